@@ -1,0 +1,61 @@
+"""sort:Q+S and fast:Q+S: 2^S buckets of equal population, Q-bit uniform quantization inside each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from thinpipe.codecs import kernels as kernel_modules
+from thinpipe.codecs.base import Codec
+from thinpipe.codecs.layout import header_bytes, packed_bytes, read_header
+
+
+@dataclass(frozen=True)
+class Buckets(Codec):
+    """Each bucket has its own minimum and step, so a dense middle and long tails both keep their detail.
+
+    ``sort`` and ``fast`` are Algorithms 1 and 2: literally, they sort or take kth values; the wires are the same.
+    """
+
+    name: Literal["sort", "fast"]
+    level_bits: int
+    split_bits: int
+    kernels: str = field(default="auto", kw_only=True, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.level_bits < 1:
+            raise ValueError(f"{self.level_bits} level bits are not 1 or more")
+        if not 0 <= self.split_bits <= 8:
+            raise ValueError(f"{self.split_bits} split bits are not from 0 to 8")
+        if self.bits > 16:
+            raise ValueError(f"{self.level_bits}+{self.split_bits} bits are more than 16")
+
+    @property
+    def bits(self) -> int:
+        return self.level_bits + self.split_bits
+
+    @property
+    def spec(self) -> str:
+        return f"{self.name}:{self.level_bits}+{self.split_bits}"
+
+    def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        return header_bytes(2 << self.split_bits) + packed_bytes(math.prod(shape), self.bits)
+
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
+        module = kernel_modules.select(self.kernels, x.device)
+        encode = module.encode_sort if self.name == "sort" else module.encode_fast
+        encode(x, wire, self.level_bits, self.split_bits)
+
+    def decode_floats(self, wire: Tensor, out: Tensor) -> None:
+        module = kernel_modules.select(self.kernels, out.device)
+        module.decode_buckets(wire, out, self.level_bits, self.split_bits)
+
+    def mins_and_steps(self, wire: Tensor) -> tuple[Tensor, Tensor]:
+        """What the algorithms call M and P: the minimum and the step of each bucket of a wire."""
+        lo, hi = read_header(wire, 2 << self.split_bits).double().view(2, -1)
+        return lo.float(), ((hi - lo) / ((1 << self.level_bits) - 1)).float()

@@ -1,0 +1,50 @@
+"""none, fp16, bf16: the tensor's own bytes, or its values as 16-bit floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.base import FLOATS, Codec, as_bytes
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Cast(Codec):
+    """``none`` sends the tensor as it is; ``fp16`` and ``bf16`` round it to 16 bits (too large becomes infinity)."""
+
+    name: Literal["none", "fp16", "bf16"]
+
+    @property
+    def spec(self) -> str:
+        return self.name
+
+    def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        wire_dtype = _DTYPES.get(self.name, dtype)
+        # With `none` the size alone tells the receiver which float type travelled. float16 and bfloat16 would be
+        # of one size, so a bfloat16 wire is one zero byte longer: no header to read back from a GPU.
+        marker = int(self.name == "none" and wire_dtype == torch.bfloat16)
+        return math.prod(shape) * wire_dtype.itemsize + marker
+
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
+        payload = as_bytes(x.to(_DTYPES.get(self.name, x.dtype)))
+        wire[: payload.numel()].copy_(payload)
+        wire[payload.numel() :].zero_()
+
+    def decode_floats(self, wire: Tensor, out: Tensor) -> None:
+        wire_dtype = _DTYPES.get(self.name) or next(
+            dtype for dtype in FLOATS if self.float_bytes(out.shape, dtype) == wire.numel()
+        )
+        payload = wire[: out.numel() * wire_dtype.itemsize]
+        if wire_dtype == out.dtype:
+            as_bytes(out).copy_(payload)
+            return
+        if payload.storage_offset() % wire_dtype.itemsize:
+            payload = payload.clone()  # torch views bytes as wider types only where they are aligned
+        out.copy_(payload.view(wire_dtype).view(out.shape))

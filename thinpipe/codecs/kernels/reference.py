@@ -1,0 +1,219 @@
+"""The codecs as their definitions read, in plain torch: what is right, and what speed is measured against.
+
+Algorithm 1 sorts, Algorithm 2 takes kth values, k-means runs Lloyd's steps over all values. Nothing here is fast.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.layout import (
+    BLOCK,
+    PIECE,
+    PIECES,
+    bucket_affine,
+    bucket_values,
+    header_bytes,
+    packed_bytes,
+    planes,
+    read_header,
+    write_header,
+)
+
+LLOYD_STEPS = 20  # the smaller of the two counts the seeds measured (20 and 50)
+
+
+def encode_uniform(x: Tensor, wire: Tensor, bits: int) -> None:
+    values = x.reshape(-1).float()
+    _write_buckets(wire, values, [torch.arange(values.numel(), device=x.device)], bits, 0)
+
+
+def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> None:
+    """Algorithm 1: sort, cut the sorted list into chunks of equal count, quantize each chunk by itself."""
+    values = x.reshape(-1).float()
+    order = torch.sort(values).indices
+    _write_buckets(wire, values, order.tensor_split(1 << split_bits), level_bits, split_bits)
+
+
+def encode_fast(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> None:
+    """Algorithm 2: the last value of each chunk is a kth value; a value belongs to the first chunk that reaches it.
+
+    Where equal values straddle a cut they all land in the lower chunk. The upper chunk's minimum is still the
+    value that a sort would put first there, so both algorithms have the same minimums and steps.
+    """
+    values = x.reshape(-1).float()
+    bounds = _chunk_bounds(values.numel(), 1 << split_bits)
+    lo, hi = [], []
+    for start, stop in bounds:
+        if start < stop:
+            lo.append(torch.kthvalue(values, start + 1).values)
+            hi.append(torch.kthvalue(values, stop).values)
+        else:
+            lo.append(hi[-1])
+            hi.append(hi[-1])
+    low, high = torch.stack(lo), torch.stack(hi)
+    if not torch.isfinite(values).all():
+        _write_poisoned(wire, 2 << split_bits)
+        return
+    bucket = torch.bucketize(values, high[:-1].contiguous())
+    _write_codes(wire, values, bucket, low, high, level_bits, split_bits)
+
+
+def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) -> None:
+    lo, hi = read_header(wire, 2 << split_bits).view(2, -1)
+    _look_up(
+        wire[header_bytes(2 << split_bits) :], out, bucket_values(lo, hi, level_bits), level_bits + split_bits
+    )
+
+
+def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
+    """Lloyd: start from evenly spaced values, then move each to the mean of the values nearest to it."""
+    values = x.reshape(-1).float()
+    if not torch.isfinite(values).all():
+        _write_poisoned(wire, 1 << bits)
+        return
+    lo, hi = values.double().aminmax()
+    codebook = lo + (hi - lo) * (torch.arange(1 << bits, device=x.device, dtype=torch.float64) + 0.5) / (
+        1 << bits
+    )
+    for _ in range(LLOYD_STEPS):
+        nearest = _nearest(values, codebook)
+        population = torch.bincount(nearest, minlength=1 << bits)
+        total = torch.bincount(nearest, weights=values.double(), minlength=1 << bits)
+        codebook = torch.where(population > 0, total / population.clamp(min=1), codebook)
+    codebook = codebook.float()
+    write_header(wire, codebook)
+    pack(_nearest(values, codebook), wire[header_bytes(1 << bits) :], bits)
+
+
+def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
+    _look_up(wire[header_bytes(1 << bits) :], out, read_header(wire, 1 << bits), bits)
+
+
+def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
+    values = x.reshape(-1).float()
+    magnitude = values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    where = torch.sort(magnitude, descending=True, stable=True).indices[:kept].sort().values
+    write_topk(wire, values[where], where, values.numel())
+
+
+def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
+    values = read_header(wire, kept)
+    count = out.numel()
+    if positions_are_bits(count, kept):
+        shifts = torch.arange(8, dtype=torch.uint8, device=wire.device)
+        mask = ((wire[4 * kept :, None] >> shifts) & 1).reshape(-1)[:count].bool()
+        where = mask.nonzero().reshape(-1)[:kept]
+    else:
+        where = wire[4 * kept :].clone().view(torch.int32).long()
+        values, where = values[(where >= 0) & (where < count)], where[(where >= 0) & (where < count)]
+    flat = out.view(-1).zero_()
+    flat[where] = values[: where.numel()].to(out.dtype)
+
+
+def write_topk(wire: Tensor, values: Tensor, where: Tensor, count: int) -> None:
+    """Lay out kept values and their rising positions among ``count`` values."""
+    kept = values.numel()
+    wire[: 4 * kept].copy_(values.view(torch.uint8))
+    if positions_are_bits(count, kept):
+        mask = torch.zeros(-(-count // 8) * 8, dtype=torch.uint8, device=wire.device)
+        mask[where] = 1
+        weights = 1 << torch.arange(8, dtype=torch.uint8, device=wire.device)
+        wire[4 * kept :].copy_((mask.view(-1, 8) * weights).sum(1, dtype=torch.uint8))
+    else:
+        wire[4 * kept :].copy_(where.to(torch.int32).view(torch.uint8))
+
+
+def positions_are_bits(count: int, kept: int) -> bool:
+    """Whether one bit per value is smaller than one int32 per kept value."""
+    return -(-count // 8) <= 4 * kept
+
+
+def pack(codes: Tensor, out: Tensor, bits: int) -> None:
+    """Pack integer codes as ``thinpipe.codecs.layout`` describes."""
+    count = codes.numel()
+    full = count - count % BLOCK
+    for start, stop in ((0, full), (full, count)):
+        if start == stop:
+            continue
+        piece = PIECE if stop == full else -(-(stop - start) // PIECES)
+        missing = -(stop - start) % (PIECES * piece)
+        blocks = torch.nn.functional.pad(codes[start:stop], (0, missing))
+        rows = []
+        for width, shift in planes(bits):
+            parts = ((blocks >> shift) & ((1 << width) - 1)).view(-1, PIECES // width, width, piece)
+            shifts = width * torch.arange(PIECES // width, device=codes.device)
+            rows.append((parts << shifts[:, None, None]).sum(1).to(torch.uint8))
+        out[packed_bytes(start, bits) : packed_bytes(stop, bits)].copy_(torch.cat(rows, 1).reshape(-1))
+
+
+def unpack(wire: Tensor, count: int, bits: int) -> Tensor:
+    """The inverse of ``pack``, as int64."""
+    full = count - count % BLOCK
+    codes = torch.empty(count, dtype=torch.int64, device=wire.device)
+    for start, stop in ((0, full), (full, count)):
+        if start == stop:
+            continue
+        piece = PIECE if stop == full else -(-(stop - start) // PIECES)
+        rows = wire[packed_bytes(start, bits) : packed_bytes(stop, bits)].view(-1, bits, piece).long()
+        blocks = torch.zeros(rows.shape[0], PIECES * piece, dtype=torch.int64, device=wire.device)
+        first = 0
+        for width, shift in planes(bits):
+            shifts = width * torch.arange(PIECES // width, device=wire.device)
+            parts = (rows[:, None, first : first + width] >> shifts[None, :, None, None]) & ((1 << width) - 1)
+            blocks |= parts.reshape(rows.shape[0], -1) << shift
+            first += width
+        codes[start:stop] = blocks.reshape(-1)[: stop - start]
+    return codes
+
+
+def _chunk_bounds(count: int, chunks: int) -> list[tuple[int, int]]:
+    """Where torch.tensor_split cuts: the first count % chunks chunks have one value more."""
+    small, larger = divmod(count, chunks)
+    starts = [i * small + min(i, larger) for i in range(chunks + 1)]
+    return list(zip(starts, starts[1:], strict=False))
+
+
+def _write_buckets(
+    wire: Tensor, values: Tensor, chunks: list[Tensor] | tuple[Tensor, ...], level_bits: int, split_bits: int
+) -> None:
+    if not torch.isfinite(values).all():
+        _write_poisoned(wire, 2 << split_bits)
+        return
+    bucket = torch.empty(values.numel(), dtype=torch.int64, device=values.device)
+    lo, hi = [], []
+    for i, chunk in enumerate(chunks):
+        # Fewer values than buckets leaves the last ones empty: they repeat the bucket before.
+        low, high = values[chunk].aminmax() if chunk.numel() else (hi[-1], hi[-1])
+        lo.append(low)
+        hi.append(high)
+        bucket[chunk] = i
+    _write_codes(wire, values, bucket, torch.stack(lo), torch.stack(hi), level_bits, split_bits)
+
+
+def _write_codes(
+    wire: Tensor, values: Tensor, bucket: Tensor, lo: Tensor, hi: Tensor, level_bits: int, split_bits: int
+) -> None:
+    levels = (1 << level_bits) - 1
+    p, offset, scale = bucket_affine(lo, hi, levels)
+    level = ((values * p[bucket] - offset[bucket]) * scale[bucket]).round().clamp(0, levels)
+    write_header(wire, torch.stack([lo, hi]))
+    codes = (bucket << level_bits) | level.long()
+    pack(codes, wire[header_bytes(2 << split_bits) :], level_bits + split_bits)
+
+
+def _write_poisoned(wire: Tensor, floats: int) -> None:
+    """A tensor that holds NaN or infinity decodes to NaN everywhere: whoever looks for overflow must find it."""
+    wire.zero_()
+    write_header(wire, torch.full((floats,), torch.nan, device=wire.device))
+
+
+def _nearest(values: Tensor, codebook: Tensor) -> Tensor:
+    """The index of the nearest of rising codebook values; halfway goes to the lower one."""
+    codebook = codebook.double()
+    return torch.bucketize(values, ((codebook[1:] + codebook[:-1]) / 2).float())
+
+
+def _look_up(packed: Tensor, out: Tensor, table: Tensor, bits: int) -> None:
+    out.view(-1).copy_(table[unpack(packed, out.numel(), bits)])

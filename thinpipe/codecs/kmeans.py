@@ -1,0 +1,39 @@
+"""kmeans:B: a codebook of the 2^B values with the least squared error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from thinpipe.codecs import kernels as kernel_modules
+from thinpipe.codecs.base import Codec
+from thinpipe.codecs.layout import header_bytes, packed_bytes
+
+
+@dataclass(frozen=True)
+class KMeans(Codec):
+    """Every value travels as the index of the nearest of 2^bits codebook values, which travel in the header."""
+
+    bits: int
+    kernels: str = field(default="auto", kw_only=True, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 8:
+            raise ValueError(f"{self.bits} bits are not from 1 to 8")
+
+    @property
+    def spec(self) -> str:
+        return f"kmeans:{self.bits}"
+
+    def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        return header_bytes(1 << self.bits) + packed_bytes(math.prod(shape), self.bits)
+
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
+        kernel_modules.select(self.kernels, x.device).encode_kmeans(x, wire, self.bits)
+
+    def decode_floats(self, wire: Tensor, out: Tensor) -> None:
+        kernel_modules.select(self.kernels, out.device).decode_kmeans(wire, out, self.bits)

@@ -1,0 +1,79 @@
+"""How codes lie on the wire: a header of float32 values, then codes of 1 to 16 bits packed in blocks.
+
+Codes are packed so that neither a SIMD unit nor a GPU thread ever shifts across lanes. A block holds 2048 codes in
+8 pieces of 256. A code of b bits is cut into parts of 8, 4, 2 and 1 bits (12 = 8+4, 7 = 4+2+1, 16 = 8+8), lowest
+bits first, and each part of the whole block is a plane of w rows of 256 bytes, where w is the part's width: row g
+holds the parts of pieces g, g+w, g+2w ..., each shifted by w bits more than the last.
+
+With 4 bits and pieces of 1 for the example, the codes 1 2 3 4 5 6 7 8 become w = 4 rows of one byte: 0x51 0x62 0x73
+0x84. The last block of a tensor has shorter pieces: its m codes lie in 8 pieces of ceil(m / 8), missing codes are 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PIECES = 8
+PIECE = 256
+BLOCK = PIECES * PIECE
+
+HEADER_ALIGN = 16  # codes start at a multiple of this, so that a GPU can load and store 16 bytes at a time
+
+
+def header_bytes(floats: int) -> int:
+    """Bytes of a header of so many float32 values, padded."""
+    return -(-4 * floats // HEADER_ALIGN) * HEADER_ALIGN
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Bytes of so many packed codes: count * bits / 8, rounded up to whole groups of 8 codes."""
+    return -(-count // PIECES) * bits
+
+
+def planes(bits: int) -> list[tuple[int, int]]:
+    """The parts of a code as (width, shift): planes(12) == [(8, 0), (4, 8)]."""
+    parts = []
+    shift = 0
+    while shift < bits:
+        width = next(w for w in (8, 4, 2, 1) if shift + w <= bits)
+        parts.append((width, shift))
+        shift += width
+    return parts
+
+
+def write_header(wire: Tensor, values: Tensor) -> None:
+    """Put float32 values at the start of a wire; the padding becomes zero."""
+    data = values.to(torch.float32).reshape(-1).contiguous().view(torch.uint8)
+    wire[: data.numel()].copy_(data)
+    wire[data.numel() : header_bytes(values.numel())].zero_()
+
+
+def read_header(wire: Tensor, floats: int) -> Tensor:
+    """The float32 values at the start of a wire, copied: a wire inside another buffer need not be aligned."""
+    return wire[: 4 * floats].clone().view(torch.float32)
+
+
+def bucket_affine(lo: Tensor, hi: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Per bucket (p, offset, scale), float32, with which every machine computes level = round((x*p - offset)*scale).
+
+    p is a power of two, so x*p is exact: it keeps x - lo from overflowing where a bucket spans more than half of
+    float32, and the scale from overflowing where it spans next to nothing. It is 1 for every ordinary bucket.
+    """
+    lo, hi = lo.double(), hi.double()
+    span = hi - lo
+    p = torch.ones_like(span)
+    p[span > 2.0**126] = 2.0**-3
+    p[span < 2.0**-96] = 2.0**100  # |x| < 2^-72 here, or the span would be below x's own rounding
+    scale = torch.where(span > 0, levels / (span * p), torch.zeros_like(span))
+    return p.float(), (lo * p).float(), scale.float()
+
+
+def bucket_values(lo: Tensor, hi: Tensor, level_bits: int) -> Tensor:
+    """The float32 value of every code: lo + level * (hi - lo) / levels, with lo and hi themselves exact."""
+    levels = (1 << level_bits) - 1
+    low, high = lo.double()[:, None], hi.double()[:, None]
+    steps = torch.arange(levels + 1, dtype=torch.float64, device=lo.device) / levels
+    values = low + (high - low) * steps
+    values[:, -1:] = high
+    return values.float().reshape(-1)

@@ -1,0 +1,132 @@
+"""svd:R and power:R: each matrix in the last two dimensions as a product of two thin factors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.base import Codec, as_bytes
+
+COLD_STEPS = 3  # subspace iterations from a random start; one is enough from the last tensor's basis
+_BASIS = "power.basis"
+
+
+@dataclass(frozen=True)
+class LowRank(Codec):
+    """``svd`` sends the best rank-R approximation; ``power`` comes close with a few matrix products.
+
+    Factors travel as float32. Where they would be no smaller than the tensor (a rank too high, fewer than two
+    dimensions), its values travel as float32 instead.
+    """
+
+    name: Literal["svd", "power"]
+    rank: int
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank {self.rank} is not 1 or more")
+
+    @property
+    def spec(self) -> str:
+        return f"{self.name}:{self.rank}"
+
+    def factor_shapes(self, shape: torch.Size) -> tuple[torch.Size, torch.Size] | None:
+        """The shapes of the two factors, or None where they would not be smaller than the tensor."""
+        if len(shape) < 2:
+            return None
+        rows, columns = shape[-2:]
+        if self.rank * (rows + columns) >= rows * columns:
+            return None
+        batch = math.prod(shape[:-2])
+        return torch.Size((batch, rows, self.rank)), torch.Size((batch, columns, self.rank))
+
+    def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        factors = self.factor_shapes(shape)
+        return 4 * (sum(map(math.prod, factors)) if factors else math.prod(shape))
+
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
+        shapes = self.factor_shapes(x.shape)
+        if shapes is None:
+            wire.copy_(as_bytes(x.float()))
+            return
+        rows, columns = x.shape[-2:]
+        matrices = x.view(-1, rows, columns)
+        basis = _starting_basis(state, shapes[1], x.device) if self.name == "power" else None
+        steps = 1 if state is not None and _BASIS in state else COLD_STEPS
+        left, right = _factor_views(wire, shapes)
+        # A sixteenth of the tensor at a time: linear algebra needs copies of its input, the whole would double it.
+        chunk = max(1, len(matrices) // 16)
+        for start in range(0, len(matrices), chunk):
+            part = slice(start, start + chunk)
+            a = matrices[part].float()
+            # 0 for finite input, NaN otherwise; added to what travels, so that neither hides nor stops anything.
+            poison = (a * 0).sum()
+            a = a.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            size = a.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+            a = a / size  # so that products of values near float32's limits stay inside them
+            if basis is None:
+                u, s, vh = torch.linalg.svd(a, full_matrices=False)
+                p, q = u[..., : self.rank] * s[..., None, : self.rank], vh[..., : self.rank, :].mT
+            else:
+                p, q = _power(a, basis[part], steps)
+                basis[part] = q
+            left[part].copy_(p * size + poison)
+            right[part].copy_(q)
+        _store_factors(wire, left, right)
+        if basis is not None and state is not None:
+            state[_BASIS] = basis
+
+    def decode_floats(self, wire: Tensor, out: Tensor) -> None:
+        shapes = self.factor_shapes(out.shape)
+        if shapes is None:
+            out.view(-1).copy_(_floats(wire))
+            return
+        left, right = _factor_views(wire, shapes)
+        matrices = out.view(-1, *out.shape[-2:])
+        chunk = max(1, len(matrices) // 16)
+        for start in range(0, len(matrices), chunk):
+            part = slice(start, start + chunk)
+            matrices[part].copy_(left[part] @ right[part].mT)
+
+
+def _power(a: Tensor, basis: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Subspace iteration: orthonormal rows' basis -> factors p, q with a ~ p @ q.mT and q orthonormal."""
+    q = torch.linalg.qr(basis).Q  # also turns a basis of zeros, left by a tensor of zeros, into a usable one
+    for _ in range(steps):
+        p = torch.linalg.qr(a @ q).Q
+        q = torch.linalg.qr(a.mT @ p).Q
+    return a @ q, q
+
+
+def _starting_basis(
+    state: MutableMapping[str, Tensor] | None, shape: torch.Size, device: torch.device
+) -> Tensor:
+    """The basis the link kept from its last tensor, or a fixed random one."""
+    kept = state.get(_BASIS) if state is not None else None
+    if kept is not None and kept.shape == shape:
+        return kept.to(device, copy=True)
+    if kept is not None and state is not None:
+        del state[_BASIS]  # of another shape: this is a cold start
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape[1:], generator=generator).to(device).expand(shape).clone()
+
+
+def _floats(wire: Tensor) -> Tensor:
+    """A wire as float32; a wire inside another buffer need not be aligned, torch's views must be."""
+    return (wire.clone() if wire.storage_offset() % 4 else wire).view(torch.float32)
+
+
+def _factor_views(wire: Tensor, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
+    left, right = _floats(wire).split([math.prod(shape) for shape in shapes])
+    return left.view(shapes[0]), right.view(shapes[1])
+
+
+def _store_factors(wire: Tensor, left: Tensor, right: Tensor) -> None:
+    """Copy the factors back where ``_factor_views`` had to copy the wire."""
+    if wire.storage_offset() % 4:
+        wire.copy_(torch.cat([as_bytes(left), as_bytes(right)]))

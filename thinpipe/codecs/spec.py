@@ -1,0 +1,109 @@
+"""Codec specs: ``"sort:6+2"`` -> Codec, and back through ``Codec.spec``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from thinpipe.codecs.base import Codec
+from thinpipe.codecs.buckets import Buckets
+from thinpipe.codecs.cast import Cast
+from thinpipe.codecs.kmeans import KMeans
+from thinpipe.codecs.lowrank import LowRank
+from thinpipe.codecs.topk import TopK
+from thinpipe.codecs.uniform import Uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One name before the colon."""
+
+    usage: str  # how it is written, with an example
+    rule: str  # what the argument must be
+    parse: Callable[[str], Codec]  # the argument -> Codec; ValueError if it makes no sense
+
+
+def _integer(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _nothing(codec: Codec) -> Callable[[str], Codec]:
+    def parse(argument: str) -> Codec:
+        if argument:
+            raise ValueError(f"{argument!r} is one argument too many")
+        return codec
+
+    return parse
+
+
+def _bucket_bits(argument: str) -> tuple[int, int]:
+    level_text, plus, split_text = argument.partition("+")
+    if plus:
+        return _integer(level_text), _integer(split_text)
+    bits = _integer(argument)
+    # The seeds' 3:1 split: 16 -> 12+4, 12 -> 9+3, 8 -> 6+2, 4 -> 3+1; below 4 bits one bit still splits.
+    split = min(max(bits // 4, 1), bits - 1) if bits > 1 else 0
+    return bits - split, split
+
+
+_BUCKETS_RULE = (
+    "Q level bits and S split bits with Q from 1 to 16, S from 0 to 8 and Q+S at most 16, "
+    "or the total B from 1 to 16, which is split 3:1"
+)
+
+FAMILIES: dict[str, Family] = {
+    "none": Family(usage="none", rule="no argument", parse=_nothing(Cast("none"))),
+    "fp16": Family(usage="fp16", rule="no argument", parse=_nothing(Cast("fp16"))),
+    "bf16": Family(usage="bf16", rule="no argument", parse=_nothing(Cast("bf16"))),
+    "uniform": Family(
+        usage="uniform:8", rule="the bits per value, from 1 to 16", parse=lambda a: Uniform(_integer(a))
+    ),
+    "sort": Family(
+        usage="sort:6+2 or sort:8", rule=_BUCKETS_RULE, parse=lambda a: Buckets("sort", *_bucket_bits(a))
+    ),
+    "fast": Family(
+        usage="fast:6+2 or fast:8", rule=_BUCKETS_RULE, parse=lambda a: Buckets("fast", *_bucket_bits(a))
+    ),
+    "kmeans": Family(
+        usage="kmeans:4", rule="the bits per value, from 1 to 8", parse=lambda a: KMeans(_integer(a))
+    ),
+    "svd": Family(usage="svd:14", rule="the rank, 1 or more", parse=lambda a: LowRank("svd", _integer(a))),
+    "power": Family(
+        usage="power:14", rule="the rank, 1 or more", parse=lambda a: LowRank("power", _integer(a))
+    ),
+    "topk": Family(
+        usage="topk:0.1",
+        rule="the fraction of values that travel, above 0 and at most 1",
+        parse=lambda a: TopK(float(a)),
+    ),
+}
+
+
+def codec(spec: str | Codec, *, kernels: str = "auto") -> Codec:
+    """The codec that a spec such as ``"sort:6+2"`` names.
+
+    ``kernels="reference"`` runs the literal algorithms in plain torch instead of the fast kernels: slow, and what
+    the fast ones are held against.
+    """
+    if isinstance(spec, Codec):
+        return spec
+    if not isinstance(spec, str):
+        raise TypeError(f"a codec spec is a string such as 'sort:6+2', got {type(spec).__name__}")
+    name, _, argument = spec.strip().partition(":")
+    family = FAMILIES.get(name)
+    if family is None:
+        raise ValueError(f"there is no codec {name!r} (in {spec!r}); there are: {_usages()}")
+    try:
+        parsed = family.parse(argument)
+    except ValueError as error:
+        raise ValueError(
+            f"{spec!r} makes no sense: {error}; {name} takes {family.rule}, as in {family.usage}. "
+            f"There are: {_usages()}"
+        ) from None
+    return replace(parsed, kernels=kernels) if kernels != "auto" and hasattr(parsed, "kernels") else parsed
+
+
+def _usages() -> str:
+    return ", ".join(family.usage.split(" or ")[0] for family in FAMILIES.values())
