@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
 
 import torch
 from torch import Tensor
+
+from thinpipe.codecs.kernels import select
 
 # The float types codecs compress. Everything else (integers, bool, complex, 8-bit floats) travels raw.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -50,9 +54,7 @@ class Codec(ABC):
     ) -> Tensor:
         """Compress ``x``, which stays untouched, into ``out`` or a new buffer on its device; return the buffer."""
         if x.layout is not torch.strided:
-            raise ValueError(
-                f"{self.spec}: encodes dense tensors, got layout {x.layout}; call x.to_dense() first"
-            )
+            raise ValueError(f"{self.spec}: encodes dense tensors, got layout {x.layout}; call x.to_dense() first")
         expected = self.wire_bytes(x.shape, x.dtype)
         if out is None:
             out = torch.empty(expected, dtype=torch.uint8, device=x.device)
@@ -104,6 +106,16 @@ class Codec(ABC):
 
     def __str__(self) -> str:
         return self.spec
+
+
+@dataclass(frozen=True)
+class KernelCodec(Codec):
+    """A codec whose work is done by the kernels of the tensor's device."""
+
+    kernels: str = field(default="auto", kw_only=True, repr=False, compare=False)  # or "reference"
+
+    def kernels_on(self, device: torch.device) -> ModuleType:
+        return select(self.kernels, device)
 
 
 def as_bytes(x: Tensor) -> Tensor:

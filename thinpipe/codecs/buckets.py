@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from thinpipe.codecs import kernels as kernel_modules
-from thinpipe.codecs.base import Codec
+from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.layout import header_bytes, packed_bytes, read_header
 
 
 @dataclass(frozen=True)
-class Buckets(Codec):
+class Buckets(KernelCodec):
     """Each bucket has its own minimum and step, so a dense middle and long tails both keep their detail.
 
     ``sort`` and ``fast`` are Algorithms 1 and 2: literally, they sort or take kth values; the wires are the same.
@@ -25,7 +24,6 @@ class Buckets(Codec):
     name: Literal["sort", "fast"]
     level_bits: int
     split_bits: int
-    kernels: str = field(default="auto", kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.level_bits < 1:
@@ -47,12 +45,12 @@ class Buckets(Codec):
         return header_bytes(2 << self.split_bits) + packed_bytes(math.prod(shape), self.bits)
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
-        module = kernel_modules.select(self.kernels, x.device)
+        module = self.kernels_on(x.device)
         encode = module.encode_sort if self.name == "sort" else module.encode_fast
         encode(x, wire, self.level_bits, self.split_bits)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
-        module = kernel_modules.select(self.kernels, out.device)
+        module = self.kernels_on(out.device)
         module.decode_buckets(wire, out, self.level_bits, self.split_bits)
 
     def mins_and_steps(self, wire: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinpipe.codecs import kernels as kernel_modules
-from thinpipe.codecs.base import Codec
+from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.layout import header_bytes, packed_bytes
 
 
 @dataclass(frozen=True)
-class KMeans(Codec):
+class KMeans(KernelCodec):
     """Every value travels as the index of the nearest of 2^bits codebook values, which travel in the header."""
 
     bits: int
-    kernels: str = field(default="auto", kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
@@ -33,7 +31,7 @@ class KMeans(Codec):
         return header_bytes(1 << self.bits) + packed_bytes(math.prod(shape), self.bits)
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
-        kernel_modules.select(self.kernels, x.device).encode_kmeans(x, wire, self.bits)
+        self.kernels_on(x.device).encode_kmeans(x, wire, self.bits)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
-        kernel_modules.select(self.kernels, out.device).decode_kmeans(wire, out, self.bits)
+        self.kernels_on(out.device).decode_kmeans(wire, out, self.bits)

@@ -103,9 +103,7 @@ def _power(a: Tensor, basis: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     return a @ q, q
 
 
-def _starting_basis(
-    state: MutableMapping[str, Tensor] | None, shape: torch.Size, device: torch.device
-) -> Tensor:
+def _starting_basis(state: MutableMapping[str, Tensor] | None, shape: torch.Size, device: torch.device) -> Tensor:
     """The basis the link kept from its last tensor, or a fixed random one."""
     kept = state.get(_BASIS) if state is not None else None
     if kept is not None and kept.shape == shape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from thinpipe.codecs.base import Codec
+from thinpipe.codecs.base import Codec, KernelCodec
 from thinpipe.codecs.buckets import Buckets
 from thinpipe.codecs.cast import Cast
 from thinpipe.codecs.kmeans import KMeans
@@ -57,22 +57,12 @@ FAMILIES: dict[str, Family] = {
     "none": Family(usage="none", rule="no argument", parse=_nothing(Cast("none"))),
     "fp16": Family(usage="fp16", rule="no argument", parse=_nothing(Cast("fp16"))),
     "bf16": Family(usage="bf16", rule="no argument", parse=_nothing(Cast("bf16"))),
-    "uniform": Family(
-        usage="uniform:8", rule="the bits per value, from 1 to 16", parse=lambda a: Uniform(_integer(a))
-    ),
-    "sort": Family(
-        usage="sort:6+2 or sort:8", rule=_BUCKETS_RULE, parse=lambda a: Buckets("sort", *_bucket_bits(a))
-    ),
-    "fast": Family(
-        usage="fast:6+2 or fast:8", rule=_BUCKETS_RULE, parse=lambda a: Buckets("fast", *_bucket_bits(a))
-    ),
-    "kmeans": Family(
-        usage="kmeans:4", rule="the bits per value, from 1 to 8", parse=lambda a: KMeans(_integer(a))
-    ),
+    "uniform": Family(usage="uniform:8", rule="the bits per value, from 1 to 16", parse=lambda a: Uniform(_integer(a))),
+    "sort": Family(usage="sort:6+2 or sort:8", rule=_BUCKETS_RULE, parse=lambda a: Buckets("sort", *_bucket_bits(a))),
+    "fast": Family(usage="fast:6+2 or fast:8", rule=_BUCKETS_RULE, parse=lambda a: Buckets("fast", *_bucket_bits(a))),
+    "kmeans": Family(usage="kmeans:4", rule="the bits per value, from 1 to 8", parse=lambda a: KMeans(_integer(a))),
     "svd": Family(usage="svd:14", rule="the rank, 1 or more", parse=lambda a: LowRank("svd", _integer(a))),
-    "power": Family(
-        usage="power:14", rule="the rank, 1 or more", parse=lambda a: LowRank("power", _integer(a))
-    ),
+    "power": Family(usage="power:14", rule="the rank, 1 or more", parse=lambda a: LowRank("power", _integer(a))),
     "topk": Family(
         usage="topk:0.1",
         rule="the fraction of values that travel, above 0 and at most 1",
@@ -102,7 +92,7 @@ def codec(spec: str | Codec, *, kernels: str = "auto") -> Codec:
             f"{spec!r} makes no sense: {error}; {name} takes {family.rule}, as in {family.usage}. "
             f"There are: {_usages()}"
         ) from None
-    return replace(parsed, kernels=kernels) if kernels != "auto" and hasattr(parsed, "kernels") else parsed
+    return replace(parsed, kernels=kernels) if isinstance(parsed, KernelCodec) else parsed
 
 
 def _usages() -> str:

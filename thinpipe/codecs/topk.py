@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinpipe.codecs import kernels as kernel_modules
-from thinpipe.codecs.base import Codec
+from thinpipe.codecs.base import KernelCodec
 
 
 @dataclass(frozen=True)
-class TopK(Codec):
+class TopK(KernelCodec):
     """The kept values travel as float32, in the tensor's order; of equal magnitudes the first ones are kept.
 
     Where they were travels as one bit per value of the tensor or as one int32 per kept value, whichever is smaller:
@@ -22,7 +21,6 @@ class TopK(Codec):
     """
 
     fraction: float
-    kernels: str = field(default="auto", kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:  # NaN fails this too
@@ -30,11 +28,7 @@ class TopK(Codec):
 
     @property
     def spec(self) -> str:
-        return (
-            f"topk:{self.fraction:g}"
-            if float(f"{self.fraction:g}") == self.fraction
-            else f"topk:{self.fraction!r}"
-        )
+        return f"topk:{self.fraction:g}" if float(f"{self.fraction:g}") == self.fraction else f"topk:{self.fraction!r}"
 
     def kept(self, count: int) -> int:
         """How many of so many values travel: at least one."""
@@ -46,7 +40,7 @@ class TopK(Codec):
         return 4 * kept + min(4 * kept, -(-count // 8))
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
-        kernel_modules.select(self.kernels, x.device).encode_topk(x, wire, self.kept(x.numel()))
+        self.kernels_on(x.device).encode_topk(x, wire, self.kept(x.numel()))
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
-        kernel_modules.select(self.kernels, out.device).decode_topk(wire, out, self.kept(out.numel()))
+        self.kernels_on(out.device).decode_topk(wire, out, self.kept(out.numel()))

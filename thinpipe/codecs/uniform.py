@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinpipe.codecs import kernels as kernel_modules
-from thinpipe.codecs.base import Codec
+from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.layout import header_bytes, packed_bytes
 
 
 @dataclass(frozen=True)
-class Uniform(Codec):
+class Uniform(KernelCodec):
     """``bits`` bits per value; the tensor's minimum and maximum travel exactly."""
 
     bits: int
-    kernels: str = field(default="auto", kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 16:
@@ -33,7 +31,7 @@ class Uniform(Codec):
         return header_bytes(2) + packed_bytes(math.prod(shape), self.bits)
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
-        kernel_modules.select(self.kernels, x.device).encode_uniform(x, wire, self.bits)
+        self.kernels_on(x.device).encode_uniform(x, wire, self.bits)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
-        kernel_modules.select(self.kernels, out.device).decode_buckets(wire, out, self.bits, 0)
+        self.kernels_on(out.device).decode_buckets(wire, out, self.bits, 0)

@@ -5,6 +5,8 @@ Algorithm 1 sorts, Algorithm 2 takes kth values, k-means runs Lloyd's steps over
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -62,9 +64,7 @@ def encode_fast(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> No
 
 def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) -> None:
     lo, hi = read_header(wire, 2 << split_bits).view(2, -1)
-    _look_up(
-        wire[header_bytes(2 << split_bits) :], out, bucket_values(lo, hi, level_bits), level_bits + split_bits
-    )
+    _look_up(wire[header_bytes(2 << split_bits) :], out, bucket_values(lo, hi, level_bits), level_bits + split_bits)
 
 
 def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
@@ -74,9 +74,7 @@ def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
         _write_poisoned(wire, 1 << bits)
         return
     lo, hi = values.double().aminmax()
-    codebook = lo + (hi - lo) * (torch.arange(1 << bits, device=x.device, dtype=torch.float64) + 0.5) / (
-        1 << bits
-    )
+    codebook = lo + (hi - lo) * (torch.arange(1 << bits, device=x.device, dtype=torch.float64) + 0.5) / (1 << bits)
     for _ in range(LLOYD_STEPS):
         nearest = _nearest(values, codebook)
         population = torch.bincount(nearest, minlength=1 << bits)
@@ -172,7 +170,7 @@ def _chunk_bounds(count: int, chunks: int) -> list[tuple[int, int]]:
     """Where torch.tensor_split cuts: the first count % chunks chunks have one value more."""
     small, larger = divmod(count, chunks)
     starts = [i * small + min(i, larger) for i in range(chunks + 1)]
-    return list(zip(starts, starts[1:], strict=False))
+    return list(pairwise(starts))
 
 
 def _write_buckets(
@@ -182,7 +180,8 @@ def _write_buckets(
         _write_poisoned(wire, 2 << split_bits)
         return
     bucket = torch.empty(values.numel(), dtype=torch.int64, device=values.device)
-    lo, hi = [], []
+    lo: list[Tensor] = []
+    hi: list[Tensor] = []
     for i, chunk in enumerate(chunks):
         # Fewer values than buckets leaves the last ones empty: they repeat the bucket before.
         low, high = values[chunk].aminmax() if chunk.numel() else (hi[-1], hi[-1])
