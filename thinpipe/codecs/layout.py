@@ -11,6 +11,8 @@ With 4 bits and pieces of 1 for the example, the codes 1 2 3 4 5 6 7 8 become w 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -49,9 +51,21 @@ def write_header(wire: Tensor, values: Tensor) -> None:
     wire[data.numel() : header_bytes(values.numel())].zero_()
 
 
+def write_poisoned(wire: Tensor, floats: int) -> None:
+    """A tensor that holds NaN or infinity decodes to NaN everywhere: whoever looks for overflow must find it."""
+    wire.zero_()
+    write_header(wire, torch.full((floats,), torch.nan, device=wire.device))
+
+
 def read_header(wire: Tensor, floats: int) -> Tensor:
     """The float32 values at the start of a wire, copied: a wire inside another buffer need not be aligned."""
     return wire[: 4 * floats].clone().view(torch.float32)
+
+
+def chunk_bounds(count: int, chunks: int) -> list[tuple[int, int]]:
+    """Where torch.tensor_split cuts: the first count % chunks chunks have one value more."""
+    small, larger = divmod(count, chunks)
+    return list(pairwise(i * small + min(i, larger) for i in range(chunks + 1)))
 
 
 def bucket_affine(lo: Tensor, hi: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,3 +91,14 @@ def bucket_values(lo: Tensor, hi: Tensor, level_bits: int) -> Tensor:
     values = low + (high - low) * steps
     values[:, -1:] = high
     return values.float().reshape(-1)
+
+
+def midpoints(codebook: Tensor) -> Tensor:
+    """The thresholds between rising codebook values, float32; a value on one belongs to the lower side."""
+    codebook = codebook.double()
+    return ((codebook[1:] + codebook[:-1]) / 2).float()
+
+
+def positions_are_bits(count: int, kept: int) -> bool:
+    """Whether the positions of kept values travel as one bit per value: where that is smaller than an int32 each."""
+    return -(-count // 8) <= 4 * kept

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import KernelCodec
+from thinpipe.codecs.layout import positions_are_bits
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TopK(KernelCodec):
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         count = math.prod(shape)
         kept = self.kept(count)
-        return 4 * kept + min(4 * kept, -(-count // 8))
+        return 4 * kept + (-(-count // 8) if positions_are_bits(count, kept) else 4 * kept)
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
         self.kernels_on(x.device).encode_topk(x, wire, self.kept(x.numel()))

@@ -5,8 +5,6 @@ Algorithm 1 sorts, Algorithm 2 takes kth values, k-means runs Lloyd's steps over
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
@@ -16,11 +14,15 @@ from thinpipe.codecs.layout import (
     PIECES,
     bucket_affine,
     bucket_values,
+    chunk_bounds,
     header_bytes,
+    midpoints,
     packed_bytes,
     planes,
+    positions_are_bits,
     read_header,
     write_header,
+    write_poisoned,
 )
 
 LLOYD_STEPS = 20  # the smaller of the two counts the seeds measured (20 and 50)
@@ -45,7 +47,7 @@ def encode_fast(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> No
     value that a sort would put first there, so both algorithms have the same minimums and steps.
     """
     values = x.reshape(-1).float()
-    bounds = _chunk_bounds(values.numel(), 1 << split_bits)
+    bounds = chunk_bounds(values.numel(), 1 << split_bits)
     lo, hi = [], []
     for start, stop in bounds:
         if start < stop:
@@ -56,7 +58,7 @@ def encode_fast(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> No
             hi.append(hi[-1])
     low, high = torch.stack(lo), torch.stack(hi)
     if not torch.isfinite(values).all():
-        _write_poisoned(wire, 2 << split_bits)
+        write_poisoned(wire, 2 << split_bits)
         return
     bucket = torch.bucketize(values, high[:-1].contiguous())
     _write_codes(wire, values, bucket, low, high, level_bits, split_bits)
@@ -71,7 +73,7 @@ def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
     """Lloyd: start from evenly spaced values, then move each to the mean of the values nearest to it."""
     values = x.reshape(-1).float()
     if not torch.isfinite(values).all():
-        _write_poisoned(wire, 1 << bits)
+        write_poisoned(wire, 1 << bits)
         return
     lo, hi = values.double().aminmax()
     codebook = lo + (hi - lo) * (torch.arange(1 << bits, device=x.device, dtype=torch.float64) + 0.5) / (1 << bits)
@@ -123,11 +125,6 @@ def write_topk(wire: Tensor, values: Tensor, where: Tensor, count: int) -> None:
         wire[4 * kept :].copy_(where.to(torch.int32).view(torch.uint8))
 
 
-def positions_are_bits(count: int, kept: int) -> bool:
-    """Whether one bit per value is smaller than one int32 per kept value."""
-    return -(-count // 8) <= 4 * kept
-
-
 def pack(codes: Tensor, out: Tensor, bits: int) -> None:
     """Pack integer codes as ``thinpipe.codecs.layout`` describes."""
     count = codes.numel()
@@ -166,18 +163,11 @@ def unpack(wire: Tensor, count: int, bits: int) -> Tensor:
     return codes
 
 
-def _chunk_bounds(count: int, chunks: int) -> list[tuple[int, int]]:
-    """Where torch.tensor_split cuts: the first count % chunks chunks have one value more."""
-    small, larger = divmod(count, chunks)
-    starts = [i * small + min(i, larger) for i in range(chunks + 1)]
-    return list(pairwise(starts))
-
-
 def _write_buckets(
     wire: Tensor, values: Tensor, chunks: list[Tensor] | tuple[Tensor, ...], level_bits: int, split_bits: int
 ) -> None:
     if not torch.isfinite(values).all():
-        _write_poisoned(wire, 2 << split_bits)
+        write_poisoned(wire, 2 << split_bits)
         return
     bucket = torch.empty(values.numel(), dtype=torch.int64, device=values.device)
     lo: list[Tensor] = []
@@ -202,16 +192,9 @@ def _write_codes(
     pack(codes, wire[header_bytes(2 << split_bits) :], level_bits + split_bits)
 
 
-def _write_poisoned(wire: Tensor, floats: int) -> None:
-    """A tensor that holds NaN or infinity decodes to NaN everywhere: whoever looks for overflow must find it."""
-    wire.zero_()
-    write_header(wire, torch.full((floats,), torch.nan, device=wire.device))
-
-
 def _nearest(values: Tensor, codebook: Tensor) -> Tensor:
     """The index of the nearest of rising codebook values; halfway goes to the lower one."""
-    codebook = codebook.double()
-    return torch.bucketize(values, ((codebook[1:] + codebook[:-1]) / 2).float())
+    return torch.bucketize(values, midpoints(codebook))
 
 
 def _look_up(packed: Tensor, out: Tensor, table: Tensor, bits: int) -> None:

@@ -1,0 +1,150 @@
+"""Codec kernels for the CPU: a few reads of the tensor and one write of the wire, no sort of it, no index arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.kernels.cpu import loops
+from thinpipe.codecs.kernels.cpu.codebook import best_codebook, key_floats, weighted_points
+from thinpipe.codecs.kernels.cpu.order import GRAIN, blocks, extent, order_statistics
+from thinpipe.codecs.kernels.cpu.threads import parallel
+from thinpipe.codecs.layout import (
+    bucket_affine,
+    bucket_values,
+    chunk_bounds,
+    header_bytes,
+    midpoints,
+    positions_are_bits,
+    read_header,
+    write_header,
+    write_poisoned,
+)
+
+_INFINITY = 0x7F800000  # its key; the key of -infinity is ~_INFINITY
+
+
+def encode_uniform(x: Tensor, wire: Tensor, bits: int) -> None:
+    encode_sort(x, wire, bits, 0)
+
+
+def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> None:
+    values = _array(x)
+    bounds = chunk_bounds(values.size, 1 << split_bits)
+    if split_bits:
+        wanted = np.array([(start, stop - 1) for start, stop in bounds if start < stop])
+        ranks, places = np.unique(wanted, return_inverse=True)
+        low, high, found = order_statistics(values, ranks)
+        edges = found[places.reshape(wanted.shape)]
+    else:
+        low, high = extent(values)
+        edges = np.array([[low, high]])
+    if not ~_INFINITY < low <= high < _INFINITY:
+        write_poisoned(wire, 2 << split_bits)
+        return
+    # Fewer values than buckets leaves the last ones empty: they repeat the largest value.
+    missing = len(bounds) - len(edges)
+    lo, hi = torch.from_numpy(key_floats(np.concatenate([edges, np.full((missing, 2), high)]).T)).contiguous()
+    write_header(wire, torch.stack([lo, hi]))
+    p, offset, scale = (t.numpy() for t in bucket_affine(lo, hi, (1 << level_bits) - 1))
+    cuts = hi[:-1].numpy()
+    codes = wire.numpy()[header_bytes(2 << split_bits) :]
+    parallel(
+        lambda first, last: loops.encode_buckets(
+            values, codes, first, last, cuts, p, offset, scale, level_bits, split_bits
+        ),
+        blocks(values),
+        GRAIN,
+    )
+
+
+encode_fast = encode_sort  # Algorithm 2 differs from Algorithm 1 in how it finds the buckets, not in what they are
+
+
+def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) -> None:
+    lo, hi = read_header(wire, 2 << split_bits).view(2, -1)
+    _look_up(wire[header_bytes(2 << split_bits) :], bucket_values(lo, hi, level_bits), out, level_bits + split_bits)
+
+
+def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
+    values = _array(x)
+    low, high, points, weights = weighted_points(values)
+    if not ~_INFINITY < low <= high < _INFINITY:
+        write_poisoned(wire, 1 << bits)
+        return
+    codebook = torch.from_numpy(best_codebook(points, weights, bits))
+    write_header(wire, codebook)
+    thresholds = midpoints(codebook).numpy()
+    codes = wire.numpy()[header_bytes(1 << bits) :]
+    parallel(
+        lambda first, last: loops.encode_codebook(values, codes, first, last, thresholds, bits),
+        blocks(values),
+        GRAIN,
+    )
+
+
+def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
+    _look_up(wire[header_bytes(1 << bits) :], read_header(wire, 1 << bits), out, bits)
+
+
+def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
+    values = _array(x)
+    _, _, (threshold,) = order_statistics(values, np.array([values.size - kept]), magnitude=True)
+    counts = parallel(
+        lambda first, last: (first, *loops.count_from(values, first, last, threshold)), blocks(values), GRAIN
+    )
+    largest = np.empty(kept, np.float32)
+    rest = wire.numpy()[4 * kept :]
+    as_bits = positions_are_bits(values.size, kept)
+    positions = np.empty(0 if as_bits else kept, np.int32)
+    mask = rest if as_bits else rest[:0]
+    # Of the values equal to the threshold the first ones fill up the count: how many, and where, in each share.
+    ties = kept - sum(above for _, above, _ in counts)
+    shares, place = {}, 0
+    for first, above, equal in counts:
+        shares[first] = (min(ties, equal), place)
+        ties -= shares[first][0]
+        place += above + shares[first][0]
+    parallel(
+        lambda first, last: loops.keep_largest(
+            values, first, last, threshold, *shares[first], largest, positions, mask
+        ),
+        blocks(values),
+        GRAIN,
+    )
+    wire.numpy()[: 4 * kept] = largest.view(np.uint8)
+    if not as_bits:
+        rest[:] = positions.view(np.uint8)
+
+
+def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
+    values = _array(read_header(wire, kept).to(out.dtype))
+    rest = wire.numpy()[4 * kept :]
+    target = _array(out)
+    if not positions_are_bits(out.numel(), kept):
+        target[:] = 0
+        loops.place_by_index(rest.copy().view(np.int32), values, target)
+        return
+    grain = 4096
+    counts = parallel(lambda first, last: (first, loops.count_bits(rest, first, last)), rest.size, grain)
+    places, place = {}, 0
+    for first, count in counts:
+        places[first] = place
+        place += count
+    parallel(
+        lambda first, last: loops.place_by_mask(rest, first, last, values, places[first], target), rest.size, grain
+    )
+
+
+def _array(x: Tensor) -> np.ndarray:
+    """A contiguous float tensor as the flat array that the loops know its type by."""
+    flat = x.reshape(-1)
+    if x.dtype == torch.bfloat16:
+        return flat.view(torch.int16).numpy()
+    return flat.view(torch.uint16).numpy() if x.dtype == torch.float16 else flat.numpy()
+
+
+def _look_up(packed: Tensor, table: Tensor, out: Tensor, bits: int) -> None:
+    codes, entries, values = packed.numpy(), _array(table.to(out.dtype)), _array(out)
+    parallel(lambda first, last: loops.look_up(codes, entries, values, first, last, bits), blocks(values), GRAIN)

@@ -1,0 +1,83 @@
+"""Cells of sorted points with the least squared error, on prefix sums of weight, weight*x and weight*x^2 (numba)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_jit = njit(nogil=True, cache=True, error_model="numpy")
+
+
+@_jit
+def _cell_cost(sums, i, j):
+    """The squared error of points i..j about their mean."""
+    mass = sums[0, j] - sums[0, i]
+    total = sums[1, j] - sums[1, i]
+    return max(sums[2, j] - sums[2, i] - total * total / mass, 0.0) if mass > 0 else 0.0
+
+
+@_jit
+def optimal_centres(sums, edges, count):
+    """Centres of the best ``count`` cells whose borders are among the edges, by dynamic programming.
+
+    cost[j] is the least error of the groups before edge j in so many cells. The best last border only moves right as
+    j does, so the borders found for every second j bracket those between.
+    """
+    last = edges.size - 1
+    cost = np.empty(last + 1)
+    for j in range(last + 1):
+        cost[j] = _cell_cost(sums, 0, edges[j])
+    border = np.zeros((count, last + 1), np.int32)
+    stride_of_all = 1
+    while stride_of_all <= last:
+        stride_of_all *= 2
+    for cell in range(1, count):
+        before = cost.copy()
+        stride = stride_of_all
+        while stride > 0:
+            for j in range(stride, last + 1, 2 * stride):
+                start = border[cell, j - stride]
+                stop = border[cell, j + stride] if j + stride <= last else j
+                best, where = np.inf, start
+                for i in range(start, min(stop, j) + 1):
+                    candidate = before[i] + _cell_cost(sums, edges[i], edges[j])
+                    if candidate < best:
+                        best, where = candidate, i
+                cost[j] = best
+                border[cell, j] = where
+            stride //= 2
+    centres = np.empty(count)
+    j = last
+    for cell in range(count - 1, -1, -1):
+        i = border[cell, j] if cell > 0 else 0
+        mass = sums[0, edges[j]] - sums[0, edges[i]]
+        centres[cell] = (sums[1, edges[j]] - sums[1, edges[i]]) / mass if mass > 0 else np.nan
+        j = i
+    # Cells can be empty only at the front, where fewer of them cost no more.
+    for cell in range(count - 2, -1, -1):
+        if np.isnan(centres[cell]):
+            centres[cell] = centres[cell + 1]
+    return centres
+
+
+@_jit
+def lloyd(points, sums, centres, steps):
+    """Lloyd's steps: the squared error after the last one, and the centres."""
+    centres = centres.copy()
+    borders = np.zeros(centres.size + 1, np.int64)
+    borders[-1] = points.size
+    for _ in range(steps):
+        borders[1:-1] = np.searchsorted(points, (centres[1:] + centres[:-1]) / 2, side="right")
+        moved = False
+        for i in range(centres.size):
+            mass = sums[0, borders[i + 1]] - sums[0, borders[i]]
+            if mass > 0:
+                mean = (sums[1, borders[i + 1]] - sums[1, borders[i]]) / mass
+                moved |= mean != centres[i]
+                centres[i] = mean
+        if not moved:
+            break
+    error = 0.0
+    for i in range(centres.size):
+        error += _cell_cost(sums, borders[i], borders[i + 1])
+    return error, centres

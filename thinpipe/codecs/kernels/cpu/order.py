@@ -1,0 +1,154 @@
+"""Exact order statistics without sorting: a sample brackets them, one read counts and keeps what is in the brackets.
+
+    1. a sorted sample of m values says between which two keys each wanted rank almost certainly lies
+    2. one read of the tensor counts the keys below every bracket's ends and gathers the few keys inside
+    3. the counts turn each rank of the tensor into a rank of the gathered keys: the same problem, much smaller
+
+Many equal values (half of a ReLU's output is 0) are never gathered: where the sample shows a bracket's end more than
+once, that one key is a bracket of its own, and counting it is all there is to do. If a count shows a rank outside its
+bracket, which a fair sample does less than once in a thousand tensors, the brackets are widened and read again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinpipe.codecs.kernels.cpu import loops
+from thinpipe.codecs.kernels.cpu.threads import parallel
+from thinpipe.codecs.layout import BLOCK
+
+Keys = NDArray[np.int32]
+
+SMALL = 8192  # sorting so few costs less than sampling them
+GRAIN = 16  # blocks a thread must have to be worth waking
+DEVIATIONS = 3.5  # half a bracket's width, in standard deviations of a rank in the sample
+RANKS_PER_READ = 32  # more brackets at once would cover too much of the tensor
+
+LOWEST, HIGHEST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
+
+
+def blocks(x: np.ndarray) -> int:
+    return -(-x.size // BLOCK)
+
+
+def extent(x: np.ndarray) -> tuple[int, int]:
+    """The least and the greatest key."""
+    parts = parallel(lambda first, last: loops.extent(x, first, last), blocks(x), GRAIN)
+    return min(low for low, _ in parts), max(high for _, high in parts)
+
+
+def sample(x: np.ndarray, size: int, magnitude: bool = False) -> Keys:
+    """Keys from random places, one in each of ``size`` equal stretches; the same ones every time. All if few."""
+    stride = x.size // size if size else 1
+    if stride <= 1:
+        size, stride = x.size, 1
+    keys = np.empty(size, np.int32)
+    parallel(lambda first, last: loops.sample(x, first, last, stride, magnitude, keys), size, 8192)
+    return keys
+
+
+def read(
+    x: np.ndarray, bounds: Keys, regions: Keys, room: int, magnitude: bool = False
+) -> tuple[int, int, NDArray[np.int64], Keys | None]:
+    """One read of x: least key, greatest key, counts below the bounds, the keys in the regions (None: over room)."""
+
+    def share(first: int, last: int) -> tuple[int, int, NDArray[np.int64], Keys | None]:
+        below = np.zeros(len(bounds), np.int64)
+        gathered = np.empty(room * (last - first) // blocks(x) + BLOCK, np.int32)
+        low, high, found = loops.count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered)
+        return low, high, below, gathered[:found] if found >= 0 else None
+
+    lows, highs, belows, parts = zip(*parallel(share, blocks(x), GRAIN), strict=True)
+    gathered = None if any(part is None for part in parts) else np.concatenate(parts)
+    return min(lows), max(highs), np.sum(belows, axis=0), gathered
+
+
+def order_statistics(x: np.ndarray, ranks: NDArray[np.int64], magnitude: bool = False) -> tuple[int, int, Keys]:
+    """The least key, the greatest, and those at rising ranks (0 is the least) of x or of its magnitudes."""
+    if x.size <= SMALL:
+        drawn = np.sort(sample(x, x.size, magnitude))
+        return int(drawn[0]), int(drawn[-1]), drawn[ranks]
+    if len(ranks) > RANKS_PER_READ:
+        halves = np.array_split(ranks, 2)
+        low, high, head = order_statistics(x, halves[0], magnitude)
+        return low, high, np.concatenate([head, order_statistics(x, halves[1], magnitude)[2]])
+    # Sampling costs as the sample's size m, gathering as n * ranks / sqrt(m): together least near this m.
+    drawn = np.sort(sample(x, int((x.size * len(ranks)) ** (2 / 3)), magnitude))
+    width = DEVIATIONS
+    while True:
+        bounds, regions, share = _brackets(drawn, ranks / x.size, width)
+        low, high, below, gathered = read(x, bounds, regions, int(1.5 * share * x.size), magnitude)
+        found = None if gathered is None else _resolve(x.size, ranks, bounds, regions, below, gathered)
+        if found is not None:
+            return low, high, found
+        width *= 2
+
+
+def _brackets(drawn: Keys, quantiles: NDArray[np.float64], width: float) -> tuple[Keys, Keys, float]:
+    """Bounds to count below, regions between two of them to gather, and the share of the sample in the regions."""
+    size = len(drawn)
+    deviation = np.sqrt(size * quantiles * (1 - quantiles)) * width + 2
+    first = np.floor(quantiles * size - deviation).astype(np.int64)
+    last = np.ceil(quantiles * size + deviation).astype(np.int64)
+    bounds: list[int] = []
+    regions: list[tuple[int, int]] = []
+    share = 0
+    for i, j in _merged(first, last):
+        start, i = (int(LOWEST), 0) if i < 0 else (int(drawn[i]), i)
+        stop, j = (int(HIGHEST), size - 1) if j >= size else (int(drawn[j]), j)
+        bounds.append(start)
+        if start > LOWEST and i + 1 < size and drawn[i + 1] == start:
+            start += 1
+            bounds.append(start)
+        if stop > start:
+            bounds.append(stop)
+            regions.append((start, stop))
+            share += j - i
+        if stop < HIGHEST:
+            bounds.append(stop + 1)
+    return (
+        np.unique(np.array(bounds, np.int32)),
+        np.array(regions, np.int32).reshape(-1, 2),
+        share / size,
+    )
+
+
+def _merged(first: NDArray[np.int64], last: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Overlapping brackets of sample ranks as one."""
+    merged: list[tuple[int, int]] = []
+    for i, j in zip(first.tolist(), last.tolist(), strict=True):
+        if merged and i <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(j, merged[-1][1]))
+        else:
+            merged.append((i, j))
+    return merged
+
+
+def _resolve(
+    count: int, ranks: NDArray[np.int64], bounds: Keys, regions: Keys, below: NDArray[np.int64], gathered: Keys
+) -> Keys | None:
+    """The keys at the ranks, from the counts and the gathered keys; None if a rank lies outside every bracket."""
+    stretch = np.searchsorted(below, ranks, side="right") - 1  # bounds[i] <= the key at this rank < bounds[i + 1]
+    if (stretch < 0).any():
+        return None
+    start = bounds[stretch].astype(np.int64)
+    ends = np.append(bounds.astype(np.int64), int(HIGHEST))
+    single = ends[stretch + 1] == start + 1
+    in_region = np.isin(start, regions[:, 0])
+    if not (single | in_region).all():
+        return None
+    found = bounds[stretch].copy()
+    inner = in_region & ~single
+    if inner.any():
+        sizes = np.append(below, count)
+        region_starts = np.searchsorted(bounds, regions[:, 0])
+        region_sizes = sizes[region_starts + 1] - sizes[region_starts]
+        before = np.concatenate([[0], np.cumsum(region_sizes)])
+        which = np.searchsorted(regions[:, 0], start[inner])
+        inner_ranks = ranks[inner] - below[stretch[inner]] + before[which]
+        if gathered.size > count // 2:  # brackets that leave out so little would not end
+            found[inner] = np.partition(gathered, inner_ranks)[inner_ranks]
+        else:
+            found[inner] = order_statistics(gathered, inner_ranks)[2]
+    return found
