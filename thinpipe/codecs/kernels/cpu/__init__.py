@@ -8,8 +8,8 @@ from torch import Tensor
 
 from thinpipe.codecs.kernels.cpu import loops
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, key_floats, weighted_points
-from thinpipe.codecs.kernels.cpu.order import GRAIN, blocks, extent, order_statistics
-from thinpipe.codecs.kernels.cpu.threads import parallel
+from thinpipe.codecs.kernels.cpu.order import extent, order_statistics, shares
+from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import (
     bucket_affine,
     bucket_values,
@@ -54,8 +54,7 @@ def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> No
         lambda first, last: loops.encode_buckets(
             values, codes, first, last, cuts, p, offset, scale, level_bits, split_bits
         ),
-        blocks(values),
-        GRAIN,
+        shares(values),
     )
 
 
@@ -79,8 +78,7 @@ def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
     codes = wire.numpy()[header_bytes(1 << bits) :]
     parallel(
         lambda first, last: loops.encode_codebook(values, codes, first, last, thresholds, bits),
-        blocks(values),
-        GRAIN,
+        shares(values),
     )
 
 
@@ -91,27 +89,26 @@ def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
 def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
     values = _array(x)
     _, _, (threshold,) = order_statistics(values, np.array([values.size - kept]), magnitude=True)
-    counts = parallel(
-        lambda first, last: (first, *loops.count_from(values, first, last, threshold)), blocks(values), GRAIN
-    )
+    parts = shares(values)
+    counts = parallel(lambda first, last: loops.count_from(values, first, last, threshold), parts)
     largest = np.empty(kept, np.float32)
     rest = wire.numpy()[4 * kept :]
     as_bits = positions_are_bits(values.size, kept)
     positions = np.empty(0 if as_bits else kept, np.int32)
     mask = rest if as_bits else rest[:0]
-    # Of the values equal to the threshold the first ones fill up the count: how many, and where, in each share.
-    ties = kept - sum(above for _, above, _ in counts)
-    shares, place = {}, 0
-    for first, above, equal in counts:
-        shares[first] = (min(ties, equal), place)
-        ties -= shares[first][0]
-        place += above + shares[first][0]
+    # Of the values equal to the threshold the first ones fill up the count: how many of them each thread may take.
+    missing = kept - sum(above for above, _ in counts)
+    place, work = 0, []
+    for (first, last), (above, equal) in zip(parts, counts, strict=True):
+        ties = min(missing, equal)
+        work.append((first, last, ties, place))
+        missing -= ties
+        place += above + ties
     parallel(
-        lambda first, last: loops.keep_largest(
-            values, first, last, threshold, *shares[first], largest, positions, mask
+        lambda first, last, ties, place: loops.keep_largest(
+            values, first, last, threshold, ties, place, largest, positions, mask
         ),
-        blocks(values),
-        GRAIN,
+        work,
     )
     wire.numpy()[: 4 * kept] = largest.view(np.uint8)
     if not as_bits:
@@ -119,21 +116,19 @@ def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
 
 
 def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
-    values = _array(read_header(wire, kept).to(out.dtype))
+    values = _array(torch.nn.functional.pad(read_header(wire, kept), (0, 1)).to(out.dtype))
     rest = wire.numpy()[4 * kept :]
     target = _array(out)
-    if not positions_are_bits(out.numel(), kept):
+    if not positions_are_bits(target.size, kept):
         target[:] = 0
-        loops.place_by_index(rest.copy().view(np.int32), values, target)
+        loops.place_by_index(rest.copy().view(np.int32), values[:kept], target)
         return
-    grain = 4096
-    counts = parallel(lambda first, last: (first, loops.count_bits(rest, first, last)), rest.size, grain)
-    places, place = {}, 0
-    for first, count in counts:
-        places[first] = place
-        place += count
+    parts = split(rest.size, 4096)
+    counts = parallel(lambda first, last: loops.count_bits(rest, first, last), parts)
+    before = np.minimum(np.cumsum([0, *counts]), kept).tolist()
     parallel(
-        lambda first, last: loops.place_by_mask(rest, first, last, values, places[first], target), rest.size, grain
+        lambda first, last, place: loops.place_by_mask(rest, first, last, values, place, target),
+        [(*part, place) for part, place in zip(parts, before, strict=False)],
     )
 
 
@@ -147,4 +142,4 @@ def _array(x: Tensor) -> np.ndarray:
 
 def _look_up(packed: Tensor, table: Tensor, out: Tensor, bits: int) -> None:
     codes, entries, values = packed.numpy(), _array(table.to(out.dtype)), _array(out)
-    parallel(lambda first, last: loops.look_up(codes, entries, values, first, last, bits), blocks(values), GRAIN)
+    parallel(lambda first, last: loops.look_up(codes, entries, values, first, last, bits), shares(values))

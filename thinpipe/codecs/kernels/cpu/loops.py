@@ -116,12 +116,16 @@ def extent(x, first, last):
 @_jit
 def sample(x, first, last, stride, magnitude, out):
     """One key from a random place in each of the strides first..last."""
+    picked = np.empty(BLOCK, x.dtype)
     block = np.empty(BLOCK, np.float32)
     state = np.uint32(first * 2654435761 + 1)
-    for i in range(first, last):
-        state = np.uint32(state * np.uint32(1664525) + np.uint32(1013904223))
-        place = np.int64((np.uint64(state) * np.uint64(stride)) >> np.uint64(32))
-        _load_keys(x, i * stride + place, 1, block, out[i : i + 1], magnitude)
+    for start in range(first, last, BLOCK):
+        count = min(BLOCK, last - start)
+        for j in range(count):
+            state = np.uint32(state * np.uint32(1664525) + np.uint32(1013904223))
+            place = np.int64((np.uint64(state) * np.uint64(stride)) >> np.uint64(32))
+            picked[j] = x[(start + j) * stride + place]
+        _load_keys(picked, 0, count, block, out[start : start + count], magnitude)
 
 
 @_jit
@@ -266,21 +270,25 @@ def look_up(wire, table, out, first, last, bits):
 
 @_jit
 def _search(values, thresholds, codes):
-    """codes[j] = how many of the 2^k - 1 rising thresholds lie below values[j]."""
-    if thresholds.size <= 31:
-        codes[:] = 0
-        for i in range(thresholds.size):
-            threshold = thresholds[i]
-            for j in range(values.size):
-                codes[j] = np.uint16(codes[j] + np.uint16(values[j] > threshold))
-    else:
+    """codes[j] = how many of the 2^k - 1 rising thresholds lie below values[j].
+
+    Counting against up to 15 of them runs at full SIMD width; halving the rest does not, but takes few steps.
+    """
+    step = max(1, (thresholds.size + 1) // 16)
+    codes[:] = 0
+    for i in range(step - 1, thresholds.size, step):
+        threshold = thresholds[i]
         for j in range(values.size):
-            code = 0
-            step = (thresholds.size + 1) // 2
-            while step > 0:
-                code += step if values[j] > thresholds[code + step - 1] else 0
-                step //= 2
-            codes[j] = np.uint16(code)
+            codes[j] = np.uint16(codes[j] + np.uint16(values[j] > threshold))
+    if step == 1:
+        return
+    for j in range(values.size):
+        codes[j] = np.uint16(codes[j] * step)
+    while step > 1:
+        step //= 2
+        for j in range(values.size):
+            code = codes[j]
+            codes[j] = np.uint16(code + step * (values[j] > thresholds[code + step - 1]))
 
 
 @_jit
@@ -360,11 +368,11 @@ def keep_largest(x, first, last, threshold, ties, place, values, positions, mask
     block = np.empty(BLOCK, np.float32)
     keys = np.empty(BLOCK, np.int32)
     kept = np.empty(BLOCK, np.uint8)
+    indices = np.empty(BLOCK + 1, np.int32)
     for b in range(first, last):
         start = b * BLOCK
         count = min(BLOCK, x.size - start)
         _load_keys(x, start, count, block, keys, True)
-        floats = _load(x, start, count, block)
         kept[:] = 0
         for j in range(count):
             kept[j] = np.uint8(keys[j] > threshold)
@@ -374,12 +382,17 @@ def keep_largest(x, first, last, threshold, ties, place, values, positions, mask
                 kept[j] = 1
                 ties -= 1
             j += 1
+        found = 0
         for j in range(count):
-            if kept[j]:
-                values[place] = floats[j]
-                if positions.size:
-                    positions[place] = start + j
-                place += 1
+            indices[found] = j
+            found += kept[j]
+        floats = _load(x, start, count, block)
+        for j in range(found):
+            values[place + j] = floats[indices[j]]
+        if positions.size:
+            for j in range(found):
+                positions[place + j] = start + indices[j]
+        place += found
         if mask.size:
             for j in range((count + 7) // 8):
                 byte = 0
@@ -400,15 +413,24 @@ def count_bits(mask, first, last):
 
 @_jit
 def place_by_mask(mask, first, last, values, place, out):
-    """Bytes first..last of a mask: the next value where a bit is set, zero elsewhere and once values run out."""
-    for j in range(first, last):
-        byte = mask[j]
-        for i in range(min(8, out.size - 8 * j)):
-            if (byte >> i) & 1 and place < values.size:
-                out[8 * j + i] = values[place]
-                place += 1
-            else:
-                out[8 * j + i] = 0
+    """Bytes first..last of a mask: the next value where a bit is set, zero elsewhere.
+
+    The last of the values must be a zero: what a damaged mask has too many bits for.
+    """
+    end = values.size - 1
+    whole = min(last, out.size // 8)
+    for j in range(first, whole):
+        byte = np.int64(mask[j])
+        for i in range(8):
+            bit = (byte >> i) & 1
+            out[8 * j + i] = values[end + (place - end) * bit]
+            place = min(place + bit, end)
+    if whole < last:
+        byte = np.int64(mask[whole])
+        for i in range(out.size - 8 * whole):
+            bit = (byte >> i) & 1
+            out[8 * whole + i] = values[end + (place - end) * bit]
+            place = min(place + bit, end)
 
 
 @_jit

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinpipe.codecs.kernels.cpu import loops
-from thinpipe.codecs.kernels.cpu.threads import parallel
+from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import BLOCK
 
 Keys = NDArray[np.int32]
@@ -28,13 +28,14 @@ RANKS_PER_READ = 32  # more brackets at once would cover too much of the tensor
 LOWEST, HIGHEST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
 
 
-def blocks(x: np.ndarray) -> int:
-    return -(-x.size // BLOCK)
+def shares(x: np.ndarray) -> list[tuple[int, int]]:
+    """The blocks of x as one (first, last) share for each thread."""
+    return split(-(-x.size // BLOCK), GRAIN)
 
 
 def extent(x: np.ndarray) -> tuple[int, int]:
     """The least and the greatest key."""
-    parts = parallel(lambda first, last: loops.extent(x, first, last), blocks(x), GRAIN)
+    parts = parallel(lambda first, last: loops.extent(x, first, last), shares(x))
     return min(low for low, _ in parts), max(high for _, high in parts)
 
 
@@ -44,7 +45,7 @@ def sample(x: np.ndarray, size: int, magnitude: bool = False) -> Keys:
     if stride <= 1:
         size, stride = x.size, 1
     keys = np.empty(size, np.int32)
-    parallel(lambda first, last: loops.sample(x, first, last, stride, magnitude, keys), size, 8192)
+    parallel(lambda first, last: loops.sample(x, first, last, stride, magnitude, keys), split(size, 8192))
     return keys
 
 
@@ -55,11 +56,11 @@ def read(
 
     def share(first: int, last: int) -> tuple[int, int, NDArray[np.int64], Keys | None]:
         below = np.zeros(len(bounds), np.int64)
-        gathered = np.empty(room * (last - first) // blocks(x) + BLOCK, np.int32)
+        gathered = np.empty(room * (last - first) * BLOCK // x.size + BLOCK, np.int32)
         low, high, found = loops.count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered)
         return low, high, below, gathered[:found] if found >= 0 else None
 
-    lows, highs, belows, parts = zip(*parallel(share, blocks(x), GRAIN), strict=True)
+    lows, highs, belows, parts = zip(*parallel(share, shares(x)), strict=True)
     gathered = None if any(part is None for part in parts) else np.concatenate(parts)
     return min(lows), max(highs), np.sum(belows, axis=0), gathered
 
@@ -74,7 +75,7 @@ def order_statistics(x: np.ndarray, ranks: NDArray[np.int64], magnitude: bool = 
         low, high, head = order_statistics(x, halves[0], magnitude)
         return low, high, np.concatenate([head, order_statistics(x, halves[1], magnitude)[2]])
     # Sampling costs as the sample's size m, gathering as n * ranks / sqrt(m): together least near this m.
-    drawn = np.sort(sample(x, int((x.size * len(ranks)) ** (2 / 3)), magnitude))
+    drawn = sample(x, int((x.size * len(ranks)) ** (2 / 3)) // 3, magnitude)
     width = DEVIATIONS
     while True:
         bounds, regions, share = _brackets(drawn, ranks / x.size, width)
@@ -89,35 +90,31 @@ def _brackets(drawn: Keys, quantiles: NDArray[np.float64], width: float) -> tupl
     """Bounds to count below, regions between two of them to gather, and the share of the sample in the regions."""
     size = len(drawn)
     deviation = np.sqrt(size * quantiles * (1 - quantiles)) * width + 2
-    first = np.floor(quantiles * size - deviation).astype(np.int64)
-    last = np.ceil(quantiles * size + deviation).astype(np.int64)
+    ends = _merged(np.floor(quantiles * size - deviation), np.ceil(quantiles * size + deviation))
+    needed = np.clip([place for i, j in ends for place in (i, i + 1, j - 1, j)], 0, size - 1)
+    drawn = np.partition(drawn, needed)
     bounds: list[int] = []
     regions: list[tuple[int, int]] = []
     share = 0
-    for i, j in _merged(first, last):
-        start, i = (int(LOWEST), 0) if i < 0 else (int(drawn[i]), i)
-        stop, j = (int(HIGHEST), size - 1) if j >= size else (int(drawn[j]), j)
-        bounds.append(start)
-        if start > LOWEST and i + 1 < size and drawn[i + 1] == start:
+    for i, j in ends:
+        start = int(drawn[i]) if i >= 0 else int(LOWEST)
+        stop = int(drawn[j]) if j < size else int(HIGHEST)
+        bounds += [start, stop]
+        if j < size and drawn[j - 1] == stop:
+            bounds.append(stop + 1)
+        if i >= 0 and drawn[i + 1] == start:
             start += 1
             bounds.append(start)
         if stop > start:
-            bounds.append(stop)
             regions.append((start, stop))
-            share += j - i
-        if stop < HIGHEST:
-            bounds.append(stop + 1)
-    return (
-        np.unique(np.array(bounds, np.int32)),
-        np.array(regions, np.int32).reshape(-1, 2),
-        share / size,
-    )
+            share += min(j, size) - max(i, 0)
+    return np.unique(np.array(bounds, np.int32)), np.array(regions, np.int32).reshape(-1, 2), share / size
 
 
-def _merged(first: NDArray[np.int64], last: NDArray[np.int64]) -> list[tuple[int, int]]:
+def _merged(first: NDArray[np.float64], last: NDArray[np.float64]) -> list[tuple[int, int]]:
     """Overlapping brackets of sample ranks as one."""
     merged: list[tuple[int, int]] = []
-    for i, j in zip(first.tolist(), last.tolist(), strict=True):
+    for i, j in zip(map(int, first), map(int, last), strict=True):
         if merged and i <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(j, merged[-1][1]))
         else:

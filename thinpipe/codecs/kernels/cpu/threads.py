@@ -7,11 +7,11 @@ and its OpenMP layer when a forked process does. A pool of our own has neither f
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,11 +24,17 @@ def _pool(process: int, helpers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(helpers, thread_name_prefix="thinpipe-codec")
 
 
-def parallel(work: Callable[[int, int], Result], count: int, grain: int) -> list[Result]:
-    """Call ``work(first, last)`` on parts of range(count), none below ``grain`` long; results in the range's order."""
+def split(count: int, grain: int) -> list[tuple[int, int]]:
+    """range(count) in as many (first, last) parts as there are threads, none shorter than ``grain``."""
     parts = max(1, min(torch.get_num_threads(), count // grain))
-    if parts == 1:
-        return [work(0, count)]
-    bounds = [count * i // parts for i in range(parts + 1)]
-    others = [_pool(os.getpid(), parts - 1).submit(work, first, last) for first, last in pairwise(bounds[1:])]
-    return [work(0, bounds[1]), *(other.result() for other in others)]
+    return list(pairwise(count * i // parts for i in range(parts + 1)))
+
+
+def parallel(work: Callable[..., Result], shares: Sequence[tuple[Any, ...]]) -> list[Result]:
+    """``[work(*share) for share in shares]``, a thread for each share."""
+    first, *others = shares
+    if not others:
+        return [work(*first)]
+    pool = _pool(os.getpid(), len(others))
+    futures = [pool.submit(work, *share) for share in others]
+    return [work(*first), *(future.result() for future in futures)]
