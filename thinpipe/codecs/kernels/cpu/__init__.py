@@ -116,12 +116,12 @@ def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
 
 
 def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
-    values = _array(torch.nn.functional.pad(read_header(wire, kept), (0, 1)).to(out.dtype))
+    values = _array(read_header(wire, kept).to(out.dtype))
     rest = wire.numpy()[4 * kept :]
     target = _array(out)
     if not positions_are_bits(target.size, kept):
         target[:] = 0
-        loops.place_by_index(rest.copy().view(np.int32), values[:kept], target)
+        loops.place_by_index(rest.copy().view(np.int32), values, target)
         return
     parts = split(rest.size, 4096)
     counts = parallel(lambda first, last: loops.count_bits(rest, first, last), parts)

@@ -284,11 +284,16 @@ def _search(values, thresholds, codes):
         return
     for j in range(values.size):
         codes[j] = np.uint16(codes[j] * step)
+    # The sign of a difference instead of a comparison: a branch here would be mispredicted every other time.
+    above = np.empty(values.size, np.float32)
+    signs = above.view(np.int32)
     while step > 1:
         step //= 2
+        middle = thresholds[step - 1 :]
         for j in range(values.size):
-            code = codes[j]
-            codes[j] = np.uint16(code + step * (values[j] > thresholds[code + step - 1]))
+            above[j] = middle[codes[j]] - values[j]
+        for j in range(values.size):
+            codes[j] = np.uint16(codes[j] + (step & (signs[j] >> 31)))
 
 
 @_jit
@@ -413,24 +418,22 @@ def count_bits(mask, first, last):
 
 @_jit
 def place_by_mask(mask, first, last, values, place, out):
-    """Bytes first..last of a mask: the next value where a bit is set, zero elsewhere.
-
-    The last of the values must be a zero: what a damaged mask has too many bits for.
-    """
-    end = values.size - 1
-    whole = min(last, out.size // 8)
-    for j in range(first, whole):
-        byte = np.int64(mask[j])
-        for i in range(8):
-            bit = (byte >> i) & 1
-            out[8 * j + i] = values[end + (place - end) * bit]
-            place = min(place + bit, end)
-    if whole < last:
-        byte = np.int64(mask[whole])
-        for i in range(out.size - 8 * whole):
-            bit = (byte >> i) & 1
-            out[8 * whole + i] = values[end + (place - end) * bit]
-            place = min(place + bit, end)
+    """Bytes first..last of a mask: the next value where a bit is set, zero elsewhere and once values run out."""
+    indices = np.empty(BLOCK + 1, np.int32)
+    for start in range(first, last, BLOCK // 8):
+        stop = min(start + BLOCK // 8, last)
+        found = 0
+        for j in range(start, stop):
+            byte = mask[j]
+            for i in range(8):
+                indices[found] = 8 * (j - start) + i
+                found += (byte >> i) & 1
+        block = out[8 * start : min(8 * stop, out.size)]
+        block[:] = 0
+        for i in range(min(found, values.size - place)):
+            if indices[i] < block.size:
+                block[indices[i]] = values[place + i]
+        place = min(place + found, values.size)
 
 
 @_jit
