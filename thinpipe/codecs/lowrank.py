@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinpipe.codecs.base import Codec, as_bytes
 
-COLD_STEPS = 3  # subspace iterations from a random start; one is enough from the last tensor's basis
+COLD_STEPS = 4  # subspace iterations from a random start; one is enough from the last tensor's basis
 _BASIS = "power.basis"
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.kernels.cpu import loops
-from thinpipe.codecs.kernels.cpu.codebook import best_codebook, key_floats, weighted_points
+from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of, key_floats
 from thinpipe.codecs.kernels.cpu.order import extent, order_statistics, shares
 from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import (
@@ -68,7 +68,7 @@ def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) 
 
 def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
     values = _array(x)
-    low, high, points, weights = weighted_points(values)
+    low, high, points, weights = groups_of(values)
     if not ~_INFINITY < low <= high < _INFINITY:
         write_poisoned(wire, 1 << bits)
         return
@@ -91,11 +91,11 @@ def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
     _, _, (threshold,) = order_statistics(values, np.array([values.size - kept]), magnitude=True)
     parts = shares(values)
     counts = parallel(lambda first, last: loops.count_from(values, first, last, threshold), parts)
-    largest = np.empty(kept, np.float32)
-    rest = wire.numpy()[4 * kept :]
     as_bits = positions_are_bits(values.size, kept)
-    positions = np.empty(0 if as_bits else kept, np.int32)
-    mask = rest if as_bits else rest[:0]
+    head, rest = np.split(wire.numpy(), [4 * kept])
+    largest = head.view(np.float32)
+    positions = rest[: 0 if as_bits else None].view(np.int32)
+    mask = rest[: None if as_bits else 0]
     # Of the values equal to the threshold the first ones fill up the count: how many of them each thread may take.
     missing = kept - sum(above for above, _ in counts)
     place, work = 0, []
@@ -110,9 +110,6 @@ def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
         ),
         work,
     )
-    wire.numpy()[: 4 * kept] = largest.view(np.uint8)
-    if not as_bits:
-        rest[:] = positions.view(np.uint8)
 
 
 def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:

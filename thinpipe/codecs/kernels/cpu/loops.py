@@ -115,15 +115,16 @@ def extent(x, first, last):
 
 @_jit
 def sample(x, first, last, stride, magnitude, out):
-    """One key from a random place in each of the strides first..last."""
+    """One key from a random place in each of the strides first..last; the place depends on the stride alone."""
     picked = np.empty(BLOCK, x.dtype)
     block = np.empty(BLOCK, np.float32)
-    state = np.uint32(first * 2654435761 + 1)
     for start in range(first, last, BLOCK):
         count = min(BLOCK, last - start)
         for j in range(count):
-            state = np.uint32(state * np.uint32(1664525) + np.uint32(1013904223))
-            place = np.int64((np.uint64(state) * np.uint64(stride)) >> np.uint64(32))
+            mixed = np.uint32(start + j)  # murmur3's finalizer: a hash, so that shares need no common state
+            mixed = np.uint32((mixed ^ (mixed >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+            mixed = np.uint32((mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+            place = np.int64((np.uint64(mixed ^ (mixed >> np.uint32(16))) * np.uint64(stride)) >> np.uint64(32))
             picked[j] = x[(start + j) * stride + place]
         _load_keys(picked, 0, count, block, out[start : start + count], magnitude)
 

@@ -23,7 +23,7 @@ Keys = NDArray[np.int32]
 SMALL = 8192  # sorting so few costs less than sampling them
 GRAIN = 16  # blocks a thread must have to be worth waking
 DEVIATIONS = 3.5  # half a bracket's width, in standard deviations of a rank in the sample
-RANKS_PER_READ = 32  # more brackets at once would cover too much of the tensor
+RANKS_PER_READ = 16  # brackets for more at once would hold too much of the tensor in memory
 
 LOWEST, HIGHEST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
 
@@ -53,16 +53,25 @@ def read(
     x: np.ndarray, bounds: Keys, regions: Keys, room: int, magnitude: bool = False
 ) -> tuple[int, int, NDArray[np.int64], Keys | None]:
     """One read of x: least key, greatest key, counts below the bounds, the keys in the regions (None: over room)."""
+    parts = shares(x)
+    starts = [room * first * BLOCK // x.size + i * BLOCK for i, (first, _) in enumerate(parts)]
+    stops = [*starts[1:], room + len(parts) * BLOCK]
+    gathered = np.empty(stops[-1], np.int32)
+    below = np.zeros((len(parts), len(bounds)), np.int64)
 
-    def share(first: int, last: int) -> tuple[int, int, NDArray[np.int64], Keys | None]:
-        below = np.zeros(len(bounds), np.int64)
-        gathered = np.empty(room * (last - first) * BLOCK // x.size + BLOCK, np.int32)
-        low, high, found = loops.count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered)
-        return low, high, below, gathered[:found] if found >= 0 else None
+    def work(i: int, first: int, last: int) -> tuple[int, int, int]:
+        own = gathered[starts[i] : stops[i]]
+        return loops.count_and_gather(x, first, last, magnitude, bounds, regions, below[i], own)
 
-    lows, highs, belows, parts = zip(*parallel(share, shares(x)), strict=True)
-    gathered = None if any(part is None for part in parts) else np.concatenate(parts)
-    return min(lows), max(highs), np.sum(belows, axis=0), gathered
+    results = parallel(work, [(i, *part) for i, part in enumerate(parts)])
+    low, high = min(low for low, _, _ in results), max(high for _, high, _ in results)
+    if any(found < 0 for _, _, found in results):
+        return low, high, below.sum(axis=0), None
+    total = 0
+    for start, (_, _, found) in zip(starts, results, strict=True):
+        gathered[total : total + found] = gathered[start : start + found]  # close the gaps in place
+        total += found
+    return low, high, below.sum(axis=0), gathered[:total]
 
 
 def order_statistics(x: np.ndarray, ranks: NDArray[np.int64], magnitude: bool = False) -> tuple[int, int, Keys]:
