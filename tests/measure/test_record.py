@@ -1,0 +1,122 @@
+"""Records survive the way to disk and back, and nothing else passes for one."""
+
+import json
+import math
+
+import pytest
+
+from thinpipe import __version__
+from thinpipe.measure.record import FORMAT, Check, Column, Record, check_writable
+
+
+@pytest.fixture
+def record():
+    return Record(
+        kind="test",
+        config={"repeat": 3},
+        columns=(
+            Column(name="codec", heading="codec", key=True),
+            Column(name="encode_ms", heading="encode\nms", format=".2f", better="lower"),
+        ),
+        rows=({"codec": "a", "encode_ms": 1.5}, {"codec": "b", "encode_ms": None}),
+        checks=(Check(claim="small", measured=1.0, limit=2.0, unit=" s", detail="here", required=False),),
+    )
+
+
+def test_reads_what_it_wrote(record, tmp_path):
+    path = tmp_path / "record.json"
+    record.write(path)
+    assert Record.read(path) == record
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_says_what_ran_on_what(record):
+    assert record.thinpipe == __version__
+    assert {"python", "torch", "numpy", "cpu", "cores", "threads", "devices"} <= record.environment.keys()
+
+
+def test_a_row_is_a_line(record, tmp_path):
+    record.write(tmp_path / "record.json")
+    lines = [line.strip().rstrip(",") for line in (tmp_path / "record.json").read_text().splitlines()]
+    assert json.dumps(record.rows[0]) in lines
+
+
+def test_nonfinite_figures_become_null(tmp_path):
+    rows = ({"a": math.inf, "b": [math.nan, 1.0]},)
+    checks = (Check(claim="c", measured=math.nan, limit=1),)
+    Record(kind="test", config={}, columns=(), rows=rows, checks=checks).write(tmp_path / "r.json")
+    read = Record.read(tmp_path / "r.json")
+    assert read.rows == ({"a": None, "b": [None, 1.0]},)
+    assert read.checks[0].measured is None
+    assert not read.checks[0].passed
+
+
+def test_a_write_that_fails_leaves_the_old_file(record, tmp_path):
+    path = tmp_path / "record.json"
+    path.write_text("old")
+    broken = Record(kind="test", config={"not JSON": object()}, columns=(), rows=())
+    with pytest.raises(TypeError):
+        broken.write(path)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("[1, 2]", "other JSON"),
+        ('{"rows": []}', "other JSON"),
+        (json.dumps({"format": FORMAT}), "lacks or misnames a part: 'kind'"),
+        (json.dumps({"format": FORMAT + 1, "thinpipe": "9.9"}), r"format \d+, from thinpipe 9.9: upgrade"),
+    ],
+    ids=["empty", "list", "no-format", "no-parts", "newer"],
+)
+def test_other_files_are_one_clear_error(text, message, tmp_path):
+    path = tmp_path / "record.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        Record.read(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_truncated_record_is_an_error(record, tmp_path):
+    path = tmp_path / "record.json"
+    record.write(path)
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ValueError, match="not JSON or not all of it"):
+        Record.read(path)
+
+
+def test_a_missing_record_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="cannot be read"):
+        Record.read(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("measured", "bound", "passed"),
+    [
+        (1, "at most", True),
+        (2, "at most", True),
+        (3, "at most", False),
+        (3, "at least", True),
+        (2, "at least", True),
+        (1, "at least", False),
+        (math.nan, "at most", False),
+        (math.nan, "at least", False),
+        (None, "at least", False),
+    ],
+)
+def test_a_check_holds_a_figure_against_its_bound(measured, bound, passed):
+    assert Check(claim="c", measured=measured, limit=2, bound=bound).passed is passed
+
+
+def test_writable_paths_are_checked_without_touching_them(tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text("kept")
+    check_writable(path)
+    assert path.read_text() == "kept"
+    with pytest.raises(ValueError, match="is a directory"):
+        check_writable(tmp_path)
+    with pytest.raises(ValueError, match="No such file or directory"):
+        check_writable(tmp_path / "none" / "out.json")

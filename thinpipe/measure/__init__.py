@@ -1,0 +1,1 @@
+"""Numbers -> records -> tables and plots. Knows neither pipelines nor codecs."""

@@ -1,0 +1,37 @@
+"""What a measurement ran on: versions, processor, threads, devices."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+
+def environment() -> dict[str, object]:
+    """Facts that a reader needs to judge the numbers of a record."""
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "numpy", "numba")},
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)  # from the metadata: importing numba to ask would take longer than many a run
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as cpuinfo:
+            return next(line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,99 @@
+"""How long a call takes and how much memory it needs on top: warm-up, synchronised repeats, percentiles."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Times:
+    """The durations of one call, repeated."""
+
+    samples_ms: tuple[float, ...]
+
+    def percentile_ms(self, percent: float) -> float:
+        return float(np.percentile(self.samples_ms, percent))
+
+    @property
+    def median_ms(self) -> float:
+        return self.percentile_ms(50)
+
+    @property
+    def p95_ms(self) -> float:
+        return self.percentile_ms(95)
+
+
+def time_calls(
+    call: Callable[[], object], *, repeat: int = 20, budget_s: float = 0.25, device: torch.device = _CPU
+) -> Times:
+    """Time a call until it ran ``repeat`` times or for ``budget_s`` seconds, whichever comes first.
+
+    The first call warms up and does not count, unless it alone outlasts the budget: a call that takes seconds has
+    nothing to warm up, and running it twice would only double the wait.
+    """
+    first_ms = _elapsed_ms(call, device)
+    if first_ms > 1e3 * budget_s:
+        return Times((first_ms,))
+    samples: list[float] = []
+    while len(samples) < repeat and (not samples or sum(samples) < 1e3 * budget_s):
+        samples.append(_elapsed_ms(call, device))
+    return Times(tuple(samples))
+
+
+def peak_extra_bytes(call: Callable[[], object], *, device: torch.device = _CPU) -> int | None:
+    """The memory a call holds at its peak beyond what was held before it; None where this cannot be seen.
+
+    Call once before: what a first call allocates for good (thread stacks, compiled code) is not its working memory.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - held
+    resident = _reset_peak_bytes()
+    call()
+    return None if resident is None else max(0, _status_bytes("VmHWM") - resident)
+
+
+def _elapsed_ms(call: Callable[[], object], device: torch.device) -> float:
+    _synchronize(device)
+    start = time.perf_counter()
+    call()
+    _synchronize(device)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait until a device has done what it was asked; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _reset_peak_bytes() -> int | None:
+    """Make the peak of the process start from what is resident now, and return that; None where this cannot be done."""
+    try:
+        # Freed heap that the allocator keeps is still resident: a call that fills it would seem to need nothing.
+        ctypes.CDLL(None).malloc_trim(0)
+        with open("/proc/self/clear_refs", "w") as clear_refs:
+            clear_refs.write("5")  # the kernel's code for: VmHWM becomes VmRSS
+        return _status_bytes("VmRSS")
+    except (AttributeError, OSError, LookupError):  # not glibc; not Linux; a kernel without these counters
+        return None
+
+
+def _status_bytes(name: str) -> int:
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(name + ":"):
+                return 1024 * int(line.split()[1])
+    raise LookupError(name)

@@ -1,0 +1,68 @@
+"""Lines in small multiples, as a PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Series = Mapping[str, Sequence[tuple[float, float]]]
+
+# Okabe and Ito's colours, which people with colour-blind eyes can tell apart; shapes repeat the distinction.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F", "#B8A800")
+_MARKERS = "osD^vPX*<"
+_PANELS_PER_ROW = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """One panel per entry, one line per series, the same axes in all; the y axis is logarithmic."""
+
+    title: str
+    x_label: str
+    y_label: str
+    panels: Mapping[str, Series]
+
+    def draw(self, path: Path) -> None:
+        from matplotlib.figure import Figure
+
+        columns = min(len(self.panels), _PANELS_PER_ROW)
+        rows = -(-len(self.panels) // columns)
+        figure = Figure(figsize=(max(6.4, 4.2 * columns), 3.8 * rows + 1.0), layout="constrained")
+        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        names = list(dict.fromkeys(name for series in self.panels.values() for name in series))
+        for axis, (panel, series) in zip(axes, self.panels.items(), strict=False):
+            _draw_panel(axis, panel, series, names)
+            axis.set_xlabel(self.x_label)
+        for axis in axes[len(self.panels) :]:
+            axis.set_visible(False)
+        handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=9, frameon=False)
+        figure.supylabel(self.y_label, fontsize="medium")
+        figure.suptitle(self.title)
+        figure.savefig(path, dpi=150)
+
+
+def _draw_panel(axis: Axes, panel: str, series: Series, names: Sequence[str]) -> None:
+    for name, points in series.items():
+        style = names.index(name)
+        axis.plot(
+            *zip(*sorted(points), strict=True),
+            label=name,
+            color=_COLOURS[style % len(_COLOURS)],
+            marker=_MARKERS[style % len(_MARKERS)],
+            # Lines may lie on top of each other: every other one is a broad band beneath the thin ones.
+            linewidth=1.5 if style % 2 else 4,
+            markersize=5 if style % 2 else 9,
+            alpha=1 if style % 2 else 0.55,
+            zorder=3 if style % 2 else 2,
+        )
+    axis.set_title(panel, fontsize="medium")
+    axis.set_yscale("log")
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelbottom=True)
