@@ -1,0 +1,30 @@
+"""Targets speak about the rows they are for, and only about those."""
+
+from thinpipe.bench.targets import SHAPE, check_targets
+
+
+def row(**figures):
+    defaults = {"shape": SHAPE, "content": "relu6", "codec": "sort:6+2", "encode_copies": 5.0, "decode_copies": 2.0}
+    return defaults | {"encode_speedup": None, "encode_extra_ratio": None} | figures
+
+
+def test_each_target_is_held_against_its_worst_row():
+    rows = [row(encode_speedup=90.0), row(content="laplace", encode_copies=13.0, encode_extra_ratio=0.1)]
+    checks = {check.claim: check for check in check_targets(rows)}
+    measured = {claim.partition(": ")[2]: (check.measured, check.passed) for claim, check in checks.items()}
+    assert measured == {
+        "encode in copies": (13.0, False),
+        "decode in copies": (2.0, True),
+        "times the literal's speed": (90.0, True),
+        "encode, extra memory": (0.1, True),
+    }
+    assert not any(check.required for check in checks.values())
+
+
+def test_too_slow_a_speedup_is_missed():
+    missed = [check for check in check_targets([row(encode_speedup=39.0)]) if not check.passed]
+    assert [check.measured for check in missed] == [39.0]
+
+
+def test_other_shapes_and_codecs_have_no_targets():
+    assert list(check_targets([row(shape="4x4"), row(codec="sort:3+1")])) == []

@@ -1,0 +1,1 @@
+"""Benchmarks: what is measured, held against what, and how it is shown."""

@@ -1,0 +1,60 @@
+"""What a user asks the codec benchmark for, checked before the long run: every error says the rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from thinpipe.bench.codecs import DEFAULT_SHAPES
+from thinpipe.bench.contents import CONTENTS, Case, cases_from_file, made_cases
+from thinpipe.codecs import Codec, codec
+from thinpipe.codecs.base import KernelCodec
+
+
+def parse_codecs(text: str) -> list[Codec]:
+    """Specs separated by commas; the same codec written twice is one."""
+    specs = [spec for spec in text.split(",") if spec.strip()]
+    if not specs:
+        raise ValueError("--codecs takes specs separated by commas, as in sort:8,uniform:8; got none")
+    return list(dict.fromkeys(codec(spec) for spec in specs))
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """``32,32,112,112`` or ``32x32x112x112``, brackets or not."""
+    sizes = re.split(r"[,x]", text.replace(" ", "").strip("[]()"))
+    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
+        raise ValueError(f"--shape takes whole numbers above 0, as in 32,32,112,112; got {text!r}")
+    return tuple(map(int, sizes))
+
+
+def choose_cases(shapes: Sequence[str], contents: Sequence[str], from_file: Path | None) -> list[Case]:
+    """The tensors of a file, or every shape with every content; nothing given means all of the defaults."""
+    if from_file is not None:
+        if shapes or contents:
+            raise ValueError("--from brings its own shapes and contents: give it, or --shape and --content, not both")
+        return cases_from_file(from_file)
+    unknown = [name for name in contents if name not in CONTENTS]
+    if unknown:
+        raise ValueError(f"--content is one of {', '.join(CONTENTS)}; got {unknown[0]!r}")
+    chosen = list(dict.fromkeys(map(parse_shape, shapes))) or list(DEFAULT_SHAPES)
+    return made_cases(chosen, list(dict.fromkeys(contents)) or list(CONTENTS))
+
+
+def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:
+    """The device of that name, if it is here and the codecs run on it."""
+    rule = "--device is cpu, or cuda or cuda:N where torch and the codecs can use that GPU"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise ValueError(f"{rule}; got {text!r}")
+    try:
+        device = torch.device(text)
+        torch.empty(0, device=device)
+        for each in codecs:
+            if isinstance(each, KernelCodec):
+                each.kernels_on(device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{rule}; {text}: {reason}") from None
+    return device

@@ -1,0 +1,66 @@
+"""What the codecs should cost on a CPU, held against the rows of a benchmark: missed where the machine is unlike.
+
+Counted in copies of the tensor, which carry from machine to machine better than milliseconds do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from thinpipe.measure.record import Check, Row
+
+SHAPE = "32x32x112x112"  # large enough that caches do not help
+EXTRA_MEMORY_RATIO = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Limits for one codec."""
+
+    codec: str
+    encode_copies: float  # at most
+    decode_copies: float  # at most
+    speedup: float | None = None  # over the literal algorithm, at least
+
+
+TARGETS = (
+    Target(codec="uniform:8", encode_copies=6, decode_copies=3),
+    Target(codec="sort:6+2", encode_copies=12, decode_copies=3, speedup=40),
+    Target(codec="fast:6+2", encode_copies=12, decode_copies=3, speedup=40),
+    Target(codec="kmeans:4", encode_copies=15, decode_copies=4, speedup=100),
+)
+
+
+def check_targets(rows: Sequence[Row]) -> Iterator[Check]:
+    """The targets that these rows can speak about, each at its worst content."""
+    for target in TARGETS:
+        of_codec = [row for row in rows if row["codec"] == target.codec and row["shape"] == SHAPE]
+        if not of_codec:
+            continue
+        for name in ("encode_copies", "decode_copies"):
+            yield Check(
+                claim=f"{target.codec}, {SHAPE}: {name.replace('_', ' in ')}",
+                measured=max(row[name] for row in of_codec),
+                limit=getattr(target, name),
+                required=False,
+            )
+        speedups = [row["encode_speedup"] for row in of_codec if row["encode_speedup"] is not None]
+        if target.speedup and speedups:
+            yield Check(
+                claim=f"{target.codec}, {SHAPE}: times the literal's speed",
+                measured=min(speedups),
+                limit=target.speedup,
+                bound="at least",
+                required=False,
+            )
+    seen = [row for row in rows if row["shape"] == SHAPE and row["encode_extra_ratio"] is not None]
+    if seen:
+        worst = max(seen, key=lambda row: row["encode_extra_ratio"])
+        yield Check(
+            claim=f"every codec, {SHAPE}: encode, extra memory",
+            measured=worst["encode_extra_ratio"],
+            limit=EXTRA_MEMORY_RATIO,
+            detail=f"{worst['codec']}, {worst['content']}",
+            required=False,
+        )
