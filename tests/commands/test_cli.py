@@ -1,0 +1,134 @@
+"""The command line, as a user meets it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import thinpipe
+from thinpipe.bench import verify
+from thinpipe.cli import app
+from thinpipe.measure.record import Check, Record
+
+QUICK = ["bench", "codecs", "--repeat", "1", "--budget", "0.01", "--reference", "none"]
+SMALL = [*QUICK, "--codecs", "none,fp16,sort:8", "--shape", "2,24,8,8"]
+
+
+def invoke(*arguments, width=80):
+    return CliRunner(env={"COLUMNS": str(width)}).invoke(app, [str(argument) for argument in arguments])
+
+
+def test_version():
+    assert invoke("--version").output == f"thinpipe {thinpipe.__version__}\n"
+
+
+def test_help_names_every_option_family_and_content():
+    text = invoke("bench", "codecs", "--help", width=120).output
+    options = "--codecs --shape --content --from --verify --threads --device --repeat --budget --json --markdown --plot"
+    for word in (*options.split(), "kmeans", "topk", "relu6", "outliers", "laplace", "32,32,112,112", "Example"):
+        assert word in text
+
+
+def test_prints_plain_tables_to_a_pipe():
+    result = invoke(*SMALL)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"thinpipe {thinpipe.__version__}, torch {torch.__version__}")
+    assert next(line.split()[:2] for line in lines if line.startswith("sort:6+2")) == ["sort:6+2", "0.253"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_keeps_record_page_and_plot(tmp_path):
+    json_path, page, plot = tmp_path / "r.json", tmp_path / "r.md", tmp_path / "r.png"
+    result = invoke(*SMALL, "--json", json_path, "--markdown", page, "--plot", plot)
+    assert result.exit_code == 0
+    record = Record.read(json_path)
+    assert record.kind == "bench codecs"
+    assert len(record.rows) == 9
+    assert {row["content"] for row in record.rows} == {"relu6", "outliers", "laplace"}
+    assert "| sort:6+2 | 0.253 |" in page.read_text()
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert [line.split()[1] for line in result.stderr.splitlines()] == [str(json_path), str(page), str(plot)]
+
+
+def test_compresses_the_tensors_of_a_file(tmp_path):
+    path = tmp_path / "tensors.safetensors"
+    save_file({"layer.0": torch.randn(4, 50), "grad": torch.randn(4, 50).bfloat16(), "ids": torch.arange(4)}, path)
+    result = invoke(*QUICK, "--codecs", "fp16,uniform:8", "--from", path, "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    rows = Record.read(tmp_path / "r.json").rows
+    assert {(row["shape"], row["content"], row["tensor_bytes"]) for row in rows} == {
+        ("4x50", "layer.0", 800),
+        ("4x50", "grad", 400),
+    }
+
+
+def test_threads_are_set_and_recorded(tmp_path):
+    before = torch.get_num_threads()
+    try:
+        assert invoke(*SMALL, "--threads", 1, "--json", tmp_path / "r.json").exit_code == 0
+        assert json.loads((tmp_path / "r.json").read_text())["environment"]["threads"] == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--codecs", "bogus:3"], "there is no codec 'bogus'"),
+        (["--codecs", "uniform:17"], "'uniform:17' makes no sense"),
+        (["--codecs", ","], "got none"),
+        (["--shape", "2,x"], "--shape takes whole numbers above 0"),
+        (["--content", "noise"], "--content is one of relu6, outliers, laplace; got 'noise'"),
+        (["--from", "none.safetensors"], "cannot be read"),
+        (["--device", "gpu"], "--device is cpu, or cuda"),
+        (["--device", "cuda:99"], "--device is cpu, or cuda"),
+        (["--json", "none/r.json"], "a directory that can be written"),
+        (["--markdown", "none/r.md"], "a directory that can be written"),
+        (["--plot", "none/r.png"], "a directory that can be written"),
+        (["--plot", "r.pdf"], "ends in .png"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke("bench", "codecs", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("thinpipe: ")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("measured", "required", "exit_code"), [(1, True, 0), (3, True, 1), (3, False, 0)], ids=["kept", "broken", "missed"]
+)
+def test_only_a_broken_promise_fails_the_run(measured, required, exit_code, monkeypatch, tmp_path):
+    check = Check(claim="a promise", measured=measured, limit=2, required=required)
+    monkeypatch.setattr("thinpipe.commands.bench_codecs.verify_codecs", lambda cases, device: iter([check]))
+    result = invoke(*SMALL, "--verify", "--json", tmp_path / "r.json")
+    assert result.exit_code == exit_code
+    assert "a promise" in result.stdout
+    assert verify.NOTE in result.stdout
+    assert Record.read(tmp_path / "r.json").checks == (check,)
+
+
+def test_runs_as_a_program(tmp_path):
+    program = [sys.executable, "-c", "from thinpipe.cli import main; main()"]
+    command = [*program, *SMALL, "--json", str(tmp_path / "r.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}, check=True)
+    assert done.stdout.count("what travels and what is lost") == 1
+    assert done.stderr == f"wrote {tmp_path / 'r.json'}\n"
+    assert Record.read(tmp_path / "r.json").config["command"][1:3] == ["bench", "codecs"]
+
+
+def test_importing_thinpipe_imports_nothing_heavy():
+    probe = "import sys, thinpipe; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"typer", "rich", "matplotlib", "sklearn", "numba", "safetensors"} & set(loaded)

@@ -1,0 +1,34 @@
+"""The command line: registers the verbs, nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from thinpipe import __version__
+from thinpipe.commands.bench_codecs import bench_codecs
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+bench = typer.Typer(no_args_is_help=True, help="Measure this machine: codecs.")
+app.add_typer(bench, name="bench")
+bench.command("codecs")(bench_codecs)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"thinpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def thinpipe(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train a model whose layers live on several machines, over links too thin for it."""
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,1 @@
+"""One thin file per verb: options -> call -> Record -> what people see and keep."""

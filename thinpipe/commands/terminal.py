@@ -1,0 +1,65 @@
+"""What every verb does at a terminal: one-line errors, a progress bar, results shown and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from thinpipe.measure import report
+from thinpipe.measure.plot import Plot
+from thinpipe.measure.record import Record, check_writable
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn a ValueError about what the user gave into one line and exit code 2.
+
+    Only what checks input belongs inside: a ValueError from the work itself is a bug and keeps its traceback.
+    """
+    try:
+        yield
+    except ValueError as error:
+        typer.echo(f"thinpipe: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr that vanishes when done; nothing where nobody watches."""
+    console = Console(stderr=True)
+    columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """The files a run was asked for."""
+
+    json: Path | None
+    markdown: Path | None
+    plot: Path | None
+
+    def check(self) -> None:
+        """ValueError for a file that could not be written: found out before a long run, not after it."""
+        if self.plot is not None and self.plot.suffix.lower() != ".png":
+            raise ValueError(f"--plot writes PNG: name a file that ends in .png, not {self.plot}")
+        for path in (self.json, self.markdown, self.plot):
+            if path is not None:
+                check_writable(path)
+
+    def save(self, record: Record, tables: Sequence[report.Table], title: str, plot: Plot) -> None:
+        """Write what was asked for, and say so on stderr."""
+        if self.json is not None:
+            record.write(self.json)
+        if self.markdown is not None:
+            self.markdown.write_text(report.markdown(title, record, tables))
+        if self.plot is not None:
+            plot.draw(self.plot)
+        for path in (self.json, self.markdown, self.plot):
+            if path is not None:
+                typer.echo(f"wrote {path}", err=True)
