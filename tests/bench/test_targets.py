@@ -5,6 +5,7 @@ from thinpipe.bench.targets import SHAPE, check_targets
 
 def row(**figures):
     defaults = {"shape": SHAPE, "content": "relu6", "codec": "sort:6+2", "encode_copies": 5.0, "decode_copies": 2.0}
+    defaults |= {"tensor_bytes": 51_380_224}
     return defaults | {"encode_speedup": None, "encode_extra_ratio": None} | figures
 
 
@@ -28,3 +29,11 @@ def test_too_slow_a_speedup_is_missed():
 
 def test_other_shapes_and_codecs_have_no_targets():
     assert list(check_targets([row(shape="4x4"), row(codec="sort:3+1")])) == []
+
+
+def test_memory_is_held_against_the_worst_large_tensor():
+    large = row(codec="fp16", shape="4x4", encode_extra_ratio=0.5)
+    small = row(codec="bf16", encode_extra_ratio=0.9, tensor_bytes=1000)
+    (check,) = check_targets([large, small])
+    assert (check.measured, check.passed) == (0.5, False)
+    assert check.detail == "fp16, relu6, 4x4"

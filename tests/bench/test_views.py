@@ -27,6 +27,7 @@ def test_two_tables_per_shape_with_a_row_per_codec():
         "9x9, 0.3 kB: what travels and what is lost",
         "9x9, 0.3 kB: what it costs",
     ]
+    assert [bool(table.note) for table in tables] == [True, True, False, False]
     assert [[shown["codec"] for shown in table.rows] for table in tables[:2]] == [["sort:6+2", "none"]] * 2
 
 

@@ -66,10 +66,7 @@ def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: Set
     for case in cases:
         x = case.load().to(settings.device)
         with_reference = settings.reference == "all" or (settings.reference == "largest" and case is largest)
-        small = torch.linspace(-1, 1, 1 << 16).view(16, -1).to(x)
         for each in codecs:
-            # Kernels compile at their first call for a type, for seconds that no figure may contain.
-            each.decode(each.encode(small), torch.empty_like(small))
             yield {
                 "shape": case.shape_text,
                 "content": case.content,
@@ -87,13 +84,17 @@ def relative_squared_error(x: Tensor, decoded: Tensor) -> float | None:
 
 
 def _measure(x: Tensor, codec_: Codec, settings: Settings, with_reference: bool) -> Row:
-    def timed(call: Callable[[], object]) -> Times:
-        return time_calls(call, repeat=settings.repeat, budget_s=settings.budget_s, device=settings.device)
+    def timed(call: Callable[[], object], compiles: bool = False) -> Times:
+        return time_calls(
+            call, repeat=settings.repeat, budget_s=settings.budget_s, compiles=compiles, device=settings.device
+        )
 
-    wire, decoded = codec_.encode(x), torch.empty_like(x)
+    wire = torch.empty(codec_.wire_bytes(x.shape, x.dtype), dtype=torch.uint8, device=x.device)
+    decoded = torch.empty_like(x)
+    compiles = isinstance(codec_, KernelCodec)
     copy = timed(lambda: decoded.copy_(x))
-    encode = timed(lambda: codec_.encode(x, out=wire))
-    decode = timed(lambda: codec_.decode(wire, decoded))
+    encode = timed(lambda: codec_.encode(x, out=wire), compiles)
+    decode = timed(lambda: codec_.decode(wire, decoded), compiles)
     extra_bytes = peak_extra_bytes(lambda: codec_.encode(x, out=wire), device=settings.device)
     error = relative_squared_error(x, decoded)
     reference_ms = None

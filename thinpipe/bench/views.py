@@ -33,8 +33,11 @@ COST_NOTE = (
 
 
 def result_tables(rows: Sequence[Row]) -> list[Table]:
-    """Two tables per shape: what is lost, which depends on the content, and what it costs, which hardly does."""
-    result = []
+    """Two tables per shape: what is lost, which depends on the content, and what it costs, which hardly does.
+
+    The notes that explain the columns stand under the first two alone.
+    """
+    result: list[Table] = []
     for shape in _distinct(rows, "shape"):
         of_shape = [row for row in rows if row["shape"] == shape]
         tensor = f"{shape}, {_size_text(of_shape[0]['tensor_bytes'])}"
@@ -44,7 +47,7 @@ def result_tables(rows: Sequence[Row]) -> list[Table]:
                 title=f"{tensor}: what travels and what is lost",
                 columns=_loss_columns(contents),
                 rows=[_loss_row(codec_rows) for codec_rows in _by_codec(of_shape)],
-                note=LOSS_NOTE,
+                note="" if result else LOSS_NOTE,
             )
         )
         slowest = f", the slowest of {len(contents)} contents" if len(contents) > 1 else ""
@@ -53,7 +56,7 @@ def result_tables(rows: Sequence[Row]) -> list[Table]:
                 title=f"{tensor}: what it costs{slowest}",
                 columns=(_BY_NAME["codec"], *_COSTS),
                 rows=[_cost_row(codec_rows) for codec_rows in _by_codec(of_shape)],
-                note=COST_NOTE,
+                note="" if len(result) > 1 else COST_NOTE,
             )
         )
     return result

@@ -125,7 +125,13 @@ def bench_codecs(
     checks = [*_verify(cases, on), *check_targets(rows)] if verify else []
     record = Record(
         kind="bench codecs",
-        config={"command": ["thinpipe", *sys.argv[1:]], "device": device, "repeat": repeat, "budget_s": budget},
+        config={
+            "command": ["thinpipe", *sys.argv[1:]],
+            "device": device,
+            "repeat": repeat,
+            "budget_s": budget,
+            "reference": reference,
+        },
         columns=COLUMNS,
         rows=tuple(rows),
         checks=tuple(checks),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Series = Mapping[str, Sequence[tuple[float, float]]]
 
 # Okabe and Ito's colours, which people with colour-blind eyes can tell apart; shapes repeat the distinction.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F", "#B8A800")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#B8A800")
 _MARKERS = "osD^vPX*<"
 _PANELS_PER_ROW = 3
 
