@@ -12,6 +12,11 @@ import torch
 
 _CPU = torch.device("cpu")
 
+# glibc's mallopt: blocks from the threshold on are mapped one by one, and go back to the system when freed.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MMAP_THRESHOLD_MEASURING = 64 * 1024
+_MMAP_THRESHOLD_CEILING = 32 * 1024 * 1024  # where glibc's own rule ends up once large blocks have been freed
+
 
 @dataclass(frozen=True)
 class Times:
@@ -68,8 +73,11 @@ def peak_extra_bytes(call: Callable[[], object], *, device: torch.device = _CPU)
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - held
     resident = _reset_peak_bytes()
-    call()
-    return None if resident is None else max(0, _status_bytes("VmHWM") - resident)
+    try:
+        call()
+        return None if resident is None else max(0, _status_bytes("VmHWM") - resident)
+    finally:
+        _set_mmap_threshold(_MMAP_THRESHOLD_CEILING)
 
 
 def _elapsed_ms(call: Callable[[], object], device: torch.device) -> float:
@@ -89,13 +97,22 @@ def _synchronize(device: torch.device) -> None:
 def _reset_peak_bytes() -> int | None:
     """Make the peak of the process start from what is resident now, and return that; None where this cannot be done."""
     try:
-        # Freed heap that the allocator keeps is still resident: a call that fills it would seem to need nothing.
+        # Freed heap that the allocator keeps is still resident: a call that fills it would seem to need nothing, and
+        # one that frees and allocates by turns would seem to hold both.
+        _set_mmap_threshold(_MMAP_THRESHOLD_MEASURING)
         ctypes.CDLL(None).malloc_trim(0)
         with open("/proc/self/clear_refs", "w") as clear_refs:
             clear_refs.write("5")  # the kernel's code for: VmHWM becomes VmRSS
         return _status_bytes("VmRSS")
     except (AttributeError, OSError, LookupError):  # not glibc; not Linux; a kernel without these counters
         return None
+
+
+def _set_mmap_threshold(threshold_bytes: int) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, threshold_bytes)
+        mallopt(_M_TRIM_THRESHOLD, 2 * threshold_bytes)
 
 
 def _status_bytes(name: str) -> int:
