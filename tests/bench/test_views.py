@@ -33,7 +33,8 @@ def test_two_tables_per_shape_with_a_row_per_codec():
 
 def test_errors_stand_under_their_content():
     lines = plain_text(result_tables(ROWS)[0]).splitlines()
-    assert lines[1].split() == ["relu6", "laplace"]
+    assert lines[1].split() == ["relu6", "SNR", "laplace", "SNR"]
+    assert lines[2].split() == ["codec", "wire", "error", "dB", "error", "dB"]
     assert lines[3].split() == ["sort:6+2", "0.250", "1.0e-04", "40.0", "3.0e-04", "40.0"]
 
 

@@ -86,7 +86,7 @@ def _loss_columns(contents: Sequence[str]) -> list[Column]:
     for content in contents:
         error, snr = _BY_NAME["relative_error"], _BY_NAME["snr_db"]
         columns.append(replace(error, name=f"{content} error", heading=f"{content}\nerror"))
-        columns.append(replace(snr, name=f"{content} snr", heading="\ndB"))
+        columns.append(replace(snr, name=f"{content} snr"))
     return columns
 
 

@@ -68,8 +68,8 @@ def show(tables: Iterable[Table], console: Console | None = None) -> None:
     for table in tables:
         if console.is_terminal:
             console.print(Text(f"\n{table.title}", style="bold"))
-            for block in _blocks(table, console.width):
-                console.print(_rich_table(table, block))
+            for i, block in enumerate(_blocks(table, console.width)):
+                console.print(*([""] if i else []), _rich_table(table, block), sep="\n")
             if table.note:
                 console.print(Text(table.note, style="dim"))
         else:
