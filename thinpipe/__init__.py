@@ -1,6 +1,6 @@
 """thinpipe: train a model whose layers live on several machines, over links too thin for it."""
 
 from thinpipe.codecs import Codec, codec
+from thinpipe.version import __version__
 
-__version__ = "0.1.0"
 __all__ = ["Codec", "__version__", "codec"]

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from thinpipe import __version__
 from thinpipe.commands.bench_codecs import bench_codecs
+from thinpipe.version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 bench = typer.Typer(no_args_is_help=True, help="Measure this machine: codecs.")

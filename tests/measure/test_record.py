@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from thinpipe import __version__
 from thinpipe.measure.record import FORMAT, Check, Column, Record, check_writable
+from thinpipe.version import __version__
 
 
 @pytest.fixture

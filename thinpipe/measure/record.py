@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from thinpipe import __version__
 from thinpipe.measure.environment import environment
+from thinpipe.version import __version__
 
 FORMAT = 1  # raised when a reader of the old shape would misread the new one
 

@@ -1,0 +1,49 @@
+"""What several codec tests share: round trips and the specs that stand for every family."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import thinpipe
+from thinpipe.bench.contents import CONTENTS
+
+# At least one of every family, and of every way its wire can look.
+SPECS = [
+    "none",
+    "fp16",
+    "bf16",
+    "uniform:1",
+    "uniform:8",
+    "uniform:13",
+    "sort:6+2",
+    "sort:3+1",
+    "sort:12+4",
+    "sort:4+0",
+    "sort:3+8",
+    "fast:6+2",
+    "kmeans:1",
+    "kmeans:4",
+    "kmeans:7",
+    "svd:2",
+    "power:2",
+    "topk:0.1",
+    "topk:0.01",
+    "topk:1",
+]
+QUANTIZERS = [spec for spec in SPECS if spec.split(":")[0] in ("uniform", "sort", "fast", "kmeans")]
+
+
+def content(name: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    return CONTENTS[name](shape, torch.Generator().manual_seed(seed))
+
+
+def round_trip(spec: str, x: Tensor, kernels: str = "auto", dtype: torch.dtype | None = None) -> Tensor:
+    codec = thinpipe.codec(spec, kernels=kernels)
+    # Filled with what no codec writes, so that an element that was not written shows.
+    out = torch.full(x.shape, 12345 if x.dtype != torch.bool else 1, dtype=dtype or x.dtype)
+    return codec.decode(codec.encode(x), out)
+
+
+def squared_error(spec: str, x: Tensor, kernels: str = "auto") -> float:
+    return (round_trip(spec, x, kernels).double() - x.double()).square().sum().item()

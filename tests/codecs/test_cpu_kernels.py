@@ -1,0 +1,134 @@
+"""The machinery of the CPU kernels: order statistics on any sample, threads, forks, bounds, memory."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import thinpipe
+from tests.codecs.helpers import QUANTIZERS, SPECS, content
+from thinpipe.codecs.kernels.cpu import order
+from thinpipe.codecs.kernels.cpu.codebook import key_floats
+from thinpipe.measure.meter import peak_extra_bytes
+
+LARGE = (8, 32, 112, 112)  # 12.8 MB of float32: every thread has work, samples are small parts
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    distinct=st.sampled_from([1, 2, 5, 300, 10**9]),
+    count=st.integers(9000, 60_000),
+    quantiles=st.lists(st.floats(0, 1), min_size=1, max_size=40),
+)
+def test_order_statistics_are_those_of_a_sort(seed, distinct, count, quantiles):
+    generator = np.random.default_rng(seed)
+    x = (generator.integers(0, distinct, count) - distinct // 2).astype(np.float32)
+    ranks = np.unique([round(quantile * (count - 1)) for quantile in quantiles])
+    low, high, found = order.order_statistics(x, ranks)
+    ordered = np.sort(x)
+    assert np.array_equal(key_floats(found), ordered[ranks])
+    assert np.array_equal(key_floats(np.array([low, high])), ordered[[0, -1]])
+
+
+@pytest.mark.parametrize("unfair", ["lowest", "highest", "one-value"])
+def test_order_statistics_survive_a_sample_that_misleads(monkeypatch, unfair):
+    """Brackets that miss their ranks are widened until they hold them."""
+    x = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
+    honest, calls = order.sample, []
+
+    def misleading(values, size, magnitude=False):
+        calls.append(size)
+        keys = honest(values, size, magnitude)
+        if len(calls) > 1:
+            return keys
+        chosen = {"lowest": np.sort(keys)[: len(keys) // 10], "highest": np.sort(keys)[-len(keys) // 10 :]}
+        return chosen.get(unfair, np.full_like(keys, keys[0]))
+
+    monkeypatch.setattr(order, "sample", misleading)
+    ranks = np.array([10, 25_000, 49_000])
+    assert np.array_equal(key_floats(order.order_statistics(x, ranks)[2]), np.sort(x)[ranks])
+
+
+@pytest.mark.parametrize("spec", [*QUANTIZERS, "topk:0.1", "topk:0.01"])
+def test_the_wire_does_not_depend_on_the_number_of_threads(spec):
+    x = content("relu6", (2, 32, 112, 112))
+    codec = thinpipe.codec(spec)
+    threads = torch.get_num_threads()
+    try:
+        wires, decoded = [], []
+        for count in (1, 2, 3, 7):
+            torch.set_num_threads(count)
+            wires.append(codec.encode(x))
+            decoded.append(codec.decode(wires[0], torch.empty_like(x)))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(wire, wires[0]) for wire in wires)
+    assert all(torch.equal(values, decoded[0]) for values in decoded)
+
+
+def test_several_python_threads_may_encode_at_once():
+    tensors = [content("laplace", (4, 32, 56, 56), seed) for seed in range(6)]
+    codec = thinpipe.codec("sort:6+2")
+    expected = [codec.encode(x) for x in tensors]
+    with ThreadPoolExecutor(6) as pool:
+        wires = list(pool.map(codec.encode, tensors))
+    assert all(torch.equal(*pair) for pair in zip(wires, expected, strict=True))
+
+
+def test_a_forked_process_may_encode_too():
+    """A data loader's workers are forks; the parent's threads do not exist in them."""
+    x = content("relu6", (4, 32, 56, 56))
+    codec = thinpipe.codec("sort:6+2")
+    expected = codec.encode(x)
+    wire = torch.empty_like(expected).share_memory_()
+    child = multiprocessing.get_context("fork").Process(target=codec.encode, args=(x, wire))
+    child.start()
+    child.join(60)
+    alive = child.is_alive()
+    child.kill()
+    assert not alive
+    assert torch.equal(wire, expected)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from Linux")
+@pytest.mark.parametrize("spec", ["uniform:8", "sort:6+2", "fast:12+4", "kmeans:4", "kmeans:8", "topk:0.1"])
+@pytest.mark.parametrize("kind", ["relu6", "laplace"])
+def test_encoding_needs_less_than_a_quarter_of_the_tensor(spec, kind):
+    x = content(kind, LARGE)
+    codec = thinpipe.codec(spec)
+    wire = codec.encode(x)
+    assert peak_extra_bytes(lambda: codec.encode(x, out=wire)) < x.numel() * x.itemsize / 4
+
+
+BOUNDS_CHECK = """
+import torch, thinpipe
+for spec in SPECS:
+    codec = thinpipe.codec(spec)
+    for count in (1, 9, 2047, 2049, 70_001):
+        for x in (torch.randn(count), torch.randn(count).clamp(0, 6), torch.zeros(count), torch.randn(count).half()):
+            wire = codec.encode(x)
+            codec.decode(wire, torch.empty_like(x))
+            codec.decode(torch.randint(0, 256, wire.shape, dtype=torch.uint8), torch.empty_like(x))
+print("checked", len(SPECS))
+"""
+
+
+def test_no_loop_leaves_its_arrays(tmp_path):
+    """The same loops compiled with bounds checks, which raise: on tensors, and on wires of noise."""
+    done = subprocess.run(
+        [sys.executable, "-c", BOUNDS_CHECK.replace("SPECS", repr(SPECS))],
+        env=os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["checked", str(len(SPECS))]

@@ -1,0 +1,71 @@
+"""k-means: as good as a converged search, exact where it can be, stable where values are far apart."""
+
+import pytest
+import torch
+from sklearn.cluster import KMeans
+
+from tests.codecs.helpers import content, round_trip, squared_error
+
+CONTENTS = ["relu6", "outliers", "laplace"]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_within_a_hundredth_of_the_best_of_ten_converged_runs(bits, kind):
+    x = content(kind, (2, 24, 14, 14))
+    # Scaled, since scikit-learn's stopping rule looks at absolute distances.
+    points = (x.double() / x.double().std()).reshape(-1, 1).numpy()
+    best = KMeans(1 << bits, n_init=10, tol=1e-9, max_iter=1000, random_state=0).fit(points).inertia_
+    assert squared_error(f"kmeans:{bits}", x) <= 1.01 * best * x.double().var().item()
+
+
+@pytest.mark.parametrize("bits", [5, 6, 7, 8])
+@pytest.mark.parametrize("kind", CONTENTS)
+@pytest.mark.parametrize("shape", [(16, 24, 56, 56), (8, 16, 768)], ids=str)
+def test_never_worse_than_sort_or_uniform_at_equal_bits(bits, kind, shape):
+    x = content(kind, shape)
+    ours = squared_error(f"kmeans:{bits}", x)
+    for other in ("sort", "uniform"):
+        assert ours <= squared_error(f"{other}:{bits}", x)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_as_many_distinct_values_as_codes_are_exact(bits):
+    x = torch.randn(1 << bits)[torch.randint(0, 1 << bits, (40_000,))]
+    assert torch.equal(round_trip(f"kmeans:{bits}", x), x)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_small_changes_far_from_zero_are_kept(bits):
+    x = 1000 + 0.3 * torch.randn(300_000)
+    noise = (x.double() - x.double().mean()).square().sum().item()
+    assert (
+        squared_error(f"kmeans:{bits}", x) < 1.1 * noise * 2.72 / 4**bits
+    )  # Panter and Dite's optimum for a normal density
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_one_huge_value_among_many_gets_a_code_of_its_own(bits):
+    x = torch.randn(300_000)
+    x[123_456] = 1e6
+    decoded = round_trip(f"kmeans:{bits}", x)
+    assert decoded[123_456] == 1e6
+    assert (decoded - x).square().mean() < x[x < 1e6].var()
+
+
+def test_values_that_a_sample_of_the_tensor_misses_are_counted():
+    """A run of large values, in a tensor large enough to be sampled: one place in forty, all next to each other."""
+    x = torch.randn(4_000_000)
+    x[1_000_000:1_100_000] *= 1000
+    clustered = squared_error("kmeans:4", x)
+    spread = squared_error("kmeans:4", x[torch.randperm(x.numel())])
+    assert clustered == pytest.approx(spread, rel=0.02)
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-30, 1e30, 3e37])
+def test_scale_does_not_matter(scale):
+    x = torch.randn(20_000)
+    unit = squared_error("kmeans:4", x)
+    scaled = x.double() * scale
+    error = (round_trip("kmeans:4", scaled.float()).double() - scaled).square().sum().item() / scale**2
+    assert error == pytest.approx(unit, rel=0.02)

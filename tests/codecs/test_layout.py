@@ -1,0 +1,51 @@
+"""The packed codes: every width, every remainder, the worked example, the ratios."""
+
+import pytest
+import torch
+
+import thinpipe
+from thinpipe.codecs.kernels import reference
+from thinpipe.codecs.layout import BLOCK, packed_bytes, planes
+
+
+def test_the_worked_example():
+    wire = torch.empty(4, dtype=torch.uint8)
+    reference.pack(torch.tensor([1, 2, 3, 4, 5, 6, 7, 8]), wire, 4)
+    assert wire.tolist() == [0x51, 0x62, 0x73, 0x84]
+
+
+@pytest.mark.parametrize("bits", range(1, 17))
+def test_planes_cover_each_bit_once(bits):
+    covered = [bit for width, shift in planes(bits) for bit in range(shift, shift + width)]
+    assert covered == list(range(bits))
+
+
+@pytest.mark.parametrize("bits", range(1, 17))
+@pytest.mark.parametrize("count", [1, 7, 8, 9, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 100])
+def test_packing_is_undone_by_unpacking(bits, count):
+    codes = torch.randint(0, 1 << bits, (count,))
+    wire = torch.empty(packed_bytes(count, bits), dtype=torch.uint8)
+    reference.pack(codes, wire, bits)
+    assert torch.equal(reference.unpack(wire, count, bits), codes)
+
+
+@pytest.mark.parametrize("bits", range(1, 17))
+@pytest.mark.parametrize("count", [1, 9, BLOCK, 3 * BLOCK + 100, 50 * BLOCK + 3])
+def test_the_cpu_packs_as_the_reference_does(bits, count):
+    x = torch.randn(count)
+    codec, literal = thinpipe.codec(f"uniform:{bits}"), thinpipe.codec(f"uniform:{bits}", kernels="reference")
+    wire = codec.encode(x)
+    assert torch.equal(wire, literal.encode(x))
+    assert torch.equal(codec.decode(wire, torch.empty(count)), literal.decode(wire, torch.empty(count)))
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [(name, bits) for name in ("uniform", "sort", "fast") for bits in (16, 12, 8, 4, 2, 1)]
+    + [("kmeans", bits) for bits in (8, 4, 2, 1)],
+)
+def test_ratios_count_everything_and_are_met_within_a_hundredth(name, bits):
+    codec = thinpipe.codec(f"{name}:{bits}")
+    for count in (2**18, 2**18 + 1, 12_845_056):  # 1 MB of float32 and more
+        ratio = codec.wire_bytes((count,), torch.float32) / (4 * count)
+        assert ratio == pytest.approx(bits / 32, rel=0.01)

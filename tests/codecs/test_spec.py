@@ -1,0 +1,80 @@
+"""Specs: what parses, what it means, and what an unusable one is told."""
+
+import pytest
+import torch
+
+import thinpipe
+from thinpipe.codecs import FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("short", "canonical"),
+    [
+        ("sort:16", "sort:12+4"),
+        ("sort:12", "sort:9+3"),
+        ("sort:8", "sort:6+2"),
+        ("sort:4", "sort:3+1"),
+        ("sort:2", "sort:1+1"),
+        ("sort:1", "sort:1+0"),
+        ("fast:6", "fast:5+1"),
+        ("fast:6+2", "fast:6+2"),
+        (" uniform:8 ", "uniform:8"),
+        ("topk:0.10", "topk:0.1"),
+        ("topk:1e-3", "topk:0.001"),
+        ("topk:0.123456789", "topk:0.123456789"),
+        ("none", "none"),
+    ],
+)
+def test_specs_have_one_canonical_form(short, canonical):
+    codec = thinpipe.codec(short)
+    assert codec.spec == canonical
+    assert thinpipe.codec(canonical) == codec
+    assert thinpipe.codec(codec) is codec
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("sort:0+9", "0 level bits"),
+        ("sort:8+9", "9 split bits"),
+        ("sort:9+8", "more than 16"),
+        ("sort:0", "0 level bits"),
+        ("sort:17", "more than 16"),
+        ("sort:6+", "not a whole number"),
+        ("sort:-6+2", "not a whole number"),
+        ("fast:6+2+1", "not a whole number"),
+        ("uniform:17", "17 bits"),
+        ("uniform:0", "0 bits"),
+        ("uniform", "not a whole number"),
+        ("uniform:8.0", "not a whole number"),
+        ("kmeans:9", "9 bits"),
+        ("svd:x", "not a whole number"),
+        ("power:0", "rank 0"),
+        ("topk:0", "above 0"),
+        ("topk:1.5", "at most 1"),
+        ("topk:nan", "nan"),
+        ("topk:much", "much"),
+        ("none:1", "too many"),
+        ("bogus:3", "no codec 'bogus'"),
+        ("", "no codec ''"),
+    ],
+)
+def test_nonsense_is_told_the_rule_and_what_exists(spec, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        thinpipe.codec(spec)
+    message = str(caught.value)
+    name = spec.split(":")[0]
+    if name in FAMILIES:
+        assert FAMILIES[name].rule in message
+    for family in FAMILIES:
+        assert family in message
+
+
+def test_a_spec_is_text():
+    with pytest.raises(TypeError, match="int"):
+        thinpipe.codec(8)
+
+
+def test_kernels_are_named():
+    with pytest.raises(ValueError, match="'auto' or 'reference'"):
+        thinpipe.codec("uniform:8", kernels="fastest").encode(torch.ones(3))

@@ -1,0 +1,55 @@
+"""Rooms import only the rooms that docs/architecture.md lets them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "thinpipe"
+
+# Room -> the rooms of thinpipe it may import; a longer name is more specific and wins.
+ALLOWED = {
+    "thinpipe": {"thinpipe.codecs", "thinpipe.pipeline"},
+    "thinpipe.version": set(),
+    "thinpipe.cli": {"thinpipe.commands"},
+    "thinpipe.codecs": {"thinpipe.codecs"},
+    "thinpipe.pipeline": {"thinpipe.pipeline", "thinpipe.codecs.base", "thinpipe.codecs.spec"},
+    "thinpipe.measure": {"thinpipe.measure"},
+    "thinpipe.bench": {"thinpipe.bench", "thinpipe.codecs", "thinpipe.pipeline", "thinpipe.measure"},
+    "thinpipe.commands": {"thinpipe.commands", "thinpipe.bench", "thinpipe.measure", "thinpipe.codecs"},
+}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found.add(node.module)
+    return {name for name in found if name.split(".")[0] == "thinpipe"}
+
+
+def is_within(name: str, room: str) -> bool:
+    # The package itself is a room of one module, not of all.
+    return name == room or (room != "thinpipe" and name.startswith(room + "."))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_stay_within_the_house(path):
+    rooms = [room for room in ALLOWED if is_within(module_name(path), room)]
+    assert rooms, f"{module_name(path)} is in no room: add it to docs/architecture.md and here"
+    allowed = ALLOWED[max(rooms, key=len)] | {"thinpipe.version"}
+    for name in imports(path):
+        assert any(is_within(name, room) for room in allowed), f"{module_name(path)} may not import {name}"
+
+
+def test_the_check_sees_imports():
+    assert sum(len(imports(path)) for path in MODULES) > 10
