@@ -23,12 +23,13 @@ class Target:
     encode_copies: float  # at most
     decode_copies: float  # at most
     speedup: float | None = None  # over the literal algorithm, at least
+    literal: str | None = None  # the codec whose literal algorithm that is, where it is not this one
 
 
 TARGETS = (
     Target(codec="uniform:8", encode_copies=6, decode_copies=3),
     Target(codec="sort:6+2", encode_copies=12, decode_copies=3, speedup=40),
-    Target(codec="fast:6+2", encode_copies=12, decode_copies=3, speedup=40),
+    Target(codec="fast:6+2", encode_copies=12, decode_copies=3, speedup=40, literal="sort:6+2"),
     Target(codec="kmeans:4", encode_copies=15, decode_copies=4, speedup=100),
 )
 
@@ -46,10 +47,16 @@ def check_targets(rows: Sequence[Row]) -> Iterator[Check]:
                 limit=getattr(target, name),
                 required=False,
             )
-        speedups = [row["encode_speedup"] for row in of_codec if row["encode_speedup"] is not None]
+        literal = target.literal or target.codec
+        literal_ms = {
+            row["content"]: row["reference_encode_ms"]
+            for row in rows
+            if row["codec"] == literal and row["shape"] == SHAPE and row["reference_encode_ms"] is not None
+        }
+        speedups = [literal_ms[row["content"]] / row["encode_ms"] for row in of_codec if row["content"] in literal_ms]
         if target.speedup and speedups:
             yield Check(
-                claim=f"{target.codec}, {SHAPE}: times the literal's speed",
+                claim=f"{target.codec}, {SHAPE}: times the speed of the literal {literal}",
                 measured=min(speedups),
                 limit=target.speedup,
                 bound="at least",

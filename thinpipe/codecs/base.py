@@ -121,3 +121,16 @@ class KernelCodec(Codec):
 def as_bytes(x: Tensor) -> Tensor:
     """The memory of a contiguous tensor as a 1-D uint8 view."""
     return x.reshape(-1).view(torch.uint8)
+
+
+def as_dtype(wire: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as values of a wider type: a view, or a copy where the bytes start at an odd place."""
+    return (wire.clone() if wire.storage_offset() % dtype.itemsize else wire).view(dtype)
+
+
+def write_values(wire: Tensor, values: Tensor, dtype: torch.dtype) -> None:
+    """Fill a wire with values rounded to a type, without a copy of them where the wire can be viewed as that type."""
+    if wire.storage_offset() % dtype.itemsize:
+        wire.copy_(as_bytes(values.to(dtype)))
+    else:
+        wire.view(dtype).copy_(values.reshape(-1))

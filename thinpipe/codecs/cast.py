@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.base import FLOATS, Codec, as_bytes
+from thinpipe.codecs.base import FLOATS, Codec, as_dtype, write_values
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -33,18 +33,14 @@ class Cast(Codec):
         return math.prod(shape) * wire_dtype.itemsize + marker
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
-        payload = as_bytes(x.to(_DTYPES.get(self.name, x.dtype)))
-        wire[: payload.numel()].copy_(payload)
-        wire[payload.numel() :].zero_()
+        wire_dtype = _DTYPES.get(self.name, x.dtype)
+        payload = x.numel() * wire_dtype.itemsize
+        write_values(wire[:payload], x, wire_dtype)
+        wire[payload:].zero_()
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
         wire_dtype = _DTYPES.get(self.name) or next(
             dtype for dtype in FLOATS if self.float_bytes(out.shape, dtype) == wire.numel()
         )
-        payload = wire[: out.numel() * wire_dtype.itemsize]
-        if wire_dtype == out.dtype:
-            as_bytes(out).copy_(payload)
-            return
-        if payload.storage_offset() % wire_dtype.itemsize:
-            payload = payload.clone()  # torch views bytes as wider types only where they are aligned
-        out.copy_(payload.view(wire_dtype).view(out.shape))
+        payload = out.numel() * wire_dtype.itemsize
+        out.view(-1).copy_(as_dtype(wire[:payload], wire_dtype))

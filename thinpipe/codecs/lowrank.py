@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.base import Codec, as_bytes
+from thinpipe.codecs.base import Codec, as_bytes, as_dtype, write_values
 
 COLD_STEPS = 4  # subspace iterations from a random start; one is enough from the last tensor's basis
 _BASIS = "power.basis"
@@ -52,15 +52,14 @@ class LowRank(Codec):
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
         shapes = self.factor_shapes(x.shape)
         if shapes is None:
-            wire.copy_(as_bytes(x.float()))
+            write_values(wire, x, torch.float32)
             return
         rows, columns = x.shape[-2:]
         matrices = x.view(-1, rows, columns)
         basis = _starting_basis(state, shapes[1], x.device) if self.name == "power" else None
         steps = 1 if state is not None and _BASIS in state else COLD_STEPS
         left, right = _factor_views(wire, shapes)
-        # A sixteenth of the tensor at a time: linear algebra needs copies of its input, the whole would double it.
-        chunk = max(1, len(matrices) // 16)
+        chunk = _chunk(len(matrices))
         for start in range(0, len(matrices), chunk):
             part = slice(start, start + chunk)
             a = matrices[part].float()
@@ -84,11 +83,11 @@ class LowRank(Codec):
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
         shapes = self.factor_shapes(out.shape)
         if shapes is None:
-            out.view(-1).copy_(_floats(wire))
+            out.view(-1).copy_(as_dtype(wire, torch.float32))
             return
         left, right = _factor_views(wire, shapes)
         matrices = out.view(-1, *out.shape[-2:])
-        chunk = max(1, len(matrices) // 16)
+        chunk = _chunk(len(matrices))
         for start in range(0, len(matrices), chunk):
             part = slice(start, start + chunk)
             matrices[part].copy_(left[part] @ right[part].mT)
@@ -114,13 +113,13 @@ def _starting_basis(state: MutableMapping[str, Tensor] | None, shape: torch.Size
     return torch.randn(shape[1:], generator=generator).to(device).expand(shape).clone()
 
 
-def _floats(wire: Tensor) -> Tensor:
-    """A wire as float32; a wire inside another buffer need not be aligned, torch's views must be."""
-    return (wire.clone() if wire.storage_offset() % 4 else wire).view(torch.float32)
+def _chunk(matrices: int) -> int:
+    """How many matrices to take at a time: linear algebra needs several copies of its input."""
+    return max(1, matrices // 64)
 
 
 def _factor_views(wire: Tensor, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
-    left, right = _floats(wire).split([math.prod(shape) for shape in shapes])
+    left, right = as_dtype(wire, torch.float32).split([math.prod(shape) for shape in shapes])
     return left.view(shapes[0]), right.view(shapes[1])
 
 
