@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-_jit = njit(nogil=True, cache=True, error_model="numpy")
+from thinpipe.codecs.kernels.cpu.compiling import jit
 
 
-@_jit
+@jit
 def merge(points, start, stop, weight, most):
     """Means and weights of about ``most`` groups of rising points; start..stop weigh ``weight`` each, others 1.
 
@@ -43,7 +42,7 @@ def merge(points, start, stop, weight, most):
     return means[:groups].copy(), weights[:groups].copy()
 
 
-@_jit
+@jit
 def _cell_cost(sums, i, j):
     """The squared error of points i..j about their mean."""
     mass = sums[0, j] - sums[0, i]
@@ -51,7 +50,7 @@ def _cell_cost(sums, i, j):
     return max(sums[2, j] - sums[2, i] - total * total / mass, 0.0) if mass > 0 else 0.0
 
 
-@_jit
+@jit
 def optimal_centres(sums, edges, count):
     """Centres of the best ``count`` cells whose borders are among the edges, by dynamic programming.
 
@@ -95,7 +94,7 @@ def optimal_centres(sums, edges, count):
     return centres
 
 
-@_jit
+@jit
 def lloyd(points, sums, centres, steps):
     """Lloyd's steps: the squared error after the last one, and the centres."""
     centres = centres.copy()
