@@ -184,6 +184,40 @@ def count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered
 
 
 @jit
+def histogram(x, first, last, left, right, p, offset, scale, counts, gathered):
+    """One read of blocks first..last: how many values fall into equal bins between two keys, and the keys outside.
+
+    The bin is (x*p - offset)*scale. counts has two rows, for even and odd places: equal values in a row, as a ReLU
+    makes them, would otherwise each wait for the last one's sum. Returns as count_and_gather does.
+    """
+    block = np.empty(BLOCK, np.float32)
+    keys = np.empty(BLOCK, np.int32)
+    bins = np.empty(BLOCK, np.int32)
+    top = np.float32(counts.shape[1] - 1)
+    room = gathered.size - 1
+    found = 0
+    low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+    for b in range(first, last):
+        count = min(BLOCK, x.size - b * BLOCK)
+        _load_keys(x, b * BLOCK, count, block, keys, False)
+        values = _load(x, b * BLOCK, count, block)
+        for j in range(count):
+            low = min(low, keys[j])
+            high = max(high, keys[j])
+        for j in range(count):
+            place = (values[j] * p - offset) * scale
+            place = place if place > np.float32(0) else np.float32(0)  # NaN too
+            bins[j] = np.int32(place if place < top else top)
+        for j in range(count):
+            if left <= keys[j] <= right:
+                counts[j & 1, bins[j]] += 1
+            else:
+                gathered[min(found, room)] = keys[j]
+                found += 1
+    return low, high, found if found <= room else -1
+
+
+@jit
 def _pack(codes, wire, piece, bits):
     """One block of 8 pieces of codes into planes; consumes the codes. See thinpipe.codecs.layout."""
     start, left = 0, bits
