@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format clean
 
 demo: .venv/installed
 	$(BIN)/thinpipe bench codecs

@@ -78,7 +78,7 @@ def bucket_affine(lo: Tensor, hi: Tensor, levels: int) -> tuple[Tensor, Tensor, 
     span = hi - lo
     p = torch.ones_like(span)
     p[span > 2.0**126] = 2.0**-3
-    p[span < 2.0**-96] = 2.0**100  # |x| < 2^-72 here, or the span would be below x's own rounding
+    p[(span > 0) & (span < 2.0**-96)] = 2.0**100  # |x| < 2^-72 here, or the span would be below x's own rounding
     scale = torch.where(span > 0, levels / (span * p), torch.zeros_like(span))
     return p.float(), (lo * p).float(), scale.float()
 

@@ -4,8 +4,9 @@
     2. one read of the tensor counts the middle in fine bins and gathers the ends whole: the few large values are what
        much of the error is made of. The same read looks for NaN and infinity
     3. bins and ends are merged into some thousand groups, fine wherever good centres are dense
-    4. centres start from the exact optimum over fewer groups (up to 16 centres) or from the spacing that is optimal
-       for many (as the cube root of the density); Lloyd's steps on prefix sums finish
+    4. up to 16 centres start from the exact optimum over fewer groups; more of them from the spacing that is optimal
+       for many (as the cube root of the density) and from even spacing, of which the better end counts; Lloyd's
+       steps on prefix sums finish
 
 A sample alone is not enough: 65536 values of a ReLU6 tensor place 16 centres up to 1 % above the least error.
 """
@@ -68,7 +69,7 @@ def _read(x: np.ndarray, left: np.int32, right: np.int32) -> tuple[int, int, NDA
     """Least and greatest key, counts in bins between two keys, and the keys outside (None: too many)."""
     parts = shares(x)
     bins = min(BINS, max(2048, x.size // 64))
-    counts = np.zeros((len(parts), 2, bins), np.uint32)
+    counts = np.zeros((len(parts), 2, bins + 1), np.uint32)
     gathered = np.empty((len(parts), 4 * x.size // TAIL // len(parts) + BLOCK), np.int32)
     p, offset, scale = _binning(left, right, bins)
     results = parallel(
@@ -78,13 +79,13 @@ def _read(x: np.ndarray, left: np.int32, right: np.int32) -> tuple[int, int, NDA
     low, high = min(low for low, _, _ in results), max(high for _, high, _ in results)
     fits = all(found >= 0 for _, _, found in results)
     tails = np.concatenate([own[:found] for own, (_, _, found) in zip(gathered, results, strict=True)])
-    return low, high, counts.sum(axis=(0, 1), dtype=np.int64), tails if fits else None
+    return low, high, counts[..., :bins].sum(axis=(0, 1), dtype=np.int64), tails if fits else None
 
 
 def _binning(left: np.int32, right: np.int32, bins: int) -> tuple[np.float32, np.float32, np.float32]:
     lo, hi = torch.from_numpy(key_floats(np.array([left, right])))
-    p, offset, scale = (value.numpy()[()] for value in bucket_affine(lo, hi, bins))
-    return p, offset, scale
+    p, offset, scale = bucket_affine(lo, hi, bins)
+    return np.float32(p), np.float32(offset), np.float32(scale)
 
 
 def _bin_values(middle: Keys, bins: int) -> Floats:

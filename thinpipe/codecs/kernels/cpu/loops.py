@@ -129,19 +129,41 @@ def sample(x, first, last, stride, magnitude, out):
 
 
 @jit
+def _append(keys, chosen, gathered, found):
+    """Put the chosen keys of a block behind the ``found`` ones; how many there are then, or -1: no room.
+
+    Word by word of 8, those with nothing chosen left out, and without a branch that would be mispredicted: so a key is
+    written before it is known whether it counts, and the last place of ``gathered`` is never filled.
+    """
+    words = chosen.view(np.uint64)
+    filled = np.empty(words.size, np.int32)
+    some = 0
+    for w in range(words.size):
+        filled[some] = w
+        some += words[w] != 0
+    if found + 8 * some >= gathered.size:
+        total = 0
+        for j in range(chosen.size):
+            total += chosen[j]
+        if found < 0 or found + total >= gathered.size:
+            return -1
+    for w in range(some):
+        for j in range(8 * filled[w], 8 * filled[w] + 8):
+            gathered[found] = keys[j]
+            found += chosen[j]
+    return found
+
+
+@jit
 def count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered):
     """One read of blocks first..last: how many keys are below each bound, and the keys that lie in the regions.
 
     regions[i] = (a, b) stands for a <= key < b. Returns the least and greatest key and how many were gathered, or -1
-    where they do not fit. ``gathered`` needs room for 8 more than it may hold, since appending writes before it
-    decides. Example: keys 5 1 7 3, bounds [4], region [3, 6): below [2], gathered 5 3.
+    where they do not fit. Example: keys 5 1 7 3, bounds [4], region [3, 6): below [2], gathered 5 3.
     """
     block = np.empty(BLOCK, np.float32)
     keys = np.empty(BLOCK, np.int32)
-    inside = np.zeros(BLOCK, np.uint8)
-    words = inside.view(np.uint64)
-    full_words = np.empty(BLOCK // 8, np.int32)
-    room = gathered.size - 8
+    inside = np.empty(BLOCK, np.uint8)
     found = 0
     low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for b in range(first, last):
@@ -163,23 +185,7 @@ def count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered
             start, stop = regions[i, 0], regions[i, 1]
             for j in range(count):
                 inside[j] |= np.uint8((keys[j] >= start) & (keys[j] < stop))
-        # Appending each word of 8 keys that holds one, without a branch that the processor would mispredict.
-        some = 0
-        for w in range(words.size):
-            full_words[some] = w
-            some += words[w] != 0
-        if found + 8 * some > room:
-            total = 0
-            for j in range(count):
-                total += inside[j]
-            if found + total > room:
-                found = -1
-                continue
-        for w in range(some):
-            start = 8 * full_words[w]
-            for j in range(start, start + 8):
-                gathered[found] = keys[j]
-                found += inside[j]
+        found = _append(keys, inside, gathered, found)
     return low, high, found
 
 
@@ -187,14 +193,16 @@ def count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered
 def histogram(x, first, last, left, right, p, offset, scale, counts, gathered):
     """One read of blocks first..last: how many values fall into equal bins between two keys, and the keys outside.
 
-    The bin is (x*p - offset)*scale. counts has two rows, for even and odd places: equal values in a row, as a ReLU
-    makes them, would otherwise each wait for the last one's sum. Returns as count_and_gather does.
+    The bin is (x*p - offset)*scale; the last one counts the keys outside. counts has two rows, for even and odd
+    places: equal values in a row, as a ReLU makes them, would otherwise each wait for the last one's sum. Returns as
+    count_and_gather does.
     """
     block = np.empty(BLOCK, np.float32)
     keys = np.empty(BLOCK, np.int32)
     bins = np.empty(BLOCK, np.int32)
-    top = np.float32(counts.shape[1] - 1)
-    room = gathered.size - 1
+    outside = np.empty(BLOCK, np.uint8)
+    even, odd = counts[0], counts[1]
+    top = np.float32(even.size - 2)
     found = 0
     low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for b in range(first, last):
@@ -208,13 +216,18 @@ def histogram(x, first, last, left, right, p, offset, scale, counts, gathered):
             place = (values[j] * p - offset) * scale
             place = place if place > np.float32(0) else np.float32(0)  # NaN too
             bins[j] = np.int32(place if place < top else top)
+        outside[count:] = 0
         for j in range(count):
-            if left <= keys[j] <= right:
-                counts[j & 1, bins[j]] += 1
-            else:
-                gathered[min(found, room)] = keys[j]
-                found += 1
-    return low, high, found if found <= room else -1
+            outside[j] = np.uint8((keys[j] < left) | (keys[j] > right))
+        for j in range(count):
+            bins[j] = even.size - 1 if outside[j] else bins[j]
+        for j in range(count // 2):
+            even[bins[2 * j]] += np.uint32(1)
+            odd[bins[2 * j + 1]] += np.uint32(1)
+        if count % 2:
+            even[bins[count - 1]] += np.uint32(1)
+        found = _append(keys, outside, gathered, found)
+    return low, high, found
 
 
 @jit

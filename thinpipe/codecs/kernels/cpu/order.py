@@ -6,7 +6,7 @@
 
 Many equal values (half of a ReLU's output is 0) are never gathered: where the sample shows a bracket's end more than
 once, that one key is a bracket of its own, and counting it is all there is to do. If a count shows a rank outside its
-bracket, which a fair sample does less than once in a thousand tensors, the brackets are widened and read again.
+bracket, as a fair sample makes happen about once in a hundred to a thousand tensors, they are widened and read again.
 """
 
 from __future__ import annotations
