@@ -59,13 +59,14 @@ def test_order_statistics_survive_a_sample_that_misleads(monkeypatch, unfair):
 
 @pytest.mark.parametrize("spec", [*QUANTIZERS, "topk:0.1", "topk:0.01"])
 def test_the_wire_does_not_depend_on_the_number_of_threads(spec):
-    x = content("relu6", (2, 32, 112, 112))
+    x = content("relu6", LARGE)
     codec = thinpipe.codec(spec)
     threads = torch.get_num_threads()
     try:
         wires, decoded = [], []
         for count in (1, 2, 3, 7):
             torch.set_num_threads(count)
+            assert len(order.shares(x.view(-1).numpy())) == min(count, 6)
             wires.append(codec.encode(x))
             decoded.append(codec.decode(wires[0], torch.empty_like(x)))
     finally:
@@ -75,17 +76,17 @@ def test_the_wire_does_not_depend_on_the_number_of_threads(spec):
 
 
 def test_several_python_threads_may_encode_at_once():
-    tensors = [content("laplace", (4, 32, 56, 56), seed) for seed in range(6)]
+    tensors = [content("laplace", LARGE, seed) for seed in range(4)]
     codec = thinpipe.codec("sort:6+2")
     expected = [codec.encode(x) for x in tensors]
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(4) as pool:
         wires = list(pool.map(codec.encode, tensors))
     assert all(torch.equal(*pair) for pair in zip(wires, expected, strict=True))
 
 
 def test_a_forked_process_may_encode_too():
     """A data loader's workers are forks; the parent's threads do not exist in them."""
-    x = content("relu6", (4, 32, 56, 56))
+    x = content("relu6", LARGE)
     codec = thinpipe.codec("sort:6+2")
     expected = codec.encode(x)
     wire = torch.empty_like(expected).share_memory_()
@@ -108,6 +109,26 @@ def test_encoding_needs_less_than_a_quarter_of_the_tensor(spec, kind):
     assert peak_extra_bytes(lambda: codec.encode(x, out=wire)) < x.numel() * x.itemsize / 4
 
 
+def run(code: str, **environment: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_loops_compile_where_nothing_can_be_kept():
+    """Numba that finds no folder to write to, neither the package's nor the user's."""
+    code = """
+from numba.core import caching
+for name in ("CompileResultCacheImpl", "CodeLibraryCacheImpl"):
+    getattr(caching, name)._locator_classes = []
+from thinpipe.codecs.kernels.cpu import cells
+print(cells.lloyd.stats.cache_path)
+"""
+    assert run(code) == ["None"]
+
+
 BOUNDS_CHECK = """
 import torch, thinpipe
 for spec in SPECS:
@@ -123,12 +144,5 @@ print("checked", len(SPECS))
 
 def test_no_loop_leaves_its_arrays(tmp_path):
     """The same loops compiled with bounds checks, which raise: on tensors, and on wires of noise."""
-    done = subprocess.run(
-        [sys.executable, "-c", BOUNDS_CHECK.replace("SPECS", repr(SPECS))],
-        env=os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["checked", str(len(SPECS))]
+    done = run(BOUNDS_CHECK.replace("SPECS", repr(SPECS)), NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
+    assert done == ["checked", str(len(SPECS))]

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from thinpipe.codecs.kernels.cpu import loops
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of, key_floats
-from thinpipe.codecs.kernels.cpu.order import extent, order_statistics, shares
+from thinpipe.codecs.kernels.cpu.order import GRAIN, extent, order_statistics, shares
 from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import (
+    BLOCK,
     bucket_affine,
     bucket_values,
     chunk_bounds,
@@ -120,7 +121,7 @@ def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
         target[:] = 0
         loops.place_by_index(rest.copy().view(np.int32), values, target)
         return
-    parts = split(rest.size, 4096)
+    parts = split(rest.size, GRAIN * BLOCK // 8)
     counts = parallel(lambda first, last: loops.count_bits(rest, first, last), parts)
     before = np.minimum(np.cumsum([0, *counts]), kept).tolist()
     parallel(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-_jit = njit(nogil=True, cache=True, error_model="numpy")
+from thinpipe.codecs.kernels.cpu.compiling import jit
 
 
-@_jit
-def merge(points, start, stop, weight, most):
-    """Means and weights of about ``most`` groups of rising points; start..stop weigh ``weight`` each, others 1.
+@jit
+def merge(points, weights, most):
+    """Means and weights of about ``most`` groups of rising weighted points.
 
     A stretch of given mass and width deserves mass^(1/3) * width^(2/3) of the centres (Panter and Dite), and gets
     that share of the groups; a value that stands far from the rest becomes a group of its own. Up to ``most`` distinct
@@ -19,31 +18,28 @@ def merge(points, start, stop, weight, most):
     stretch = 8
     share = np.empty((points.size + stretch - 1) // stretch)
     for s in range(share.size):
-        first, last = s * stretch, min((s + 1) * stretch, points.size - 1)
-        mass = (last - first) * (weight if start <= first < stop else 1.0)
-        width = np.float64(points[last]) - np.float64(points[first])
-        share[s] = (mass * width * width) ** (1 / 3)
+        first, last = s * stretch, min((s + 1) * stretch, points.size)
+        width = points[min(last, points.size - 1)] - points[first]
+        share[s] = (weights[first:last].sum() * width * width) ** (1 / 3)
     distinct = 1
     for i in range(1, points.size):
         distinct += points[i] != points[i - 1]
     unit = share.sum() / most if distinct > most else 0.0
     room = min(distinct, most + 1)
-    means, weights = np.empty(room), np.empty(room)
+    means, masses = np.empty(room), np.empty(room)
     groups, mass, total, reached = 0, 0.0, 0.0, 0.0
     for i in range(points.size):
-        own = weight if start <= i < stop else 1.0
-        mass += own
-        total += own * points[i]
+        mass += weights[i]
+        total += weights[i] * points[i]
         reached += share[i // stretch] / stretch
-        ends = i + 1 == points.size or (reached >= unit and points[i + 1] != points[i])
-        if ends:
-            means[groups], weights[groups] = total / mass, mass
+        if i + 1 == points.size or (reached >= unit and points[i + 1] != points[i]):
+            means[groups], masses[groups] = total / mass, mass
             groups += 1
             mass, total, reached = 0.0, 0.0, 0.0
-    return means[:groups].copy(), weights[:groups].copy()
+    return means[:groups].copy(), masses[:groups].copy()
 
 
-@_jit
+@jit
 def _cell_cost(sums, i, j):
     """The squared error of points i..j about their mean."""
     mass = sums[0, j] - sums[0, i]
@@ -51,7 +47,7 @@ def _cell_cost(sums, i, j):
     return max(sums[2, j] - sums[2, i] - total * total / mass, 0.0) if mass > 0 else 0.0
 
 
-@_jit
+@jit
 def optimal_centres(sums, edges, count):
     """Centres of the best ``count`` cells whose borders are among the edges, by dynamic programming.
 
@@ -95,7 +91,7 @@ def optimal_centres(sums, edges, count):
     return centres
 
 
-@_jit
+@jit
 def lloyd(points, sums, centres, steps):
     """Lloyd's steps: the squared error after the last one, and the centres."""
     centres = centres.copy()

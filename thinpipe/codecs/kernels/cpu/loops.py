@@ -15,12 +15,11 @@ numba widens it to 64 bits.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
+from thinpipe.codecs.kernels.cpu.compiling import jit
 from thinpipe.codecs.layout import BLOCK, PIECE, PIECES
-
-_jit = njit(nogil=True, cache=True, error_model="numpy")
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _GREATEST = np.int32(0x7FFFFFFE)  # one NaN is lowered to this, so that a key below 0x7FFFFFFF is every key
@@ -98,7 +97,7 @@ def _load_keys_by_type(x, start, count, block, keys, magnitude):
     return from_floats
 
 
-@_jit
+@jit
 def extent(x, first, last):
     """The least and the greatest key of blocks first..last."""
     block = np.empty(BLOCK, np.float32)
@@ -113,7 +112,7 @@ def extent(x, first, last):
     return low, high
 
 
-@_jit
+@jit
 def sample(x, first, last, stride, magnitude, out):
     """One key from a random place in each of the strides first..last; the place depends on the stride alone."""
     picked = np.empty(BLOCK, x.dtype)
@@ -129,7 +128,7 @@ def sample(x, first, last, stride, magnitude, out):
         _load_keys(picked, 0, count, block, out[start : start + count], magnitude)
 
 
-@_jit
+@jit
 def count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered):
     """One read of blocks first..last: how many keys are below each bound, and the keys that lie in the regions.
 
@@ -184,7 +183,41 @@ def count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered
     return low, high, found
 
 
-@_jit
+@jit
+def histogram(x, first, last, left, right, p, offset, scale, counts, gathered):
+    """One read of blocks first..last: how many values fall into equal bins between two keys, and the keys outside.
+
+    The bin is (x*p - offset)*scale. counts has two rows, for even and odd places: equal values in a row, as a ReLU
+    makes them, would otherwise each wait for the last one's sum. Returns as count_and_gather does.
+    """
+    block = np.empty(BLOCK, np.float32)
+    keys = np.empty(BLOCK, np.int32)
+    bins = np.empty(BLOCK, np.int32)
+    top = np.float32(counts.shape[1] - 1)
+    room = gathered.size - 1
+    found = 0
+    low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+    for b in range(first, last):
+        count = min(BLOCK, x.size - b * BLOCK)
+        _load_keys(x, b * BLOCK, count, block, keys, False)
+        values = _load(x, b * BLOCK, count, block)
+        for j in range(count):
+            low = min(low, keys[j])
+            high = max(high, keys[j])
+        for j in range(count):
+            place = (values[j] * p - offset) * scale
+            place = place if place > np.float32(0) else np.float32(0)  # NaN too
+            bins[j] = np.int32(place if place < top else top)
+        for j in range(count):
+            if left <= keys[j] <= right:
+                counts[j & 1, bins[j]] += 1
+            else:
+                gathered[min(found, room)] = keys[j]
+                found += 1
+    return low, high, found if found <= room else -1
+
+
+@jit
 def _pack(codes, wire, piece, bits):
     """One block of 8 pieces of codes into planes; consumes the codes. See thinpipe.codecs.layout."""
     start, left = 0, bits
@@ -225,7 +258,7 @@ def _pack(codes, wire, piece, bits):
         left -= width
 
 
-@_jit
+@jit
 def _unpack(wire, codes, piece, bits):
     """The inverse of _pack."""
     start, shift = 0, 0
@@ -250,7 +283,7 @@ def _unpack(wire, codes, piece, bits):
         shift += width
 
 
-@_jit
+@jit
 def look_up(wire, table, out, first, last, bits):
     """Blocks first..last of out: each code's entry of a table of 2^bits."""
     codes = np.empty(BLOCK, np.uint16)
@@ -269,7 +302,7 @@ def look_up(wire, table, out, first, last, bits):
                 values[j] = table[codes[j]]
 
 
-@_jit
+@jit
 def _search(values, thresholds, codes):
     """codes[j] = how many of the 2^k - 1 rising thresholds lie below values[j].
 
@@ -297,7 +330,7 @@ def _search(values, thresholds, codes):
             codes[j] = np.uint16(codes[j] + (step & (signs[j] >> 31)))
 
 
-@_jit
+@jit
 def encode_codebook(x, wire, first, last, thresholds, bits):
     """Blocks first..last as indices between thresholds, packed."""
     block = np.empty(BLOCK, np.float32)
@@ -310,7 +343,7 @@ def encode_codebook(x, wire, first, last, thresholds, bits):
         _pack(codes, wire[b * PIECE * bits : b * PIECE * bits + piece * bits], piece, bits)
 
 
-@_jit
+@jit
 def encode_buckets(x, wire, first, last, cuts, p, offset, scale, level_bits, split_bits):
     """Blocks first..last as bucket * 2^level_bits + round((x*p - offset)*scale), packed.
 
@@ -347,7 +380,7 @@ def encode_buckets(x, wire, first, last, cuts, p, offset, scale, level_bits, spl
         _pack(codes, wire[b * PIECE * bits : b * PIECE * bits + piece * bits], piece, bits)
 
 
-@_jit
+@jit
 def count_from(x, first, last, threshold):
     """How many magnitudes of blocks first..last are above the threshold's key, and how many are equal to it."""
     block = np.empty(BLOCK, np.float32)
@@ -365,7 +398,7 @@ def count_from(x, first, last, threshold):
     return above, equal
 
 
-@_jit
+@jit
 def keep_largest(x, first, last, threshold, ties, place, values, positions, mask):
     """Write the values of blocks first..last above the threshold, and the first ``ties`` that are equal to it.
 
@@ -407,7 +440,7 @@ def keep_largest(x, first, last, threshold, ties, place, values, positions, mask
                 mask[start // 8 + j] = byte
 
 
-@_jit
+@jit
 def count_bits(mask, first, last):
     total = 0
     for j in range(first, last):
@@ -417,7 +450,7 @@ def count_bits(mask, first, last):
     return total
 
 
-@_jit
+@jit
 def place_by_mask(mask, first, last, values, place, out):
     """Bytes first..last of a mask: the next value where a bit is set, zero elsewhere and once values run out."""
     indices = np.empty(BLOCK + 1, np.int32)
@@ -437,7 +470,7 @@ def place_by_mask(mask, first, last, values, place, out):
         place = min(place + found, values.size)
 
 
-@_jit
+@jit
 def place_by_index(positions, values, out):
     """Values at their positions; positions outside of out are passed over."""
     for i in range(values.size):
