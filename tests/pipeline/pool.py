@@ -1,0 +1,78 @@
+"""A pool of worker processes that is started once and runs many small pipelines, each under a time limit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+LIMIT_S = 60  # a combination takes a fraction of a second; importing torch in all workers, on two cores, ten
+
+
+class Pool:
+    """``run(function, workers, ...)`` calls ``function(group, ...)`` on the first so many workers, in one group."""
+
+    def __init__(self, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._rendezvous = tempfile.NamedTemporaryFile(prefix="thinpipe-test-")  # noqa: SIM115
+        self._ends: list[Connection] = []
+        self.processes = []
+        for worker in range(workers):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(worker, workers, self._rendezvous.name, theirs), daemon=True)
+            process.start()
+            self._ends.append(mine)
+            self.processes.append(process)
+
+    def run(self, function: Callable[..., Any], workers: int, *args: Any, limit_s: float = LIMIT_S) -> list[Any]:
+        """The results of all workers. A worker that raises or is late fails the test and ends the pool."""
+        for end in self._ends[:workers]:
+            end.send((function, workers, args))
+        results = []
+        for worker, end in enumerate(self._ends[:workers]):
+            if not end.poll(limit_s):
+                self.close()
+                raise TimeoutError(f"worker {worker} of {workers} did not finish {function.__name__}{args}")
+            error, result = end.recv()
+            if error:
+                self.close()
+                raise RuntimeError(f"worker {worker} of {workers} failed in {function.__name__}{args}:\n{error}")
+            results.append(result)
+        return results
+
+    @property
+    def alive(self) -> bool:
+        return all(process.is_alive() for process in self.processes)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def _serve(worker: int, workers: int, rendezvous: str, end: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(rendezvous, workers),
+        rank=worker,
+        world_size=workers,
+        timeout=timedelta(seconds=LIMIT_S),
+    )
+    groups = {count: dist.new_group(list(range(count))) for count in range(2, workers + 1)}
+    while True:
+        function, count, args = end.recv()
+        torch.manual_seed(0)
+        try:
+            end.send((None, function(groups[count], *args)))
+        except BaseException:
+            end.send((traceback.format_exc(), None))

@@ -1,0 +1,7 @@
+"""Pipelines: stages that talk through codecs, on torch.distributed.pipelining."""
+
+from thinpipe.pipeline.link import LinkError
+from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
+from thinpipe.pipeline.stage import PipelineStage
+
+__all__ = ["ClientServerSchedule", "LinearSchedule", "LinkError", "PipelineStage"]

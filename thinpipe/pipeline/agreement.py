@@ -1,0 +1,55 @@
+"""Workers compare what they believe before they exchange tensors, so that a difference is an error, not a hang."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class DisagreementError(ValueError):
+    """The workers of one pipeline were started with different settings."""
+
+
+def agree(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Compare ``facts`` (JSON) with every worker's: where two know a fact of one name, it must be the same.
+
+    A collective: every worker of the group calls it. Raises on all of them, naming workers and what differs.
+    """
+    everyone = _gather(dict(facts), group, device)
+    lines = []
+    for name in sorted({name for known in everyone for name in known}):
+        holders: dict[str, list[int]] = {}
+        for worker, known in enumerate(everyone):
+            if name in known:
+                holders.setdefault(json.dumps(known[name]), []).append(worker)
+        if len(holders) > 1:
+            lines.append(f"  {name}: " + "; ".join(f"{value} on {_workers(who)}" for value, who in holders.items()))
+    if lines:
+        raise DisagreementError(
+            "all workers of a pipeline are started with the same settings, these differ:\n"
+            + "\n".join(lines)
+            + "\nStart every worker with the same code, command line and thinpipe version."
+        )
+
+
+def _workers(who: list[int]) -> str:
+    return ("worker " if len(who) == 1 else "workers ") + ", ".join(map(str, who))
+
+
+def _gather(facts: dict[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> list[dict[str, Any]]:
+    """Every worker's facts, as JSON in tensors: nothing that is received gets unpickled."""
+    device = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
+    data = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(device)
+    workers = dist.get_world_size(group)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(workers)]
+    dist.all_gather(sizes, torch.tensor([data.numel()], device=device), group=group)
+    longest = max(int(size) for size in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: data.numel()] = data
+    parts = [torch.empty_like(padded) for _ in range(workers)]
+    dist.all_gather(parts, padded, group=group)
+    return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]

@@ -1,0 +1,107 @@
+"""What one end of a link counts, and when: sums of bytes and times, and the stamps a report compares."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+now = time.perf_counter  # seconds; on Linux one clock for all processes of a machine
+
+STAMPS = 1 << 16  # messages whose stamps are kept for the next report: 4000 steps of 16 chunks, a few MB
+
+
+@dataclass
+class Counters:
+    """Sums since the stage was made, or since ``reset``. One end of a link knows only its own half of the times."""
+
+    messages: int = 0  # tensors sent or received
+    tensor_bytes: int = 0  # their size before encoding or after decoding
+    wire_bytes: int = 0  # what travelled for them
+    encode_ms: float = 0.0  # sender: time in the codec
+    decode_ms: float = 0.0  # receiver: time in the codec
+    blocked_ms: float = 0.0  # receiver: time it stood still for messages; a report splits it into wait and transfer
+
+    def count(self, tensor_bytes: int, wire_bytes: int) -> None:
+        self.messages += 1
+        self.tensor_bytes += tensor_bytes
+        self.wire_bytes += wire_bytes
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """One message at one end of a link, in seconds of that worker's clock."""
+
+    step: int
+    chunk: int
+    slot: int
+    start: float  # sender: it was handed to the network; receiver: it was first needed
+    end: float  # receiver: it could be used; sender: same as start
+    arrived: float | None = None  # receiver, in traced steps only: when its last byte was there
+    wire_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Event:
+    """A bar in the picture of one step."""
+
+    kind: str  # forward, backward, weight, encode, decode, wait
+    stage: int
+    chunk: int
+    start: float
+    end: float
+
+
+@dataclass
+class Ledger:
+    """Everything one end of a link writes down."""
+
+    counters: Counters = field(default_factory=Counters)
+    stamps: deque[Stamp] = field(default_factory=lambda: deque(maxlen=STAMPS))
+
+    def reset(self) -> None:
+        self.counters = Counters()
+        self.stamps.clear()
+
+
+class CodecClock:
+    """Times the codec without waiting for a GPU: there it drops events in the stream and reads them later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._ms = 0.0
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        if self._cuda:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield
+            end.record()
+            self._pending.append((start, end))
+            if len(self._pending) > 256 and self._pending[127][1].query():
+                self._drain(128)  # long finished: reading them waits for nothing
+        else:
+            began = now()
+            yield
+            self._ms += (now() - began) * 1e3
+
+    def total_ms(self) -> float:
+        """All time measured so far. On a GPU this waits for the codecs under way, so ask between steps."""
+        self._drain(len(self._pending))
+        return self._ms
+
+    def reset(self) -> None:
+        self._pending.clear()
+        self._ms = 0.0
+
+    def _drain(self, count: int) -> None:
+        for start, end in self._pending[:count]:
+            end.synchronize()
+            self._ms += start.elapsed_time(end)
+        del self._pending[:count]

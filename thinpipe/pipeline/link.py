@@ -1,0 +1,332 @@
+"""The two ends of a link: what one stage sends to its neighbour in one direction, and what the neighbour receives.
+
+       SendLink (stage 0)                                 RecvLink (stage 1)
+
+                                                     (1)  post: one irecv per chunk and tensor, at the start of a step
+  (2)  send: encode into a wire, isend  ---- wire --->    arrives while the worker computes something else
+                                                     (3)  receive: wait for it, decode
+  (4)  finish: all sends of the step are out         (5)  release: the decoded tensors may be used again
+
+(1) is why transfers hide behind compute: gloo moves no data until the receiver has posted. Each message has its own
+tag, so nothing depends on the order of messages and no order can deadlock. Backends without tags (NCCL) take another
+road: both ends hand their operations to the schedule (``send_ops``, ``recv_ops``), which keeps them in order.
+
+Times. ``blocked_ms`` is the time from (3), when the stage first needs a chunk, until it can use the wire. A message
+carries nothing but its wire, so the receiver alone cannot tell a late sender from a slow link: both ends keep stamps,
+and ``report`` compares them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import MutableMapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinpipe.codecs.base import FLOATS, Codec, as_bytes
+from thinpipe.pipeline.counters import CodecClock, Counters, Event, Ledger, Stamp, now
+
+RAW_BELOW = 4096  # bytes; a smaller tensor fits in three Ethernet frames, encoding it saves nothing
+
+# A tag names direction, sending stage, chunk and slot. Bit 30 keeps clear of the small tags users choose.
+_STAGES, _CHUNKS, _SLOTS = 1 << 10, 1 << 14, 1 << 5
+
+# Chunks a link has under way before its worker waits for the oldest: enough to keep the network busy while the next
+# ones are computed, few enough that 1F1B keeps its promise about memory.
+WINDOW = 4
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One of the tensors that travel for each chunk."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    wire_bytes: int
+    raw: bool  # the tensor's own bytes travel, no codec
+
+    @staticmethod
+    def of(like: Any, codec: Codec) -> Slot:
+        """The slot of a tensor, or of anything else with a shape and a dtype."""
+        shape, dtype = torch.Size(like.shape), like.dtype
+        size, wire_bytes = shape.numel() * dtype.itemsize, codec.wire_bytes(shape, dtype)
+        raw = codec.spec == "none" or dtype not in FLOATS or size < RAW_BELOW or wire_bytes >= size
+        return Slot(shape, dtype, size if raw else wire_bytes, raw)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+class LinkError(RuntimeError):
+    """The worker at the other end of a link is gone, or the network between is."""
+
+
+class Link:
+    """What both ends of one direction of one link have in common."""
+
+    def __init__(self, codec: Codec, source: int, target: int, device: torch.device, group: Any) -> None:
+        self.codec = codec
+        self.source, self.target = source, target  # stages
+        self.direction = "forward" if target > source else "backward"
+        self.device, self.group = device, group
+        self.peer = -1  # the worker at the other end: its rank in the group; the schedule decides where stages live
+        self.slots: list[Slot] = []
+        self.step = 0
+        self.events: list[Event] = []  # shared with the stage
+        self.ledger = Ledger()
+        self.clock = CodecClock(device)
+        # gloo reads and writes host memory only, so wires of a GPU stage pass through pinned host buffers.
+        self.staged = device.type != "cpu" and dist.get_backend(group) == "gloo"
+
+    def __str__(self) -> str:
+        return f"{self.direction} link from stage {self.source} to stage {self.target}"
+
+    def counters(self) -> Counters:
+        return self.ledger.counters
+
+    def reset_counters(self) -> None:
+        self.ledger.reset()
+        self.clock.reset()
+
+    def tag(self, chunk: int, slot: int) -> int:
+        backward = int(self.direction == "backward")
+        return 1 << 30 | ((backward * _STAGES + self.source) * _CHUNKS + chunk) * _SLOTS + slot
+
+    def check_limits(self, chunks: int) -> None:
+        """Everything that travels must have a tag of its own."""
+        for what, count, limit in (
+            ("stages", max(self.source, self.target) + 1, _STAGES),
+            ("chunks", chunks, _CHUNKS),
+            ("tensors between two stages", len(self.slots), _SLOTS),
+        ):
+            if count > limit:
+                raise ValueError(f"a pipeline has at most {limit} {what}, got {count}")
+
+    def host_buffer(self, size: int) -> Tensor:
+        device = "cpu" if self.staged else self.device
+        return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=self.staged)
+
+    def await_work(self, work: dist.Work | None, me: int, chunk: int, verb: str) -> None:
+        assert work is not None  # torch returns None to workers outside the group
+        try:
+            work.wait()
+        except RuntimeError as error:
+            other = self.source if me == self.target else self.target
+            raise LinkError(
+                f"worker {self.peer} with stage {other} is gone: stage {me} could not {verb} chunk {chunk} over the "
+                f"{self}. Look for the first error of worker {self.peer}, then restart all workers. ({error})"
+            ) from error
+
+
+class SendLink(Link):
+    """The sending end: encodes each tensor into a buffer it keeps, and sends that."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.state: dict[int, MutableMapping[str, Tensor]] = {}  # per slot, what the codec remembers
+        self._spare: dict[int, list[Tensor]] = {}  # wire buffers by size
+        self._under_way: deque[tuple[int, list[Tensor], list[dist.Work | None]]] = deque()  # chunk, wires, sends
+        self._handed_out: list[Tensor] = []  # wires that a schedule sends
+
+    def configure(self, slots: list[Slot], chunks: int) -> None:
+        if slots != self.slots:
+            self._spare.clear()
+        self.slots = slots
+        self.check_limits(chunks)
+
+    def send(self, chunk: int, tensors: Sequence[Tensor]) -> None:
+        """(2) Encode and send. Waits for nothing, unless WINDOW chunks are under way already."""
+        while len(self._under_way) >= WINDOW:
+            self._await_oldest()
+        wires = [self._encode(chunk, slot, tensor) for slot, tensor in enumerate(tensors)]
+        works = [
+            dist.isend(wire, group=self.group, tag=self.tag(chunk, slot), group_dst=self.peer)
+            for slot, wire in enumerate(wires)
+        ]
+        self._under_way.append((chunk, wires, works))
+
+    def send_ops(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
+        """The same as operations for a schedule that orders and awaits them."""
+        wires = [self._encode(chunk, slot, tensor) for slot, tensor in enumerate(tensors)]
+        self._handed_out += wires
+        return [
+            dist.P2POp(dist.isend, wire, group=self.group, tag=self.tag(chunk, slot), group_peer=self.peer)
+            for slot, wire in enumerate(wires)
+        ]
+
+    def finish(self) -> None:
+        """(4) Wait until everything sent has left."""
+        while self._under_way:
+            self._await_oldest()
+
+    def begin_step(self) -> None:
+        """The schedule has awaited all that it was handed in the last step."""
+        self._recycle(self._handed_out)
+        self._handed_out = []
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {f"{slot}.{name}": value for slot, state in self.state.items() for name, value in state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.state = {}
+        for key, value in state.items():
+            slot, _, name = key.partition(".")
+            self.state.setdefault(int(slot), {})[name] = value.to(self.device)
+
+    def counters(self) -> Counters:
+        self.ledger.counters.encode_ms = self.clock.total_ms()
+        return self.ledger.counters
+
+    def _encode(self, chunk: int, index: int, tensor: Tensor) -> Tensor:
+        slot = self.slots[index]
+        if tensor.shape != slot.shape or tensor.dtype != slot.dtype:
+            raise ValueError(
+                f"all chunks of all steps have one shape: the {self} was set up for {slot}, but tensor {index} of "
+                f"chunk {chunk} is {Slot.of(tensor, self.codec)}. Pad or drop a batch that does not fill its chunks."
+            )
+        began = now()
+        if slot.raw:
+            wire = as_bytes(tensor.detach().contiguous())
+        else:
+            size = slot.wire_bytes
+            on_device = torch.empty(size, dtype=torch.uint8, device=self.device) if self.staged else None
+            wire = self._buffer(size) if on_device is None else on_device
+            with self.clock.measure():
+                self.codec.encode(tensor, wire, state=self.state.setdefault(index, {}))
+        if self.staged:
+            wire = self._buffer(slot.wire_bytes).copy_(wire, non_blocking=True)
+            torch.cuda.current_stream(self.device).synchronize()  # gloo reads the host buffer as soon as it is sent
+        ended = now()
+        if not slot.raw:
+            self.events.append(Event("encode", self.source, chunk, began, ended))
+        self.ledger.counters.count(slot.tensor_bytes, slot.wire_bytes)
+        self.ledger.stamps.append(Stamp(self.step, chunk, index, ended, ended, wire_bytes=slot.wire_bytes))
+        return wire
+
+    def _await_oldest(self) -> None:
+        chunk, wires, works = self._under_way.popleft()
+        for work in works:
+            self.await_work(work, self.source, chunk, "send")
+        self._recycle(wires)
+
+    def _buffer(self, size: int) -> Tensor:
+        spares = self._spare.get(size)
+        return spares.pop() if spares else self.host_buffer(size)
+
+    def _recycle(self, wires: list[Tensor]) -> None:
+        for slot, wire in zip(itertools.cycle(self.slots), wires, strict=False):
+            if self.staged or not slot.raw:  # the others are the tensors themselves
+                self._spare.setdefault(wire.numel(), []).append(wire)
+
+
+class RecvLink(Link):
+    """The receiving end: posts receives into buffers it keeps, decodes into tensors that it lends and takes back."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.chunks = 0
+        self.trace = False  # stamp arrivals too: one thread per message
+        self._wires: dict[tuple[int, int], Tensor] = {}
+        self._works: dict[tuple[int, int], dist.Work | None] = {}
+        self._arrivals: dict[tuple[int, int], Future[float]] = {}
+        self._lent: dict[int, list[tuple[int, Tensor]]] = {}
+        self._spare: dict[int, list[Tensor]] = {}
+        self._copied: torch.cuda.Event | None = None
+
+    def configure(self, slots: list[Slot], chunks: int) -> None:
+        if slots != self.slots:
+            self._wires.clear()
+            self._spare.clear()
+        self.slots, self.chunks = slots, chunks
+        self.check_limits(chunks)
+
+    def post(self) -> None:
+        """(1) Post the receives of a whole step."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the last step's wires are on the GPU; their host buffers may be overwritten
+        for key in ((chunk, slot) for chunk in range(self.chunks) for slot in range(len(self.slots))):
+            self._works[key] = dist.irecv(self._wire(key), group=self.group, tag=self.tag(*key), group_src=self.peer)
+        if self.trace and self._works:
+            pool = ThreadPoolExecutor(len(self._works), thread_name_prefix="thinpipe-arrival")
+            self._arrivals = {key: pool.submit(self._arrival, key) for key in self._works}
+            pool.shutdown(wait=False)
+
+    def recv_ops(self, chunk: int) -> list[dist.P2POp]:
+        """The receives of one chunk, as operations for a schedule that orders and awaits them."""
+        return [
+            dist.P2POp(
+                dist.irecv,
+                self._wire((chunk, slot)),
+                group=self.group,
+                tag=self.tag(chunk, slot),
+                group_peer=self.peer,
+            )
+            for slot in range(len(self.slots))
+        ]
+
+    def receive(self, chunk: int) -> list[Tensor]:
+        """(3) Wait for a chunk that was posted, or take one that the schedule has waited for; decode it."""
+        tensors = []
+        for index, slot in enumerate(self.slots):
+            key, needed = (chunk, index), now()
+            arrived = self._arrivals.pop(key).result() if key in self._arrivals else None
+            if arrived is not None:
+                del self._works[key]
+            elif key in self._works:
+                self.await_work(self._works.pop(key), self.target, chunk, "receive")
+            usable = now()
+            tensors.append(self._decode(key, slot))
+            self.ledger.counters.count(slot.tensor_bytes, slot.wire_bytes)
+            self.ledger.counters.blocked_ms += (usable - needed) * 1e3
+            self.ledger.stamps.append(Stamp(self.step, chunk, index, needed, usable, arrived, slot.wire_bytes))
+            self.events.append(Event("wait", self.target, chunk, needed, usable))
+            if not slot.raw:
+                self.events.append(Event("decode", self.target, chunk, usable, now()))
+        return tensors
+
+    def release(self, chunk: int) -> None:
+        """(5) Take back the tensors of a chunk whose backward is done."""
+        for index, tensor in self._lent.pop(chunk, ()):
+            self._spare.setdefault(index, []).append(tensor)
+
+    def counters(self) -> Counters:
+        self.ledger.counters.decode_ms = self.clock.total_ms()
+        return self.ledger.counters
+
+    def _decode(self, key: tuple[int, int], slot: Slot) -> Tensor:
+        chunk, index = key
+        wire = self._wire(key)
+        if slot.raw and not self.staged:
+            return wire.view(slot.dtype).view(slot.shape)
+        spares = self._spare.get(index)
+        tensor = spares.pop() if spares else torch.empty(slot.shape, dtype=slot.dtype, device=self.device)
+        self._lent.setdefault(chunk, []).append((index, tensor))
+        if self.staged:
+            wire = wire.to(self.device, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        if slot.raw:
+            as_bytes(tensor).copy_(wire)
+        else:
+            with self.clock.measure():
+                self.codec.decode(wire, tensor)
+        return tensor.detach()  # a new leaf every time: gradients of the last user are not this one's
+
+    def _wire(self, key: tuple[int, int]) -> Tensor:
+        if key not in self._wires:
+            self._wires[key] = self.host_buffer(self.slots[key[1]].wire_bytes)
+        return self._wires[key]
+
+    def _arrival(self, key: tuple[int, int]) -> float:
+        self.await_work(self._works[key], self.target, key[0], "receive")
+        return now()

@@ -1,0 +1,363 @@
+"""PipelineStage: torch's stage, talking to its neighbours through links.
+
+    schedule.step()
+      |  clear_runtime_states      (1)  a step opens; before the first one, workers compare their settings
+      |  _prepare_*_infra          (2)  first step only: torch learns the shapes, links learn what will travel
+      |  the first action          (3)  every stage of this worker posts its receives of the whole step
+      |    forward_one_chunk       (4)  wait for the activations of one chunk, decode, compute
+      |    get_fwd_send_ops        (5)  encode the output, send it
+      |    backward_one_chunk      (6)  wait for the gradients of one chunk, decode, compute
+      |    get_bwd_send_ops        (7)  encode the gradients of the inputs, send them
+      v  perform_reduce_grad       (8)  the worker's last stage waits until everything sent has left
+
+All of this runs under any schedule of torch: schedules call these methods, in whatever order suits them, and start
+the operations that the ``get_*_ops`` methods return. Where messages have tags (gloo) these return nothing: the links
+send and receive on their own, so no schedule makes a transfer wait for a computation. On other backends (NCCL) they
+return operations on wire buffers, and the schedule keeps their order.
+
+Private names of torch used here, seen on 2.11 and 2.13: ``_prepare_forward_infra`` and ``_prepare_backward_infra``,
+the only place where shapes are known before anything travels; ``_stage_meta`` (2.13) and ``get_outputs_meta`` (2.11),
+the shapes of the outputs; ``tensor_meta`` of a receive info (2.13), which says whether an input has a gradient.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import pipelining
+from torch.utils.checkpoint import checkpoint
+
+from thinpipe import __version__
+from thinpipe.codecs.base import Codec
+from thinpipe.codecs.spec import codec
+from thinpipe.pipeline.agreement import agree
+from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
+from thinpipe.pipeline.counters import Event, now
+from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
+
+_NOTHING = torch.empty(0)  # where torch would keep a receive buffer
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A tensor that torch expects from a neighbour for every chunk."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    gradient: bool  # a gradient goes the other way, or this is one
+
+    @staticmethod
+    def of(info: Any) -> _Input:
+        if info.buffer is None:  # torch 2.13 knows that this output has no gradient
+            return _Input(torch.Size(), torch.uint8, False)
+        meta = getattr(info, "tensor_meta", None)  # torch 2.13; before, every input had a gradient
+        differentiable = info.buffer.is_floating_point() or info.buffer.is_complex()
+        is_gradient = info.input_name.startswith("recv_grad")
+        wanted = differentiable and (meta is None or is_gradient or meta.requires_grad)
+        return _Input(info.buffer.shape, info.buffer.dtype, wanted)
+
+    def zeros(self, device: torch.device) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype, device=device)
+
+
+# The newest stage of each index on this worker, per process group: who posts receives and ends steps together.
+_NEWEST: WeakValueDictionary[tuple[int, int], PipelineStage] = WeakValueDictionary()
+
+
+class PipelineStage(pipelining.PipelineStage):
+    """A drop-in for ``torch.distributed.pipelining.PipelineStage`` that compresses what it sends.
+
+    Args:
+        submodule, stage_index, num_stages, device: as torch's.
+        forward: codec of the activations, a spec such as ``"sort:8"`` or a Codec. All stages have the same.
+        backward: codec of the gradients, likewise.
+        deferred_batch_norm: running statistics see whole mini-batches, not chunks.
+        recompute: keep only the inputs of each chunk and compute its activations again in backward.
+        post_ahead: post all receives when a step starts. Needs tags; by default where the backend has them (gloo).
+        torch_options: everything else torch's stage takes (``group``, ``input_args``, ``output_args`` ...).
+    """
+
+    def __init__(
+        self,
+        submodule: nn.Module,
+        stage_index: int,
+        num_stages: int,
+        device: torch.device | str,
+        *torch_args: Any,
+        forward: str | Codec = "none",
+        backward: str | Codec = "none",
+        deferred_batch_norm: bool = False,
+        recompute: bool = False,
+        post_ahead: bool | None = None,
+        **torch_options: Any,
+    ) -> None:
+        device = torch.device(device)
+        super().__init__(submodule, stage_index, num_stages, device, *torch_args, **torch_options)
+        self.forward_codec, self.backward_codec = codec(forward), codec(backward)
+        self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
+        self.recompute = recompute
+        self.post_ahead = dist.get_backend(self.group) == "gloo" if post_ahead is None else post_ahead
+        self.events: list[Event] = []  # of the step under way, or of the last one
+        self.steps = 0
+        self._open = self._posted = self._unchecked = False
+
+        def link(kind: Any, spec: Codec, source: int, target: int) -> Any:
+            if not 0 <= min(source, target) <= max(source, target) < num_stages:
+                return None
+            made = kind(spec, source, target, device, self.group)
+            made.events = self.events
+            return made
+
+        me, before, after = stage_index, stage_index - 1, stage_index + 1
+        self.forward_recv: RecvLink | None = link(RecvLink, self.forward_codec, before, me)
+        self.forward_send: SendLink | None = link(SendLink, self.forward_codec, me, after)
+        self.backward_recv: RecvLink | None = link(RecvLink, self.backward_codec, after, me)
+        self.backward_send: SendLink | None = link(SendLink, self.backward_codec, me, before)
+        _NEWEST[self._key(stage_index)] = self
+
+    @property
+    def links(self) -> list[Link]:
+        """The ends of links that this stage has: of those to other workers, once it has run."""
+        ends = (self.forward_recv, self.forward_send, self.backward_recv, self.backward_send)
+        return [end for end in ends if end]
+
+    def link_state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """What the codecs of this stage's links remember; to be saved beside the module's state."""
+        return {link.direction: link.state_dict() for link in (self.forward_send, self.backward_send) if link}
+
+    def load_link_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
+        for link in (self.forward_send, self.backward_send):
+            if link:
+                link.load_state_dict(state.get(link.direction, {}))
+
+    def trace(self, on: bool = True) -> None:
+        """From the next step on, also stamp the arrival of each message (``report``, ``draw``)."""
+        for link in (self.forward_recv, self.backward_recv):
+            if link:
+                link.trace = on
+
+    # (1) to (3): a step begins
+
+    def clear_runtime_states(self) -> None:
+        super().clear_runtime_states()
+        if self.steps == 0:
+            self._place_links()
+        if self.steps == 0 and self.stage_index == max(self._local_indices()):
+            self._agree(stage._settings() for stage in self._local_stages())
+        self.steps += 1
+        self.events.clear()
+        self._open, self._posted = True, False
+        for link in self.links:
+            link.step = self.steps
+            if isinstance(link, SendLink):
+                link.begin_step()
+
+    def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        # torch 2.11 asks for gradients of all receive buffers, integers too, if the stage has a backward; _take
+        # decides per tensor. Both versions run the module on made-up inputs here, which must not count.
+        has_backward, self.has_backward = self.has_backward, False
+        with frozen_statistics(self.submod):
+            result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
+        self.has_backward = has_backward
+        self._chunks, self._unchecked = num_microbatches, True
+        if self.forward_recv:
+            self._inputs = self._take_over(self.forward_recv, self.args_recv_info)
+        if self.forward_send:
+            outputs: Any = self._stage_meta.outputs if hasattr(self, "_stage_meta") else self.get_outputs_meta()  # type: ignore[attr-defined]
+            self.forward_send.configure([Slot.of(meta, self.forward_codec) for meta in outputs], num_microbatches)
+        return result
+
+    def _prepare_backward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        with frozen_statistics(self.submod):
+            result = super()._prepare_backward_infra(num_microbatches, *args, **kwargs)
+        if self.backward_send:
+            slots = [Slot.of(received, self.backward_codec) for received in self._inputs if received.gradient]
+            self.backward_send.configure(slots, num_microbatches)
+        if self.backward_recv:
+            self._take_over(self.backward_recv, self.grad_recv_info)
+        return result
+
+    def _take_over(self, link: RecvLink, infos: dict[int, Any]) -> list[_Input]:
+        """Learn from torch's receive buffers what will come, and drop them: the link has its own."""
+        inputs = [_Input.of(info) for info in infos[0]]
+        travelling = [item for item in inputs if link.direction == "forward" or item.gradient]
+        link.configure([Slot.of(item, link.codec) for item in travelling], self._chunks)
+        for chunk in infos.values():
+            for info, item in zip(chunk, inputs, strict=True):
+                info.buffer = _NOTHING if item in travelling else None
+        return inputs
+
+    def _begin(self) -> None:
+        """(3) Called by every action: the first one of a step posts the receives of all stages of this worker."""
+        if self._posted:
+            return
+        stages = [stage for stage in self._local_stages() if stage._open and not stage._posted]
+        if any(stage._unchecked for stage in stages):
+            self._agree(stage._traffic() for stage in stages)
+        for stage in stages:
+            stage._posted, stage._unchecked = True, False
+            if stage.post_ahead:
+                for link in stage.links:
+                    if isinstance(link, RecvLink) and (stage.has_backward or link.direction == "forward"):
+                        link.post()
+
+    # (4) to (7): its actions
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        self._begin()
+        if not self.forward_recv or self.post_ahead:
+            return []
+        return self.forward_recv.recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if not self.backward_recv or not self.has_backward or self.post_ahead:
+            return []
+        return self.backward_recv.recv_ops(bwd_chunk_id)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._begin()
+        if self.forward_recv:
+            gradients = self.has_backward and torch.is_grad_enabled()
+            received = self.forward_recv.receive(fwd_chunk_id)
+            for info, item, tensor in zip(self.args_recv_info[fwd_chunk_id], self._inputs, received, strict=True):
+                info.buffer = tensor.requires_grad_(gradients and item.gradient)
+        with self._event("forward", fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        run = super().forward_maybe_with_nosync
+        if not (self.recompute and self.has_backward):
+            return run(*args, **kwargs)
+        again = frozen_statistics(self.submod)
+        return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **kwargs)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        if not self.forward_send:
+            return []
+        outputs = self.fwd_cache[fwd_chunk_id][0]
+        if not self.post_ahead:
+            return self.forward_send.send_ops(fwd_chunk_id, outputs)
+        self.forward_send.send(fwd_chunk_id, outputs)
+        if not self.has_backward and fwd_chunk_id == self._chunks - 1 and len(self._local_indices()) == 1:
+            self.forward_send.finish()  # torch's forward-only schedule never gets to (8)
+        return []
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        if not self.has_backward:
+            return
+        if self.backward_recv:
+            received = iter(self.backward_recv.receive(bwd_chunk_id))
+            for info in self.grad_recv_info[bwd_chunk_id]:
+                info.buffer = None if info.buffer is None else next(received)
+        with self._event("backward", bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if full_backward:
+            self._release(bwd_chunk_id)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        with self._event("weight", bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        self._release(bwd_chunk_id)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if not self.backward_send or not self.has_backward:
+            return []
+        gradients = [
+            gradient if gradient is not None else item.zeros(self.device)
+            for item, gradient in zip(self._inputs, self.bwd_cache.pop(bwd_chunk_id), strict=False)
+            if item.gradient
+        ]
+        if not self.post_ahead:
+            return self.backward_send.send_ops(bwd_chunk_id, gradients)
+        self.backward_send.send(bwd_chunk_id, gradients)
+        return []
+
+    def _release(self, chunk: int) -> None:
+        for link, infos in ((self.forward_recv, self.args_recv_info), (self.backward_recv, self.grad_recv_info)):
+            if link:
+                for info in infos[chunk]:
+                    info.buffer = None if info.buffer is None else _NOTHING
+                link.release(chunk)
+
+    # (8): a step ends
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        if self.has_backward:  # after an evaluation torch would scale the gradients of the last step again
+            super().perform_reduce_grad(grad_scale_factor)
+        if self.statistics:
+            self.statistics.commit()
+        self._open = False
+        stages = self._local_stages()
+        if not any(stage._open for stage in stages):
+            for link in itertools.chain.from_iterable(stage.links for stage in stages):
+                if isinstance(link, SendLink):
+                    link.finish()
+
+    # What this worker has, and what it tells the others
+
+    def _key(self, index: int) -> tuple[int, int]:
+        return id(self.group or dist.group.WORLD), index
+
+    def _local_indices(self) -> list[int]:
+        return [stage for stage, worker in self.stage_index_to_group_rank.items() if worker == self.group_rank]
+
+    def _local_stages(self) -> list[PipelineStage]:
+        """The stages this worker runs together with this one."""
+        found = [
+            self if index == self.stage_index else _NEWEST.get(self._key(index)) for index in self._local_indices()
+        ]
+        return [stage for stage in found if stage is not None]
+
+    def _place_links(self) -> None:
+        placement = self.stage_index_to_group_rank
+        if placement[self.stage_index] != self.group_rank:
+            raise ValueError(
+                f"stage {self.stage_index} of {self.num_stages} belongs to worker {placement[self.stage_index]} of "
+                f"{self.group_size} under this schedule, but worker {self.group_rank} made it; "
+                f"make {' and '.join(f'stage {index}' for index in self._local_indices())} here"
+            )
+        for name, end in (("forward_recv", -1), ("backward_send", -1), ("forward_send", 1), ("backward_recv", 1)):
+            link = getattr(self, name)
+            if link:
+                link.peer = placement[self.stage_index + end]
+                if link.peer == self.group_rank:  # neighbours on one worker, in V schedules: nothing travels
+                    setattr(self, name, None)
+
+    def _agree(self, facts: Iterable[dict[str, Any]]) -> None:
+        agree(dict(itertools.chain.from_iterable(known.items() for known in facts)), self.group, self.device)
+
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same everywhere before shapes are known."""
+        plan = getattr(self.submod, "plan", None)
+        return {
+            "thinpipe version": __version__,
+            "number of stages": self.num_stages,
+            "worker of each stage": [self.stage_index_to_group_rank[stage] for stage in range(self.num_stages)],
+            "forward codec": self.forward_codec.spec,
+            "backward codec": self.backward_codec.spec,
+        } | ({"model and cuts": plan} if plan else {})
+
+    def _traffic(self) -> dict[str, Any]:
+        """What must be the same at both ends before the first tensor travels."""
+        kinds = {"forward": "activations", "backward": "gradients"}
+        return {"chunks per step": self._chunks, "backward pass": self.has_backward} | {
+            f"{kinds[link.direction]} from stage {link.source} to stage {link.target}": list(map(str, link.slots))
+            for link in self.links
+            if self.has_backward or link.direction == "forward"
+        }
+
+    @contextmanager
+    def _event(self, kind: str, chunk: int) -> Iterator[None]:
+        began = now()
+        yield
+        self.events.append(Event(kind, self.stage_index, chunk, began, now()))
