@@ -6,42 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from models import batch, cut, reference, seeded
+from models import batch, reference, seeded
+from pipelines import make, run_step, twins
 from pool import Pool
-from torch import nn
-
-from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
 
 CHUNKS = (1, 2, 4, 8, 16)
-
-
-def make(group: Any, layout: str, order: str, chunks: int, units: list[nn.Module], **options: Any) -> tuple[Any, Any]:
-    """This worker's stages and the schedule, as a user would write them."""
-    worker, workers = group.rank(), group.size()
-    count = workers + (layout == "client-server")
-    modules = cut(units, count)
-    stages = [
-        PipelineStage(modules[index], index, count, "cpu", group=group, **options)
-        for index in range(worker, count, workers)
-    ]
-    loss = nn.functional.mse_loss
-    if layout == "client-server":
-        return stages, ClientServerSchedule(stages, chunks, loss, order=order)
-    return stages, LinearSchedule(stages[0], chunks, loss, order=order)
-
-
-def run_step(stages: Any, schedule: Any, x: torch.Tensor, y: torch.Tensor) -> float | None:
-    first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
-    losses: list[torch.Tensor] = []
-    schedule.step(*([x] if first else []), target=y if last else None, losses=losses)
-    return float(torch.stack(losses).mean()) if last else None
 
 
 def follow(group: Any, layout: str, order: str, chunks: int) -> None:
     """Twenty optimizer steps beside the same in one process; gradients are compared in the first and the last."""
     piped, plain = seeded(), seeded()
     stages, schedule = make(group, layout, order, chunks, piped)
-    mine = [(p, q) for stage in stages for p, q in _pairs(stage.submod, piped, plain)]
+    mine = [(p, q) for stage in stages for p, q in twins(stage.submod, piped, plain)]
     ours = torch.optim.SGD([p for p, _ in mine], lr=0.5)
     theirs = torch.optim.SGD([q for unit in plain for q in unit.parameters()], lr=0.5)
     for step in range(20):
@@ -60,13 +36,6 @@ def follow(group: Any, layout: str, order: str, chunks: int) -> None:
                 assert error <= 1e-5, (step, error)
         ours.step()
         theirs.step()
-
-
-def _pairs(module: nn.Module, piped: list[nn.Module], plain: list[nn.Module]) -> list[Any]:
-    """The parameters of a stage, each with its twin in the model that runs in one process."""
-    parameters = zip(nn.Sequential(*piped).parameters(), nn.Sequential(*plain).parameters(), strict=True)
-    twin = {id(p): q for p, q in parameters}
-    return [(p, twin[id(p)]) for p in module.parameters()]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
