@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+
+_FROZEN: WeakSet[BatchNorm] = WeakSet()
 
 
 @dataclass
@@ -55,6 +58,10 @@ class DeferredStatistics:
         norm = cast(BatchNorm, module)
         if not norm.training or not norm.track_running_stats:
             return
+        norm.track_running_stats = False  # for this one call
+        self._held.add(norm)
+        if norm in _FROZEN:
+            return
         with torch.no_grad():
             # Doubles: the variance is a small difference of large sums.
             values = inputs[0].detach().transpose(0, 1).reshape(norm.num_features, -1).double()
@@ -62,8 +69,6 @@ class DeferredStatistics:
             sums.values = sums.values + values.sum(1)
             sums.squares = sums.squares + values.square().sum(1)
             sums.count += values.shape[1]
-        norm.track_running_stats = False  # for this one call
-        self._held.add(norm)
 
     def _after(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | None) -> None:
         norm = cast(BatchNorm, module)
@@ -74,15 +79,22 @@ class DeferredStatistics:
 
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Batch norms inside normalize as in training but learn nothing: for recomputation and for made-up inputs."""
-    tracking = _tracking(module)
-    for norm in tracking:
-        norm.track_running_stats = False
+    """Batch norms inside run as in training but learn nothing: for recomputation and for made-up inputs.
+
+    They get copies to update, which are thrown away: recomputation must save as many tensors as the first time.
+    """
+    kept = [(norm, dict(norm.named_buffers())) for norm in _tracking(module)]
+    for norm, buffers in kept:
+        _FROZEN.add(norm)
+        for name, buffer in buffers.items():
+            setattr(norm, name, buffer.clone())
     try:
         yield
     finally:
-        for norm in tracking:
-            norm.track_running_stats = True
+        for norm, buffers in kept:
+            _FROZEN.remove(norm)
+            for name, buffer in buffers.items():
+                setattr(norm, name, buffer)
 
 
 def _tracking(module: nn.Module) -> list[BatchNorm]:

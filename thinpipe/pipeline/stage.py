@@ -161,6 +161,8 @@ class PipelineStage(pipelining.PipelineStage):
                 link.begin_step()
 
     def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        if self.stage_index == min(self._local_indices()):
+            self._agree([{"chunks per step": num_microbatches, "backward pass": self.has_backward}])
         # torch 2.11 asks for gradients of all receive buffers, integers too, if the stage has a backward; _take
         # decides per tensor. Both versions run the module on made-up inputs here, which must not count.
         has_backward, self.has_backward = self.has_backward, False
@@ -350,7 +352,7 @@ class PipelineStage(pipelining.PipelineStage):
     def _traffic(self) -> dict[str, Any]:
         """What must be the same at both ends before the first tensor travels."""
         kinds = {"forward": "activations", "backward": "gradients"}
-        return {"chunks per step": self._chunks, "backward pass": self.has_backward} | {
+        return {
             f"{kinds[link.direction]} from stage {link.source} to stage {link.target}": list(map(str, link.slots))
             for link in self.links
             if self.has_backward or link.direction == "forward"

@@ -1,0 +1,49 @@
+"""Two workers, of which one comes to grief in the middle of a step; run by test_launch.py as a user runs a script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from models import batch, seeded
+from torch import nn
+from torch.distributed.pipelining import ScheduleGPipe
+
+import thinpipe
+from thinpipe.pipeline.launch import run_workers
+
+
+class Trap(nn.Module):
+    """Springs on the third call: the second chunk, if the first call is torch learning the shapes."""
+
+    def __init__(self, scenario: str) -> None:
+        super().__init__()
+        self.scenario, self.calls = scenario, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 3 and self.scenario == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.calls == 3 and self.scenario == "raise":
+            raise RuntimeError("this stage is broken")
+        return x
+
+
+def train(scenario: str) -> None:
+    worker = dist.get_rank()
+    codec = "uniform:4" if worker == 1 and scenario == "disagree" else "uniform:8"
+    module = nn.Sequential(seeded(2)[worker], Trap(scenario if worker == 1 else "none"))
+    schedule = ScheduleGPipe(
+        thinpipe.PipelineStage(module, worker, 2, "cpu", forward=codec), 4, loss_fn=nn.functional.mse_loss
+    )
+    x, y = batch(16)
+    for _ in range(3):
+        schedule.step(*([x] if worker == 0 else []), target=y if worker == 1 else None)
+    print("trained", flush=True)
+
+
+if __name__ == "__main__":
+    run_workers(train, sys.argv[1], workers=None if "TORCHELASTIC_RUN_ID" in os.environ else 2)

@@ -1,0 +1,234 @@
+"""What a stage does beside computing: posting ahead, reusing buffers, several tensors, evaluation, batch norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import batch, cut, reference, seeded
+from pipelines import make, run_step, twins
+from pool import Pool
+from torch import Tensor, nn
+from torch.distributed import pipelining
+
+from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
+from thinpipe.pipeline.link import SendLink
+
+CHUNKS = 4
+
+
+def log_calls(patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Every receive posted, every send, every chunk computed: what, and the address of what travels."""
+    calls: list[tuple[str, int]] = []
+    irecv, isend, forward = dist.irecv, dist.isend, PipelineStage.forward_maybe_with_nosync
+
+    def logged(name: str, function: Any) -> Any:
+        def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append((name, first.data_ptr() if isinstance(first, Tensor) else 0))
+            return function(first, *args, **kwargs)
+
+        return call
+
+    patch.setattr(dist, "irecv", logged("recv", irecv))
+    patch.setattr(dist, "isend", logged("send", isend))
+    patch.setattr(PipelineStage, "forward_maybe_with_nosync", logged("compute", forward))
+    return calls
+
+
+def three_logged_steps(group: Any, name: str, spec: str) -> list[list[tuple[str, int]]]:
+    worker, workers = group.rank(), group.size()
+    module = cut(seeded(4, 256), workers)[worker]
+    stage = PipelineStage(module, worker, workers, "cpu", group=group, forward=spec, backward=spec)
+    schedule = getattr(pipelining, name)(stage, CHUNKS, nn.functional.mse_loss)
+    x, y = batch(width=256)
+    steps = []
+    for _ in range(3):
+        with pytest.MonkeyPatch.context() as patch:
+            calls = log_calls(patch)
+            run_step([stage], schedule, x, y)
+        steps.append(calls)
+    return steps
+
+
+@pytest.mark.parametrize("spec", ["none", "uniform:8"])
+@pytest.mark.parametrize("name", ["ScheduleGPipe", "Schedule1F1B"])
+def test_receives_are_posted_before_the_first_computation_into_the_same_buffers(
+    pool: Pool, name: str, spec: str
+) -> None:
+    for worker, steps in enumerate(pool.run(three_logged_steps, 3, name, spec)):
+        links = 2 if worker == 1 else 1
+        for calls in steps[1:]:
+            kinds = [kind for kind, _ in calls]
+            assert kinds[: links * CHUNKS] == ["recv"] * links * CHUNKS
+            assert kinds.count("recv") == kinds.count("send") == links * CHUNKS
+            assert kinds.count("compute") == CHUNKS
+        received = [{address for kind, address in calls if kind == "recv"} for calls in steps[1:]]
+        assert received[0] == received[1]
+        if spec != "none":
+            sent = [{address for kind, address in calls if kind == "send"} for calls in steps[1:]]
+            assert sent[0] == sent[1]
+            assert len(sent[0]) <= links * 4
+
+
+class Masked(nn.Module):
+    """A unit as in a transformer: a hidden state and the mask it came with, which has no gradient."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner(x) * mask, mask
+
+
+class Unmask(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x + mask.sum()
+
+
+def with_mask(group: Any, post_ahead: bool) -> tuple[list[float], list[tuple[int, int]]]:
+    worker, width = group.rank(), 256
+    modules = [Masked(unit) for unit in seeded(3, width)]
+    modules[-1] = nn.Sequential(modules[-1])
+    modules[-1].forward = lambda x, mask: Unmask()(*modules[-1][0](x, mask))
+    stage = PipelineStage(
+        modules[worker], worker, 3, "cpu", group=group, forward="uniform:8", backward="uniform:8", post_ahead=post_ahead
+    )
+    schedule = LinearSchedule(stage, CHUNKS, nn.functional.mse_loss)
+    x, y = batch(width=width)
+    mask = (torch.arange(width) % 3 > 0).long().expand(len(x), width).contiguous()
+    errors = []
+    for _ in range(2):
+        stage.submod.zero_grad()
+        schedule.step(*([x, mask] if stage.is_first else []), target=y if stage.is_last else None)
+        plain = seeded(3, width)
+        hidden = x
+        for unit in plain:
+            hidden = unit(hidden) * mask
+        nn.functional.mse_loss(hidden + mask[0].sum() * (len(x) // CHUNKS), y).backward()
+        mine = list(stage.submod.parameters())
+        errors += [
+            float((p.grad - q.grad).norm() / q.grad.norm())
+            for p, q in zip(mine, plain[worker].parameters(), strict=True)
+        ]
+    return errors, [(link.counters().tensor_bytes, link.counters().wire_bytes) for link in stage.links]
+
+
+@pytest.mark.parametrize("post_ahead", [True, False], ids=["ahead", "in order"])
+def test_masks_travel_beside_hidden_states(pool: Pool, post_ahead: bool) -> None:
+    hidden, mask, header = 32 * 256 * 4, 32 * 256 * 8, 16 * CHUNKS
+    for errors, sizes in pool.run(with_mask, 3, post_ahead):
+        assert 1e-6 < max(errors) < 0.2
+        for tensor_bytes, wire_bytes in sizes:
+            forward = tensor_bytes == 2 * (hidden + mask)
+            assert forward or tensor_bytes == 2 * hidden  # gradients of masks do not travel
+            assert wire_bytes == 2 * (hidden // 4 + header + (mask if forward else 0))
+
+
+def raw_or_not(group: Any, width: int) -> list[tuple[int, int]]:
+    stages, schedule = make(group, "linear", "gpipe", CHUNKS, seeded(2, width), forward="uniform:8")
+    run_step(stages, schedule, *batch(width=width))
+    return [(link.counters().tensor_bytes, link.counters().wire_bytes) for link in stages[0].links]
+
+
+def test_small_tensors_travel_raw(pool: Pool) -> None:
+    forward, backward = pool.run(raw_or_not, 2, 127)[0]  # 8 rows of 127 floats: 4064 bytes a message
+    assert forward == backward == (32 * 127 * 4, 32 * 127 * 4)
+    forward, backward = pool.run(raw_or_not, 2, 128)[0]
+    assert forward == (32 * 128 * 4, 32 * 128 + 16 * CHUNKS)
+    assert backward == (32 * 128 * 4, 32 * 128 * 4)
+
+
+def evaluate_between(group: Any, layout: str) -> None:
+    """Train, evaluate, train: evaluation returns outputs, leaves gradients alone, and training goes on as before."""
+    piped, plain = seeded(), seeded()
+    stages, schedule = make(group, layout, "1f1b", CHUNKS, piped)
+    first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
+    x, y = batch()
+    for _ in range(2):
+        reference(plain, x, y, CHUNKS)
+        run_step(stages, schedule, x, y)
+        before = [p.grad.clone() for stage in stages for p in stage.submod.parameters()]
+        with torch.no_grad():
+            output = schedule.eval(*([x] if first else []), target=y if last else None)
+        if last:
+            torch.testing.assert_close(output, nn.Sequential(*plain)(x), rtol=1e-5, atol=1e-6)
+        after = [p.grad for stage in stages for p in stage.submod.parameters()]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        for stage in stages:
+            for p, q in twins(stage.submod, piped, plain):
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-7)
+        for module in (*piped, *plain):
+            module.zero_grad()
+
+
+@pytest.mark.parametrize("layout", ["linear", "client-server"])
+def test_evaluation_between_training_steps(pool: Pool, layout: str) -> None:
+    pool.run(evaluate_between, 3, layout)
+
+
+def other_shape(group: Any) -> str:
+    """A second step with fewer rows; only the sender is asked, the receiver would wait for what never comes."""
+    stages, schedule = make(group, "linear", "gpipe", CHUNKS, seeded(2))
+    x, y = batch(32)
+    run_step(stages, schedule, x, y)
+    link = stages[0].links[0]
+    try:
+        if isinstance(link, SendLink):
+            link.send(0, [x[:4]])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_other_shape_is_refused(pool: Pool) -> None:
+    message = pool.run(other_shape, 2)[0]
+    assert "forward link from stage 0 to stage 1 was set up for float32[8, 32]" in message
+    assert "chunk 0 is float32[4, 32]" in message
+
+
+def link_memory(group: Any) -> None:
+    """The basis that `power` starts from is saved with the links, and a new stage goes on from it."""
+    piped = seeded(2, 256)
+    stages, schedule = make(group, "linear", "gpipe", 1, piped, forward="power:2", backward="power:2")
+    for step in range(3):
+        run_step(stages, schedule, *batch(width=256, seed=step))
+    saved = stages[0].link_state_dict()
+    mine = "forward" if group.rank() == 0 else "backward"
+    assert set(saved) == {mine}
+    assert saved[mine]
+    restored, _ = make(group, "linear", "gpipe", 1, piped, forward="power:2", backward="power:2")
+    assert not restored[0].link_state_dict()[mine]
+    restored[0].load_link_state_dict(saved)
+    again = restored[0].link_state_dict()
+    assert again[mine].keys() == saved[mine].keys()
+    assert all(torch.equal(again[mine][key], saved[mine][key]) for key in saved[mine])
+
+
+def test_links_save_and_load_what_codecs_remember(pool: Pool) -> None:
+    pool.run(link_memory, 2)
+
+
+def wrong_schedules(group: Any) -> list[str]:
+    module, errors = nn.Identity(), []
+    stage = PipelineStage(module, group.rank(), 2, "cpu", group=group)
+    for schedule in (lambda: ClientServerSchedule([stage], 4), lambda: LinearSchedule(stage, 4, order="zigzag")):
+        try:
+            schedule()
+        except ValueError as error:
+            errors.append(str(error))
+    try:
+        wrong = PipelineStage(module, 0, 3, "cpu", group=group)
+        ClientServerSchedule([wrong], 4)
+    except ValueError as error:
+        errors.append(str(error))
+    return errors
+
+
+def test_schedules_say_what_they_need(pool: Pool) -> None:
+    counts, order, stages = pool.run(wrong_schedules, 2)[0]
+    assert "got 2 workers and 2 stages" in counts
+    assert "'gpipe' or '1f1b', got 'zigzag'" in order
+    assert "worker 0 of 2 has stages [0, 2] of 3, in this order, got [0]" in stages

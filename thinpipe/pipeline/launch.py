@@ -1,0 +1,122 @@
+"""Starts local workers, or joins those that torchrun started; ends all when one dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from thinpipe.pipeline.link import LinkError
+
+# How long a worker that was told to end goes on. A worker whose neighbour died finds out by itself, at once if it is
+# waiting for it, and says which stage is missing; this leaves it the time.
+GRACE_S = 5.0
+
+
+class WorkerError(RuntimeError):
+    """A worker failed, and the others were ended."""
+
+
+def run_workers(function: Callable[..., Any], *args: Any, workers: int | None = None) -> list[Any]:
+    """Call ``function(*args)`` on every worker, inside a process group; return the results of the workers here.
+
+    Under torchrun this process is one of the workers already and joins. Otherwise ``workers`` local ones are started
+    with torch's elastic launcher, and ``function`` must be importable: defined at the top level of a module.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        size = int(os.environ["WORLD_SIZE"])
+        if workers not in (None, size):
+            raise ValueError(f"torchrun started {size} workers, but {workers} were asked for; leave one of them out")
+        with joined():
+            return [function(*args)]
+    if workers is None or workers < 1:
+        raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
+    with tempfile.TemporaryDirectory(prefix="thinpipe-") as log_dir:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=workers,
+            run_id="thinpipe",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            start_method="spawn",
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=log_dir),
+        )
+        try:
+            results = elastic_launch(config, _work)(function, args)
+        except ChildFailedError as error:
+            raise WorkerError(_causes(error, Path(log_dir))) from None
+    return [results[worker] for worker in range(workers)]
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """The process group that the environment describes (``RANK``, ``WORLD_SIZE`` ... as torchrun sets them).
+
+    NCCL where every worker of this machine has a GPU of its own, gloo otherwise.
+    """
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    own_gpu = torch.cuda.device_count() >= local_size
+    if own_gpu:
+        torch.cuda.set_device(local_rank)
+    if "OMP_NUM_THREADS" not in os.environ:  # every worker taking every core is slower than each taking its share
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
+    dist.init_process_group("nccl" if own_gpu else "gloo")
+    yield
+    dist.destroy_process_group()  # not after an error: the others would see this worker leave before it says why
+
+
+@record
+def _work(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    _end_late()
+    with joined():
+        return function(*args)
+
+
+def _end_late() -> None:
+    """On SIGTERM go on for GRACE_S, then exit, even from inside a call that never returns to Python."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while os.read(read, 1) != bytes([signal.SIGTERM]):
+            pass
+        time.sleep(GRACE_S)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, name="thinpipe-end-late", daemon=True).start()
+
+
+def _causes(error: ChildFailedError, log_dir: Path) -> str:
+    """One line per worker that failed: the signal that killed it, or the error it raised; causes before effects.
+
+    torch names the one it saw first, which may be the neighbour of the one that failed; each leaves a file.
+    """
+    lines = {
+        worker: f"killed by signal {-failure.exitcode} ({failure.signal_name()})"
+        for worker, failure in error.failures.items()
+        if failure.exitcode < 0
+    }
+    for path in log_dir.glob("**/error.json"):
+        lines.setdefault(int(path.parent.name), json.loads(path.read_text())["message"]["message"])
+    ordered = sorted(lines.items(), key=lambda item: (LinkError.__name__ in item[1], item))
+    return "a worker failed and the others were ended; their own words are above:\n" + "\n".join(
+        f"  worker {worker}: {line}" for worker, line in ordered
+    )
