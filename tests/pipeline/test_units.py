@@ -1,0 +1,76 @@
+"""Units: the pieces of known models, which put together compute the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units
+from thinpipe.pipeline.units import units_of
+
+transformers = pytest.importorskip("transformers")
+
+
+def mobilenet() -> nn.Module:
+    config = transformers.MobileNetV2Config(num_labels=10, classifier_dropout_prob=0.0)
+    return transformers.MobileNetV2ForImageClassification(config)
+
+
+def roberta() -> nn.Module:
+    config = transformers.RobertaConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64
+    )
+    return transformers.RobertaForSequenceClassification(config).eval()
+
+
+def resnet() -> nn.Module:
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], layer_type="basic")
+    return transformers.ResNetForImageClassification(config)
+
+
+def chain(modules: list[StageModule], *values: torch.Tensor) -> torch.Tensor:
+    for module in modules:
+        output = module(*values)
+        values = output if isinstance(output, tuple) else (output,)
+    return output
+
+
+def test_mobilenet_has_twenty_units_and_the_seeds_messages() -> None:
+    model = mobilenet()
+    units = units_of(model)
+    assert len(units) == 20
+    assert sum(p.numel() for u in units for p in u.parameters()) == sum(p.numel() for p in model.parameters())
+    cuts = choose_cuts(20, 2, "client-server", client_layers=(1, 1))
+    first, middle, last = cut_units(units, cuts)
+    x = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        sent = first(x)
+        returned = middle(sent)
+        assert sent.shape == (2, 32, 112, 112)
+        assert returned.shape == (2, 1280, 7, 7)
+        assert last(returned).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("make", "count"), [(mobilenet, 20), (resnet, 5)], ids=["mobilenet", "resnet"])
+def test_stages_compute_the_model(make: object, count: int) -> None:
+    torch.manual_seed(0)
+    model = make().eval()  # type: ignore[operator]
+    units = units_of(model)
+    assert len(units) == count
+    x = torch.randn(2, 3, 32, 32)
+    expected = model(x).logits
+    torch.testing.assert_close(chain(cut_units(units, choose_cuts(count, 3)), x), expected)
+
+
+@pytest.mark.parametrize("layout", ["linear", "client-server"])
+def test_roberta_stages_compute_the_model_with_its_mask(layout: Layout) -> None:
+    torch.manual_seed(0)
+    model = roberta()
+    ids = torch.randint(3, 50, (4, 12))
+    mask = (torch.arange(12)[None] < torch.tensor([[12], [7], [5], [1]])).long()
+    ids[mask == 0] = model.config.pad_token_id  # type: ignore[union-attr]
+    units = units_of(model)
+    assert len(units) == 5
+    modules = cut_units(units, choose_cuts(5, 2, layout))
+    torch.testing.assert_close(chain(modules, ids, mask), model(ids, attention_mask=mask).logits, rtol=1e-4, atol=1e-5)
