@@ -16,6 +16,7 @@ def make(group: Any, layout: str, order: str, chunks: int, units: list[nn.Module
     worker, workers = group.rank(), group.size()
     count = workers + (layout == "client-server")
     modules = cut(units, count)
+    options = {"forward": "none", "backward": "none"} | options
     stages = [
         PipelineStage(modules[index], index, count, "cpu", group=group, **options)
         for index in range(worker, count, workers)

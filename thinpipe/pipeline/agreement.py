@@ -19,7 +19,7 @@ def agree(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: tor
 
     A collective: every worker of the group calls it. Raises on all of them, naming workers and what differs.
     """
-    everyone = _gather(dict(facts), group, device)
+    everyone = gather(dict(facts), group, device)
     lines = []
     for name in sorted({name for known in everyone for name in known}):
         holders: dict[str, list[int]] = {}
@@ -40,8 +40,8 @@ def _workers(who: list[int]) -> str:
     return ("worker " if len(who) == 1 else "workers ") + ", ".join(map(str, who))
 
 
-def _gather(facts: dict[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> list[dict[str, Any]]:
-    """Every worker's facts, as JSON in tensors: nothing that is received gets unpickled."""
+def gather(facts: Any, group: dist.ProcessGroup | None, device: torch.device) -> list[Any]:
+    """What every worker has to say (JSON), on all of them. Travels in tensors: nothing received gets unpickled."""
     device = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
     data = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(device)
     workers = dist.get_world_size(group)

@@ -1,0 +1,157 @@
+"""What the links of a whole pipeline did: both ends of each put together, waiting told apart from transfer.
+
+A receiver stands still (``blocked_ms``) for two reasons, and the sender's stamp tells which:
+
+    receiver            needs the chunk |------------------------------------| can use it
+    sender                                    hands it to the network |
+                                        |<-------- wait_ms ---------->|<---->| transfer_ms
+
+A transfer that ends before the chunk is needed costs nothing and shows in neither. How fast the link is can be said
+only from transfers seen whole: those the receiver was waiting for from their start, and all of a traced step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinpipe.pipeline.agreement import gather
+from thinpipe.pipeline.counters import Stamp, now
+from thinpipe.pipeline.link import SendLink
+from thinpipe.pipeline.stage import PipelineStage
+
+_PINGS = 8  # per worker; the quickest says best how far its clock is from worker 0's
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkReport:
+    """One direction of one link, since its counters were last reset."""
+
+    source: int  # stage that sends
+    target: int  # stage that receives
+    source_worker: int
+    target_worker: int
+    direction: str  # forward: activations; backward: gradients
+    messages: int
+    tensor_bytes: int
+    wire_bytes: int
+    encode_ms: float
+    decode_ms: float
+    blocked_ms: float  # the receiver stood still
+    wait_ms: float  # of that, the sender had nothing to send yet
+    transfer_ms: float  # of that, the message was on its way
+    link_mb_per_s: float | None  # over transfers seen whole; None if all were hidden behind compute
+
+    @property
+    def blocked_mb_per_s(self) -> float:
+        """Bytes per time blocked: often called bandwidth, but a late sender makes it small and hiding makes it huge."""
+        return self.wire_bytes / max(self.blocked_ms, 1e-6) / 1e3
+
+
+def report(stages: Sequence[PipelineStage]) -> list[LinkReport]:
+    """The links of the pipeline these stages belong to, on every worker. A collective: all workers call it.
+
+    Stamps of more than ``counters.STAMPS`` messages ago are gone: report, and reset, once per epoch or so.
+    """
+    sends, receives = {}, []
+    for worker, ends in enumerate(gather_ends(stages)):
+        for end in ends:
+            if end["sends"]:
+                sends[end["source"], end["target"]] = end | {"worker": worker}
+            else:
+                receives.append(end | {"worker": worker})
+    return [
+        _merge(sends[end["source"], end["target"]], end)
+        for end in sorted(receives, key=lambda end: (end["source"] > end["target"], end["source"]))
+    ]
+
+
+def reset_counters(stages: Sequence[PipelineStage]) -> None:
+    """Start counting anew; call it on all workers, between steps."""
+    for stage in stages:
+        for link in stage.links:
+            link.reset_counters()
+
+
+def gather_ends(stages: Sequence[PipelineStage]) -> list[list[dict[str, Any]]]:
+    """Of every worker, the ends of its links: counters and stamps, in the time of worker 0."""
+    group, device = stages[0].group, stages[0].device
+    offset = clock_offset(group, device)
+    ends: list[dict[str, Any]] = [
+        {
+            "sends": isinstance(link, SendLink),
+            "source": link.source,
+            "target": link.target,
+            "counters": asdict(link.counters()),
+            "stamps": [asdict(stamp) for stamp in link.ledger.stamps],
+        }
+        for stage in stages
+        for link in stage.links
+    ]
+    for end in ends:
+        for stamp in end["stamps"]:
+            for name in ("start", "end", "arrived"):
+                stamp[name] = None if stamp[name] is None else stamp[name] + offset
+    return gather(ends, group, device)
+
+
+def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float:
+    """Seconds to add to this worker's clock to get worker 0's: half a round trip is the error. A collective."""
+    device = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
+    worker, offset, quickest = dist.get_rank(group), 0.0, float("inf")
+    for other in range(1, dist.get_world_size(group)):
+        for _ in range(_PINGS if worker in (0, other) else 0):
+            stamp = torch.zeros(1, dtype=torch.float64, device=device)
+            if worker == 0:
+                dist.recv(stamp, group=group, group_src=other)
+                stamp.fill_(now())
+                dist.send(stamp, group=group, group_dst=other)
+            else:
+                began = now()
+                dist.send(stamp, group=group, group_dst=0)
+                dist.recv(stamp, group=group, group_src=0)
+                ended = now()
+                if ended - began < quickest:
+                    quickest, offset = ended - began, float(stamp) - (began + ended) / 2
+    return offset
+
+
+def match(send: dict[str, Any], receive: dict[str, Any]) -> list[tuple[Stamp, Stamp]]:
+    """The stamps of both ends for each message that both remember."""
+    sent = {(s["step"], s["chunk"], s["slot"]): Stamp(**s) for s in send["stamps"]}
+    pairs = [(sent.get((r["step"], r["chunk"], r["slot"])), Stamp(**r)) for r in receive["stamps"]]
+    return [(s, r) for s, r in pairs if s is not None]
+
+
+def _merge(send: dict[str, Any], receive: dict[str, Any]) -> LinkReport:
+    wait = transfer = whole_s = 0.0
+    whole_bytes = 0
+    for sent, received in match(send, receive):
+        late = min(max(sent.start - received.start, 0.0), received.end - received.start)
+        wait += late
+        transfer += received.end - received.start - late
+        if received.arrived is not None or sent.start >= received.start:
+            arrived = received.end if received.arrived is None else received.arrived
+            whole_s += max(arrived - sent.start, 0.0)
+            whole_bytes += received.wire_bytes
+    mine, theirs = receive["counters"], send["counters"]
+    return LinkReport(
+        source=send["source"],
+        target=send["target"],
+        source_worker=send["worker"],
+        target_worker=receive["worker"],
+        direction="forward" if send["target"] > send["source"] else "backward",
+        messages=mine["messages"],
+        tensor_bytes=mine["tensor_bytes"],
+        wire_bytes=mine["wire_bytes"],
+        encode_ms=theirs["encode_ms"],
+        decode_ms=mine["decode_ms"],
+        blocked_ms=mine["blocked_ms"],
+        wait_ms=wait * 1e3,
+        transfer_ms=transfer * 1e3,
+        link_mb_per_s=whole_bytes / whole_s / 1e6 if whole_s > 0 else None,
+    )
