@@ -169,6 +169,26 @@ def test_evaluation_between_training_steps(pool: Pool, layout: str) -> None:
     pool.run(evaluate_between, 3, layout)
 
 
+def two_pipelines(group: Any) -> None:
+    """Steps of two pipelines of one process in turn, each with two stages on the client."""
+    piped, plain = [seeded(seed=0), seeded(seed=1)], [seeded(seed=0), seeded(seed=1)]
+    pipelines = [make(group, "client-server", "1f1b", CHUNKS, units) for units in piped]
+    for step in range(2):
+        x, y = batch(seed=step)
+        for mine, alone, (stages, schedule) in zip(piped, plain, pipelines, strict=True):
+            reference(alone, x, y, CHUNKS)
+            run_step(stages, schedule, x, y)
+            for stage in stages:
+                for p, q in twins(stage.submod, mine, alone):
+                    torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-7)
+            for unit in (*mine, *alone):
+                unit.zero_grad()
+
+
+def test_two_pipelines_in_one_process(pool: Pool) -> None:
+    pool.run(two_pipelines, 3)
+
+
 def other_shape(group: Any) -> str:
     """A second step with fewer rows; only the sender is asked, the receiver would wait for what never comes."""
     stages, schedule = make(group, "linear", "gpipe", CHUNKS, seeded(2))

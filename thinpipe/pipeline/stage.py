@@ -25,9 +25,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -41,6 +40,7 @@ from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.agreement import agree
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.counters import Event, now
+from thinpipe.pipeline.expected import Expected
 from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
 
 DEFAULT_CODEC = "sort:8"  # a quarter of the bytes; trains like no codec in every experiment so far
@@ -48,30 +48,7 @@ DEFAULT_CODEC = "sort:8"  # a quarter of the bytes; trains like no codec in ever
 _NOTHING = torch.empty(0)  # where torch would keep a receive buffer
 
 
-@dataclass(frozen=True)
-class _Input:
-    """A tensor that torch expects from a neighbour for every chunk."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    gradient: bool  # a gradient goes the other way, or this is one
-
-    @staticmethod
-    def of(info: Any) -> _Input:
-        if info.buffer is None:  # torch 2.13 knows that this output has no gradient
-            return _Input(torch.Size(), torch.uint8, False)
-        meta = getattr(info, "tensor_meta", None)  # torch 2.13; before, every input had a gradient
-        differentiable = info.buffer.is_floating_point() or info.buffer.is_complex()
-        is_gradient = info.input_name.startswith("recv_grad")
-        wanted = differentiable and (meta is None or is_gradient or meta.requires_grad)
-        return _Input(info.buffer.shape, info.buffer.dtype, wanted)
-
-    def zeros(self, device: torch.device) -> Tensor:
-        return torch.zeros(self.shape, dtype=self.dtype, device=device)
-
-
-# The newest stage of each index on this worker, per process group: who posts receives and ends steps together.
-_NEWEST: WeakValueDictionary[tuple[int, int], PipelineStage] = WeakValueDictionary()
+_STAGES: WeakSet[PipelineStage] = WeakSet()  # all stages of this process
 
 
 class PipelineStage(pipelining.PipelineStage):
@@ -124,7 +101,7 @@ class PipelineStage(pipelining.PipelineStage):
         self.forward_send: SendLink | None = link(SendLink, self.forward_codec, me, after)
         self.backward_recv: RecvLink | None = link(RecvLink, self.backward_codec, after, me)
         self.backward_send: SendLink | None = link(SendLink, self.backward_codec, me, before)
-        _NEWEST[self._key(stage_index)] = self
+        _STAGES.add(self)
 
     @property
     def links(self) -> list[Link]:
@@ -190,9 +167,9 @@ class PipelineStage(pipelining.PipelineStage):
             self._take_over(self.backward_recv, self.grad_recv_info)
         return result
 
-    def _take_over(self, link: RecvLink, infos: dict[int, Any]) -> list[_Input]:
+    def _take_over(self, link: RecvLink, infos: dict[int, Any]) -> list[Expected]:
         """Learn from torch's receive buffers what will come, and drop them: the link has its own."""
-        inputs = [_Input.of(info) for info in infos[0]]
+        inputs = [Expected.of(info) for info in infos[0]]
         travelling = [item for item in inputs if link.direction == "forward" or item.gradient]
         link.configure([Slot.of(item, link.codec) for item in travelling], self._chunks)
         for chunk in infos.values():
@@ -310,18 +287,15 @@ class PipelineStage(pipelining.PipelineStage):
 
     # What this worker has, and what it tells the others
 
-    def _key(self, index: int) -> tuple[int, int]:
-        return id(self.group or dist.group.WORLD), index
-
     def _local_indices(self) -> list[int]:
         return [stage for stage, worker in self.stage_index_to_group_rank.items() if worker == self.group_rank]
 
     def _local_stages(self) -> list[PipelineStage]:
         """The stages this worker runs together with this one."""
-        found = [
-            self if index == self.stage_index else _NEWEST.get(self._key(index)) for index in self._local_indices()
-        ]
-        return [stage for stage in found if stage is not None]
+        # A schedule gives all its stages one and the same placement; other pipelines of this process have others.
+        placement = self.stage_index_to_group_rank
+        together = [stage for stage in _STAGES if stage.stage_index_to_group_rank is placement]
+        return sorted(together, key=lambda stage: stage.stage_index)
 
     def _place_links(self) -> None:
         placement = self.stage_index_to_group_rank
