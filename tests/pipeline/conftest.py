@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from pool import Pool
+
+from tests.pipeline.pool import Pool
 
 
 @pytest.fixture(scope="session")

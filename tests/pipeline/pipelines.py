@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from models import cut
 from torch import nn
 
+from tests.pipeline.models import cut
 from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
 
 

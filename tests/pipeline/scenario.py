@@ -8,11 +8,11 @@ import sys
 
 import torch
 import torch.distributed as dist
-from models import batch, seeded
 from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe
 
 import thinpipe
+from tests.pipeline.models import batch, seeded
 from thinpipe.pipeline.launch import run_workers
 
 

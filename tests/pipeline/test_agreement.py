@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from models import WIDTH, batch, seeded
-from pool import Pool
 from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe
 
+from tests.pipeline.models import WIDTH, batch, seeded
+from tests.pipeline.pool import Pool
 from thinpipe.pipeline import ClientServerSchedule, PipelineStage
 
 

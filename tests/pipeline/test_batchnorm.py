@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from models import batch, cut, reference
-from pipelines import make, run_step, twins
-from pool import Pool
 from torch import nn
 
+from tests.pipeline.models import batch, cut, reference
+from tests.pipeline.pipelines import make, run_step, twins
+from tests.pipeline.pool import Pool
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 
 CHUNKS = 4
@@ -48,6 +48,20 @@ def follow(group: Any, layout: str, order: str, recompute: bool) -> None:
 @pytest.mark.parametrize("layout", ["linear", "client-server"])
 def test_batch_norm_in_a_pipeline(pool: Pool, layout: str, order: str, recompute: bool) -> None:
     pool.run(follow, 2, layout, order, recompute)
+
+
+def split_backward(group: Any) -> str:
+    stages, _ = make(group, "linear", "gpipe", CHUNKS, normed(), recompute=True)
+    stages[0].has_backward = True
+    try:
+        stages[0].backward_one_chunk(0, full_backward=False)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_recomputation_refuses_split_backwards(pool: Pool) -> None:
+    assert "needs whole backwards" in pool.run(split_backward, 2)[0]
 
 
 def deferred(group: Any, recompute: bool) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, cut, link_states, reference, seeded
-from pipelines import make, run_step, twins
-from pool import Pool
 from torch import nn
 from torch.distributed import pipelining
 
 import thinpipe
+from tests.pipeline.models import batch, cut, link_states, reference, seeded
+from tests.pipeline.pipelines import make, run_step, twins
+from tests.pipeline.pool import Pool
 from thinpipe.pipeline import PipelineStage
 from thinpipe.pipeline.link import SendLink
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-from test_launch import run_script
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.pipeline.test_launch import ROOT, run_script
+
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from thinpipe.pipeline.launch import run_workers
 
+ROOT = Path(__file__).parents[2]
 SCENARIO = str(Path(__file__).parent / "scenario.py")
 LIMIT_S = 60  # of which importing torch in three processes on two busy cores may take half
 
@@ -30,7 +31,7 @@ def run_script(*command: str) -> tuple[int, str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )
     try:
         output, _ = process.communicate(timeout=LIMIT_S)

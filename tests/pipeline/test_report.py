@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import batch, seeded
-from pipelines import make, run_step
-from pool import Pool
 
+from tests.pipeline.models import batch, seeded
+from tests.pipeline.pipelines import make, run_step
+from tests.pipeline.pool import Pool
 from thinpipe.pipeline.report import LinkReport, _merge, report, reset_counters
 from thinpipe.pipeline.trace import Bar, draw, gather_step, write_chrome_trace
 

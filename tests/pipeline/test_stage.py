@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, cut, reference, seeded
-from pipelines import make, run_step, twins
-from pool import Pool
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
+from tests.pipeline.models import batch, cut, reference, seeded
+from tests.pipeline.pipelines import make, run_step, twins
+from tests.pipeline.pool import Pool
 from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
 from thinpipe.pipeline.link import SendLink
 

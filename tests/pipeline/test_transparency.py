@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import batch, reference, seeded
-from pipelines import make, run_step, twins
-from pool import Pool
+
+from tests.pipeline.models import batch, reference, seeded
+from tests.pipeline.pipelines import make, run_step, twins
+from tests.pipeline.pool import Pool
 
 CHUNKS = (1, 2, 4, 8, 16)
 

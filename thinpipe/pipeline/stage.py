@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.utils.checkpoint import checkpoint
 
-from thinpipe import __version__
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.agreement import agree
@@ -42,6 +41,7 @@ from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.counters import Event, now
 from thinpipe.pipeline.expected import Expected
 from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
+from thinpipe.version import __version__
 
 DEFAULT_CODEC = "sort:8"  # a quarter of the bytes; trains like no codec in every experiment so far
 
@@ -237,6 +237,11 @@ class PipelineStage(pipelining.PipelineStage):
     ) -> None:
         if not self.has_backward:
             return
+        if self.recompute and not full_backward:
+            raise ValueError(
+                "recompute=True needs whole backwards, but this schedule computes gradients of inputs and weights "
+                "apart (zero bubble); leave recompute out or take another schedule"
+            )
         if self.backward_recv:
             received = iter(self.backward_recv.receive(bwd_chunk_id))
             for info in self.grad_recv_info[bwd_chunk_id]:
