@@ -16,8 +16,9 @@ send and receive on their own, so no schedule makes a transfer wait for a comput
 return operations on wire buffers, and the schedule keeps their order.
 
 Private names of torch used here, seen on 2.11 and 2.13: ``_prepare_forward_infra`` and ``_prepare_backward_infra``,
-the only place where shapes are known before anything travels; ``_stage_meta`` (2.13) and ``get_outputs_meta`` (2.11),
-the shapes of the outputs; ``tensor_meta`` of a receive info (2.13), which says whether an input has a gradient.
+the only place where shapes are known before anything travels; ``_get_init_p2p_neighbors_ops``, first messages that 2.11
+sends to the wrong worker; ``_stage_meta`` (2.13) and ``get_outputs_meta`` (2.11), the shapes of the outputs;
+``tensor_meta`` of a receive info (2.13), which says whether an input has a gradient.
 """
 
 from __future__ import annotations
@@ -166,6 +167,10 @@ class PipelineStage(pipelining.PipelineStage):
         if self.backward_recv:
             self._take_over(self.backward_recv, self.grad_recv_info)
         return result
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        # torch 2.11 sends a greeting to both neighbours, itself included in V schedules, which gloo cannot.
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def _take_over(self, link: RecvLink, infos: dict[int, Any]) -> list[Expected]:
         """Learn from torch's receive buffers what will come, and drop them: the link has its own."""
