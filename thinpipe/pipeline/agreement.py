@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinpipe.pipeline.backend import wire_device
+
 
 class DisagreementError(ValueError):
     """The workers of one pipeline were started with different settings."""
@@ -42,7 +44,7 @@ def _workers(who: list[int]) -> str:
 
 def gather(facts: Any, group: dist.ProcessGroup | None, device: torch.device) -> list[Any]:
     """What every worker has to say (JSON), on all of them. Travels in tensors: nothing received gets unpickled."""
-    device = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
+    device = wire_device(group, device)
     data = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(device)
     workers = dist.get_world_size(group)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(workers)]

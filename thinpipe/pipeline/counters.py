@@ -12,7 +12,7 @@ import torch
 
 now = time.perf_counter  # seconds; on Linux one clock for all processes of a machine
 
-STAMPS = 1 << 16  # messages whose stamps are kept for the next report: 4000 steps of 16 chunks, a few MB
+STAMPS = 1 << 14  # messages whose stamps are kept for the next report: 1000 steps of 16 chunks, 3 MB
 
 
 @dataclass

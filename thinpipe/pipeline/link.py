@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinpipe.codecs.base import FLOATS, Codec, as_bytes
+from thinpipe.pipeline.backend import wire_device
 from thinpipe.pipeline.counters import CodecClock, Counters, Event, Ledger, Stamp, now
 
 RAW_BELOW = 4096  # bytes; a smaller tensor fits in three Ethernet frames, encoding it saves nothing
@@ -85,8 +86,9 @@ class Link:
         self.events: list[Event] = []  # shared with the stage
         self.ledger = Ledger()
         self.clock = CodecClock(device)
-        # gloo reads and writes host memory only, so wires of a GPU stage pass through pinned host buffers.
-        self.staged = device.type != "cpu" and dist.get_backend(group) == "gloo"
+        self.staged = (
+            wire_device(group, device).type != device.type
+        )  # wires of a GPU stage pass through pinned host buffers
 
     def __str__(self) -> str:
         return f"{self.direction} link from stage {self.source} to stage {self.target}"

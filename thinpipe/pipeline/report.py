@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from thinpipe.pipeline.agreement import gather
+from thinpipe.pipeline.backend import wire_device
 from thinpipe.pipeline.counters import Stamp, now
 from thinpipe.pipeline.link import SendLink
 from thinpipe.pipeline.stage import PipelineStage
@@ -101,7 +102,7 @@ def gather_ends(stages: Sequence[PipelineStage]) -> list[list[dict[str, Any]]]:
 
 def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float:
     """Seconds to add to this worker's clock to get worker 0's: half a round trip is the error. A collective."""
-    device = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
+    device = wire_device(group, device)
     worker, offset, quickest = dist.get_rank(group), 0.0, float("inf")
     for other in range(1, dist.get_world_size(group)):
         for _ in range(_PINGS if worker in (0, other) else 0):

@@ -38,6 +38,7 @@ from torch.utils.checkpoint import checkpoint
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.agreement import agree
+from thinpipe.pipeline.backend import backend_of
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.counters import Event, now
 from thinpipe.pipeline.expected import Expected
@@ -85,7 +86,7 @@ class PipelineStage(pipelining.PipelineStage):
         self.forward_codec, self.backward_codec = codec(forward), codec(backward)
         self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
         self.recompute = recompute
-        self.post_ahead = dist.get_backend(self.group) == "gloo" if post_ahead is None else post_ahead
+        self.post_ahead = backend_of(self.group, device) == "gloo" if post_ahead is None else post_ahead
         self.events: list[Event] = []  # of the step under way, or of the last one
         self.steps = 0
         self._open = self._posted = self._unchecked = False
@@ -144,8 +145,8 @@ class PipelineStage(pipelining.PipelineStage):
     def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
         if self.stage_index == min(self._local_indices()):
             self._agree([{"chunks per step": num_microbatches, "backward pass": self.has_backward}])
-        # torch 2.11 asks for gradients of all receive buffers, integers too, if the stage has a backward; _take
-        # decides per tensor. Both versions run the module on made-up inputs here, which must not count.
+        # torch 2.11 asks for gradients of all receive buffers, integers too, if the stage has a backward: let it think
+        # there is none, forward_one_chunk decides per tensor. Both versions run the module on made-up inputs here.
         has_backward, self.has_backward = self.has_backward, False
         with frozen_statistics(self.submod):
             result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
