@@ -75,7 +75,9 @@ class LinkError(RuntimeError):
 class Link:
     """What both ends of one direction of one link have in common."""
 
-    def __init__(self, codec: Codec, source: int, target: int, device: torch.device, group: Any) -> None:
+    def __init__(
+        self, codec: Codec, source: int, target: int, device: torch.device, group: Any, events: list[Event]
+    ) -> None:
         self.codec = codec
         self.source, self.target = source, target  # stages
         self.direction = "forward" if target > source else "backward"
@@ -83,7 +85,7 @@ class Link:
         self.peer = -1  # the worker at the other end: its rank in the group; the schedule decides where stages live
         self.slots: list[Slot] = []
         self.step = 0
-        self.events: list[Event] = []  # shared with the stage
+        self.events = events  # the stage's
         self.ledger = Ledger()
         self.clock = CodecClock(device)
         self.staged = (

@@ -92,11 +92,8 @@ class PipelineStage(pipelining.PipelineStage):
         self._open = self._posted = self._unchecked = False
 
         def link(kind: Any, spec: Codec, source: int, target: int) -> Any:
-            if not 0 <= min(source, target) <= max(source, target) < num_stages:
-                return None
-            made = kind(spec, source, target, device, self.group)
-            made.events = self.events
-            return made
+            exists = min(source, target) >= 0 and max(source, target) < num_stages
+            return kind(spec, source, target, device, self.group, self.events) if exists else None
 
         me, before, after = stage_index, stage_index - 1, stage_index + 1
         self.forward_recv: RecvLink | None = link(RecvLink, self.forward_codec, before, me)
@@ -116,15 +113,13 @@ class PipelineStage(pipelining.PipelineStage):
         return {link.direction: link.state_dict() for link in (self.forward_send, self.backward_send) if link}
 
     def load_link_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
-        for link in (self.forward_send, self.backward_send):
-            if link:
-                link.load_state_dict(state.get(link.direction, {}))
+        for link in filter(None, (self.forward_send, self.backward_send)):
+            link.load_state_dict(state.get(link.direction, {}))
 
     def trace(self, on: bool = True) -> None:
         """From the next step on, also stamp the arrival of each message (``report``, ``draw``)."""
-        for link in (self.forward_recv, self.backward_recv):
-            if link:
-                link.trace = on
+        for link in filter(None, (self.forward_recv, self.backward_recv)):
+            link.trace = on
 
     # (1) to (3): a step begins
 
@@ -132,8 +127,8 @@ class PipelineStage(pipelining.PipelineStage):
         super().clear_runtime_states()
         if self.steps == 0:
             self._place_links()
-        if self.steps == 0 and self.stage_index == max(self._local_indices()):
-            self._agree(stage._settings() for stage in self._local_stages())
+            if self.stage_index == max(self._local_indices()):
+                self._agree(stage._settings() for stage in self._local_stages())
         self.steps += 1
         self.events.clear()
         self._open, self._posted = True, False
