@@ -38,6 +38,17 @@ def test_order_statistics_are_those_of_a_sort(seed, distinct, count, quantiles):
     assert np.array_equal(key_floats(np.array([low, high])), ordered[[0, -1]])
 
 
+@pytest.mark.parametrize("direction", [1, -1], ids=["rising", "falling"])
+def test_values_in_order_need_no_wider_brackets(monkeypatch, direction):
+    """All values near a cut lie in one thread's share: there must be room for them."""
+    x = np.linspace(-1, 1, 3_000_000, dtype=np.float32)[::direction].copy()
+    sizes = []
+    monkeypatch.setattr(order, "read", lambda *args, read=order.read: sizes.append(len(args[0])) or read(*args))
+    ranks = np.array([10, 1_000_000, 2_999_000])
+    assert np.array_equal(key_floats(order.order_statistics(x, ranks)[2]), np.sort(x)[ranks])
+    assert sizes.count(len(x)) == 1
+
+
 @pytest.mark.parametrize("unfair", ["lowest", "highest", "one-value"])
 def test_order_statistics_survive_a_sample_that_misleads(monkeypatch, unfair):
     """Brackets that miss their ranks are widened until they hold them."""

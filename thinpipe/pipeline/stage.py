@@ -165,7 +165,10 @@ class PipelineStage(pipelining.PipelineStage):
         return result
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        # torch 2.11 sends a greeting to both neighbours, itself included in V schedules, which gloo cannot.
+        # torch 2.11 greets both neighbours so that NCCL connects: also itself in V schedules, and with tensors on the
+        # GPU, neither of which gloo can. Groups of gloo are connected from the start.
+        if backend_of(self.group, self.device) == "gloo":
+            return []
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def _take_over(self, link: RecvLink, infos: dict[int, Any]) -> list[Expected]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from thinpipe.codecs.kernels.cpu import loops
 from thinpipe.codecs.kernels.cpu.cells import lloyd, merge, optimal_centres
-from thinpipe.codecs.kernels.cpu.order import Keys, sample, shares
+from thinpipe.codecs.kernels.cpu.order import Keys, close_up, sample, shares
 from thinpipe.codecs.kernels.cpu.threads import parallel
 from thinpipe.codecs.layout import BLOCK, bucket_affine
 
@@ -70,16 +70,15 @@ def _read(x: np.ndarray, left: np.int32, right: np.int32) -> tuple[int, int, NDA
     parts = shares(x)
     bins = min(BINS, max(2048, x.size // 64))
     counts = np.zeros((len(parts), 2, bins + 1), np.uint32)
-    gathered = np.empty((len(parts), 4 * x.size // TAIL // len(parts) + BLOCK), np.int32)
+    gathered = np.empty((len(parts), 4 * x.size // TAIL + BLOCK), np.int32)
     p, offset, scale = _binning(left, right, bins)
     results = parallel(
         lambda i, first, last: loops.histogram(x, first, last, left, right, p, offset, scale, counts[i], gathered[i]),
         [(i, *part) for i, part in enumerate(parts)],
     )
     low, high = min(low for low, _, _ in results), max(high for _, high, _ in results)
-    fits = all(found >= 0 for _, _, found in results)
-    tails = np.concatenate([own[:found] for own, (_, _, found) in zip(gathered, results, strict=True)])
-    return low, high, counts[..., :bins].sum(axis=(0, 1), dtype=np.int64), tails if fits else None
+    tails = close_up(gathered, [found for _, _, found in results])
+    return low, high, counts[..., :bins].sum(axis=(0, 1), dtype=np.int64), tails
 
 
 def _binning(left: np.int32, right: np.int32, bins: int) -> tuple[np.float32, np.float32, np.float32]:

@@ -50,28 +50,39 @@ def sample(x: np.ndarray, size: int, magnitude: bool = False) -> Keys:
 
 
 def read(
-    x: np.ndarray, bounds: Keys, regions: Keys, room: int, magnitude: bool = False
+    x: np.ndarray, bounds: Keys, regions: Keys, expected: int, magnitude: bool = False
 ) -> tuple[int, int, NDArray[np.int64], Keys | None]:
-    """One read of x: least key, greatest key, counts below the bounds, the keys in the regions (None: over room)."""
+    """One read of x: least key, greatest key, counts below the bounds, and the keys in the regions.
+
+    None instead of the keys if they are far more than expected. Where they lie crowded in one thread's share, as in a
+    tensor that is sorted, the read is repeated with room for all in every share.
+    """
     parts = shares(x)
-    starts = [room * first * BLOCK // x.size + i * BLOCK for i, (first, _) in enumerate(parts)]
-    stops = [*starts[1:], room + len(parts) * BLOCK]
-    gathered = np.empty(stops[-1], np.int32)
-    below = np.zeros((len(parts), len(bounds)), np.int64)
-
-    def work(i: int, first: int, last: int) -> tuple[int, int, int]:
-        own = gathered[starts[i] : stops[i]]
-        return loops.count_and_gather(x, first, last, magnitude, bounds, regions, below[i], own)
-
-    results = parallel(work, [(i, *part) for i, part in enumerate(parts)])
+    for room in (expected // len(parts) * 5 // 4 + BLOCK, 2 * expected + BLOCK):
+        gathered = np.empty((len(parts), room), np.int32)
+        below = np.zeros((len(parts), len(bounds)), np.int64)
+        results = parallel(
+            lambda i, first, last, below, gathered: loops.count_and_gather(
+                x, first, last, magnitude, bounds, regions, below[i], gathered[i]
+            ),
+            [(i, *part, below, gathered) for i, part in enumerate(parts)],
+        )
+        kept = close_up(gathered, [found for _, _, found in results])
+        if kept is not None:
+            break
     low, high = min(low for low, _, _ in results), max(high for _, high, _ in results)
-    if any(found < 0 for _, _, found in results):
-        return low, high, below.sum(axis=0), None
-    total = 0
-    for start, (_, _, found) in zip(starts, results, strict=True):
-        gathered[total : total + found] = gathered[start : start + found]  # close the gaps in place
-        total += found
-    return low, high, below.sum(axis=0), gathered[:total]
+    return low, high, below.sum(axis=0), kept
+
+
+def close_up(gathered: Keys, found: list[int]) -> Keys | None:
+    """The first ``found`` keys of every row, one row after the other, in place; None if a row had no room."""
+    if min(found) < 0:
+        return None
+    flat, total = gathered.reshape(-1), 0
+    for row, count in zip(gathered, found, strict=True):
+        flat[total : total + count] = row[:count]
+        total += count
+    return flat[:total]
 
 
 def order_statistics(x: np.ndarray, ranks: NDArray[np.int64], magnitude: bool = False) -> tuple[int, int, Keys]:
@@ -88,7 +99,7 @@ def order_statistics(x: np.ndarray, ranks: NDArray[np.int64], magnitude: bool = 
     width = DEVIATIONS
     while True:
         bounds, regions, share = _brackets(drawn, ranks / x.size, width)
-        low, high, below, gathered = read(x, bounds, regions, int(1.5 * share * x.size), magnitude)
+        low, high, below, gathered = read(x, bounds, regions, int(share * x.size), magnitude)
         found = None if gathered is None else _resolve(x.size, ranks, bounds, regions, below, gathered)
         if found is not None:
             return low, high, found
