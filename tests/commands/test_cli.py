@@ -41,7 +41,7 @@ def test_prints_plain_tables_to_a_pipe():
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"thinpipe {thinpipe.__version__}, torch {torch.__version__.split('+')[0]}")
     assert next(line.split()[:2] for line in lines if line.startswith("sort:6+2")) == ["sort:6+2", "0.253"]
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines[1:])) <= 80  # the first one names the machine
 
 
 def test_keeps_record_page_and_plot(tmp_path):

@@ -253,3 +253,13 @@ def test_schedules_say_what_they_need(pool: Pool) -> None:
     assert "got 2 workers and 2 stages" in counts
     assert "'gpipe' or '1f1b', got 'zigzag'" in order
     assert "worker 0 of 2 has stages [0, 2] of 3, in this order, got [0]" in stages
+
+
+def gpu_through_gloo(group: Any) -> str:
+    with pytest.raises(ValueError, match="told its shapes") as caught:
+        PipelineStage(nn.Linear(4, 4), group.rank(), 2, "cuda", group=group)
+    return str(caught.value)
+
+
+def test_gpu_stages_on_gloo_are_told_their_shapes(pool: Pool) -> None:
+    assert "input_args and output_args" in pool.run(gpu_through_gloo, 2)[0]

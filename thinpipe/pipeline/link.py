@@ -88,9 +88,8 @@ class Link:
         self.events = events  # the stage's
         self.ledger = Ledger()
         self.clock = CodecClock(device)
-        self.staged = (
-            wire_device(group, device).type != device.type
-        )  # wires of a GPU stage pass through pinned host buffers
+        # Wires of a GPU stage that travel through gloo pass through pinned host buffers.
+        self.staged = wire_device(group, device).type != device.type
 
     def __str__(self) -> str:
         return f"{self.direction} link from stage {self.source} to stage {self.target}"

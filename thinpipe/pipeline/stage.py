@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.agreement import agree
-from thinpipe.pipeline.backend import backend_of
+from thinpipe.pipeline.backend import backend_of, wire_device
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.counters import Event, now
 from thinpipe.pipeline.expected import Expected
@@ -83,6 +83,13 @@ class PipelineStage(pipelining.PipelineStage):
     ) -> None:
         device = torch.device(device)
         super().__init__(submodule, stage_index, num_stages, device, *torch_args, **torch_options)
+        static = len(torch_args) >= 2 or {"input_args", "output_args"} <= torch_options.keys()
+        if wire_device(self.group, device).type != device.type and not static:
+            raise ValueError(
+                f"a stage on {device} whose workers talk through gloo is told its shapes, as input_args and "
+                "output_args: examples of one chunk. Without them torch would send shapes in tensors on the GPU, "
+                "which gloo cannot"
+            )
         self.forward_codec, self.backward_codec = codec(forward), codec(backward)
         self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
         self.recompute = recompute
