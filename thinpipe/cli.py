@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from thinpipe.commands.bench_codecs import bench_codecs
+from thinpipe.commands.diff import diff
 from thinpipe.version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 bench = typer.Typer(no_args_is_help=True, help="Measure this machine: codecs.")
 app.add_typer(bench, name="bench")
 bench.command("codecs")(bench_codecs)
+app.command("diff")(diff)
 
 
 def _print_version(asked: bool) -> None:

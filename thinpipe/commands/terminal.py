@@ -42,7 +42,7 @@ class Outputs:
 
     json: Path | None
     markdown: Path | None
-    plot: Path | None
+    plot: Path | None = None
 
     def check(self) -> None:
         """ValueError for a file that could not be written: found out before a long run, not after it."""
@@ -52,13 +52,13 @@ class Outputs:
             if path is not None:
                 check_writable(path)
 
-    def save(self, record: Record, tables: Sequence[report.Table], title: str, plot: Plot) -> None:
+    def save(self, record: Record, tables: Sequence[report.Table], title: str, plot: Plot | None = None) -> None:
         """Write what was asked for, and say so on stderr."""
         if self.json is not None:
             record.write(self.json)
         if self.markdown is not None:
             self.markdown.write_text(report.markdown(title, record, tables))
-        if self.plot is not None:
+        if self.plot is not None and plot is not None:
             plot.draw(self.plot)
         for path in (self.json, self.markdown, self.plot):
             if path is not None:

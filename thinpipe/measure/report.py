@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -33,6 +33,7 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Row]
     note: str = ""  # what a reader must know to read it
+    style: Callable[[Row, Column], str] | None = None  # the colour of a cell on a terminal
 
     def shown(self) -> list[Column]:
         return [column for column in self.columns if any(row.get(column.name) is not None for row in self.rows)]
@@ -74,6 +75,13 @@ def show(tables: Iterable[Table], console: Console | None = None) -> None:
                 console.print(Text(table.note, style="dim"))
         else:
             print(plain_text(table), file=console.file)
+
+
+def show_lines(lines: Iterable[Text], console: Console | None = None) -> None:
+    """Print lines as they are, however wide: with their colours on a terminal, plain elsewhere."""
+    console = console or Console(highlight=False)
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def plain_text(table: Table) -> str:
@@ -159,6 +167,9 @@ def _rich_table(table: Table, columns: Sequence[Column]) -> RichTable:
         heading = Text("\n".join(_heading_lines(column, columns)))
         rich.add_column(heading, justify="left" if column.key else "right", no_wrap=not column.key, overflow="fold")
     for row in table.rows:
-        cells = [_cell(row, column) for column in columns]
-        rich.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
+        rich.add_row(*(Text(_cell(row, column), style=_style(table, row, column)) for column in columns))
     return rich
+
+
+def _style(table: Table, row: Row, column: Column) -> str:
+    return table.style(row, column) if table.style else _STYLES.get(_cell(row, column), "")

@@ -1,0 +1,83 @@
+"""thinpipe diff: what changed between two records of the same kind."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from thinpipe.commands.terminal import Outputs, one_line_errors
+from thinpipe.measure import report
+from thinpipe.measure.diff import compare
+from thinpipe.measure.diff_report import change_table, fact_lines, fact_table, missing_lines, to_record
+from thinpipe.measure.record import Record
+
+
+def diff(
+    baseline: Annotated[
+        Path, typer.Argument(metavar="BASELINE.json", help="What to compare with.", show_default=False)
+    ],
+    test: Annotated[Path, typer.Argument(metavar="TEST.json", help="What changed.", show_default=False)],
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Compare these figures alone, and show what they were on both sides.",
+            show_default="every figure that can be better or worse",
+        ),
+    ] = None,
+    fail_above: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="Exit code 1 if a figure got worse by more than this, as in 5%. Each column knows whether more or "
+            "less of it is better; a figure that the test has lost is worse.",
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every figure and change.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the comparison as a page.")] = None,
+) -> None:
+    """What changed between two records that thinpipe wrote with --json.
+
+    Settings and machines side by side, a star where they differ; then every row that both records have, matched by
+    what it is about, and how far its figures moved in percent of the baseline. Rows in one file only are named.
+
+    Exit code 0, or 1 by --fail-above, or 2 if the files cannot be compared.
+
+    Example: thinpipe diff before.json after.json --columns encode_ms --fail-above 5%
+    """
+    outputs = Outputs(json=json, markdown=markdown)
+    with one_line_errors():
+        limit = None if fail_above is None else _parse_percent(fail_above)
+        names = [] if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+        if columns is not None and not names:
+            raise ValueError("--columns takes names separated by commas, as in encode_ms,decode_ms; got none")
+        outputs.check()
+        result = compare(Record.read(baseline), Record.read(test), names)
+
+    checks = [] if limit is None else [result.check(limit)]
+    missing = list(missing_lines(result))
+    changes = change_table(result, figures=bool(names))
+    check_tables = [report.check_table(checks)] if checks else []
+    report.show_lines(fact_lines(result.facts))
+    typer.echo()
+    report.show([changes])
+    report.show_lines([*missing, Text()] if missing else [])
+    report.show(check_tables)
+    record = to_record(result, checks, {"command": ["thinpipe", *sys.argv[1:]]})
+    noted = replace(changes, note="\n\n".join([changes.note, *(line.plain for line in missing)]))
+    outputs.save(record, [fact_table(result.facts), noted, *check_tables], f"{result.kind}: test against baseline")
+    if not all(check.passed for check in checks):
+        raise typer.Exit(1)
+
+
+def _parse_percent(text: str) -> float:
+    """``5%`` or ``5`` as a part of one."""
+    if not re.fullmatch(r"\d+(\.\d+)?%?", text):
+        raise ValueError(f"--fail-above takes a percentage of 0 or more, as in 5%; got {text!r}")
+    return float(text.rstrip("%")) / 100

@@ -1,0 +1,149 @@
+"""Two records of one kind -> facts side by side, rows matched by their keys, and how far each figure moved."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thinpipe.measure.record import Check, Column, Record, Row
+
+_UNCOMPARED = {"command"}  # names the files it wrote: never the same twice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One setting or property of the machine, in both records."""
+
+    name: str
+    baseline: Any
+    test: Any
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.baseline != self.test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The row of each record that is about the same thing."""
+
+    baseline: Row
+    test: Row
+
+    def change(self, column: Column) -> float | None:
+        """How far a figure moved, as a part of the baseline's; None where a side has no number."""
+        before, after = number(self.baseline, column), number(self.test, column)
+        if before is None or after is None:
+            return None
+        if before == after:
+            return 0.0
+        return (after - before) / abs(before) if before else math.copysign(math.inf, after - before)
+
+    def worsening(self, column: Column) -> float | None:
+        """The same, above 0 where it got worse; a figure that the test lost could not be worse."""
+        if column.better is None or number(self.baseline, column) is None:
+            return None
+        change = self.change(column)
+        if change is None:
+            return math.inf  # what is not finite is kept as null
+        return change if column.better == "lower" else -change
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """What two records have in common, and what only one of them has."""
+
+    kind: str
+    facts: tuple[Fact, ...]
+    keys: tuple[Column, ...]
+    columns: tuple[Column, ...]  # the figures that are compared
+    pairs: tuple[Pair, ...]
+    only_baseline: tuple[str, ...]  # the names of rows and columns that the test lacks
+    only_test: tuple[str, ...]
+
+    def check(self, limit: float) -> Check:
+        """The claim that nothing got worse by more than ``limit``, a part of the baseline: 0.05 is 5%."""
+        worst, where = 0.0, ""
+        for pair in self.pairs:
+            for column in self.columns:
+                worsening = pair.worsening(column)
+                if worsening is not None and worsening > worst:
+                    worst, where = worsening, f"{column.name} of {row_name(pair.test, self.keys)}"
+        return Check(
+            claim="the figure that got worse the most", measured=100 * worst, limit=100 * limit, unit="%", detail=where
+        )
+
+
+def compare(baseline: Record, test: Record, columns: Sequence[str] = ()) -> Diff:
+    """Match the rows of two records. Without ``columns``: every figure that both have and that can be better or worse.
+
+    ValueError where there is nothing to compare.
+    """
+    if baseline.kind != test.kind:
+        raise ValueError(f"only records of one kind can be compared; got {baseline.kind!r} and {test.kind!r}")
+    keys = tuple(column for column in test.columns if column.key)
+    before, after = _by_key(baseline, keys), _by_key(test, keys)
+    pairs = tuple(Pair(baseline=before[key], test=row) for key, row in after.items() if key in before)
+    if not pairs:
+        names = ", ".join(column.name for column in keys)
+        raise ValueError(f"rows are matched by {names}, and no row of one record has its like in the other")
+    lost_columns, new_columns = _missing(baseline.columns, test.columns), _missing(test.columns, baseline.columns)
+    return Diff(
+        kind=test.kind,
+        facts=_facts(baseline, test),
+        keys=keys,
+        columns=_compared(baseline, test, columns),
+        pairs=pairs,
+        only_baseline=(*(row_name(row, keys) for key, row in before.items() if key not in after), *lost_columns),
+        only_test=(*(row_name(row, keys) for key, row in after.items() if key not in before), *new_columns),
+    )
+
+
+def number(row: Row, column: Column) -> float | None:
+    """The figure of a row, if it is one."""
+    value = row.get(column.name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def row_name(row: Row, keys: Sequence[Column]) -> str:
+    return ", ".join(str(row.get(column.name)) for column in keys)
+
+
+def _by_key(record: Record, keys: Sequence[Column]) -> Mapping[tuple[Any, ...], Row]:
+    """Rows by their key; of several with the same key, the first matches the first and so on."""
+    seen: Counter[str] = Counter()
+    rows = {}
+    for row in record.rows:
+        name = row_name(row, keys)
+        rows[name, seen[name]] = row
+        seen[name] += 1
+    return rows
+
+
+def _compared(baseline: Record, test: Record, names: Sequence[str]) -> tuple[Column, ...]:
+    here = {column.name for column in baseline.columns}
+    figures = {column.name: column for column in test.columns if column.name in here and not column.key}
+    unknown = [name for name in names if name not in figures]
+    if unknown:
+        raise ValueError(f"--columns takes figures that both records have: {', '.join(figures)}; got {unknown[0]!r}")
+    if names:
+        return tuple(figures[name] for name in dict.fromkeys(names))
+    return tuple(column for column in figures.values() if column.better is not None)
+
+
+def _missing(columns: Sequence[Column], others: Sequence[Column]) -> list[str]:
+    there = {column.name for column in others}
+    return [f"column {column.name}" for column in columns if column.name not in there]
+
+
+def _facts(baseline: Record, test: Record) -> tuple[Fact, ...]:
+    before, after = _said(baseline), _said(test)
+    names = sorted((before.keys() | after.keys()) - _UNCOMPARED)
+    return tuple(Fact(name=name, baseline=before.get(name), test=after.get(name)) for name in names)
+
+
+def _said(record: Record) -> dict[str, Any]:
+    return {"thinpipe": record.thinpipe, **record.environment, **record.config}
