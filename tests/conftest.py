@@ -1,9 +1,29 @@
-"""Every test starts from the same random state."""
+"""Every test starts from the same random state; those that need several processes share them."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tests.pool import Pool
 
 
 @pytest.fixture(autouse=True)
 def _reseed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def _pools() -> Iterator[list[Pool]]:
+    pools: list[Pool] = []
+    yield pools
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture
+def pool(_pools: list[Pool]) -> Pool:
+    """Four workers, started for the first test that needs them and again after one that ended them."""
+    if not _pools or not _pools[-1].alive:
+        _pools.append(Pool(4))
+    return _pools[-1]

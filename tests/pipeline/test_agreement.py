@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe
 
 from tests.pipeline.models import WIDTH, batch, seeded
-from tests.pipeline.pool import Pool
+from tests.pool import Pool
 from thinpipe.pipeline import ClientServerSchedule, PipelineStage
 
 

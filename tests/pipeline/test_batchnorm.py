@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.pipeline.models import batch, cut, reference
 from tests.pipeline.pipelines import make, run_step, twins
-from tests.pipeline.pool import Pool
+from tests.pool import Pool
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 
 CHUNKS = 4

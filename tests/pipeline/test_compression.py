@@ -14,7 +14,7 @@ from torch.distributed import pipelining
 import thinpipe
 from tests.pipeline.models import batch, cut, link_states, reference, seeded
 from tests.pipeline.pipelines import make, run_step, twins
-from tests.pipeline.pool import Pool
+from tests.pool import Pool
 from thinpipe.pipeline import PipelineStage
 from thinpipe.pipeline.link import SendLink
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.pipeline.models import batch, seeded
 from tests.pipeline.pipelines import make, run_step
-from tests.pipeline.pool import Pool
+from tests.pool import Pool
 from thinpipe.pipeline.report import LinkReport, _merge, report, reset_counters
 from thinpipe.pipeline.trace import Bar, draw, gather_step, write_chrome_trace
 

@@ -12,7 +12,7 @@ from torch.distributed import pipelining
 
 from tests.pipeline.models import batch, cut, reference, seeded
 from tests.pipeline.pipelines import make, run_step, twins
-from tests.pipeline.pool import Pool
+from tests.pool import Pool
 from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
 from thinpipe.pipeline.link import SendLink
 

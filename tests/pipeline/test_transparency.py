@@ -9,7 +9,7 @@ import torch
 
 from tests.pipeline.models import batch, reference, seeded
 from tests.pipeline.pipelines import make, run_step, twins
-from tests.pipeline.pool import Pool
+from tests.pool import Pool
 
 CHUNKS = (1, 2, 4, 8, 16)
 

@@ -44,12 +44,13 @@ def diff(
 ) -> None:
     """What changed between two records that thinpipe wrote with --json.
 
-    Settings and machines side by side, a star where they differ; then every row that both records have, matched by
-    what it is about, and how far its figures moved in percent of the baseline. Rows in one file only are named.
+    Settings and machines side by side, a star where they differ; then every row
+    that both records have, matched by what it is about, and how far its figures
+    moved in percent of the baseline. Rows in one file only are named.
 
     Exit code 0, or 1 by --fail-above, or 2 if the files cannot be compared.
 
-    Example: thinpipe diff before.json after.json --columns encode_ms --fail-above 5%
+    Example: thinpipe diff before.json after.json --fail-above 5%
     """
     outputs = Outputs(json=json, markdown=markdown)
     with one_line_errors():

@@ -1,4 +1,4 @@
-"""A pool of worker processes that is started once and runs many small pipelines, each under a time limit."""
+"""A pool of worker processes that is started once and runs many small jobs, each under a time limit."""
 
 from __future__ import annotations
 

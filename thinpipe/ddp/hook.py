@@ -1,0 +1,116 @@
+"""The communication hook: every bucket of gradients becomes one compressed message to all replicas.
+
+    model.register_comm_hook(thinpipe.ddp_state("uniform:8"), thinpipe.ddp_hook)
+
+    buffer of a bucket   | weight       | bias | weight           |     1  each gradient is corrected by what its
+                               |           |         |                     last message lost
+    message              | codes    |b| codes         |                 2  encoded by itself: layers differ in scale,
+                                                                           and low-rank codecs need its matrix
+    from all replicas    | codes    |b| codes         |  replica 0      3  gathered
+                         | codes    |b| codes         |  replica 1
+                               |           |         |                  4  decoded; the new loss is remembered
+    buffer of a bucket   | mean         | mean | mean             |     5  averaged
+
+Every replica decodes the same messages and adds them in the same order, so all have the same result to the last bit.
+"""
+
+# No `from __future__ import annotations` here: DDP reads the hook's annotations and wants types, not their names.
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinpipe.codecs.base import Codec
+from thinpipe.codecs.spec import codec
+from thinpipe.ddp.state import DDPState, Memory
+
+SMALL = 256  # a gradient with fewer values travels as it is: compressing it costs more time than it saves
+ALIGNMENT = 16  # bytes: where a part of a message starts, so that kernels and views find their numbers aligned
+
+_AS_IT_IS = codec("none")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One gradient of a bucket and its place in the message."""
+
+    codec: Codec
+    gradient: Tensor  # a view into the bucket's buffer, as a matrix where the parameter has rows
+    corrected: Tensor  # what is sent: the gradient itself, or wider where it is of half precision
+    memory: Memory | None  # None: nothing can be lost, or nothing is to be made up for
+    start: int
+    stop: int
+
+
+def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket's gradients over all replicas, as DDP's own hook does, through the codec of ``state``."""
+    buffer = bucket.buffer()
+    parts = list(_parts(state, bucket))
+    size = -(-parts[-1].stop // ALIGNMENT) * ALIGNMENT
+    wire = torch.zeros(size, dtype=torch.uint8, device=buffer.device)
+    for part in parts:
+        kept = None if part.memory is None else part.memory.codec
+        part.codec.encode(part.corrected, wire[part.start : part.stop], state=kept)
+    state.gradient_bytes += buffer.numel() * buffer.element_size()
+    state.wire_bytes += size
+    state.steps += bucket.is_last()
+
+    replicas = state.replicas
+    gathered = torch.empty(replicas * size, dtype=torch.uint8, device=buffer.device)
+    work = dist.all_gather_into_tensor(gathered, wire, group=state.process_group, async_op=True)
+
+    def finish(_: object) -> Tensor:
+        messages = list(gathered.split(size))
+        for part in parts:
+            _average(part, messages, state.rank)
+        return buffer
+
+    return work.get_future().then(finish)
+
+
+def _parts(state: DDPState, bucket: dist.GradBucket) -> Iterator[_Part]:
+    buffer, first, start = bucket.buffer(), 0, 0
+    for parameter in bucket.parameters():
+        flat = buffer[first : first + parameter.numel()]
+        # The buffer's order of values, whatever the parameter's strides: a matrix either way, on every replica alike.
+        gradient = flat.view(parameter.shape[0], -1) if parameter.dim() > 1 else flat
+        chosen = _choose(state.codec, gradient)
+        memory, corrected = None, gradient
+        if state.error_feedback and chosen != _AS_IT_IS:
+            memory = state.memory(parameter)
+            # Half precision would round away most of what is to be made up for.
+            corrected = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+            if memory.error is not None:
+                corrected.view(-1).add_(memory.error)
+        stop = start + chosen.wire_bytes(corrected.shape, corrected.dtype)
+        yield _Part(chosen, gradient, corrected, memory, start, stop)
+        first, start = first + parameter.numel(), math.ceil(stop / ALIGNMENT) * ALIGNMENT
+
+
+def _choose(wanted: Codec, gradient: Tensor) -> Codec:
+    """The codec, unless it would not shrink this gradient."""
+    size = gradient.numel() * gradient.element_size()
+    shrinks = gradient.numel() >= SMALL and wanted.wire_bytes(gradient.shape, gradient.dtype) < size
+    return wanted if shrinks else _AS_IT_IS
+
+
+def _average(part: _Part, messages: list[Tensor], own: int) -> None:
+    """Steps 4 and 5 for one gradient."""
+    if part.corrected.is_cuda:
+        # This runs on a stream of its own; without a note the memory could be given away before it is done.
+        part.corrected.record_stream(torch.cuda.current_stream())
+    wide = torch.promote_types(part.gradient.dtype, torch.float32)
+    total = torch.zeros_like(part.gradient, dtype=wide)
+    decoded = torch.empty_like(total)
+    for rank, message in enumerate(messages):
+        part.codec.decode(message[part.start : part.stop], decoded)
+        if rank == own and part.memory is not None:
+            lost = (part.corrected - decoded).view(-1)
+            # A gradient that overflowed is seen by all and its step skipped; it must not spoil the steps after it.
+            part.memory.error = lost.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        total += decoded
+    part.gradient.copy_(total.div_(len(messages)))
