@@ -11,13 +11,20 @@ PACKAGE = Path(__file__).parent.parent / "thinpipe"
 ALLOWED = {
     "thinpipe": {"thinpipe.codecs", "thinpipe.pipeline", "thinpipe.ddp"},
     "thinpipe.version": set(),
+    "thinpipe.__main__": {"thinpipe.cli"},
     "thinpipe.cli": {"thinpipe.commands"},
     "thinpipe.codecs": {"thinpipe.codecs"},
     "thinpipe.pipeline": {"thinpipe.pipeline", "thinpipe.codecs.base", "thinpipe.codecs.spec"},
     "thinpipe.ddp": {"thinpipe.ddp", "thinpipe.codecs.base", "thinpipe.codecs.spec"},
     "thinpipe.measure": {"thinpipe.measure"},
     "thinpipe.bench": {"thinpipe.bench", "thinpipe.codecs", "thinpipe.pipeline", "thinpipe.ddp", "thinpipe.measure"},
-    "thinpipe.commands": {"thinpipe.commands", "thinpipe.bench", "thinpipe.measure", "thinpipe.codecs"},
+    "thinpipe.commands": {
+        "thinpipe.commands",
+        "thinpipe.bench",
+        "thinpipe.measure",
+        "thinpipe.codecs",
+        "thinpipe.pipeline.launch",
+    },
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -7,13 +7,17 @@ from typing import Annotated
 import typer
 
 from thinpipe.commands.bench_codecs import bench_codecs
+from thinpipe.commands.bench_ddp import bench_ddp
+from thinpipe.commands.bench_ddp_accuracy import bench_ddp_accuracy
 from thinpipe.commands.diff import diff
 from thinpipe.version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-bench = typer.Typer(no_args_is_help=True, help="Measure this machine: codecs.")
+bench = typer.Typer(no_args_is_help=True, help="Measure this machine: codecs, data-parallel training.")
 app.add_typer(bench, name="bench")
 bench.command("codecs")(bench_codecs)
+bench.command("ddp")(bench_ddp)
+bench.command("ddp-accuracy")(bench_ddp_accuracy)
 app.command("diff")(diff)
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
+from thinpipe.bench.ddp import views as ddp_views
+from thinpipe.bench.ddp.rows import KIND as DDP
 from thinpipe.commands.terminal import Outputs, one_line_errors
 from thinpipe.measure import report
 from thinpipe.measure.diff import compare
@@ -67,7 +70,12 @@ def diff(
     check_tables = [report.check_table(checks)] if checks else []
     report.show_lines(fact_lines(result.facts))
     typer.echo()
-    report.show([changes])
+    if result.kind == DDP and not names:
+        console = Console(highlight=False)
+        width = console.width if console.is_terminal else ddp_views.WIDE_DIFF
+        report.show_lines([*ddp_views.diff_lines(result, width), Text()], console)
+    else:
+        report.show([changes])
     report.show_lines([*missing, Text()] if missing else [])
     report.show(check_tables)
     record = to_record(result, checks, {"command": ["thinpipe", *sys.argv[1:]]})

@@ -59,12 +59,11 @@ def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[T
     state.wire_bytes += size
     state.steps += bucket.is_last()
 
-    replicas = state.replicas
-    gathered = torch.empty(replicas * size, dtype=torch.uint8, device=buffer.device)
-    work = dist.all_gather_into_tensor(gathered, wire, group=state.process_group, async_op=True)
+    messages = list(wire.new_empty(state.replicas * size).split(size))
+    work = dist.all_gather(messages, wire, group=state.process_group, async_op=True)
+    assert work is not None  # which it is on those that are not in the group, and DDP calls hooks on those that are
 
     def finish(_: object) -> Tensor:
-        messages = list(gathered.split(size))
         for part in parts:
             _average(part, messages, state.rank)
         return buffer
@@ -104,13 +103,19 @@ def _average(part: _Part, messages: list[Tensor], own: int) -> None:
         # This runs on a stream of its own; without a note the memory could be given away before it is done.
         part.corrected.record_stream(torch.cuda.current_stream())
     wide = torch.promote_types(part.gradient.dtype, torch.float32)
-    total = torch.zeros_like(part.gradient, dtype=wide)
-    decoded = torch.empty_like(total)
-    for rank, message in enumerate(messages):
-        part.codec.decode(message[part.start : part.stop], decoded)
-        if rank == own and part.memory is not None:
-            lost = (part.corrected - decoded).view(-1)
-            # A gradient that overflowed is seen by all and its step skipped; it must not spoil the steps after it.
-            part.memory.error = lost.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        total += decoded
+
+    def decode(rank: int, out: Tensor) -> Tensor:
+        return part.codec.decode(messages[rank][part.start : part.stop], out)
+
+    # New memory costs more than a pass over old: what can be is decoded into the bucket itself. What was sent still
+    # lies there, so what was lost of it comes first.
+    scratch = torch.empty_like(part.gradient, dtype=wide)
+    if part.memory is not None:
+        lost = torch.sub(part.corrected, decode(own, scratch)).view(-1)
+        # A gradient that overflowed is seen by all and its step skipped; it must not spoil the steps after it.
+        part.memory.error = lost.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    total = part.gradient if part.gradient.dtype == wide else torch.empty_like(scratch)
+    decode(0, total)
+    for rank in range(1, len(messages)):
+        total += decode(rank, scratch)
     part.gradient.copy_(total.div_(len(messages)))

@@ -13,7 +13,7 @@ from thinpipe.measure.diff import Diff, Fact, Pair
 from thinpipe.measure.record import Check, Column, Record, Row
 from thinpipe.measure.report import Table
 
-FACT_WIDTH = 24  # of a value; what is longer takes several lines
+FACT_WIDTH = 20  # of a value; what is longer takes several lines
 BETTER, WORSE, DIFFERS = "green", "red", "bold yellow"
 NOTE = "Changes in percent of the baseline."
 

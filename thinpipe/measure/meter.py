@@ -6,6 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -57,6 +58,22 @@ def time_calls(
     while len(samples) < repeat and (not samples or sum(samples) < 1e3 * budget_s):
         samples.append(_elapsed_ms(call, device))
     return Times(tuple(samples))
+
+
+def time_iterations(call: Callable[[], object], *, iterations: int, device: torch.device = _CPU) -> Times:
+    """Time calls that follow each other, as the iterations of a training loop do.
+
+    On a GPU by its own clock, without waiting for it in between: waiting would count the launches it hides.
+    """
+    if device.type != "cuda":
+        return Times(tuple(_elapsed_ms(call, device) for _ in range(iterations)))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    torch.cuda.synchronize(device)
+    return Times(tuple(start.elapsed_time(stop) for start, stop in pairwise(marks)))
 
 
 def peak_extra_bytes(call: Callable[[], object], *, device: torch.device = _CPU) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -121,7 +122,8 @@ def markdown(title: str, record: Record, tables: Iterable[Table]) -> str:
 
 
 def _fact(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return textwrap.indent(f"\n\n```\n{text}\n```", "  ") if "\n" in text else text
 
 
 def _cell(row: Row, column: Column) -> str:

@@ -1,0 +1,35 @@
+"""Running a function on every replica: started here, or joined under torchrun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+import typer
+
+Result = TypeVar("Result")
+
+
+def check_workers(asked: int | None, device: str) -> int | None:
+    """How many replicas to start here; None where torchrun has started them."""
+    if dist.is_torchelastic_launched():
+        if asked is not None:
+            raise ValueError(f"torchrun has started the replicas: leave out --workers {asked}")
+        return None
+    return asked or (torch.cuda.device_count() if device == "cuda" else 2)
+
+
+def run_replicas(function: Callable[..., Result | None], *args: object, workers: int | None) -> Result | None:
+    """Call ``function(*args)`` on every replica and return what the first one did; None where that ran elsewhere.
+
+    A replica that fails ends the others, and the command: exit code 1, with its name and its error.
+    """
+    from thinpipe.pipeline.launch import WorkerError, run_workers
+
+    try:
+        return run_workers(function, *args, workers=workers)[0]
+    except WorkerError as error:
+        typer.echo(f"thinpipe: {error}", err=True)
+        raise typer.Exit(1) from None
