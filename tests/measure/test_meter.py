@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from thinpipe.measure.meter import Times, peak_extra_bytes, time_calls
+from thinpipe.measure.meter import Times, peak_extra_bytes, time_calls, time_iterations
 
 
 def test_percentiles_of_known_samples():
@@ -78,3 +78,10 @@ def test_an_error_in_the_measured_call_is_not_hidden():
 
     with pytest.raises(OSError, match="from the call"):
         peak_extra_bytes(call)
+
+
+def test_iterations_are_timed_one_by_one():
+    calls = []
+    times = time_iterations(lambda: calls.append(None), iterations=5)
+    assert len(calls) == len(times.samples_ms) == 5
+    assert all(sample > 0 for sample in times.samples_ms)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from record import make_record
+from made_record import make_record
 
 from thinpipe.bench.ddp.views import WIDE, WIDE_DIFF, diff_lines, heading_lines, model_lines, result_tables, row_lines
 from thinpipe.measure.diff import compare

@@ -1,0 +1,125 @@
+"""thinpipe bench ddp as a program: started or joined, printed by one, kept, ended when a replica dies."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from thinpipe.bench.ddp.rows import PERCENTILES
+from thinpipe.cli import app
+from thinpipe.measure.record import Record
+
+MODELS = """
+import os, signal
+import torch
+import torch.distributed as dist
+from torch import nn
+
+class Linear(nn.Linear):
+    deadly = False
+
+    def forward(self, x):
+        if self.deadly and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+def small(batch_size):
+    return Linear(64, 32), (torch.randn(batch_size, 64),), lambda out: out.square().mean()
+
+def deadly(batch_size):
+    Linear.deadly = True
+    return small(batch_size)
+"""
+QUICK = ["bench", "ddp", "--device", "cpu", "--batch-size", "4", "--warmup", "2", "--iterations", "7"]
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "own.py").write_text(MODELS)
+
+    def run(*arguments):
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        path = os.pathsep.join([os.getcwd(), environment.get("PYTHONPATH", "")])
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=tmp_path,
+            env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+def test_starts_replicas_prints_and_keeps_every_group(run, tmp_path):
+    done = run(
+        "thinpipe", *QUICK, "--workers", "2", "--model", "own:small", "--compress", "uniform:8",
+        "--json", "r.json", "--markdown", "r.md",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == ["wrote r.json", "wrote r.md"]
+    record = Record.read(tmp_path / "r.json")
+    assert [(row["group"], row["replicas"], row["ddp"]) for row in record.rows] == [
+        ("no ddp", 1, "no ddp"),
+        ("1M/1C", 1, "ddp"),
+        ("1M/2C", 2, "ddp"),
+    ]
+    assert done.stdout.count("Benchmark: own:small with batch size 4") == 1
+    assert done.stdout.count("CPUs -- ") == 3
+    for row in record.rows:
+        assert len(row["samples_s"]) == 7
+        for p in PERCENTILES:
+            assert row[f"p{p}_s"] == np.percentile(row["samples_s"], p)
+        assert row["gradient_bytes"] == 4 * (64 * 32 + 32)
+    assert record.rows[0]["wire_bytes"] is None
+    assert 64 * 32 < record.rows[2]["wire_bytes"] < record.rows[2]["gradient_bytes"] / 3
+    assert record.config["backend"] == "gloo"
+    assert "| 2 | 1M/2C |" in (tmp_path / "r.md").read_text()
+
+
+def test_joins_under_torchrun_and_one_replica_prints(run, tmp_path):
+    launch = ["torch.distributed.run", "--nproc-per-node=2", "-m", "thinpipe"]
+    done = run(*launch, *QUICK, "--model", "own:small", "--hook", "fp16", "--json", "r.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Benchmark: ") == 1
+    assert [row["group"] for row in Record.read(tmp_path / "r.json").rows] == ["no ddp", "1M/1C", "1M/2C"]
+
+
+def test_a_replica_that_dies_ends_the_run_with_its_name(run):
+    done = run("thinpipe", *QUICK, "--workers", "2", "--model", "own:deadly")
+    assert done.returncode == 1
+    assert "1M/1C" in done.stdout
+    assert "1M/2C" not in done.stdout
+    assert "worker 1: killed by signal 9" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "message"),
+    [
+        ("ddp", ["--model", "resnet18"], "--model is one of resnet50"),
+        ("ddp", ["--device", "cpu", "--backend", "nccl"], "joins GPUs"),
+        ("ddp", ["--compress", "bogus"], "there is no codec 'bogus'"),
+        ("ddp", ["--device", "cpu", "--json", "none/r.json"], "a directory that can be written"),
+        ("ddp-accuracy", ["--codecs", "bogus"], "there is no codec 'bogus'"),
+        ("ddp-accuracy", ["--json", "none/r.json"], "a directory that can be written"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_exit_code_2(verb, arguments, message):
+    result = CliRunner().invoke(app, ["bench", verb, *arguments])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("thinpipe: ")
+    assert message in line
+
+
+def test_torchrun_says_how_many(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    result = CliRunner().invoke(app, ["bench", "ddp", "--device", "cpu", "--workers", "2"])
+    assert result.exit_code == 2
+    assert "leave out --workers 2" in result.stderr
