@@ -105,6 +105,7 @@ def test_a_replica_that_dies_ends_the_run_with_its_name(run):
         ("ddp", ["--compress", "bogus"], "there is no codec 'bogus'"),
         ("ddp", ["--device", "cpu", "--json", "none/r.json"], "a directory that can be written"),
         ("ddp-accuracy", ["--codecs", "bogus"], "there is no codec 'bogus'"),
+        ("ddp-accuracy", ["--workers", "3", "--batch-size", "64"], "a multiple of 3 replicas, not 64"),
         ("ddp-accuracy", ["--json", "none/r.json"], "a directory that can be written"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

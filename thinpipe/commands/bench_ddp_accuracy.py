@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +68,9 @@ def bench_ddp_accuracy(
             raise ValueError("the digits come from scikit-learn, which is missing: pip install scikit-learn")
         outputs.check()
         count = check_workers(workers, "cpu")
+        replicas = count or int(os.environ["WORLD_SIZE"])
+        if batch_size % replicas:
+            raise ValueError(f"--batch-size is shared evenly: a multiple of {replicas} replicas, not {batch_size}")
     recipe = Recipe(codecs=specs, seeds=seeds, epochs=epochs, batch_size=batch_size, error_feedback=error_feedback)
     record = run_replicas(compare_accuracy, recipe, ["thinpipe", *sys.argv[1:]], workers=count)
     if record is None:

@@ -52,8 +52,9 @@ class Recipe:
 
 def compare_accuracy(recipe: Recipe, command: Sequence[str]) -> Record | None:
     """Train with every codec and seed, on all replicas; the record on the first replica, None elsewhere."""
+    group = dist.new_group(backend="gloo")  # the network stays on CPUs, also where there are GPUs
     rows = [
-        {"codec": spec, "seed": seed, **train(spec, seed, recipe)}
+        {"codec": spec, "seed": seed, **train(spec, seed, recipe, group)}
         for spec in recipe.codecs
         for seed in range(recipe.seeds)
     ]
@@ -63,13 +64,13 @@ def compare_accuracy(recipe: Recipe, command: Sequence[str]) -> Record | None:
     return Record(kind=KIND, config=config, columns=COLUMNS, rows=tuple(rows), checks=tuple(checks(rows)))
 
 
-def train(spec: str, seed: int, recipe: Recipe) -> dict[str, float]:
+def train(spec: str, seed: int, recipe: Recipe, group: dist.ProcessGroup) -> dict[str, float]:
     """Train one network; every replica sees its share of every batch."""
     images, labels = digits()
     test = torch.arange(len(images)) % TEST_PART == 0
     torch.manual_seed(seed)
-    model = DistributedDataParallel(network())
-    state = ddp_state(spec, error_feedback=recipe.error_feedback)
+    model = DistributedDataParallel(network(), process_group=group)
+    state = ddp_state(spec, process_group=group, error_feedback=recipe.error_feedback)
     model.register_comm_hook(state, ddp_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=0.9)
     shuffled = torch.Generator().manual_seed(seed)  # of its own: every replica shuffles alike

@@ -95,7 +95,7 @@ def _measure(model: str, settings: Settings, group: Group, device: torch.device)
     for _ in range(settings.warmup):
         iterate()
     if group.ddp:
-        dist.barrier(group.process_group)
+        dist.barrier(group.process_group, device_ids=None if device.index is None else [device.index])
     times = time_iterations(iterate, iterations=settings.iterations, device=device)
     return Sample(
         samples_s=tuple(sample / 1e3 for sample in times.samples_ms),
