@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thinpipe.bench.ddp.rows import PERCENTILES
+from thinpipe.bench.slow_link import can_shape
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
 
@@ -121,6 +122,29 @@ def test_bad_input_is_one_line_and_exit_code_2(verb, arguments, message):
 
 def test_torchrun_says_how_many(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     result = CliRunner().invoke(app, ["bench", "ddp", "--device", "cpu", "--workers", "2"])
     assert result.exit_code == 2
     assert "leave out --workers 2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shapes", "message"),
+    [(["--workers", "3"], True, "leave out --workers 3"), ([], False, "it needs Linux, root, and ip and tc")],
+    ids=["workers", "rights"],
+)
+def test_a_link_that_cannot_be_made(arguments, shapes, message, monkeypatch):
+    monkeypatch.setattr("thinpipe.bench.ddp.thin_link.can_shape", lambda: shapes)
+    result = CliRunner().invoke(app, ["bench", "ddp", "--device", "cpu", "--link", "100", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.skipif(not can_shape(), reason="shaping a link needs root, ip and tc")
+def test_a_thin_link_joins_two_replicas(run, tmp_path):
+    done = run("thinpipe", *QUICK, "--model", "own:small", "--link", "100", "--json", "r.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Benchmark: ") == 1
+    record = Record.read(tmp_path / "r.json")
+    assert [row["group"] for row in record.rows] == ["no ddp", "1M/1C", "2M/1C"]
+    assert record.config["link_mbit_per_s"] == 100

@@ -13,6 +13,7 @@ import typer
 
 from thinpipe.bench.ddp.models import MODELS
 from thinpipe.bench.ddp.settings import Settings
+from thinpipe.bench.ddp.thin_link import check_link, run_over_link
 from thinpipe.bench.ddp.views import WIDE, heading_lines, model_lines, result_tables, row_lines
 from thinpipe.commands.replicas import check_workers, run_replicas
 from thinpipe.commands.terminal import Outputs, one_line_errors
@@ -66,6 +67,17 @@ def bench_ddp(
         Literal["gloo", "nccl"] | None,
         typer.Option(
             help="What joins them.", rich_help_panel=_DDP, show_default="nccl if each has its own GPU, else gloo"
+        ),
+    ] = None,
+    link: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="MBIT/S",
+            help="Two replicas here with a link of this rate between them; needs root. Under torchrun: what the link "
+            "is, for the record.",
+            rich_help_panel=_DDP,
+            show_default="as it is",
         ),
     ] = None,
     bucket_cap_mb: Annotated[
@@ -122,6 +134,7 @@ def bench_ddp(
         dtype=dtype,
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
         backend=backend,
+        link_mbit_per_s=link,
         bucket_cap_mb=bucket_cap_mb,
         static_graph=static_graph,
         gradient_as_bucket_view=gradient_as_bucket_view,
@@ -135,6 +148,10 @@ def bench_ddp(
         settings.check()
         outputs.check()
         count = check_workers(workers, settings.device)
+        if link is not None and count is not None:
+            check_link(workers)
+    if link is not None and count is not None:
+        raise typer.Exit(run_over_link(sys.argv[1:], link))
     record = run_replicas(_replica, settings, ["thinpipe", *sys.argv[1:]], workers=count)
     if record is not None:
         outputs.save(record, result_tables(record), "Iteration time of DistributedDataParallel")

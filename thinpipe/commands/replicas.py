@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,8 +16,9 @@ Result = TypeVar("Result")
 def check_workers(asked: int | None, device: str) -> int | None:
     """How many replicas to start here; None where torchrun has started them."""
     if dist.is_torchelastic_launched():
-        if asked is not None:
-            raise ValueError(f"torchrun has started the replicas: leave out --workers {asked}")
+        started = int(os.environ["WORLD_SIZE"])
+        if asked not in (None, started):
+            raise ValueError(f"torchrun has started {started} replicas: leave out --workers {asked}")
         return None
     return asked or (torch.cuda.device_count() if device == "cuda" else 2)
 

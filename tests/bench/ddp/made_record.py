@@ -23,7 +23,13 @@ def make_record(factor=1.0, bucket_cap_mb=25.0, compress=None):
             rows.append(make_row(model, group, 32, "cuda", [sample] * group.size))
     return Record(
         kind=KIND,
-        config={"backend": "nccl", "bucket_cap_mb": bucket_cap_mb, "compress": compress, "hook": None},
+        config={
+            "backend": "nccl",
+            "link_mbit_per_s": None,
+            "bucket_cap_mb": bucket_cap_mb,
+            "compress": compress,
+            "hook": None,
+        },
         columns=COLUMNS,
         rows=tuple(rows),
         environment={

@@ -18,6 +18,7 @@ SETTINGS = Settings(
     dtype="float32",
     device="cpu",
     backend=None,
+    link_mbit_per_s=None,
     bucket_cap_mb=25,
     static_graph=False,
     gradient_as_bucket_view=False,

@@ -25,6 +25,7 @@ class Settings:
     dtype: str
     device: str  # cpu or cuda
     backend: str | None  # None: nccl where every replica has a GPU of its own, gloo otherwise
+    link_mbit_per_s: float | None  # of the link between machines, where it is known
     bucket_cap_mb: float
     static_graph: bool
     gradient_as_bucket_view: bool

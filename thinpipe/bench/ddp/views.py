@@ -27,7 +27,8 @@ def heading_lines(record: Record) -> Iterator[str]:
     yield ""
     yield f"* torch: {facts['torch']}"
     yield f"* CUDA: {facts['cuda'] or '-'}"
-    yield f"* backend: {config['backend']}"
+    link = config["link_mbit_per_s"]
+    yield f"* backend: {config['backend']}" + ("" if link is None else f", over {link:g} Mbit/s")
     yield f"* on: {', '.join(facts['devices']) or facts['cpu']}, {facts['threads']} threads per replica"
     yield f"* gradients: {_gradients(record)}"
     yield ""
