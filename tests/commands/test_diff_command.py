@@ -8,6 +8,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from thinpipe.bench.ddp.groups import Group
+from thinpipe.bench.ddp.rows import COLUMNS as DDP_COLUMNS
+from thinpipe.bench.ddp.rows import KIND as DDP
+from thinpipe.bench.ddp.rows import Sample, make_row
 from thinpipe.cli import app
 from thinpipe.measure import report
 from thinpipe.measure.diff import compare
@@ -128,3 +132,20 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(test, arguments, me
     (line,) = result.stderr.splitlines()
     assert line.startswith("thinpipe: ")
     assert message in line
+
+
+def test_iteration_times_have_a_layout_of_their_own(tmp_path):
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    for path, seconds in ((before, 0.100), (after, 0.125)):
+        sample = Sample(samples_s=(seconds,), gradient_bytes=8, wire_bytes=None)
+        rows = tuple(
+            make_row("resnet50", Group(name=name, size=size, ddp=name != "no ddp"), 32, "cuda", [sample] * size)
+            for name, size in (("no ddp", 1), ("1M/2G", 2))
+        )
+        Record(kind=DDP, config={}, columns=DDP_COLUMNS, rows=rows, environment={}).write(path)
+    result = invoke(before, after, "--fail-above", "30%", "--markdown", tmp_path / "d.md")
+    assert "   2 GPUs:  p75:    0.125s     256/s    -20.0%  p95:    0.125s     256/s    -20.0%" in result.stdout
+    assert "PASS" in result.stdout
+    assert result.exit_code == 0
+    assert "| resnet50 | ddp | 2 | 320 | 256 | -20.0% |" in (tmp_path / "d.md").read_text()
+    assert invoke(before, after, "--fail-above", "24%").exit_code == 1

@@ -66,11 +66,12 @@ def diff(
 
     checks = [] if limit is None else [result.check(limit)]
     missing = list(missing_lines(result))
-    changes = change_table(result, figures=bool(names))
+    as_times = result.kind == DDP and not names
+    changes = change_table(ddp_views.on_page(result) if as_times else result, figures=as_times or bool(names))
     check_tables = [report.check_table(checks)] if checks else []
     report.show_lines(fact_lines(result.facts))
     typer.echo()
-    if result.kind == DDP and not names:
+    if as_times:
         console = Console(highlight=False)
         width = console.width if console.is_terminal else ddp_views.WIDE_DIFF
         report.show_lines([*ddp_views.diff_lines(result, width), Text()], console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.text import Text
 
@@ -82,6 +83,11 @@ def diff_lines(diff: Diff, width: int) -> Iterator[Text]:
             yield from _diff_rows(pair, width)
         yield Text()
     yield Text(DIFF_NOTE)
+
+
+def on_page(diff: Diff) -> Diff:
+    """What of a comparison a page has room for."""
+    return replace(diff, columns=tuple(_BY_NAME[f"p{p}_examples_per_s"] for p in DIFF_PERCENTILES))
 
 
 def _diff_rows(pair: Pair, width: int) -> Iterator[Text]:
