@@ -82,7 +82,7 @@ def bench_ddp(
     ] = None,
     bucket_cap_mb: Annotated[
         float,
-        typer.Option(min=0.001, metavar="MB", help="Gradients that travel together.", rich_help_panel=_DDP),
+        typer.Option(min=0.001, metavar="MIB", help="Gradients that travel together.", rich_help_panel=_DDP),
     ] = 25,
     static_graph: Annotated[
         bool, typer.Option("--static-graph", help="Promise that every iteration is alike.", rich_help_panel=_DDP)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -107,16 +107,13 @@ def _measure(model: str, settings: Settings, group: Group, device: torch.device)
 def _wrap(
     workload: Workload, settings: Settings, group: Group, device: torch.device
 ) -> tuple[DistributedDataParallel, DDPState | None]:
-    options: Mapping[str, Any] = {
-        "bucket_cap_mb": settings.bucket_cap_mb,
-        "static_graph": settings.static_graph,
-        "gradient_as_bucket_view": settings.gradient_as_bucket_view,
-    }
     parallel = DistributedDataParallel(
         workload.model,
         device_ids=[device.index] if device.type == "cuda" else None,
         process_group=group.process_group,
-        **options,
+        bucket_cap_mb=settings.bucket_cap_mb,
+        static_graph=settings.static_graph,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
     )
     state = None
     if settings.compress is not None:

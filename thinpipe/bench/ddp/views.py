@@ -121,4 +121,4 @@ def _both(pair: Pair, name: str) -> str:
 def _gradients(record: Record) -> str:
     config = record.config
     how = config["compress"] and f"{config['compress']} with error feedback"
-    return f"{how or config['hook'] or 'uncompressed'}, buckets of {config['bucket_cap_mb']:g} MB"
+    return f"{how or config['hook'] or 'uncompressed'}, buckets of {config['bucket_cap_mb']:g} MiB"
