@@ -8,7 +8,7 @@ from thinpipe.measure.topology import gpu_topology
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ('[ "$*" = "topo -m" ] && printf "\\n\\tGPU0\\nGPU0\\t X\\n\\n"', "\tGPU0\nGPU0\t X"),
+        ('[ "$*" = "topo -m" ] && printf "\\n\\t\\033[4mGPU0\\033[0m\\nGPU0\\t X\\n\\n"', "\tGPU0\nGPU0\t X"),
         ("exit 9", None),
         (None, None),
     ],

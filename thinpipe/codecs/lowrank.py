@@ -73,7 +73,8 @@ class LowRank(Codec):
                 p, q = u[..., : self.rank] * s[..., None, : self.rank], vh[..., : self.rank, :].mT
             else:
                 p, q = _power(a, basis[part], steps)
-                basis[part] = q
+                if state is not None:
+                    basis[part] = q
             left[part].copy_(p * size + poison)
             right[part].copy_(q)
         _store_factors(wire, left, right)
@@ -103,14 +104,15 @@ def _power(a: Tensor, basis: Tensor, steps: int) -> tuple[Tensor, Tensor]:
 
 
 def _starting_basis(state: MutableMapping[str, Tensor] | None, shape: torch.Size, device: torch.device) -> Tensor:
-    """The basis the link kept from its last tensor, or a fixed random one."""
+    """The basis the link kept from its last tensor, or a fixed random one; to be written to only if there is a link."""
     kept = state.get(_BASIS) if state is not None else None
     if kept is not None and kept.shape == shape:
         return kept.to(device, copy=True)
     if kept is not None and state is not None:
         del state[_BASIS]  # of another shape: this is a cold start
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape[1:], generator=generator).to(device).expand(shape).clone()
+    basis = torch.randn(shape[1:], generator=generator).to(device).expand(shape)
+    return basis if state is None else basis.clone()
 
 
 def _chunk(matrices: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
@@ -11,4 +12,5 @@ def gpu_topology() -> str | None:
     if shutil.which("nvidia-smi") is None:
         return None
     done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True)
-    return done.stdout.strip("\n") if done.returncode == 0 else None
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)  # it underlines headings even where nobody looks
+    return plain.strip("\n") if done.returncode == 0 else None
