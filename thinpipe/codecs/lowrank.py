@@ -117,7 +117,7 @@ def _starting_basis(state: MutableMapping[str, Tensor] | None, shape: torch.Size
 
 def _chunk(matrices: int) -> int:
     """How many matrices to take at a time: linear algebra needs several copies of its input."""
-    return max(1, matrices // 64)
+    return max(1, matrices // 256)
 
 
 def _factor_views(wire: Tensor, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ def groups_of(x: np.ndarray) -> tuple[int, int, Floats, Floats]:
 def _read(x: np.ndarray, left: np.int32, right: np.int32) -> tuple[int, int, NDArray[np.int64], Keys | None]:
     """Least and greatest key, counts in bins between two keys, and the keys outside (None: too many)."""
     parts = shares(x)
-    bins = min(BINS, max(2048, x.size // 64))
+    bins = min(BINS, max(2048, x.size // 128))
     counts = np.zeros((len(parts), 2, bins + 1), np.uint32)
     gathered = np.empty((len(parts), 4 * x.size // TAIL + BLOCK), np.int32)
     p, offset, scale = _binning(left, right, bins)
