@@ -55,20 +55,19 @@ def groups_of(x: np.ndarray) -> tuple[int, int, Floats, Floats]:
         size *= 8  # ends so much longer than the sample's say that it was not a fair one
     if not np.isfinite(key_floats(np.array([low, high]))).all():
         return low, high, np.zeros(1), np.ones(1)
-    filled = np.flatnonzero(counts)
-    values = _bin_values(middle, counts.size)[filled]
+    values, counts = _bin_values(middle, counts.size)[counts > 0], counts[counts > 0]
     tails.sort()
     start = np.searchsorted(tails, middle[0])
     ends = key_floats(tails).astype(np.float64)
     points = np.concatenate([ends[:start], values, ends[start:]])
-    weights = np.concatenate([np.ones(start), counts[filled], np.ones(tails.size - start)])
+    weights = np.concatenate([np.ones(start), counts, np.ones(tails.size - start)])
     return low, high, *merge(points, weights, GROUPS)
 
 
 def _read(x: np.ndarray, left: np.int32, right: np.int32) -> tuple[int, int, NDArray[np.int64], Keys | None]:
     """Least and greatest key, counts in bins between two keys, and the keys outside (None: too many)."""
     parts = shares(x)
-    bins = min(BINS, max(2048, x.size // 128))
+    bins = min(BINS, max(2048, x.size // 64))
     counts = np.zeros((len(parts), 2, bins + 1), np.uint32)
     gathered = np.empty((len(parts), 4 * x.size // TAIL + BLOCK), np.int32)
     p, offset, scale = _binning(left, right, bins)
@@ -95,7 +94,8 @@ def _bin_values(middle: Keys, bins: int) -> Floats:
     population = np.bincount(bin_of, minlength=bins)
     total = np.bincount(bin_of, weights=floats, minlength=bins)
     left, right = float(floats[0]), float(floats[-1])
-    centres = left + (right - left) * (np.arange(bins) + 0.5) / bins
+    half = (right - left) / (2 * bins)
+    centres = np.linspace(left + half, right - half, bins)
     return np.divide(total, population, out=centres, where=population > 0)
 
 
