@@ -17,13 +17,32 @@ ALLOWED = {
     "thinpipe.pipeline": {"thinpipe.pipeline", "thinpipe.codecs.base", "thinpipe.codecs.spec"},
     "thinpipe.ddp": {"thinpipe.ddp", "thinpipe.codecs.base", "thinpipe.codecs.spec"},
     "thinpipe.measure": {"thinpipe.measure"},
-    "thinpipe.bench": {"thinpipe.bench", "thinpipe.codecs", "thinpipe.pipeline", "thinpipe.ddp", "thinpipe.measure"},
+    "thinpipe.workloads": {"thinpipe.workloads"},
+    "thinpipe.training": {
+        "thinpipe.training",
+        "thinpipe.workloads",
+        "thinpipe.pipeline",
+        "thinpipe.ddp",
+        "thinpipe.codecs.base",
+        "thinpipe.codecs.spec",
+        "thinpipe.measure",
+    },
+    "thinpipe.bench": {
+        "thinpipe.bench",
+        "thinpipe.codecs",
+        "thinpipe.pipeline",
+        "thinpipe.ddp",
+        "thinpipe.measure",
+        "thinpipe.workloads",
+    },
     "thinpipe.commands": {
         "thinpipe.commands",
         "thinpipe.bench",
         "thinpipe.measure",
         "thinpipe.codecs",
         "thinpipe.pipeline.launch",
+        "thinpipe.workloads",
+        "thinpipe.training",
     },
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))

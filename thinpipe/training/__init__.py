@@ -1,0 +1,1 @@
+"""Training: one loop for pipelines, data-parallel replicas and a single process."""

@@ -1,0 +1,145 @@
+"""What a run tells those who watch it: the plan, every step, every epoch, the end.
+
+The loop calls a ``Listener`` on the client alone; progress bars, log lines, curves and records are listeners. A
+listener never changes the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Parallel = Literal["pipeline", "data", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """One stage: who has it, and what is in it."""
+
+    stage: int
+    worker: int
+    first_unit: int
+    units: int
+    unit_names: tuple[str, ...]
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkPlan:
+    """One direction of one link, per step of training."""
+
+    source: int  # stages
+    target: int
+    source_worker: int
+    target_worker: int
+    direction: Literal["forward", "backward"]
+    spec: str  # of the codec
+    shapes: tuple[tuple[int, ...], ...]  # of the tensors of one chunk
+    tensor_bytes: int
+    wire_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The run before its first step."""
+
+    task: str
+    metric: str
+    parallel: Parallel
+    workers: int
+    chunks: int
+    batch_size: int
+    epochs: int
+    steps_per_epoch: int
+    first_step: int  # 0, or where a resumed run goes on
+    train_samples: int
+    validation_samples: int
+    parameters: int
+    holdings: tuple[Holding, ...]
+    links: tuple[LinkPlan, ...]  # empty unless parallel is pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of training, just done."""
+
+    step: int  # from 1, over all epochs
+    epoch: int  # from 1
+    samples: int
+    loss: float
+    accuracy: float  # of this batch, 0 to 1
+    lr: float
+    gradient_norm: float | None  # of all stages together; None unless it was asked for
+    wire_bytes: int  # sent by all workers in this step
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One epoch, evaluated."""
+
+    epoch: int  # from 1
+    step: int
+    train_loss: float
+    train_accuracy: float
+    validation_loss: float
+    validation_metric: float  # what Plan.metric says
+    samples_per_s: float  # of training, evaluation and saving not counted
+    seconds: float  # all in all
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkUse:
+    """One direction of one link over the run's training steps: totals."""
+
+    source: int
+    target: int
+    direction: Literal["forward", "backward"]
+    spec: str
+    tensor_bytes: int
+    wire_bytes: int
+    encode_ms: float
+    decode_ms: float
+    wait_ms: float  # the receiver stood still because the sender had nothing to send yet
+    transfer_ms: float  # the receiver stood still because the message was on its way
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerUse:
+    """One worker over the run's training steps."""
+
+    worker: int
+    stages: tuple[int, ...]
+    compute_ms: float  # total of the steps, less encoding, decoding, waiting and transfer
+    peak_mib: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The run after its last step."""
+
+    steps: int  # of this run, without those before it was resumed
+    metric: float  # of the last evaluation
+    best_metric: float
+    validation_loss: float
+    train_loss: float
+    samples_per_s: float
+    seconds: float
+    workers: tuple[WorkerUse, ...]
+    links: tuple[LinkUse, ...]
+
+
+class Listener(Protocol):
+    """Hears of a run as it goes; called on the client."""
+
+    def planned(self, plan: Plan) -> None: ...
+
+    def stepped(self, step: Step) -> None: ...
+
+    def evaluated(self, epoch: Epoch) -> None: ...
+
+    def saved(self, step: int, path: str) -> None: ...
+
+    def finished(self, end: Finished) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...

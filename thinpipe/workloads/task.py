@@ -1,0 +1,104 @@
+"""What a task is: data that gives batches, a model that fits them, a metric, and the recipe it is trained with.
+
+Only the client touches data. Everything random about a batch comes from the seed it is asked with, so that a run that
+was broken off goes on with the very batches it would have seen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from torch import Tensor, nn
+
+Metric = Literal["accuracy", "matthews"]
+Optimizer = Literal["sgd", "adamw"]
+LrSchedule = Literal["constant", "cosine", "polynomial"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a task is trained unless the user says otherwise."""
+
+    batch_size: int
+    chunks: int
+    epochs: int
+    optimizer: Optimizer
+    lr: float
+    lr_schedule: LrSchedule
+    warmup: float = 0.0  # part of all steps over which the rate rises from 0
+    momentum: float = 0.9  # SGD's
+    weight_decay: float = 0.0
+    clip_norm: float | None = None  # gradients of all stages together
+    client_layers: tuple[int, int] = (1, 1)  # units at the start and at the end that stay with the client
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Samples as the model takes them. Every batch of a task has the same shapes but for the number of samples."""
+
+    inputs: tuple[Tensor, ...]  # images [N, 3, H, W]; or token ids [N, T] and attention mask [N, T]
+    labels: Tensor  # [N], int64
+
+
+class Split(Protocol):
+    """Samples that are asked for by number: the training or the validation part of a data set."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        """The samples of these numbers, in this order; augmented at random if a seed is given, and alike every time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A task's samples, loaded by the client."""
+
+    train: Split
+    validation: Split
+    classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a model is built for; the client finds it from the data, the servers are told."""
+
+    classes: int
+    image_size: int | None = None  # pixels, both ways; None for texts
+    tokens: int | None = None  # of a text; None for images
+    vocabulary: int | None = None  # different tokens; None for images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where data and weights come from, and how large they are made; what is None is the task's own choice."""
+
+    data: Path | None = None  # on disk; None: embedded, or downloaded
+    weights: Path | None = None  # a checkpoint on disk; None: the task's own choice
+    pretrained: bool = True  # False: random weights even where the recipe starts from a checkpoint
+    image_size: int | None = None
+    tokens: int | None = None
+    width: float | None = None  # of MobileNetV2; for RoBERTa, a factor on the size of its states
+    samples: int | None = None  # at most so many for training, for a quick look
+
+
+class Task(ABC):
+    """One thing that can be trained; the registry in ``tasks.py`` has one of each."""
+
+    name: str
+    summary: str  # one line for --help and errors
+    metric: Metric
+    recipe: Recipe
+
+    @abstractmethod
+    def load(self, source: Source) -> tuple[Data, Shape]:
+        """Read the data: on the client alone. ValueError within seconds if it is not there, with what to get."""
+
+    @abstractmethod
+    def build(self, shape: Shape, source: Source) -> nn.Module:
+        """The model, with random weights drawn from torch's generator or with a checkpoint's: on every worker.
+
+        One of the models that ``thinpipe.pipeline.units`` can cut.
+        """
