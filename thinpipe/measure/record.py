@@ -107,6 +107,8 @@ def check_writable(path: Path) -> None:
     """ValueError unless a file can be put at ``path``: asked before a long run, not after it."""
     if path.is_dir():
         raise ValueError(f"{path}: results go to a file, this is a directory; name a file in it")
+    if path.exists() and not path.is_file():  # renaming onto /dev/null would do away with it
+        raise ValueError(f"{path}: results go to a file, this is a device or a pipe; name another")
     try:
         temporary = _temporary_beside(path)
         temporary.touch(exist_ok=False)

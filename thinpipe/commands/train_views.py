@@ -1,0 +1,81 @@
+"""Who watches a training run: `preflight` before it, then one listener that tells all that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from thinpipe.commands.watch.curves import Curves
+from thinpipe.commands.watch.preflight import preflight
+from thinpipe.commands.watch.record import RecordFile
+from thinpipe.commands.watch.terminal import Terminal
+from thinpipe.training.events import Epoch, Finished, Listener, Plan, Step
+
+__all__ = ["Listeners", "make_listener", "preflight"]
+
+
+def make_listener(
+    *,
+    config: Mapping[str, Any],
+    seed: int,
+    forward: str,
+    backward: str,
+    log: Path | None = None,
+    json: Path | None = None,
+) -> Listener:
+    """The terminal; curves in ``log`` and a record in ``json`` if asked for. Can be sent to the client's process.
+
+    ``config`` is the command and its settings, as the record keeps them; ``forward`` and ``backward`` are specs.
+    """
+    listeners: list[Listener] = [Terminal()]
+    if log is not None:
+        listeners.append(Curves(log))
+    if json is not None:
+        listeners.append(RecordFile(json, config=config, forward=forward, backward=backward, seed=seed))
+    return Listeners(listeners)
+
+
+class Listeners:
+    """Several listeners as one.
+
+    A disk that fills up or a pipe that is closed while the run goes on must not end it: that listener is told nothing
+    more, and a line on stderr says so. At the end it is an error, after all others have been told.
+    """
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self.listeners = list(listeners)
+
+    def planned(self, plan: Plan) -> None:
+        for each in self.listeners:
+            each.planned(plan)
+
+    def stepped(self, step: Step) -> None:
+        self._tell(lambda each: each.stepped(step))
+
+    def evaluated(self, epoch: Epoch) -> None:
+        self._tell(lambda each: each.evaluated(epoch))
+
+    def saved(self, step: int, path: str) -> None:
+        self._tell(lambda each: each.saved(step, path))
+
+    def finished(self, end: Finished) -> None:
+        lost = self._tell(lambda each: each.finished(end))
+        if lost:
+            raise lost[0]
+
+    def failed(self, error: BaseException) -> None:
+        self._tell(lambda each: each.failed(error))
+
+    def _tell(self, call: Callable[[Listener], None]) -> list[OSError]:
+        lost = []
+        for each in list(self.listeners):
+            try:
+                call(each)
+            except OSError as error:
+                self.listeners.remove(each)
+                lost.append(error)
+                typer.echo(f"thinpipe: {type(each).__name__} stops, the run does not: {error}", err=True)
+        return lost

@@ -1,0 +1,98 @@
+"""Whether everything a run will write can be written: found out before training, not after it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+from thinpipe.measure.record import check_writable
+
+SMALL_BYTES = 1 << 20  # what a record, a trace or the curves of a run need at the least
+
+
+def preflight(
+    *,
+    log: Path | None = None,
+    json: Path | None = None,
+    save: Path | None = None,
+    trace: Path | None = None,
+    save_bytes: int = 0,
+) -> None:
+    """Try every output of a run, and make the directories it needs; ValueError for the first that fails.
+
+    ``save_bytes`` is what the checkpoints of the whole run take at their most: one more than are kept, since a new one
+    is whole before the oldest goes. After an error nothing is left of what was made here.
+    """
+    made: list[Path] = []
+    needs: dict[int, list[tuple[str, Path, int]]] = defaultdict(list)  # by file system
+    try:
+        for option, path, is_directory, size in (
+            ("--log", log, True, SMALL_BYTES),
+            ("--save", save, True, max(save_bytes, SMALL_BYTES)),
+            ("--json", json, False, SMALL_BYTES),
+            ("--trace", trace, False, SMALL_BYTES),
+        ):
+            if path is None:
+                continue
+            directory = path if is_directory else path.absolute().parent
+            _make_directory(option, directory, made)
+            _try_writing(option, directory)
+            if not is_directory:
+                check_writable(path)
+            needs[directory.stat().st_dev].append((option, directory, size))
+        for outputs in needs.values():
+            _check_room(outputs)
+    except ValueError:
+        for directory in reversed(made):
+            directory.rmdir()
+        raise
+
+
+def _make_directory(option: str, directory: Path, made: list[Path]) -> None:
+    """Make the directory and those above it; ``made`` is told which were not there."""
+    missing = []
+    at = directory.absolute()
+    while not os.path.lexists(at):
+        missing.append(at)
+        at = at.parent
+    try:
+        for each in reversed(missing):
+            each.mkdir()
+            made.append(each)
+        os.scandir(directory).close()
+    except OSError as error:
+        raise ValueError(
+            f"{option} needs a directory that is there or can be made; {error.filename}: {error.strerror}. "
+            f"Name another place"
+        ) from None
+
+
+def _try_writing(option: str, directory: Path) -> None:
+    """Put a file there and take it away. Its bytes matter: a full disk still takes empty files."""
+    probe = directory / f".thinpipe.{os.getpid()}.tmp"
+    try:
+        with probe.open("xb") as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ValueError(
+            f"{option} needs a directory that can be written; {directory}: {error.strerror}. "
+            f"Change its permissions, make room, or name another place"
+        ) from None
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _check_room(outputs: list[tuple[str, Path, int]]) -> None:
+    """Hold what all outputs on one file system need against what is free there."""
+    directory = outputs[0][1]
+    needed, free = sum(size for _, _, size in outputs), shutil.disk_usage(directory).free
+    if needed > free:
+        options = " and ".join(option for option, _, _ in outputs)
+        raise ValueError(
+            f"{options} will need {needed / 1e6:.1f} MB in {directory}, where {free / 1e6:.1f} MB are free. "
+            f"Make room, name another place, or keep fewer checkpoints"
+        )

@@ -1,0 +1,157 @@
+"""A run as tables: who holds what before it starts, what it came to when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinpipe.commands.watch.record import RESULT_COLUMNS, result_row
+from thinpipe.measure.record import Column, Row
+from thinpipe.measure.report import Table
+from thinpipe.training.events import Finished, Holding, LinkPlan, LinkUse, Plan
+
+_STAGE = Column(name="stage", heading="stage", key=True)
+_WORKER = Column(name="worker", heading="worker", key=True)
+_LINK_COLUMNS = (
+    Column(name="link", heading="stages", key=True),
+    Column(name="direction", heading="direction", key=True),
+    Column(name="workers", heading="workers", key=True),
+    Column(name="codec", heading="codec", key=True),
+    Column(name="tensors", heading="a chunk's tensors"),
+    Column(name="tensor_kb", heading="tensors\nkB/step", format=".1f"),
+    Column(name="wire_kb", heading="wire\nkB/step", format=".1f"),
+    Column(name="wire_ratio", heading="wire\nratio", format=".3f"),
+)
+_PART_COLUMNS = (
+    Column(name="compute_ms", heading="computing\nms/step", format=".1f"),
+    Column(name="encode_ms", heading="encoding\nms/step", format=".1f"),
+    Column(name="wait_ms", heading="waiting\nms/step", format=".1f"),
+    Column(name="transfer_ms", heading="transfer\nms/step", format=".1f"),
+    Column(name="decode_ms", heading="decoding\nms/step", format=".1f"),
+    Column(name="peak_mib", heading="peak\nMiB", format=".0f"),
+)
+_PART_NOTE = "waiting: for a sender that had nothing to send yet. transfer: not hidden behind\ncomputing. peak: memory."
+
+
+def plan_tables(plan: Plan) -> list[Table]:
+    """Who holds what; and what each link carries, if there are links."""
+    columns = (
+        _STAGE,
+        _WORKER,
+        Column(name="units", heading="units", key=True),
+        Column(name="parameters", heading="parameters", format=",d"),
+        Column(name="share", heading="share", format=".1%"),
+    )
+    rows = [
+        {
+            "stage": str(holding.stage),
+            "worker": _worker_name(plan, holding.worker),
+            "units": _unit_range(holding),
+            "parameters": holding.parameters,
+            "share": holding.parameters / max(plan.parameters, 1),
+        }
+        for holding in plan.holdings
+    ]
+    tables = [Table(title=_title(plan), columns=columns, rows=rows)]
+    if plan.links:
+        links = [_link_row(link, plan) | {"tensors": _shapes_text(link)} for link in plan.links]
+        tables.append(Table(title="What will travel", columns=_LINK_COLUMNS, rows=links))
+    return tables
+
+
+def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
+    """What came out, what travelled, where the time of a step went. ``wire_bytes`` were sent by all, in all steps."""
+    row = result_row(plan, end, wire_bytes=wire_bytes)
+    tables = [Table(title="Result", columns=RESULT_COLUMNS[plan.metric], rows=[row])]
+    if end.links:
+        links = [*(_link_row(link, plan, steps=end.steps) for link in end.links), *_sums(end)]
+        tables.append(Table(title="What travelled", columns=_LINK_COLUMNS, rows=links))
+    tables.append(
+        Table(
+            title="Where the time of a step went",
+            columns=(_WORKER, *_PART_COLUMNS),
+            rows=worker_rows(plan, end),
+            note=_PART_NOTE if end.links else "",
+        )
+    )
+    return tables
+
+
+def worker_rows(plan: Plan, end: Finished) -> list[Row]:
+    """The parts of a step on every worker. Encoding is the sender's; waiting, transfer and decoding the receiver's."""
+    steps = max(end.steps, 1)
+    rows: list[Row] = []
+    for worker in end.workers:
+        sends = [link for link in end.links if link.source in worker.stages]
+        receives = [link for link in end.links if link.target in worker.stages]
+        parts = {"encode_ms": sends, "wait_ms": receives, "transfer_ms": receives, "decode_ms": receives}
+        rows.append(
+            {
+                "worker": _worker_name(plan, worker.worker),
+                "compute_ms": worker.compute_ms / steps,
+                **{
+                    name: sum(getattr(link, name) for link in links) / steps if end.links else None
+                    for name, links in parts.items()
+                },
+                "peak_mib": worker.peak_mib,
+            }
+        )
+    return rows
+
+
+def _title(plan: Plan) -> str:
+    workers = f"{plan.workers} worker" + "s" * (plan.workers != 1)
+    how = {"pipeline": f"pipeline of {workers}", "data": f"data-parallel, {workers}", "none": "one process"}
+    chunks = f" in {plan.chunks} chunks" if plan.parallel == "pipeline" else ""
+    return (
+        f"{plan.task}: {how[plan.parallel]}, {plan.parameters:,} parameters\n"
+        f"{plan.train_samples} samples to train on, {plan.validation_samples} to validate; "
+        f"batches of {plan.batch_size}{chunks}"
+    )
+
+
+def _worker_name(plan: Plan, worker: int) -> str:
+    """A worker that has several stages is the client of a client-server layout."""
+    stages = [holding for holding in plan.holdings if holding.worker == worker]
+    return f"{worker}, client" if plan.parallel == "pipeline" and len(stages) > 1 else str(worker)
+
+
+def _unit_range(holding: Holding) -> str:
+    names = holding.unit_names
+    if not names:
+        return f"{holding.units} units"
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({holding.units} units)"
+
+
+def _shapes_text(link: LinkPlan) -> str:
+    return " + ".join("x".join(map(str, shape)) for shape in link.shapes)
+
+
+def _link_row(link: LinkPlan | LinkUse, plan: Plan, steps: int = 1) -> dict[str, object]:
+    worker_of = {holding.stage: holding.worker for holding in plan.holdings}
+    return {
+        "link": f"{link.source} to {link.target}",
+        "direction": link.direction,
+        "workers": f"{worker_of[link.source]} to {worker_of[link.target]}",
+        "codec": link.spec,
+        **_traffic(link.tensor_bytes, link.wire_bytes, steps),
+    }
+
+
+def _sums(end: Finished) -> list[Row]:
+    """All links together in each direction: the line to compare runs by. One link has nothing to add up."""
+    sums: list[Row] = []
+    for direction in ("forward", "backward"):
+        links = [link for link in end.links if link.direction == direction]
+        if len(links) > 1:
+            sums.append({"link": "all", "direction": direction, "workers": "", "codec": "", **_total(links, end.steps)})
+    return sums
+
+
+def _total(links: Sequence[LinkUse], steps: int) -> dict[str, float | None]:
+    return _traffic(sum(link.tensor_bytes for link in links), sum(link.wire_bytes for link in links), steps)
+
+
+def _traffic(tensor_bytes: int, wire_bytes: int, steps: int) -> dict[str, float | None]:
+    steps = max(steps, 1)
+    ratio = wire_bytes / tensor_bytes if tensor_bytes else None
+    return {"tensor_kb": tensor_bytes / steps / 1e3, "wire_kb": wire_bytes / steps / 1e3, "wire_ratio": ratio}

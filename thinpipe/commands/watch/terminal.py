@@ -1,0 +1,112 @@
+"""What a person at the client sees of a run: tables, one progress bar or plain lines, a line per epoch."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from thinpipe.commands.watch.pace import Pace
+from thinpipe.commands.watch.record import KIND, metric_text
+from thinpipe.commands.watch.tables import end_tables, plan_tables
+from thinpipe.measure import report
+from thinpipe.measure.record import Record
+from thinpipe.training.events import Epoch, Finished, Plan, Step
+
+LINE_EVERY_S = 10.0  # in a pipe, between the lines of epochs
+WIDE = 72  # columns that a whole line about an epoch takes
+
+
+class Terminal:
+    """Shows a run: a bar where somebody watches, lines without control characters in a pipe or a file."""
+
+    def __init__(self, *, line_every_s: float = LINE_EVERY_S) -> None:
+        self.line_every_s = line_every_s
+        self._bar: Progress | None = None
+        self._last_saved: tuple[int, str] | None = None
+
+    def planned(self, plan: Plan) -> None:
+        self.plan, self.pace = plan, Pace(plan)
+        self.console = Console(highlight=False)
+        self._say(report.summary(Record(kind=KIND, config={}, columns=(), rows=())))
+        report.show(plan_tables(plan), self.console)
+        if plan.first_step:
+            self._say(f"goes on after step {plan.first_step} of {self.pace.total}")
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            self._bar = self._start_bar()
+        self._flush()
+
+    def stepped(self, step: Step) -> None:
+        self.pace.add(step)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=step.step, **self._bar_fields())
+        elif time.monotonic() - self._said_at >= self.line_every_s:
+            pace = self.pace
+            self._say(f"{pace.epoch_text()}  step {step.step}/{pace.total}  {pace.figures()}  {pace.left()} left")
+
+    def evaluated(self, epoch: Epoch) -> None:
+        narrow = self.console.is_terminal and self.console.width < WIDE
+        accuracy = "" if narrow else f"  accuracy {epoch.train_accuracy:>6.1%}"
+        self._say(
+            f"epoch {epoch.epoch:>{len(str(self.plan.epochs))}}/{self.plan.epochs}  loss {epoch.train_loss:.4f}"
+            f"{accuracy}  validation {metric_text(self.plan.metric, epoch.validation_metric):>6}  "
+            f"{epoch.samples_per_s:.0f}/s  {epoch.seconds:.1f} s"
+        )
+
+    def saved(self, step: int, path: str) -> None:
+        self._last_saved = step, path
+
+    def finished(self, end: Finished) -> None:
+        self._stop_bar()
+        if not self.console.is_terminal:
+            self._say("")
+        report.show(end_tables(self.plan, end, self.pace.wire_bytes), self.console)
+        if self._last_saved is not None:
+            step, path = self._last_saved
+            self._say(f"checkpoint of step {step}: {path}")
+        self._flush()
+
+    def failed(self, error: BaseException) -> None:
+        """Leave the terminal as it was, and say where the run got to; the error itself is the command's to tell."""
+        self._stop_bar()
+        if not hasattr(self, "pace"):
+            return
+        typer.echo(f"stopped after step {self.pace.done} of {self.pace.total}", err=True)
+        if self._last_saved is not None:
+            step, path = self._last_saved
+            typer.echo(f"the last checkpoint is that of step {step}: {path}", err=True)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, markup=False, soft_wrap=True)
+        self._flush()
+        self._said_at = time.monotonic()
+
+    def _flush(self) -> None:
+        self.console.file.flush()  # a pipe is read while the run goes on
+
+    def _start_bar(self) -> Progress:
+        # Epoch, figures and time take 64 columns; the bar gets what is left, and goes where that is nothing.
+        room = min(24, self.console.width - 64)
+        bar = Progress(
+            TextColumn("{task.fields[epoch]}", markup=False),
+            *([BarColumn(bar_width=room)] if room >= 4 else []),
+            TextColumn("{task.fields[figures]}", markup=False),
+            TextColumn("{task.fields[left]}", markup=False),
+            console=self.console,
+            transient=True,
+        )
+        bar.add_task("", total=self.pace.total, completed=self.pace.done, **self._bar_fields())
+        bar.start()
+        self.console.show_cursor(True)  # a worker that is killed could not bring it back
+        return bar
+
+    def _bar_fields(self) -> dict[str, Any]:
+        return {"epoch": self.pace.epoch_text(), "figures": self.pace.figures(), "left": f"{self.pace.left()} left"}
+
+    def _stop_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
