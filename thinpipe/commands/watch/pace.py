@@ -15,7 +15,7 @@ class Pace:
         self.total = plan.epochs * plan.steps_per_epoch
         self.done = plan.first_step
         self.wire_bytes = 0
-        self.epoch = 0
+        self.epoch = min(plan.first_step // max(plan.steps_per_epoch, 1) + 1, plan.epochs)
         self._began = time.monotonic()
         self._samples, self._loss, self._accuracy, self._seconds = 0, 0.0, 0.0, 0.0
 
@@ -35,9 +35,10 @@ class Pace:
 
     def figures(self) -> str:
         """Loss, accuracy, samples/s, MB sent: one line, aligned from step to step."""
-        samples = max(self._samples, 1)
+        if not self._samples:
+            return "the first step"
         return (
-            f"loss {self._loss / samples:.4f}  acc {self._accuracy / samples:>5.1%}  "
+            f"loss {self._loss / self._samples:.4f}  acc {self._accuracy / self._samples:>5.1%}  "
             f"{self._samples / max(self._seconds, 1e-9):.0f}/s  {megabytes(self.wire_bytes)}"
         )
 

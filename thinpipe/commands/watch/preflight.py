@@ -74,16 +74,17 @@ def _try_writing(option: str, directory: Path) -> None:
     probe = directory / f".thinpipe.{os.getpid()}.tmp"
     try:
         with probe.open("xb") as file:
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
+            try:
+                file.write(bytes(4096))
+                file.flush()
+                os.fsync(file.fileno())
+            finally:
+                probe.unlink()
     except OSError as error:
         raise ValueError(
             f"{option} needs a directory that can be written; {directory}: {error.strerror}. "
             f"Change its permissions, make room, or name another place"
         ) from None
-    finally:
-        probe.unlink(missing_ok=True)
 
 
 def _check_room(outputs: list[tuple[str, Path, int]]) -> None:

@@ -14,22 +14,21 @@ _WORKER = Column(name="worker", heading="worker", key=True)
 _LINK_COLUMNS = (
     Column(name="link", heading="stages", key=True),
     Column(name="direction", heading="direction", key=True),
-    Column(name="workers", heading="workers", key=True),
     Column(name="codec", heading="codec", key=True),
-    Column(name="tensors", heading="a chunk's tensors"),
-    Column(name="tensor_kb", heading="tensors\nkB/step", format=".1f"),
-    Column(name="wire_kb", heading="wire\nkB/step", format=".1f"),
+    Column(name="tensors", heading="a chunk's\ntensors"),
+    Column(name="tensor_kb", heading="tensors\nkB", format=".1f"),
+    Column(name="wire_kb", heading="wire\nkB", format=".1f"),
     Column(name="wire_ratio", heading="wire\nratio", format=".3f"),
 )
 _PART_COLUMNS = (
-    Column(name="compute_ms", heading="computing\nms/step", format=".1f"),
-    Column(name="encode_ms", heading="encoding\nms/step", format=".1f"),
-    Column(name="wait_ms", heading="waiting\nms/step", format=".1f"),
-    Column(name="transfer_ms", heading="transfer\nms/step", format=".1f"),
-    Column(name="decode_ms", heading="decoding\nms/step", format=".1f"),
+    Column(name="compute_ms", heading="compute\nms", format=".1f"),
+    Column(name="encode_ms", heading="encode\nms", format=".1f"),
+    Column(name="wait_ms", heading="wait\nms", format=".1f"),
+    Column(name="transfer_ms", heading="transfer\nms", format=".1f"),
+    Column(name="decode_ms", heading="decode\nms", format=".1f"),
     Column(name="peak_mib", heading="peak\nMiB", format=".0f"),
 )
-_PART_NOTE = "waiting: for a sender that had nothing to send yet. transfer: not hidden behind\ncomputing. peak: memory."
+_PART_NOTE = "wait: for a sender that has nothing to send yet.\ntransfer: as much of it as computing does not hide."
 
 
 def plan_tables(plan: Plan) -> list[Table]:
@@ -53,8 +52,8 @@ def plan_tables(plan: Plan) -> list[Table]:
     ]
     tables = [Table(title=_title(plan), columns=columns, rows=rows)]
     if plan.links:
-        links = [_link_row(link, plan) | {"tensors": _shapes_text(link)} for link in plan.links]
-        tables.append(Table(title="What will travel", columns=_LINK_COLUMNS, rows=links))
+        links = [_link_row(link) | {"tensors": _shapes_text(link)} for link in plan.links]
+        tables.append(Table(title="What travels per step", columns=_LINK_COLUMNS, rows=links))
     return tables
 
 
@@ -63,11 +62,11 @@ def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
     row = result_row(plan, end, wire_bytes=wire_bytes)
     tables = [Table(title="Result", columns=RESULT_COLUMNS[plan.metric], rows=[row])]
     if end.links:
-        links = [*(_link_row(link, plan, steps=end.steps) for link in end.links), *_sums(end)]
-        tables.append(Table(title="What travelled", columns=_LINK_COLUMNS, rows=links))
+        links = [*(_link_row(link, steps=end.steps) for link in end.links), *_sums(end)]
+        tables.append(Table(title="What travelled per step", columns=_LINK_COLUMNS, rows=links))
     tables.append(
         Table(
-            title="Where the time of a step went",
+            title="Where the time of a step goes",
             columns=(_WORKER, *_PART_COLUMNS),
             rows=worker_rows(plan, end),
             note=_PART_NOTE if end.links else "",
@@ -126,12 +125,10 @@ def _shapes_text(link: LinkPlan) -> str:
     return " + ".join("x".join(map(str, shape)) for shape in link.shapes)
 
 
-def _link_row(link: LinkPlan | LinkUse, plan: Plan, steps: int = 1) -> dict[str, object]:
-    worker_of = {holding.stage: holding.worker for holding in plan.holdings}
+def _link_row(link: LinkPlan | LinkUse, steps: int = 1) -> dict[str, object]:
     return {
         "link": f"{link.source} to {link.target}",
         "direction": link.direction,
-        "workers": f"{worker_of[link.source]} to {worker_of[link.target]}",
         "codec": link.spec,
         **_traffic(link.tensor_bytes, link.wire_bytes, steps),
     }
@@ -143,7 +140,7 @@ def _sums(end: Finished) -> list[Row]:
     for direction in ("forward", "backward"):
         links = [link for link in end.links if link.direction == direction]
         if len(links) > 1:
-            sums.append({"link": "all", "direction": direction, "workers": "", "codec": "", **_total(links, end.steps)})
+            sums.append({"link": "all", "direction": direction, "codec": "", **_total(links, end.steps)})
     return sums
 
 

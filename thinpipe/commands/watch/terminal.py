@@ -36,6 +36,7 @@ class Terminal:
         if plan.first_step:
             self._say(f"goes on after step {plan.first_step} of {self.pace.total}")
         if self.console.is_terminal and not self.console.is_dumb_terminal:
+            self._say("")
             self._bar = self._start_bar()
         self._flush()
 
@@ -80,7 +81,7 @@ class Terminal:
             typer.echo(f"the last checkpoint is that of step {step}: {path}", err=True)
 
     def _say(self, line: str) -> None:
-        self.console.print(line, markup=False, soft_wrap=True)
+        self.console.print(line, markup=False, soft_wrap=not self.console.is_terminal)
         self._flush()
         self._said_at = time.monotonic()
 
