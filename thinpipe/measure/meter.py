@@ -97,6 +97,16 @@ def peak_extra_bytes(call: Callable[[], object], *, device: torch.device = _CPU)
         _set_mmap_threshold(_MMAP_THRESHOLD_CEILING)
 
 
+def peak_bytes(device: torch.device = _CPU) -> int | None:
+    """The most memory this process has held so far: on the GPU, or resident; None where this cannot be seen."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        return _status_bytes("VmHWM")
+    except (OSError, LookupError):
+        return None
+
+
 def _elapsed_ms(call: Callable[[], object], device: torch.device) -> float:
     _synchronize(device)
     start = time.perf_counter()

@@ -24,7 +24,9 @@ class Counters:
     wire_bytes: int = 0  # what travelled for them
     encode_ms: float = 0.0  # sender: time in the codec
     decode_ms: float = 0.0  # receiver: time in the codec
-    blocked_ms: float = 0.0  # receiver: time it stood still for messages; a report splits it into wait and transfer
+    # Receiver: time it stood still for messages; a report splits it into wait and transfer. Sender: time it stood still
+    # until messages had left.
+    blocked_ms: float = 0.0
 
     def count(self, tensor_bytes: int, wire_bytes: int) -> None:
         self.messages += 1

@@ -218,8 +218,10 @@ class SendLink(Link):
 
     def _await_oldest(self) -> None:
         chunk, wires, works = self._under_way.popleft()
+        began = now()
         for work in works:
             self.await_work(work, self.source, chunk, "send")
+        self.ledger.counters.blocked_ms += (now() - began) * 1e3
         self._recycle(wires)
 
     def _buffer(self, size: int) -> Tensor:

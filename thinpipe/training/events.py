@@ -127,6 +127,7 @@ class Finished:
     seconds: float
     workers: tuple[WorkerUse, ...]
     links: tuple[LinkUse, ...]
+    parameters_sha256: str = ""  # of all parameters and buffers: equal where two runs ended alike, bit for bit
 
 
 class Listener(Protocol):

@@ -1,0 +1,112 @@
+"""A task small enough to train in milliseconds, and a listener that keeps what it hears."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.training.events import Epoch, Finished, Plan, Step
+from thinpipe.training.place import Place
+from thinpipe.training.settings import Running, Settings, settle
+from thinpipe.training.worker import train
+from thinpipe.workloads.task import Batch, Data, Recipe, Shape, Source, Task
+
+FEATURES, CLASSES = 256, 5
+
+
+class ToySplit:
+    """Points around the centres of their classes."""
+
+    def __init__(self, samples: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(1))
+        self.labels = torch.randint(CLASSES, (samples,), generator=generator)
+        self.points = centres[self.labels] + torch.randn(samples, FEATURES, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        points = self.points[indices]
+        if augment_seed is not None:
+            generator = torch.Generator().manual_seed(augment_seed)
+            points = points + 0.01 * torch.randn(points.shape, generator=generator)
+        return Batch(inputs=(points,), labels=self.labels[indices])
+
+
+class ToyTask(Task):
+    """Layers of 256 units with batch norm, or dropout, or neither."""
+
+    name = "toy"
+    summary = "points around centres"
+    metric = "accuracy"
+    recipe = Recipe(batch_size=16, chunks=2, epochs=2, optimizer="sgd", lr=0.05, lr_schedule="cosine")
+
+    def __init__(self, kind: str = "plain", samples: int = 70, validation: int = 23, broken_stage: int = -1) -> None:
+        self.kind, self.samples, self.validation, self.broken_stage = kind, samples, validation, broken_stage
+
+    def load(self, source: Source) -> tuple[Data, Shape]:
+        data = Data(train=ToySplit(self.samples, 2), validation=ToySplit(self.validation, 3), classes=CLASSES)
+        return data, Shape(classes=CLASSES)
+
+    def build(self, shape: Shape, source: Source) -> nn.Module:
+        between: dict[str, Any] = {
+            "plain": nn.Tanh,
+            "batchnorm": lambda: nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Tanh()),
+            "dropout": lambda: nn.Sequential(nn.Tanh(), nn.Dropout(0.2)),
+        }
+        layers = [nn.Sequential(nn.Linear(FEATURES, FEATURES), between[self.kind]()) for _ in range(5)]
+        model = nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES))
+        if self.broken_stage >= 0:
+            with torch.no_grad():
+                layers[self.broken_stage][0].bias[0] = float("nan")
+        return model
+
+
+class Ears:
+    """Keeps everything it is told."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+        self.steps: list[Step] = []
+        self.epochs: list[Epoch] = []
+        self.paths: list[str] = []
+        self.end: Finished | None = None
+        self.error: BaseException | None = None
+
+    def planned(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def stepped(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def evaluated(self, epoch: Epoch) -> None:
+        self.epochs.append(epoch)
+
+    def saved(self, step: int, path: str) -> None:
+        self.paths.append(path)
+
+    def finished(self, end: Finished) -> None:
+        self.end = end
+
+    def failed(self, error: BaseException) -> None:
+        self.error = error
+
+
+def place_in(group: Any) -> Place:
+    """A worker of the tests' pool; without a group, the test itself."""
+    rank, size = (0, 1) if group is None else (group.rank(), group.size())
+    return Place(worker=rank, workers=size, device=torch.device("cpu"), group=group, words=group)
+
+
+def settings_for(task: Task, group: Any, **given: Any) -> Settings:
+    return settle({"task": task.name, **given}, task.recipe, workers=place_in(group).workers, device="cpu")
+
+
+def run_toy(group: Any, task: Task, running: Running | None = None, **given: Any) -> Ears:
+    """Train on the workers of a group; what the client heard."""
+    ears = Ears()
+    train(task, settings_for(task, group, **given), running or Running(), place_in(group), lambda: ears)
+    return ears

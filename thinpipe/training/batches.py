@@ -1,0 +1,54 @@
+"""Which samples are in which batch: a pure function of seed, epoch and place, so that a broken run can go on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinpipe.workloads.task import Batch, Split
+
+_MIX = 0x9E3779B97F4A7C15  # an odd number with no pattern: seeds that follow each other end up far apart
+
+
+def mixed_seed(*parts: int) -> int:
+    """One seed, below 2^63, from several numbers; other numbers or another order give another one."""
+    seed = 0
+    for part in parts:
+        seed = ((seed ^ part) * _MIX + 1) % 2**64
+        seed ^= seed >> 29
+    return seed >> 1
+
+
+def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch, counted from 0, sees the samples."""
+    generator = torch.Generator().manual_seed(mixed_seed(seed, epoch))
+    return torch.randperm(samples, generator=generator)
+
+
+class TrainingBatches:
+    """The batches of one worker: whole ones, or with several replicas its share of each.
+
+    Stages have static shapes, so an epoch leaves out the samples that do not fill a batch; the next epoch's order
+    leaves out others.
+    """
+
+    def __init__(self, split: Split, *, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
+        self.split, self.batch_size, self.seed = split, batch_size, seed
+        self.replica, self.replicas = share
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def batch(self, epoch: int, position: int) -> Batch:
+        """The batch at a position of an epoch, both counted from 0; augmented alike every time it is asked for."""
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, epoch_order(len(self.split), seed=self.seed, epoch=epoch)
+        size = self.batch_size // self.replicas
+        start = position * self.batch_size + self.replica * size
+        seed = mixed_seed(self.seed, epoch, position, self.replica)
+        return self.split.batch(self._order[start : start + size], augment_seed=seed)
+
+
+def evaluation_batch(split: Split, start: int, batch_size: int) -> Batch:
+    """A full batch of the samples from ``start`` on; where there are no more, sample 0 fills it up."""
+    indices = torch.arange(start, start + batch_size)
+    indices[indices >= len(split)] = 0
+    return split.batch(indices)

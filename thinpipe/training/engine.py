@@ -1,0 +1,109 @@
+"""What the loop asks of a worker's part of the run, whether that is stages of a pipeline or a whole model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from thinpipe.pipeline.report import LinkReport
+from thinpipe.training.events import Holding, LinkPlan
+from thinpipe.training.nan import Suspicion
+from thinpipe.training.place import Place
+from thinpipe.workloads.task import Batch
+
+
+@dataclass(frozen=True)
+class NamedModule:
+    """A stage's module whose parameters and buffers are known by their names in the whole model."""
+
+    module: nn.Module
+    names: Mapping[str, str]  # in the stage -> in the model
+
+    @staticmethod
+    def of(module: nn.Module, model: nn.Module) -> NamedModule:
+        in_model = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
+        mine = module.state_dict(keep_vars=True)
+        return NamedModule(module, {name: in_model[id(tensor)] for name, tensor in mine.items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers."""
+        return {self.names[name]: tensor for name, tensor in self.module.state_dict(keep_vars=True).items()}
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {self.names[name]: parameter for name, parameter in self.module.named_parameters()}
+
+
+class Engine(ABC):
+    """One worker's part. ``train_step`` and ``predict`` are called by all workers alike, with or without data."""
+
+    place: Place
+    stages: dict[int, NamedModule]  # those this worker has
+    reads_inputs: bool
+    reads_labels: bool
+    shares: tuple[int, int] = (0, 1)  # of each training batch this worker takes the first-th of so many parts
+    owns_state: bool  # False on replicas whose tensors worker 0 has as well
+    client_has_outcome: bool  # loss and predictions are on worker 0; otherwise they are sent there
+
+    @abstractmethod
+    def train_step(self, batch: Batch | None) -> tuple[float, int]:
+        """Forward and backward of one batch: this worker's part of the mean loss, and how many were right."""
+
+    @abstractmethod
+    def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | None:
+        """The logits of a full batch, where they end up; None elsewhere. In evaluation mode, without gradients."""
+
+    @abstractmethod
+    def takes(self, evaluation_batch: int) -> bool:
+        """Whether this worker has a part in an evaluation batch, by its number."""
+
+    @abstractmethod
+    def suspicions(self) -> list[Suspicion]:
+        """What was not finite in the last step."""
+
+    @abstractmethod
+    def sent_bytes(self) -> int:
+        """What this worker has sent for training since it was made."""
+
+    @abstractmethod
+    def collect_links(self) -> tuple[list[LinkReport], float]:
+        """What links did since the last call, and the ms this worker spent in codecs or blocked. A collective."""
+
+    @abstractmethod
+    def memory(self) -> dict[str, Tensor]:
+        """What codecs remember on this worker, to be saved."""
+
+    @abstractmethod
+    def recall(self, memory: dict[str, Tensor]) -> None:
+        """Take back what ``memory`` returned."""
+
+    @abstractmethod
+    def holdings(self) -> tuple[Holding, ...]:
+        """Who holds what: of all workers."""
+
+    @abstractmethod
+    def link_plans(self) -> tuple[LinkPlan, ...]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        for stage in self.stages.values():
+            yield from stage.module.parameters()
+
+    def set_training(self, training: bool) -> None:
+        for stage in self.stages.values():
+            stage.module.train(training)
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.float(), labels)
+
+
+def count_correct(logits: Tensor, labels: Tensor) -> int:
+    return int((logits.argmax(1) == labels).sum())
+
+
+def to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(tensor.to(device, non_blocking=True) for tensor in tensors)

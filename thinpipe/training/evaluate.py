@@ -1,0 +1,42 @@
+"""Evaluation: every sample counts exactly once, whatever the batch size and the number of chunks."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from thinpipe.training.batches import evaluation_batch
+from thinpipe.training.engine import Engine
+from thinpipe.workloads.metrics import score
+from thinpipe.workloads.task import Metric, Split
+
+
+def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int, metric: Metric) -> tuple[float, float]:
+    """Mean loss and metric over a split, on the client; meaningless elsewhere. All workers call it.
+
+    Stages have static shapes, so the last batch is padded, and what comes out for the padding is left out. Where the
+    client does not see the predictions itself, they are sent to it.
+    """
+    predictions = torch.zeros(samples, dtype=torch.int64)
+    labels = torch.zeros(samples, dtype=torch.int64)
+    loss = torch.zeros(1, dtype=torch.float64)
+    engine.set_training(False)
+    try:
+        for number, start in enumerate(range(0, samples, batch_size)):
+            if not engine.takes(number):
+                continue
+            batch = evaluation_batch(split, start, batch_size) if split is not None else None
+            logits = engine.predict(batch.inputs if batch and engine.reads_inputs else None)
+            if logits is None or batch is None:
+                continue
+            real = slice(start, min(start + batch_size, samples))
+            logits = logits[: real.stop - real.start].float().cpu()
+            labels[real] = batch.labels[: real.stop - real.start]
+            predictions[real] = logits.argmax(1)
+            loss += functional.cross_entropy(logits, labels[real], reduction="sum").double()
+    finally:
+        engine.set_training(True)
+    if not engine.client_has_outcome:
+        for outcome in (predictions, labels, loss):
+            engine.place.sum(outcome)
+    return float(loss) / samples, score(metric, predictions, labels)

@@ -1,0 +1,196 @@
+"""Stages of a pipeline on this worker, and the two schedules that run them: one trains, one evaluates.
+
+Evaluation has stages of its own around the same modules. So it starts from what the codecs of training remember but
+leaves it as it is, its bytes do not count as training's, and nothing is set up again when the two take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.codecs.spec import codec
+from thinpipe.pipeline.link import SendLink, Slot
+from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stages_of
+from thinpipe.pipeline.report import LinkReport, report, reset_counters
+from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
+from thinpipe.pipeline.units import units_of
+from thinpipe.training.checked_stage import CheckedStage, not_finite
+from thinpipe.training.clip import sum_of_squares
+from thinpipe.training.engine import Engine, NamedModule, count_correct, loss_of, to_device
+from thinpipe.training.events import Holding, LinkPlan
+from thinpipe.training.nan import Suspicion
+from thinpipe.training.place import Place
+from thinpipe.training.settings import Settings
+from thinpipe.training.shapes import Meta, costs_of, trace_units
+from thinpipe.workloads.task import Batch
+
+
+class PipelineEngine(Engine):
+    """This worker's stages of a model that every worker has built alike."""
+
+    def __init__(self, model: nn.Module, chunk_inputs: tuple[Meta, ...], settings: Settings, place: Place) -> None:
+        self.place, self._settings = place, settings
+        units = units_of(model)
+        traced = trace_units(units, chunk_inputs, amp=settings.amp, device=place.device)
+        self._cuts = choose_cuts(
+            len(units), place.workers, settings.layout, client_layers=settings.client_layers, costs=costs_of(traced)
+        )
+        modules = cut_units(units, self._cuts)
+        # The tensors before the first stage, between stages, and after the last.
+        ends = [*self._cuts, len(units)]
+        self._between = [chunk_inputs, *(traced[end - 1].outputs for end in ends)]
+        self._holdings = self._describe(modules)
+        self._count = len(modules)
+        mine = stages_of(place.worker, place.workers, settings.layout)
+        self.stages = {index: NamedModule.of(modules[index], model) for index in mine}
+        for index in mine:
+            modules[index].to(place.device)
+        self.reads_inputs = 0 in mine
+        self.reads_labels = self._count - 1 in mine
+        self.owns_state = True
+        self.client_has_outcome = settings.layout == "client-server"
+        self.training_stages = [self._stage(modules[index], index, training=True) for index in mine]
+        self._evaluation_stages = [self._stage(modules[index], index, training=False) for index in mine]
+        self._trainer = self._schedule(self.training_stages, loss_of)
+        self._evaluator = self._schedule(self._evaluation_stages, None)
+        self._losses: list[Tensor] = []
+        self._sent_before = 0  # bytes, before the counters were last reset
+
+    def _stage(self, module: StageModule, index: int, *, training: bool) -> CheckedStage:
+        device, settings = self.place.device, self._settings
+        return CheckedStage(
+            module,
+            index,
+            self._count,
+            device,
+            tuple(meta.example(device, gradient=training and index > 0) for meta in self._between[index]),
+            tuple(meta.example(device, gradient=training) for meta in self._between[index + 1]),
+            group=self.place.group,
+            forward=settings.compress_forward,
+            backward=settings.compress_backward,
+            deferred_batch_norm=training,
+            recompute=training and settings.recompute,
+            amp=settings.amp,
+        )
+
+    def _schedule(self, stages: list[CheckedStage], loss: Any) -> Any:
+        options = {"order": self._settings.schedule}
+        if self._settings.layout == "client-server":
+            return ClientServerSchedule(list(stages), self._settings.chunks, loss, **options)
+        return LinearSchedule(stages[0], self._settings.chunks, loss, **options)
+
+    def train_step(self, batch: Batch | None) -> tuple[float, int]:
+        inputs = to_device(batch.inputs, self.place.device) if batch and self.reads_inputs else ()
+        labels = batch.labels.to(self.place.device) if batch and self.reads_labels else None
+        self._losses = []
+        logits = self._trainer.step(*inputs, target=labels, losses=self._losses)
+        if labels is None:
+            return 0.0, 0
+        return float(torch.stack(self._losses).detach().mean()), count_correct(logits, labels)
+
+    def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | None:
+        for trained, evaluated in zip(self.training_stages, self._evaluation_stages, strict=True):
+            evaluated.load_link_state_dict(trained.link_state_dict())
+        with torch.no_grad():
+            return self._evaluator.step(*to_device(inputs or (), self.place.device))
+
+    def takes(self, evaluation_batch: int) -> bool:
+        return True
+
+    def suspicions(self) -> list[Suspicion]:
+        return [
+            Suspicion(
+                stage=stage.stage_index,
+                worker=self.place.worker,
+                outputs=not_finite(stage.output_sums),
+                losses=not_finite(dict(enumerate(self._losses))) if stage.is_last else [],
+                input_gradients=not_finite(stage.gradient_sums),
+                gradients=not torch.tensor(sum_of_squares(stage.submod.parameters())).isfinite().item(),
+            )
+            for stage in self.training_stages
+        ]
+
+    def sent_bytes(self) -> int:
+        links = [link for stage in self.training_stages for link in stage.links if isinstance(link, SendLink)]
+        return self._sent_before + sum(link.ledger.counters.wire_bytes for link in links)
+
+    def collect_links(self) -> tuple[list[LinkReport], float]:
+        reports = report(self.training_stages)
+        counters = [link.counters() for stage in self.training_stages for link in stage.links]
+        self._sent_before = self.sent_bytes()
+        reset_counters(self.training_stages)
+        return reports, sum(each.encode_ms + each.decode_ms + each.blocked_ms for each in counters)
+
+    def memory(self) -> dict[str, Tensor]:
+        return {
+            f"link/{stage.stage_index}/{direction}/{key}": value
+            for stage in self.training_stages
+            for direction, state in stage.link_state_dict().items()
+            for key, value in state.items()
+        }
+
+    def recall(self, memory: dict[str, Tensor]) -> None:
+        for stage in self.training_stages:
+            state: dict[str, dict[str, Tensor]] = {}
+            for name, value in memory.items():
+                _, index, direction, key = name.split("/", 3)
+                if int(index) == stage.stage_index:
+                    state.setdefault(direction, {})[key] = value
+            stage.load_link_state_dict(state)
+
+    def trace(self, on: bool) -> None:
+        """Whether the next step is traced."""
+        for stage in self.training_stages:
+            stage.trace(on)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return self._holdings
+
+    def _describe(self, modules: Sequence[StageModule]) -> tuple[Holding, ...]:
+        return tuple(
+            Holding(
+                stage=index,
+                worker=index % self.place.workers,
+                first_unit=first,
+                units=len(module.units),
+                unit_names=tuple(type(unit).__name__.lstrip("_") for unit in module.units),
+                parameters=sum(parameter.numel() for parameter in module.parameters()),
+            )
+            for index, (first, module) in enumerate(zip((0, *self._cuts), modules, strict=True))
+        )
+
+    def link_plans(self) -> tuple[LinkPlan, ...]:
+        pairs = [(index, index + 1) for index in range(self._count - 1)]
+        return tuple(
+            [
+                self._link_plan(here, there, self._between[there], self._settings.compress_forward)
+                for here, there in pairs
+            ]
+            + [
+                self._link_plan(
+                    there,
+                    here,
+                    [meta for meta in self._between[there] if meta.has_gradient],
+                    self._settings.compress_backward,
+                )
+                for here, there in pairs
+            ]
+        )
+
+    def _link_plan(self, source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
+        slots = [Slot.of(meta, codec(spec)) for meta in metas]
+        return LinkPlan(
+            source=source,
+            target=target,
+            source_worker=source % self.place.workers,
+            target_worker=target % self.place.workers,
+            direction="forward" if target > source else "backward",
+            spec=spec,
+            shapes=tuple(meta.shape for meta in metas),
+            tensor_bytes=self._settings.chunks * sum(slot.tensor_bytes for slot in slots),
+            wire_bytes=self._settings.chunks * sum(slot.wire_bytes for slot in slots),
+        )

@@ -1,0 +1,209 @@
+"""What a run is (Settings, which a checkpoint keeps) and how it is carried out this time (Running)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from thinpipe.codecs.spec import codec
+from thinpipe.pipeline.order import Order
+from thinpipe.pipeline.partition import Layout
+from thinpipe.training.events import Parallel
+from thinpipe.workloads.task import LrSchedule, Optimizer, Recipe, Source
+
+Device = Literal["cpu", "cuda"]
+
+DEFAULT_CODEC = "sort:8"  # of a pipeline's links; replicas send their gradients as they are unless told otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that the outcome of a run depends on."""
+
+    task: str
+    parallel: Parallel
+    workers: int
+    layout: Layout
+    client_layers: tuple[int, int] | None  # units at both ends that stay with the client; None: not client-server
+    schedule: Order
+    chunks: int  # that each worker cuts its batch into
+    compress_forward: str  # codec of activations
+    compress_backward: str  # codec of gradients
+    batch_size: int  # of all replicas together
+    epochs: int
+    optimizer: Optimizer
+    lr: float
+    lr_schedule: LrSchedule
+    warmup: float
+    momentum: float
+    weight_decay: float
+    clip_norm: float | None
+    amp: bool  # bfloat16 where torch's autocast finds it safe
+    recompute: bool
+    seed: int
+    device: Device
+    threads: int | None  # of each worker; None: as the environment says
+    data: str | None
+    weights: str | None
+    pretrained: bool
+    image_size: int | None
+    tokens: int | None
+    width: float | None
+    samples: int | None
+
+    def __post_init__(self) -> None:
+        codec(self.compress_forward), codec(self.compress_backward)  # a ValueError of theirs says what is wrong
+        hints = get_type_hints(Settings)
+        for name in ("parallel", "layout", "schedule", "optimizer", "lr_schedule", "device"):
+            _check_one_of(name, getattr(self, name), get_args(hints[name]))
+        for name in ("workers", "chunks", "batch_size", "epochs", "threads", "image_size", "tokens", "samples"):
+            _check(name, getattr(self, name), "1 or more", lambda value: value >= 1)
+        for name in ("lr", "width", "clip_norm"):
+            _check(name, getattr(self, name), "more than 0", lambda value: value > 0)
+        for name in ("momentum", "warmup"):
+            _check(name, getattr(self, name), "from 0 to below 1", lambda value: 0 <= value < 1)
+        _check("weight_decay", self.weight_decay, "0 or more", lambda value: value >= 0)
+        _check("seed", self.seed, "from 0 to below 2^32", lambda value: 0 <= value < 2**32)
+        if self.parallel == "pipeline" and self.workers < 2:
+            raise ValueError(
+                f"a pipeline has 2 workers or more, got {self.workers}; --parallel none trains in one process"
+            )
+        if self.parallel == "none" and self.workers != 1:
+            raise ValueError(f"--parallel none is one worker, got {self.workers}; leave out --workers")
+        if self.parallel == "data" and self.compress_forward != self.compress_backward:
+            raise ValueError(
+                "replicas exchange gradients only: give --parallel data one codec with --compress, "
+                f"not {self.compress_forward} forward and {self.compress_backward} backward"
+            )
+        pieces = self.chunks * self.replicas
+        if self.batch_size % pieces:
+            replicas = f" and {self.replicas} replicas" if self.replicas > 1 else ""
+            raise ValueError(
+                f"all chunks have the same size: --batch-size {self.batch_size} is not a multiple of {self.chunks} "
+                f"chunks{replicas}; take {max(self.batch_size // pieces, 1) * pieces}, or change --chunks"
+            )
+
+    @property
+    def replicas(self) -> int:
+        return self.workers if self.parallel == "data" else 1
+
+    @property
+    def chunk_size(self) -> int:
+        return self.batch_size // (self.chunks * self.replicas)
+
+    @property
+    def source(self) -> Source:
+        return Source(
+            data=None if self.data is None else Path(self.data),
+            weights=None if self.weights is None else Path(self.weights),
+            pretrained=self.pretrained,
+            image_size=self.image_size,
+            tokens=self.tokens,
+            width=self.width,
+            samples=self.samples,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> Settings:
+        layers = saved["client_layers"]
+        return Settings(**{**saved, "client_layers": None if layers is None else tuple(layers)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How a run is carried out: may differ each time it is taken up, and changes nothing about where it ends."""
+
+    save: Path | None = None  # where checkpoints go
+    save_every: int | None = None  # steps; None: epochs
+    keep: int = 2  # of the newest checkpoints
+    resume: Path | None = None  # one checkpoint to go on from
+    steps: int | None = None  # stop after so many, counted from the very first
+    trace: Path | None = None  # a picture or a Chrome trace of one step
+
+    def __post_init__(self) -> None:
+        for name in ("save_every", "keep", "steps"):
+            _check(name, getattr(self, name), "1 or more", lambda value: value >= 1)
+        if self.save is None and self.save_every is not None:
+            raise ValueError("--save-every needs a folder for the checkpoints: name one with --save")
+        if self.trace is not None and self.trace.suffix not in (".png", ".json"):
+            raise ValueError(
+                f"--trace draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
+            )
+
+
+def settle(given: Mapping[str, Any], recipe: Recipe, *, workers: int | None, device: Device) -> Settings:
+    """Settings from what the user gave (names as in Settings, and ``compress`` for both directions) and the recipe.
+
+    ``workers`` is how many there are if that is settled already (torchrun).
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    parallel = chosen.get("parallel", "pipeline")
+    count = chosen.get("workers", workers or (1 if parallel == "none" else 2))
+    layout = chosen.get("layout", "client-server")
+    client_server = parallel == "pipeline" and layout == "client-server"
+    if not client_server and "client_layers" in chosen:
+        raise ValueError("--client-layers is for --parallel pipeline with --layout client-server; leave it out")
+    both = chosen.pop("compress", None)
+    if both is not None and {"compress_forward", "compress_backward"} & chosen.keys():
+        raise ValueError("--compress sets both directions: give it, or --compress-forward and --compress-backward")
+    default = DEFAULT_CODEC if parallel == "pipeline" else "none"
+    defaults: dict[str, Any] = {
+        "task": "digits",
+        "parallel": parallel,
+        "workers": count,
+        "layout": layout,
+        "client_layers": recipe.client_layers if client_server else None,
+        "schedule": "gpipe",
+        "compress_forward": both or default,
+        "compress_backward": both or default,
+        "amp": False,
+        "recompute": False,
+        "seed": 0,
+        "device": device,
+        "pretrained": True,
+    }
+    names = [field.name for field in fields(Settings)]
+    from_recipe = {name: getattr(recipe, name) for name in names if hasattr(recipe, name) and name not in defaults}
+    if parallel != "pipeline":
+        from_recipe["chunks"] = 1
+    nothing = dict.fromkeys(names)
+    return Settings(**{**nothing, **from_recipe, **defaults, **chosen})
+
+
+def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
+    """The settings a run was saved with; ValueError if the user gave others."""
+    asked = {name: value for name, value in given.items() if value is not None}
+    both = asked.pop("compress", None)
+    if both is not None:
+        asked |= {"compress_forward": both, "compress_backward": both}
+    differing = [
+        f"  --{name.replace('_', '-')}: {_words(getattr(saved, name))} when it was saved, {_words(value)} now"
+        for name, value in asked.items()
+        if value != getattr(saved, name)
+    ]
+    if differing:
+        raise ValueError(
+            "a run goes on with the options it was saved with, these differ:\n"
+            + "\n".join(differing)
+            + "\nLeave them out: --resume knows them. Or start a new run without it."
+        )
+    return saved
+
+
+def _words(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _check(name: str, value: Any, rule: str, holds: Any) -> None:
+    if value is not None and not holds(value):
+        raise ValueError(f"--{name.replace('_', '-')} is {rule}, got {value}")
+
+
+def _check_one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"--{name.replace('_', '-')} is {', '.join(known)}; got {value}")

@@ -1,0 +1,85 @@
+"""Everything a worker must remember, as named tensors: model, optimizer, what codecs remember, random state.
+
+    model/<name>                  a parameter or buffer, by its name in the whole model
+    optimizer/<name>/<what>       what the optimizer keeps for a parameter
+    link/..., replica/...         what the codecs of this worker's links, or of its replica, remember
+    random/<worker>/cpu, cuda     torch's generators
+
+Names are unique over all workers, so that one checkpoint holds them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.training.engine import Engine
+from thinpipe.training.random_state import random_state, set_random_state
+
+
+def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What this worker saves: on replicas the model is worker 0's to save, only the rest is their own."""
+    state = dict(engine.memory())
+    for kind, value in random_state(engine.place.device).items():
+        state[f"random/{engine.place.worker}/{kind}"] = value
+    if engine.owns_state:
+        state |= {f"model/{name}": tensor.detach() for name, tensor in _tensors(engine).items()}
+        for name, parameter in _parameters(engine).items():
+            for what, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    state[f"optimizer/{name}/{what}"] = value
+    return state
+
+
+def belongs_here(engine: Engine, key: str) -> bool:
+    """Whether this worker wants to load what a checkpoint has under this name."""
+    kind, _, rest = key.partition("/")
+    if kind == "model":
+        return rest in _tensors(engine)
+    if kind == "optimizer":
+        return rest.rpartition("/")[0] in _parameters(engine)
+    owner = int(rest.partition("/")[0])
+    return owner in engine.stages if kind == "link" else owner == engine.place.worker
+
+
+def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
+    tensors, parameters = _tensors(engine), _parameters(engine)
+    missing = [name for name in tensors if f"model/{name}" not in state]
+    if missing:
+        raise ValueError(f"the checkpoint was saved from another model: it has no {missing[0]}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(state[f"model/{name}"])
+    for key, value in state.items():
+        kind, _, rest = key.partition("/")
+        if kind == "optimizer":
+            name, _, what = rest.rpartition("/")
+            parameter = parameters[name]
+            # Counts of steps stay on the CPU, where torch's optimizers keep them.
+            optimizer.state[parameter][what] = value.to(parameter.device) if value.dim() else value
+    engine.recall({key: value for key, value in state.items() if key.startswith(("link/", "replica/"))})
+    mine = f"random/{engine.place.worker}/"
+    random = {key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)}
+    set_random_state(random, engine.place.device)
+
+
+def digest(engine: Engine) -> str:
+    """One SHA-256 of all parameters and buffers of the whole model, whoever holds them. A collective."""
+    mine = {name: _sha256(tensor) for name, tensor in _tensors(engine).items()} if engine.owns_state else {}
+    everyone = {name: sha for known in engine.place.gather(mine) for name, sha in known.items()}
+    return hashlib.sha256("".join(f"{name} {everyone[name]}\n" for name in sorted(everyone)).encode()).hexdigest()
+
+
+def _sha256(tensor: Tensor) -> str:
+    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(data.numpy().tobytes()).hexdigest()
+
+
+def _tensors(engine: Engine) -> dict[str, Tensor]:
+    return {name: tensor for stage in engine.stages.values() for name, tensor in stage.tensors().items()}
+
+
+def _parameters(engine: Engine) -> dict[str, nn.Parameter]:
+    return {name: parameter for stage in engine.stages.values() for name, parameter in stage.parameters().items()}

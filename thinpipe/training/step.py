@@ -1,0 +1,69 @@
+"""One step of training on one worker: forward, backward, a word with the others, and the update.
+
+All a step's words travel in one sum over all workers: the squares of each stage's gradients, which give the norm to
+clip by and tell whether all are finite; whether the loss is; whether somebody wants to stop; bytes; and, unless the
+client has them itself, the loss and how many were right. What the client knows of its labels stays with it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+
+from thinpipe.training.clip import clip, norm_of, sum_of_squares
+from thinpipe.training.engine import Engine
+from thinpipe.training.interrupt import InterruptedRun
+from thinpipe.training.nan import explain
+from thinpipe.workloads.task import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped:
+    """What a step came to; loss and correct are the client's to know."""
+
+    loss: float
+    correct: int
+    gradient_norm: float
+    wire_bytes: int  # sent by all workers
+    waited_s: float  # for the others
+
+
+def train_step(
+    engine: Engine,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch | None,
+    *,
+    step: int,
+    stages: int,
+    clip_norm: float | None,
+    interrupted: bool,
+) -> Stepped:
+    """Raises the same error on all workers if a number is not finite or somebody pressed Ctrl-C."""
+    sent = engine.sent_bytes()
+    loss, correct = engine.train_step(batch)
+    squares = [0.0] * stages
+    if engine.owns_state:
+        for index, stage in engine.stages.items():
+            squares[index] = sum_of_squares(stage.module.parameters())
+    began = time.perf_counter()
+    told = (0.0, 0) if engine.client_has_outcome else (loss, correct)
+    words = [*squares, not math.isfinite(loss), interrupted, engine.sent_bytes() - sent, *told]
+    heard = engine.place.sum(torch.tensor(words, dtype=torch.float64)).tolist()
+    waited_s = time.perf_counter() - began
+    squares, (bad_loss, stop, wire_bytes, *outcome) = heard[:stages], heard[stages:]
+    if not engine.client_has_outcome:
+        loss, correct = outcome[0], round(outcome[1])
+    if bad_loss or not all(map(math.isfinite, squares)):
+        suspicions = [each for known in engine.place.gather(engine.suspicions()) for each in known]
+        raise explain(step, float("nan") if bad_loss else 0.0, suspicions)
+    if stop:
+        raise InterruptedRun
+    norm = norm_of(squares)
+    if clip_norm is not None:
+        clip(engine.parameters(), norm, clip_norm)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return Stepped(loss=loss, correct=correct, gradient_norm=norm, wire_bytes=round(wire_bytes), waited_s=waited_s)

@@ -1,0 +1,211 @@
+"""What every worker of a run does: read data or be told its shape, build the model, take its part, train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from thinpipe.pipeline.agreement import agree
+from thinpipe.pipeline.backend import CPU
+from thinpipe.training.batches import TrainingBatches
+from thinpipe.training.checkpoint import load, read_manifest
+from thinpipe.training.engine import Engine
+from thinpipe.training.events import Finished, Listener, Plan
+from thinpipe.training.interrupt import noted_interrupts
+from thinpipe.training.loop import Loop
+from thinpipe.training.optimize import make_optimizer
+from thinpipe.training.pipeline_engine import PipelineEngine
+from thinpipe.training.place import Place
+from thinpipe.training.progress import Progress
+from thinpipe.training.random_state import seed_worker
+from thinpipe.training.replica_engine import ReplicaEngine
+from thinpipe.training.settings import Running, Settings
+from thinpipe.training.shapes import Meta, meta_of
+from thinpipe.training.state import belongs_here, load_worker_state
+from thinpipe.training.tracing import StepTrace
+from thinpipe.training.usage import Usage, messages_per_step
+from thinpipe.workloads.task import Data, Shape, Task
+
+Result = TypeVar("Result")
+
+_STATES = {"sgd": 1, "adamw": 2}  # tensors that an optimizer keeps for each parameter
+
+
+class SetupError(ValueError):
+    """What the user gave cannot be trained; raised alike on all workers, before the first step."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What those who read the data tell the others."""
+
+    shape: Shape
+    train_samples: int
+    validation_samples: int
+    inputs: tuple[Meta, ...]  # of one sample
+
+    def to_json(self) -> dict[str, Any]:
+        inputs = [[list(meta.shape), str(meta.dtype).removeprefix("torch.")] for meta in self.inputs]
+        return asdict(self) | {"inputs": inputs}
+
+    @staticmethod
+    def from_json(told: dict[str, Any]) -> Facts:
+        inputs = tuple(Meta(tuple(shape), getattr(torch, dtype)) for shape, dtype in told["inputs"])
+        return Facts(Shape(**told["shape"]), told["train_samples"], told["validation_samples"], inputs)
+
+
+def train(
+    task: Task,
+    settings: Settings,
+    running: Running,
+    place: Place,
+    make_listener: Callable[[], Listener],
+    check_room: Callable[[int], None] = lambda size: None,
+) -> Finished:
+    """One worker's run; the client's result counts.
+
+    ``make_listener`` is called on the client; ``check_room`` too, with the bytes that the checkpoints will take.
+    """
+    if place.workers > 1:
+        agree(settings.to_json(), place.words, CPU)
+    data, facts = _read(task, settings, place)
+    engine = _make_engine(task, settings, place, facts)
+    optimizer = make_optimizer(
+        engine.parameters(),
+        name=settings.optimizer,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+    seed_worker(settings.seed, place.worker)
+    steps_per_epoch = facts.train_samples // settings.batch_size
+    progress = Progress(steps=steps_per_epoch * settings.epochs, metric_name=task.metric)
+    if running.resume is not None:
+        progress = read_manifest(running.resume).progress
+        load_worker_state(engine, optimizer, load(running.resume, lambda key: belongs_here(engine, key)))
+    if running.save is not None:
+        size = _state_bytes(engine, settings) * (running.keep + 1)  # the new one is whole before the oldest goes
+        _together(place, lambda: check_room(size) if place.is_client else None)
+    plan = _plan(task, settings, facts, engine, progress)
+    last = min(progress.steps, running.steps or progress.steps)
+    loop = Loop(
+        engine,
+        optimizer,
+        progress,
+        settings,
+        running,
+        batches=_batches(data, settings, engine),
+        validation=None if data is None else data.validation,
+        validation_samples=facts.validation_samples,
+        metric=task.metric,
+        stages=1 + max(holding.stage for holding in plan.holdings),
+        usage=Usage(
+            engine,
+            forward=settings.compress_forward,
+            backward=settings.compress_backward,
+            messages_per_step=messages_per_step([link.shapes for link in plan.links], settings.chunks),
+        ),
+        listener=(listener := make_listener() if place.is_client else None),
+        trace=StepTrace(running.trace, progress.step, last),
+    )
+    try:
+        if listener is not None:
+            listener.planned(plan)
+        with noted_interrupts() as interrupted:
+            end = loop.run(interrupted)
+        if listener is not None:
+            listener.finished(end)
+        return end
+    except BaseException as error:
+        if listener is not None:
+            listener.failed(error)
+        raise
+
+
+def _together(place: Place, function: Callable[[], Result]) -> Result:
+    """Call a function on all workers; a ValueError on one is an error on all of them, and none waits for another."""
+    result, problem = None, None
+    try:
+        result = function()
+    except ValueError as error:
+        problem = str(error)
+    problems = [each for each in place.gather(problem) if each is not None]
+    if problems:
+        raise SetupError(problems[0])
+    return result  # type: ignore[return-value]
+
+
+def _read(task: Task, settings: Settings, place: Place) -> tuple[Data | None, Facts]:
+    """Data where it is needed: on the client, at the end of a line, which has the loss, and on every replica."""
+    is_end = settings.parallel == "pipeline" and settings.layout == "linear" and place.worker == place.workers - 1
+    reads = place.is_client or is_end or settings.parallel == "data"
+
+    def read() -> tuple[Data, Facts] | None:
+        if not reads:
+            return None
+        data, shape = task.load(settings.source)
+        if len(data.train) < settings.batch_size:
+            raise ValueError(
+                f"a batch is filled with different samples: --batch-size {settings.batch_size} is more than the "
+                f"{len(data.train)} samples to train on; take a smaller one"
+            )
+        sample = data.validation.batch(torch.zeros(1, dtype=torch.int64))
+        return data, Facts(shape, len(data.train), len(data.validation), meta_of(sample.inputs))
+
+    found = _together(place, read)
+    told = place.gather(found[1].to_json() if found else None)
+    return (found[0] if found else None), Facts.from_json(told[0])
+
+
+def _make_engine(task: Task, settings: Settings, place: Place, facts: Facts) -> Engine:
+    def build() -> nn.Module:
+        torch.manual_seed(settings.seed)  # the same weights on all workers, and whatever is parallel
+        return task.build(facts.shape, settings.source)
+
+    model = _together(place, build)
+    if settings.parallel != "pipeline":
+        return ReplicaEngine(model, settings, place)
+    chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
+    return _together(place, lambda: PipelineEngine(model, chunk, settings, place))
+
+
+def _batches(data: Data | None, settings: Settings, engine: Engine) -> TrainingBatches | None:
+    if data is None:
+        return None
+    return TrainingBatches(data.train, batch_size=settings.batch_size, seed=settings.seed, share=engine.shares)
+
+
+def _state_bytes(engine: Engine, settings: Settings) -> int:
+    """About what one checkpoint takes. A collective."""
+    mine = 0
+    if engine.owns_state:
+        for stage in engine.stages.values():
+            mine += sum(tensor.numel() * tensor.element_size() for tensor in stage.tensors().values())
+            kept = sum(parameter.numel() * parameter.element_size() for parameter in stage.parameters().values())
+            mine += kept * _STATES[settings.optimizer]
+    mine += sum(value.numel() * value.element_size() for value in engine.memory().values())
+    return int(engine.place.sum(torch.tensor(mine)))
+
+
+def _plan(task: Task, settings: Settings, facts: Facts, engine: Engine, progress: Progress) -> Plan:
+    holdings = engine.holdings()
+    return Plan(
+        task=task.name,
+        metric=task.metric,
+        parallel=settings.parallel,
+        workers=settings.workers,
+        chunks=settings.chunks,
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
+        steps_per_epoch=progress.steps // settings.epochs,
+        first_step=progress.step,
+        train_samples=facts.train_samples,
+        validation_samples=facts.validation_samples,
+        parameters=sum({holding.stage: holding.parameters for holding in holdings}.values()),
+        holdings=holdings,
+        links=engine.link_plans(),
+    )
