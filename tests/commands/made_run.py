@@ -14,31 +14,35 @@ DIRECTIONS = ((0, 1, "forward"), (1, 2, "forward"), (1, 0, "backward"), (2, 1, "
 
 
 def make_plan(parallel: str = "pipeline", *, first_step: int = 0, metric: str = "accuracy") -> Plan:
-    one = Holding(
-        stage=0,
-        worker=0,
-        first_unit=0,
-        units=20,
-        unit_names=("first_conv", *(f"layer.{i}" for i in range(18)), "head"),
-        parameters=2_236_682,
+    workers = 1 if parallel == "none" else 2
+    whole = tuple(
+        Holding(
+            stage=0,
+            worker=worker,
+            first_unit=0,
+            units=20,
+            unit_names=("ConvLayer", *["Residual"] * 18, "Head"),
+            parameters=2_236_682,
+        )
+        for worker in range(workers)
     )
     cut = (
-        Holding(stage=0, worker=0, first_unit=0, units=1, unit_names=("first_conv",), parameters=928),
+        Holding(stage=0, worker=0, first_unit=0, units=1, unit_names=("ConvLayer",), parameters=928),
         Holding(
             stage=1,
             worker=1,
             first_unit=1,
             units=18,
-            unit_names=tuple(f"layer.{i}" for i in range(18)),
+            unit_names=("Stem", *["Residual"] * 17),
             parameters=2_222_944,
         ),
-        Holding(stage=2, worker=0, first_unit=19, units=1, unit_names=("head",), parameters=12_810),
+        Holding(stage=2, worker=0, first_unit=19, units=1, unit_names=("Head",), parameters=12_810),
     )
     return Plan(
         task="digits",
         metric=metric,
         parallel=parallel,
-        workers=1 if parallel == "none" else 2,
+        workers=workers,
         chunks=8,
         batch_size=64,
         epochs=EPOCHS,
@@ -47,7 +51,7 @@ def make_plan(parallel: str = "pipeline", *, first_step: int = 0, metric: str = 
         train_samples=256,
         validation_samples=100,
         parameters=2_236_682,
-        holdings=cut if parallel == "pipeline" else (one,),
+        holdings=cut if parallel == "pipeline" else whole,
         links=tuple(
             LinkPlan(
                 source=source,
@@ -128,6 +132,7 @@ def make_end(parallel: str = "pipeline", *, steps: int = EPOCHS * STEPS) -> Fini
             for worker, stages in ((0, (0, 2)), (1, (1,)))[: 1 if parallel == "none" else 2]
         ),
         links=links if parallel == "pipeline" else (),
+        parameters_sha256="c0ffee",
     )
 
 

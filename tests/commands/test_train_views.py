@@ -61,8 +61,8 @@ def test_a_pipe_gets_few_lines_between_epochs(capsys):
 
 def test_the_plan_says_who_holds_what_and_what_travels():
     held, links = (report.plain_text(table) for table in plan_tables(make_plan()))
-    assert "1      1          layer.0 to layer.17 (18 units)   2,222,944  99.4%" in held
-    assert "2      0, client  head                                12,810   0.6%" in held
+    assert "1      1          1-18 Stem to Residual   2,222,944  99.4%" in held
+    assert "2      0, client  19 Head                    12,810   0.6%" in held
     assert "1 to 2  forward    sort:6+2   8x320x2x2    327.7   82.2  0.251" in links
     assert "2 to 1  backward   sort:6+2   8x320x2x2    327.7   82.2  0.251" in links
 
@@ -80,7 +80,7 @@ def test_the_end_says_where_the_time_went():
 def test_runs_without_links_have_tables_too(parallel, capsys):
     play(Terminal(), parallel)
     out = capsys.readouterr().out
-    assert "first_conv to head (20 units)" in out
+    assert out.count("0-19 ConvLayer to Head   2,236,682  100.0%") == (2 if parallel == "data" else 1)
     assert "travel" not in out
     assert "encode" not in out
     assert "compute" in out
@@ -186,6 +186,7 @@ def test_the_record_has_what_came_out(tmp_path, capsys):
         "compute_ms_per_step": 70,
         "encode_ms_per_step": 8,
         "first_step": 0,
+        "parameters_sha256": "c0ffee",
     }
     assert {name: row[name] for name in expected} == expected
     assert row["epochs"] == [asdict(make_epoch(epoch)) for epoch in (1, 2, 3)]

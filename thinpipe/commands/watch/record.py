@@ -47,6 +47,7 @@ _MORE_COLUMNS = (
     Column(name="parameters", heading="parameters", format=",d"),
     Column(name="tensor_bytes_per_step", heading="tensor\nbytes/step", format=".0f"),
     Column(name="wire_ratio", heading="wire\nratio", format=".3f", better="lower"),
+    Column(name="parameters_sha256", heading="parameters\nsha256"),
     Column(name="peak_mib", heading="peak\nMiB", format=".0f", better="lower"),
     *(
         Column(name=f"{part}_ms_per_step", heading=f"{heading}\nms/step", format=".2f", better="lower")
@@ -85,6 +86,7 @@ def result_row(plan: Plan, end: Finished, *, wire_bytes: int) -> dict[str, Any]:
         "peak_mib": max((worker.peak_mib for worker in end.workers), default=None),
         "compute_ms_per_step": sum(worker.compute_ms for worker in end.workers) / steps,
         **link_parts,
+        "parameters_sha256": end.parameters_sha256 or None,
     }
 
 

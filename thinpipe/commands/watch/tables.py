@@ -28,7 +28,11 @@ _PART_COLUMNS = (
     Column(name="decode_ms", heading="decode\nms", format=".1f"),
     Column(name="peak_mib", heading="peak\nMiB", format=".0f"),
 )
-_PART_NOTE = "wait: for a sender that has nothing to send yet.\ntransfer: as much of it as computing does not hide."
+_PART_NOTES = {
+    "pipeline": "wait: for a sender that has nothing to send yet.\ntransfer: as much of it as computing does not hide.",
+    "data": "compute: and the exchange of gradients, which runs beside it.",
+    "none": "",
+}
 
 
 def plan_tables(plan: Plan) -> list[Table]:
@@ -69,7 +73,7 @@ def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
             title="Where the time of a step goes",
             columns=(_WORKER, *_PART_COLUMNS),
             rows=worker_rows(plan, end),
-            note=_PART_NOTE if end.links else "",
+            note=_PART_NOTES[plan.parallel],
         )
     )
     return tables
@@ -115,10 +119,10 @@ def _worker_name(plan: Plan, worker: int) -> str:
 
 
 def _unit_range(holding: Holding) -> str:
-    names = holding.unit_names
-    if not names:
-        return f"{holding.units} units"
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({holding.units} units)"
+    """The numbers of the units, and what the first and the last are: ``1-18 Stem to Head``."""
+    first, last = holding.first_unit, holding.first_unit + holding.units - 1
+    numbers = f"{first}" if first == last else f"{first}-{last}"
+    return f"{numbers} {' to '.join(dict.fromkeys((holding.unit_names[0], holding.unit_names[-1])))}"
 
 
 def _shapes_text(link: LinkPlan) -> str:
