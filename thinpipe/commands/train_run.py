@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -90,6 +91,8 @@ def _work(
     from thinpipe.training.place import place
     from thinpipe.training.worker import SetupError, train
 
+    # It draws its whole schedule when a stage raises; the error says all that helps.
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     check_room = partial(_check_room, running.save)

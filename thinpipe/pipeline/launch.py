@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.multiprocessing import ProcessExitedException
 
 from thinpipe.pipeline.link import LinkError
 
@@ -46,8 +47,12 @@ def run_workers(function: Callable[..., Any], *args: Any, workers: int | None = 
             return [function(*args)]
     if workers is None or workers < 1:
         raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
-    for name in ("agent.server.api", "multiprocessing.api"):  # warn of every worker they end; we say why ourselves
-        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.ERROR)
+    for name in (
+        "distributed.elastic.agent.server.api",
+        "distributed.elastic.multiprocessing.api",
+        "multiprocessing.spawn",
+    ):
+        logging.getLogger(f"torch.{name}").addFilter(_is_news)
     with tempfile.TemporaryDirectory(prefix="thinpipe-") as log_dir:
         config = LaunchConfig(
             min_nodes=1,
@@ -87,6 +92,17 @@ def joined() -> Iterator[None]:
     dist.init_process_group("nccl" if own_gpu else "gloo")
     yield
     dist.destroy_process_group()  # not after an error: the others would see this worker leave before it says why
+
+
+def _is_news(entry: logging.LogRecord) -> bool:
+    """Whether torch's launcher says more than ``WorkerError`` will: the traceback of a worker that failed by itself.
+
+    It also reports every worker that it ends, and as a traceback of its own that one was killed.
+    """
+    if entry.levelno < logging.ERROR:
+        return False
+    error = entry.exc_info[1] if entry.exc_info else None
+    return not isinstance(error, ProcessExitedException) and LinkError.__name__ not in str(error)
 
 
 @record
