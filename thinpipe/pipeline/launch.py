@@ -141,6 +141,6 @@ def _causes(error: ChildFailedError, log_dir: Path) -> str:
     for path in log_dir.glob("**/error.json"):
         lines.setdefault(int(path.parent.name), json.loads(path.read_text())["message"]["message"])
     ordered = sorted(lines.items(), key=lambda item: (LinkError.__name__ in item[1], item))
-    return "a worker failed and the others were ended; their own words are above:\n" + "\n".join(
+    return "a worker failed and the others were ended:\n" + "\n".join(
         f"  worker {worker}: {line}" for worker, line in ordered
     )
