@@ -115,11 +115,8 @@ def test_a_failed_run_says_where_it_got_to(capsys):
     terminal = Terminal()
     terminal.planned(make_plan())
     terminal.stepped(make_step(5))
-    terminal.saved(4, "run/step-4")
     terminal.failed(KeyboardInterrupt())
-    err = capsys.readouterr().err
-    assert "stopped after step 5 of 12" in err
-    assert "step 4: run/step-4" in err
+    assert capsys.readouterr().err == "stopped after step 5 of 12\n"
 
 
 @pytest.mark.parametrize("listener", [Terminal, lambda: Curves("none"), lambda: record_file("none")])
