@@ -10,6 +10,7 @@ from thinpipe.commands.bench_codecs import bench_codecs
 from thinpipe.commands.bench_ddp import bench_ddp
 from thinpipe.commands.bench_ddp_accuracy import bench_ddp_accuracy
 from thinpipe.commands.diff import diff
+from thinpipe.commands.train import train
 from thinpipe.version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -18,6 +19,7 @@ app.add_typer(bench, name="bench")
 bench.command("codecs")(bench_codecs)
 bench.command("ddp")(bench_ddp)
 bench.command("ddp-accuracy")(bench_ddp_accuracy)
+app.command("train")(train)
 app.command("diff")(diff)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -34,7 +34,8 @@ def run_workers(function: Callable[..., Any], *args: Any, workers: int | None = 
     """Call ``function(*args)`` on every worker, inside a process group; return the results of the workers here.
 
     Under torchrun this process is one of the workers already and joins. Otherwise ``workers`` local ones are started
-    with torch's elastic launcher, and ``function`` must be importable: defined at the top level of a module.
+    with torch's elastic launcher, and ``function`` must be importable: defined at the top level of a module. Ctrl-C
+    reaches all of them, and is a KeyboardInterrupt here once they have ended.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         size = int(os.environ["WORLD_SIZE"])
@@ -61,6 +62,10 @@ def run_workers(function: Callable[..., Any], *args: Any, workers: int | None = 
             results = elastic_launch(config, _work)(function, args)
         except ChildFailedError as error:
             raise WorkerError(_causes(error, Path(log_dir))) from None
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None  # which it was before torch's launcher got hold of it
+            raise
     return [results[worker] for worker in range(workers)]
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from thinpipe.pipeline.agreement import agree
+from thinpipe.pipeline.agreement import DisagreementError, agree
 from thinpipe.pipeline.backend import CPU
 from thinpipe.training.batches import TrainingBatches
 from thinpipe.training.checkpoint import load, read_manifest
@@ -71,7 +71,10 @@ def train(
     ``make_listener`` is called on the client; ``check_room`` too, with the bytes that the checkpoints will take.
     """
     if place.workers > 1:
-        agree(settings.to_json(), place.words, CPU)
+        try:
+            agree(settings.to_json(), place.words, CPU)
+        except DisagreementError as error:
+            raise SetupError(str(error)) from None
     data, facts = _read(task, settings, place)
     engine = _make_engine(task, settings, place, facts)
     optimizer = make_optimizer(

@@ -14,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from thinpipe.ddp import ddp_hook, ddp_state
 from thinpipe.measure.record import Check, Column, Record, Row
 from thinpipe.measure.report import Table
+from thinpipe.workloads.digits import digits
+from thinpipe.workloads.held import split_fifth
 
 KIND = "bench ddp-accuracy"
 BASELINE = "none"  # the hook with it equals DDP without one to the last bit, and counts its bytes
-TEST_PART = 5  # every fifth image is kept for testing
 POINTS_LOST = 1.0  # that compression may cost, in percent of the images
 
 COLUMNS = (
@@ -67,7 +68,7 @@ def compare_accuracy(recipe: Recipe, command: Sequence[str]) -> Record | None:
 def train(spec: str, seed: int, recipe: Recipe, group: dist.ProcessGroup) -> dict[str, float]:
     """Train one network; every replica sees its share of every batch."""
     images, labels = digits()
-    test = torch.arange(len(images)) % TEST_PART == 0
+    training, test = split_fifth(len(images))
     torch.manual_seed(seed)
     model = DistributedDataParallel(network(), process_group=group)
     state = ddp_state(spec, process_group=group, error_feedback=recipe.error_feedback)
@@ -76,7 +77,7 @@ def train(spec: str, seed: int, recipe: Recipe, group: dist.ProcessGroup) -> dic
     shuffled = torch.Generator().manual_seed(seed)  # of its own: every replica shuffles alike
     last = torch.zeros(())
     for _ in range(recipe.epochs):
-        for share in _shares((~test).nonzero().squeeze(1), recipe.batch_size, shuffled):
+        for share in _shares(training, recipe.batch_size, shuffled):
             optimizer.zero_grad()
             last = nn.functional.cross_entropy(model(images[share]), labels[share])
             last.backward()
@@ -105,14 +106,6 @@ def network() -> nn.Module:
         nn.ReLU(),
         nn.Linear(128, 10),
     )
-
-
-def digits() -> tuple[Tensor, Tensor]:
-    """1797 images [1, 8, 8] between 0 and 1, and what they show."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    return torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(data.target)
 
 
 def checks(rows: Sequence[Row]) -> Iterator[Check]:

@@ -1,0 +1,234 @@
+"""thinpipe train: options to settings; the run itself is thinpipe.training's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.distributed as dist
+import typer
+
+from thinpipe.commands.terminal import one_line_errors
+from thinpipe.commands.train_run import already_there, carry_out
+from thinpipe.commands.train_views import make_listener, preflight
+from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
+from thinpipe.training.settings import Device, Running, Settings, settle, settle_again
+from thinpipe.workloads.tasks import TASKS
+from thinpipe.workloads.tasks import task as find_task
+
+_WHAT, _WHERE, _LINKS, _HOW, _OUT, _SAVE = (
+    "What is trained",
+    "Who computes what",
+    "What travels",
+    "How it is trained",
+    "What comes out",
+    "Checkpoints",
+)
+
+
+def _option(panel: str, help: str, default: str | None = None, **more: Any) -> Any:
+    """An option that is None unless given; its default is named, or the task's."""
+    return typer.Option(help=help, rich_help_panel=panel, show_default=default or False, **more)
+
+
+def train(
+    task: Annotated[str | None, _option(_WHAT, f"One of {', '.join(TASKS)}.", "digits", metavar="NAME")] = None,
+    data: Annotated[Path | None, _option(_WHAT, "Data on disk.", "embedded or downloaded", metavar="PATH")] = None,
+    weights: Annotated[Path | None, _option(_WHAT, "Weights on disk to start from.", metavar="PATH")] = None,
+    pretrained: Annotated[
+        bool | None,
+        typer.Option("--pretrained/--no-pretrained", help="Start from weights, or at random.", rich_help_panel=_WHAT),
+    ] = None,
+    image_size: Annotated[int | None, _option(_WHAT, "Width and height of images.", metavar="PIXELS")] = None,
+    tokens: Annotated[int | None, _option(_WHAT, "Length of texts.", metavar="N")] = None,
+    width: Annotated[float | None, _option(_WHAT, "Factor on the model's width.", metavar="X")] = None,
+    samples: Annotated[
+        int | None, _option(_WHAT, "Train on so many at most, for a quick look.", "all", metavar="N")
+    ] = None,
+    parallel: Annotated[
+        Literal["pipeline", "data", "none"] | None,
+        _option(_WHERE, "Layers on several workers, replicas of the model, or one process.", "pipeline"),
+    ] = None,
+    workers: Annotated[
+        int | None, _option(_WHERE, "Workers to start here. Under torchrun: leave it out.", "2", metavar="N")
+    ] = None,
+    layout: Annotated[
+        Literal["client-server", "linear"] | None,
+        _option(_WHERE, "Worker 0 has the first and the last layers, or only the first.", "client-server"),
+    ] = None,
+    client_layers: Annotated[
+        str | None, _option(_WHERE, "Units at both ends that stay with the client, as in 1,1.", metavar="A,B")
+    ] = None,
+    schedule: Annotated[
+        Literal["gpipe", "1f1b"] | None,
+        _option(_WHERE, "All forwards first, or backwards as soon as can be.", "gpipe"),
+    ] = None,
+    chunks: Annotated[
+        int | None,
+        _option(_WHERE, "Pieces of a batch that follow each other.", "the task's; 1 unless a pipeline", metavar="N"),
+    ] = None,
+    recompute: Annotated[
+        bool | None,
+        typer.Option("--recompute", help="Compute activations twice instead of keeping them.", rich_help_panel=_WHERE),
+    ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"] | None, _option(_WHERE, "Where workers compute.", "auto: cuda if there is one")
+    ] = None,
+    threads: Annotated[int | None, _option(_WHERE, "Of each worker.", "cores / workers", metavar="N")] = None,
+    compress: Annotated[
+        str | None, _option(_LINKS, "Codec of both directions.", "sort:8; none for data", metavar="SPEC")
+    ] = None,
+    compress_forward: Annotated[
+        str | None, _option(_LINKS, "Codec of activations.", "as --compress", metavar="SPEC")
+    ] = None,
+    compress_backward: Annotated[
+        str | None, _option(_LINKS, "Codec of gradients.", "as --compress", metavar="SPEC")
+    ] = None,
+    batch_size: Annotated[int | None, _option(_HOW, "Of all replicas together.", metavar="N")] = None,
+    epochs: Annotated[int | None, _option(_HOW, "Passes over the data.", metavar="N")] = None,
+    optimizer: Annotated[Literal["sgd", "adamw"] | None, _option(_HOW, "With momentum; or AdamW.")] = None,
+    lr: Annotated[float | None, _option(_HOW, "Highest learning rate.", metavar="X")] = None,
+    lr_schedule: Annotated[
+        Literal["constant", "cosine", "polynomial"] | None,
+        _option(_HOW, "constant, cosine or polynomial, after the warm-up.", metavar="NAME"),
+    ] = None,
+    warmup: Annotated[float | None, _option(_HOW, "Part of all steps in which it rises.", metavar="X")] = None,
+    momentum: Annotated[float | None, _option(_HOW, "SGD's.", metavar="X")] = None,
+    weight_decay: Annotated[float | None, _option(_HOW, "Pull of weights towards 0.", metavar="X")] = None,
+    clip_norm: Annotated[
+        float | None, _option(_HOW, "Largest norm of the gradients of all stages together.", metavar="X")
+    ] = None,
+    amp: Annotated[
+        bool | None, typer.Option("--amp", help="bfloat16 where that is safe (autocast).", rich_help_panel=_HOW)
+    ] = None,
+    seed: Annotated[int | None, _option(_HOW, "Of weights, order, augmentation, dropout.", "0", metavar="N")] = None,
+    steps: Annotated[int | None, _option(_HOW, "Stop after so many, for a quick look.", "all", metavar="N")] = None,
+    log: Annotated[Path | None, _option(_OUT, "TensorBoard curves.", metavar="DIR")] = None,
+    json: Annotated[Path | None, _option(_OUT, "The record; `thinpipe diff` compares two.", metavar="FILE")] = None,
+    trace: Annotated[
+        Path | None,
+        _option(_OUT, "One step as a picture (.png) or for chrome://tracing (.json).", metavar="FILE"),
+    ] = None,
+    save: Annotated[Path | None, _option(_SAVE, "Folder for checkpoints.", metavar="DIR")] = None,
+    save_every: Annotated[int | None, _option(_SAVE, "Steps from one to the next.", "an epoch", metavar="N")] = None,
+    keep: Annotated[int, typer.Option(help="Of the newest.", rich_help_panel=_SAVE, metavar="N")] = 2,
+    resume: Annotated[
+        Path | None,
+        _option(_SAVE, "Go on where the run saved here stopped, with its options.", metavar="DIR"),
+    ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(min=0, help="Go on by itself when a worker dies.", rich_help_panel=_SAVE, metavar="N"),
+    ] = 0,
+) -> None:
+    """Train a model whose layers live on several workers.
+
+    First prints who holds what and what will travel; at the end, what it came
+    to. Options left out are the task's recipe.
+
+    On several machines: torchrun ... -m thinpipe train ..., on each.
+
+    Example: thinpipe train --task digits --compress sort:8 --epochs 10
+    """
+    given: dict[str, Any] = {
+        "task": task,
+        "parallel": parallel,
+        "workers": workers,
+        "layout": layout,
+        "schedule": schedule,
+        "chunks": chunks,
+        "compress": compress,
+        "compress_forward": compress_forward,
+        "compress_backward": compress_backward,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "optimizer": optimizer,
+        "lr": lr,
+        "lr_schedule": lr_schedule,
+        "warmup": warmup,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "clip_norm": clip_norm,
+        "amp": amp,
+        "recompute": recompute,
+        "seed": seed,
+        "device": None if device == "auto" else device,
+        "threads": threads,
+        "data": None if data is None else str(data.resolve()),
+        "weights": None if weights is None else str(weights.resolve()),
+        "pretrained": pretrained,
+        "image_size": image_size,
+        "tokens": tokens,
+        "width": width,
+        "samples": samples,
+    }
+    with one_line_errors():
+        given["client_layers"] = _two_numbers(client_layers)
+        settings, running = _settle(
+            given, resume, save=save, save_every=save_every, keep=keep, steps=steps, trace=trace
+        )
+        _check(settings, running, max_restarts)
+        if int(os.environ.get("RANK", "0")) == 0:
+            preflight(log=log, json=json, save=running.save, trace=trace)
+    if running.resume is not None and already_there(running.resume, running):
+        return
+    listener = partial(
+        make_listener,
+        config={"command": ["thinpipe", *sys.argv[1:]], **settings.to_json()},
+        seed=settings.seed,
+        forward=settings.compress_forward,
+        backward=settings.compress_backward,
+        log=log,
+        json=json,
+    )
+    raise typer.Exit(carry_out(settings, running, listener, max_restarts=max_restarts))
+
+
+def _settle(given: dict[str, Any], resume: Path | None, **run: Any) -> tuple[Settings, Running]:
+    """What the run is and how it is carried out; ValueError if the options do not go together."""
+    joined = dist.is_torchelastic_launched()
+    if joined:
+        size = int(os.environ["WORLD_SIZE"])
+        if given["workers"] not in (None, size):
+            raise ValueError(f"torchrun has started {size} workers: leave out --workers {given['workers']}")
+        given = given | {"workers": size}
+        if resume is None and run["save"] is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+            resume = run["save"] if checkpoints(run["save"]) else None  # torchrun's own --max-restarts
+    if resume is None:
+        if run["save"] is not None and checkpoints(run["save"]):
+            raise ValueError(
+                f"{run['save']} holds checkpoints of another run: go on with that by --resume {run['save']}, or name "
+                "another folder"
+            )
+        recipe = find_task(given["task"] or "digits").recipe
+        found: Device = "cuda" if torch.cuda.is_available() else "cpu"
+        return settle(given, recipe, workers=None, device=found), Running(**run)
+    path = newest(resume)
+    settings = settle_again(given, read_manifest(path).settings)
+    if run["save"] is None:
+        run["save"] = path.parent
+    return settings, Running(resume=path, **run)
+
+
+def _check(settings: Settings, running: Running, max_restarts: int) -> None:
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs a GPU that torch can use, and there is none; take --device cpu")
+    if running.trace is not None and settings.parallel != "pipeline":
+        raise ValueError(f"--trace shows the stages of a pipeline; leave it out with --parallel {settings.parallel}")
+    if max_restarts and running.save is None:
+        raise ValueError("--max-restarts goes on from checkpoints: name a folder for them with --save")
+    if max_restarts and dist.is_torchelastic_launched():
+        raise ValueError("torchrun starts workers again itself: give its own --max-restarts, before the script")
+
+
+def _two_numbers(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, comma, last = text.partition(",")
+    if not (comma and first.isdecimal() and last.isdecimal()):
+        raise ValueError(f"--client-layers is two numbers, as in 1,1; got {text}")
+    return int(first), int(last)

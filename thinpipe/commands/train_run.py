@@ -1,0 +1,131 @@
+"""Carrying out a run from the command line: workers started, again if one dies, and every end told in a few lines."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import typer
+
+from thinpipe.commands.train_views import preflight
+from thinpipe.commands.watch.record import metric_text
+from thinpipe.training.checkpoint import checkpoints, read_manifest
+from thinpipe.training.events import Listener
+from thinpipe.training.interrupt import InterruptedRun
+from thinpipe.training.nan import NotFiniteError
+from thinpipe.training.settings import Running, Settings
+from thinpipe.workloads.task import Task
+from thinpipe.workloads.tasks import task
+
+INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a worker's run ended, unless it broke."""
+
+    code: int
+    message: str = ""
+
+
+def carry_out(
+    settings: Settings,
+    running: Running,
+    listener: Callable[[], Listener],
+    *,
+    max_restarts: int = 0,
+    find_task: Callable[[str], Task] = task,
+) -> int:
+    """Run to the end and return the exit code. A worker's death is told, or made up for ``max_restarts`` times."""
+    from thinpipe.pipeline.launch import WorkerError, run_workers
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)  # we say ourselves what happens to workers
+    workers = None if dist.is_torchelastic_launched() else settings.workers
+    for restarts_left in range(max_restarts, -1, -1):
+        try:
+            outcome = run_workers(_work, find_task, settings, running, listener, workers=workers)[0]
+        except KeyboardInterrupt:
+            return _tell(INTERRUPTED, "interrupted", running)
+        except WorkerError as error:
+            if not restarts_left:
+                return _tell(1, str(error), running)
+            last = _last_checkpoint(running)
+            typer.echo(f"thinpipe: {error}", err=True)
+            typer.echo(
+                f"thinpipe: starting again from {last or 'the beginning'}; restarts left: {restarts_left - 1}", err=True
+            )
+            running = replace(running, resume=last)
+        else:
+            if outcome.code and _speaks():
+                return _tell(outcome.code, outcome.message, running)
+            return outcome.code
+    raise AssertionError("the last restart returns")
+
+
+def already_there(path: Path, running: Running) -> bool:
+    """Whether a run that is to go on has nothing left to do; says so, with its result."""
+    progress = read_manifest(path).progress
+    if progress.step < min(progress.steps, running.steps or progress.steps):
+        return False
+    if _speaks():
+        state = "complete" if progress.is_complete else f"at step {progress.step} of {progress.steps} already"
+        metric = metric_text(progress.metric_name, progress.metric)
+        best = metric_text(progress.metric_name, progress.best_metric)
+        typer.echo(f"this run is {state}: {path}")
+        typer.echo(
+            f"{progress.metric_name} {metric}, best {best}, validation loss {progress.validation_loss:.4f}, "
+            f"train loss {progress.train_loss:.4f}"
+        )
+        typer.echo(f"parameters sha256 {progress.parameters_sha256}")
+    return True
+
+
+def _work(
+    find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
+) -> Outcome:
+    """What every worker runs."""
+    from thinpipe.training.place import place
+    from thinpipe.training.worker import SetupError, train
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    check_room = partial(_check_room, running.save)
+    try:
+        train(find_task(settings.task), settings, running, place(settings.device), listener, check_room)
+    except SetupError as error:
+        return Outcome(2, str(error))
+    except NotFiniteError as error:
+        return Outcome(1, str(error))
+    except InterruptedRun:
+        return Outcome(INTERRUPTED, "interrupted")
+    return Outcome(0)
+
+
+def _check_room(save: Path | None, size: int) -> None:
+    preflight(save=save, save_bytes=size)
+
+
+def _tell(code: int, message: str, running: Running) -> int:
+    typer.echo(f"thinpipe: {message}", err=True)
+    last = _last_checkpoint(running)
+    if last is not None:
+        typer.echo(
+            f"thinpipe: the last checkpoint is {last}; go on with: thinpipe train --resume {last.parent}", err=True
+        )
+    return code
+
+
+def _last_checkpoint(running: Running) -> Path | None:
+    found = [] if running.save is None else checkpoints(running.save)
+    return found[-1] if found else running.resume
+
+
+def _speaks() -> bool:
+    """Under torchrun every worker is a command; the first speaks for all."""
+    return not dist.is_torchelastic_launched() or os.environ["RANK"] == "0"

@@ -1,0 +1,76 @@
+"""scikit-learn's handwritten digits with a small MobileNetV2: embedded, and trained in about a minute on two cores."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.workloads.augment import pad_and_crop, resized, to_model
+from thinpipe.workloads.held import HeldImages, Part, at_most, split_fifth
+from thinpipe.workloads.mobilenet import new_mobilenet
+from thinpipe.workloads.options import positive, refuse_others
+from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
+
+IMAGE_SIZE, WIDTH = 32, 0.25
+LEAST_SIZE = 16  # pixels that MobileNetV2's four strides need
+SHIFT = 2  # pixels of 32 that an image is moved at most: half a pixel of the original
+
+
+class Digits(Task):
+    """1797 images of 8 x 8 pixels, made larger; every fifth validates."""
+
+    name = "digits"
+    summary = "scikit-learn's handwritten digits, embedded; small MobileNetV2 from scratch, 32 pixels"
+    metric = "accuracy"
+    recipe = Recipe(
+        batch_size=64,
+        chunks=4,
+        epochs=10,
+        optimizer="sgd",
+        lr=0.05,
+        lr_schedule="cosine",
+        warmup=0.1,
+        client_layers=(1, 1),
+    )
+
+    def load(self, source: Source) -> tuple[Data, Shape]:
+        """Resize once; moves of a pixel or two come with every batch."""
+        self._check(source)
+        size = positive("image_size", source.image_size, IMAGE_SIZE, least=LEAST_SIZE)
+        images, labels = digits()
+        images = resized(images, size)
+        train, validation = split_fifth(len(labels))
+        held = HeldImages(
+            images=images,
+            labels=labels,
+            prepare=partial(to_model, size=size),
+            augment=partial(_moved, pixels=round(SHIFT * size / IMAGE_SIZE)),
+        )
+        data = Data(
+            train=at_most(Part(whole=held, indices=train), source.samples),
+            validation=Part(whole=held, indices=validation),
+            classes=10,
+        )
+        return data, Shape(classes=10, image_size=size)
+
+    def build(self, shape: Shape, source: Source) -> nn.Module:
+        """From scratch, a quarter as wide as the original."""
+        self._check(source)
+        return new_mobilenet(shape, WIDTH if source.width is None else source.width)
+
+    def _check(self, source: Source) -> None:
+        refuse_others(self.name, source, ("image_size", "width", "samples"), "it is embedded and trained from scratch")
+
+
+def _moved(images: Tensor, random: torch.Generator, *, pixels: int) -> Tensor:
+    return pad_and_crop(images, pixels, random)  # no flip: a mirrored digit is none
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """1797 images [1, 8, 8] between 0 and 1, and what they show."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(data.target)

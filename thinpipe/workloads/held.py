@@ -1,0 +1,83 @@
+"""Splits that are held in memory: images as they came, texts as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinpipe.workloads.task import Batch, Split
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+Prepare = Callable[[Tensor], Tensor]
+
+VALIDATION_PART = 5  # every fifth sample validates where a data set has no split of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldImages:
+    """Images of one size: augmented as they are, so that a crop costs what small images cost, then prepared."""
+
+    images: Tensor  # [M, C, h, w]
+    labels: Tensor
+    prepare: Prepare  # [N, C, h, w] of any type -> [N, 3, H, W], normalised floats
+    augment: Augment | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        """The images of these numbers, augmented if there is a seed and the task augments."""
+        images = self.images[indices]
+        if self.augment is not None and augment_seed is not None:
+            images = self.augment(images, torch.Generator().manual_seed(augment_seed))
+        return Batch(inputs=(self.prepare(images),), labels=self.labels[indices])
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldTexts:
+    """Texts as token ids and masks. Nothing about them is random: an augment seed changes nothing."""
+
+    ids: Tensor  # [M, T]
+    mask: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        """The texts of these numbers."""
+        return Batch(inputs=(self.ids[indices], self.mask[indices]), labels=self.labels[indices])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Some samples of a split, numbered anew."""
+
+    whole: Split
+    indices: Tensor
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        """The samples of these numbers of the part."""
+        return self.whole.batch(self.indices[indices], augment_seed=augment_seed)
+
+
+def at_most(split: Split, samples: int | None) -> Split:
+    """The split, or so many of its samples: drawn at random, always the same, since files are often sorted by class."""
+    if samples is None or samples >= len(split):
+        return split
+    if samples < 1:
+        raise ValueError(f"a number of samples is at least 1, got {samples}")
+    drawn = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:samples]
+    return Part(whole=split, indices=drawn.sort().values)
+
+
+def split_fifth(count: int) -> tuple[Tensor, Tensor]:
+    """Numbers of the samples that train, and of every fifth, which validates; the same whatever the seed."""
+    validates = torch.arange(count) % VALIDATION_PART == 0
+    return (~validates).nonzero().squeeze(1), validates.nonzero().squeeze(1)

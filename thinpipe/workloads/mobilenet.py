@@ -1,0 +1,47 @@
+"""MobileNetV2 for classification: from scratch at any width, or a checkpoint's."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from thinpipe.workloads.task import Shape
+
+SMALL_IMAGE = 96  # pixels; below, the original's strides leave 2 x 2 values of an image and fewer
+BATCH_NORM_MOMENTUM = 0.1  # transformers' 0.997 would keep the statistics of the last step alone
+DROPOUT = 0.2  # the original paper's; transformers' 0.8 is its checkpoint's
+
+
+def new_mobilenet(shape: Shape, width: float) -> nn.Module:
+    """MobileNetV2 with random weights, made for the size of its images.
+
+    The original makes an image 32 times smaller: of 32 pixels one would be left, and the batch norms of half the layers
+    would see one value per image and channel. So for small images the last stride becomes a dilation, padding is
+    symmetric, and the last convolution is as narrow as the others.
+    """
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    if width <= 0:
+        raise ValueError(f"a width is above 0, and 1 is the original's; got {width:g}")
+    assert shape.image_size is not None
+    small = shape.image_size < SMALL_IMAGE
+    config = MobileNetV2Config(
+        image_size=shape.image_size,
+        depth_multiplier=width,
+        output_stride=16 if small else 32,
+        finegrained_output=not small,
+        tf_padding=not small,
+        classifier_dropout_prob=DROPOUT,
+    )
+    config.num_labels = shape.classes
+    model = MobileNetV2ForImageClassification(config)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out")
+    return _with_plain_statistics(model)
+
+
+def _with_plain_statistics(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = BATCH_NORM_MOMENTUM
+    return model

@@ -1,0 +1,33 @@
+"""What of a source a task can use: the rest is an error, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+from thinpipe.workloads.task import Source
+
+_DEFAULT = Source()
+
+
+def refuse_others(task: str, source: Source, taken: Iterable[str], why: str = "") -> None:
+    """ValueError if the source sets anything but what the task takes."""
+    given = [field.name for field in fields(source) if getattr(source, field.name) != getattr(_DEFAULT, field.name)]
+    refused = [option(name) for name in given if name not in set(taken)]
+    if refused:
+        may = ", ".join(option(name) for name in taken) or "nothing"
+        raise ValueError(f"task {task} takes {may} and not {', '.join(refused)}{why and ': ' + why}")
+
+
+def option(name: str) -> str:
+    """How a user writes a field of ``Source``."""
+    return "--no-pretrained" if name == "pretrained" else "--" + name.replace("_", "-")
+
+
+def positive(name: str, value: int | None, default: int, *, least: int = 1) -> int:
+    """The value, or the task's own choice; ValueError if it is below the least that works."""
+    if value is None:
+        return default
+    if value < least:
+        raise ValueError(f"{option(name)} is at least {least}, got {value}")
+    return value
