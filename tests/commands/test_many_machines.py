@@ -1,4 +1,4 @@
-"""docs/many-machines.md, rehearsed: two agents of torchrun on loopback, each with one worker, train like one machine."""
+"""docs/many-machines.md, rehearsed: two agents of torchrun on loopback, a worker each, train as one machine does."""
 
 import os
 import socket
@@ -12,6 +12,9 @@ from thinpipe.measure.record import Record
 
 LIMIT_S = 120  # two steps of a tiny model; nearly all of it is starting Python and compiling codecs on busy cores
 TINY = [
+    *("--samples", "64", "--batch-size", "32", "--chunks", "2", "--epochs", "1"),
+    *("--image-size", "16", "--threads", "1"),
+]
     "--samples",
     "64",
     "--batch-size",
