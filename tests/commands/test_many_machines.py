@@ -15,19 +15,6 @@ TINY = [
     *("--samples", "64", "--batch-size", "32", "--chunks", "2", "--epochs", "1"),
     *("--image-size", "16", "--threads", "1"),
 ]
-    "--samples",
-    "64",
-    "--batch-size",
-    "32",
-    "--chunks",
-    "2",
-    "--epochs",
-    "1",
-    "--image-size",
-    "16",
-    "--threads",
-    "1",
-]
 PROGRAM = [sys.executable, "-m", "thinpipe", "train", *TINY]
 
 
