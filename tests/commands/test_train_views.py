@@ -20,7 +20,12 @@ from thinpipe.commands.watch.terminal import Terminal
 from thinpipe.measure import report
 from thinpipe.measure.record import Record
 
-SETTINGS = {"config": {"command": ["thinpipe", "train"]}, "seed": 3, "forward": "sort:6+2", "backward": "none"}
+SETTINGS = {
+    "config": {"command": ["thinpipe", "train"], "threads": None},
+    "seed": 3,
+    "forward": "sort:6+2",
+    "backward": "none",
+}
 
 
 def record_file(path, **changes):
@@ -165,7 +170,7 @@ def test_the_record_has_what_came_out(tmp_path, capsys):
     record = Record.read(tmp_path / "r.json")
     (row,) = record.rows
     assert record.kind == "train"
-    assert record.config["command"] == ["thinpipe", "train"]
+    assert record.config == {"command": ["thinpipe", "train"]}
     expected = {
         "task": "digits",
         "parallel": "pipeline",
