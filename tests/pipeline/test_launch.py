@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from tests.scripts import run_script
 from thinpipe.pipeline.launch import run_workers
 
-ROOT = Path(__file__).parents[2]
 SCENARIO = str(Path(__file__).parent / "scenario.py")
-LIMIT_S = 60  # of which importing torch in three processes on two busy cores may take half
 
 
 def rank_and_size(factor: int) -> tuple[int, int]:
     return dist.get_rank() * factor, dist.get_world_size()
-
-
-def run_script(*command: str) -> tuple[int, str]:
-    """Exit code and output of a script in a session of its own; when it is over, so must be all its workers."""
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
-    try:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    finally:
-        patience = time.monotonic() + 5  # the kernel takes a moment to clear a process away
-        while (left := _running(process.pid)) and time.monotonic() < patience:
-            time.sleep(0.1)
-        if left:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert not left, f"processes left behind: {left}\n{output}"
-    return process.returncode, output
-
-
-def _running(session: int) -> list[str]:
-    """The commands of the processes of a session."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(its_session) == session and state != "Z":
-                found.append((stat.parent / "cmdline").read_text().replace("\0", " "))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
 
 
 def test_starts_local_workers_and_returns_their_results() -> None:

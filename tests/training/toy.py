@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from thinpipe.training.checkpoint import load, newest
 from thinpipe.training.events import Epoch, Finished, Plan, Step
 from thinpipe.training.place import Place
 from thinpipe.training.settings import Running, Settings, settle
@@ -14,41 +17,54 @@ from thinpipe.training.worker import train
 from thinpipe.workloads.task import Batch, Data, Recipe, Shape, Source, Task
 
 FEATURES, CLASSES = 256, 5
+VALIDATION = 23  # prime: no batch size divides it
 
 
 class ToySplit:
-    """Points around the centres of their classes."""
+    """Points around the centres of their classes; one of them may be NaN."""
 
-    def __init__(self, samples: int, seed: int) -> None:
+    def __init__(self, samples: int, seed: int, nan_at: int | None = None) -> None:
         generator = torch.Generator().manual_seed(seed)
         centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(1))
         self.labels = torch.randint(CLASSES, (samples,), generator=generator)
         self.points = centres[self.labels] + torch.randn(samples, FEATURES, generator=generator)
+        if nan_at is not None:
+            self.points[nan_at, 0] = float("nan")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        points = self.points[indices]
-        if augment_seed is not None:
-            generator = torch.Generator().manual_seed(augment_seed)
-            points = points + 0.01 * torch.randn(points.shape, generator=generator)
-        return Batch(inputs=(points,), labels=self.labels[indices])
+        return Batch(inputs=(self.points[indices],), labels=self.labels[indices])
+
+
+class AugmentedSplit(ToySplit):
+    """Noise on every point, drawn from the batch's seed."""
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        batch = super().batch(indices)
+        if augment_seed is None:
+            return batch
+        noise = torch.randn(batch.inputs[0].shape, generator=torch.Generator().manual_seed(augment_seed))
+        return Batch(inputs=(batch.inputs[0] + 0.1 * noise,), labels=batch.labels)
 
 
 class ToyTask(Task):
-    """Layers of 256 units with batch norm, or dropout, or neither."""
+    """Five layers and a classifier: six units."""
 
     name = "toy"
     summary = "points around centres"
     metric = "accuracy"
-    recipe = Recipe(batch_size=16, chunks=2, epochs=2, optimizer="sgd", lr=0.05, lr_schedule="cosine")
+    recipe = Recipe(batch_size=18, chunks=3, epochs=2, optimizer="sgd", lr=0.05, lr_schedule="cosine")
 
-    def __init__(self, kind: str = "plain", samples: int = 70, validation: int = 23, broken_stage: int = -1) -> None:
-        self.kind, self.samples, self.validation, self.broken_stage = kind, samples, validation, broken_stage
+    def __init__(
+        self, kind: str = "plain", *, nan_at: int | None = None, trap: Callable[[nn.Sequential], None] | None = None
+    ) -> None:
+        self.kind, self.nan_at, self.trap = kind, nan_at, trap
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        data = Data(train=ToySplit(self.samples, 2), validation=ToySplit(self.validation, 3), classes=CLASSES)
+        split = ToySplit if self.kind == "plain" else AugmentedSplit
+        data = Data(train=split(80, 2, self.nan_at), validation=ToySplit(VALIDATION, 3), classes=CLASSES)
         return data, Shape(classes=CLASSES)
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
@@ -59,9 +75,8 @@ class ToyTask(Task):
         }
         layers = [nn.Sequential(nn.Linear(FEATURES, FEATURES), between[self.kind]()) for _ in range(5)]
         model = nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES))
-        if self.broken_stage >= 0:
-            with torch.no_grad():
-                layers[self.broken_stage][0].bias[0] = float("nan")
+        if self.trap is not None:
+            self.trap(model)
         return model
 
 
@@ -110,3 +125,13 @@ def run_toy(group: Any, task: Task, running: Running | None = None, **given: Any
     ears = Ears()
     train(task, settings_for(task, group, **given), running or Running(), place_in(group), lambda: ears)
     return ears
+
+
+def train_toy(group: Any, kind: str, running: Running, given: dict[str, Any]) -> Ears:
+    """The same, as a pool calls it."""
+    return run_toy(group, ToyTask(kind), running, **given)
+
+
+def saved_model(directory: Path) -> dict[str, Tensor]:
+    """The parameters and buffers of the newest checkpoint."""
+    return load(newest(directory), lambda key: key.startswith("model/"))

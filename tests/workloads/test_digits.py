@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -58,8 +60,8 @@ def test_fewer_samples_are_some_of_the_same() -> None:
     ("source", "named"),
     [
         (Source(tokens=5), "--tokens"),
-        (Source(weights="there"), "--weights"),
-        (Source(pretrained=False), "--no-pretrained"),
+        (Source(weights=Path("there")), "--weights"),
+        (Source(weights=Path("there"), pretrained=False), "contradict"),
         (Source(image_size=8), "--image-size is at least 16"),
         (Source(samples=0), "at least 1"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from thinpipe.commands.train_views import preflight
 from thinpipe.commands.watch.record import metric_text
 from thinpipe.training.checkpoint import checkpoints, read_manifest
 from thinpipe.training.events import Listener
-from thinpipe.training.interrupt import InterruptedRun
 from thinpipe.training.nan import NotFiniteError
 from thinpipe.training.settings import Running, Settings
 from thinpipe.workloads.task import Task
@@ -45,7 +43,6 @@ def carry_out(
     """Run to the end and return the exit code. A worker's death is told, or made up for ``max_restarts`` times."""
     from thinpipe.pipeline.launch import WorkerError, run_workers
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)  # we say ourselves what happens to workers
     workers = None if dist.is_torchelastic_launched() else settings.workers
     for restarts_left in range(max_restarts, -1, -1):
         try:
@@ -102,8 +99,6 @@ def _work(
         return Outcome(2, str(error))
     except NotFiniteError as error:
         return Outcome(1, str(error))
-    except InterruptedRun:
-        return Outcome(INTERRUPTED, "interrupted")
     return Outcome(0)
 
 

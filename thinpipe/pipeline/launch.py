@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import tempfile
@@ -45,6 +46,8 @@ def run_workers(function: Callable[..., Any], *args: Any, workers: int | None = 
             return [function(*args)]
     if workers is None or workers < 1:
         raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
+    for name in ("agent.server.api", "multiprocessing.api"):  # warn of every worker they end; we say why ourselves
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="thinpipe-") as log_dir:
         config = LaunchConfig(
             min_nodes=1,

@@ -16,7 +16,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,8 @@ def save(directory: Path, manifest: Manifest, state: dict[str, Tensor], place: P
         partial.mkdir(parents=True)
     place.barrier()
     writer = dcp.FileSystemWriter(partial, sync_files=True)
-    dcp.save(state, storage_writer=writer, process_group=place.words, no_dist=place.workers == 1)
+    with _quiet():
+        dcp.save(state, storage_writer=writer, process_group=place.words, no_dist=place.workers == 1)
     if place.is_client:
         manifest.write(partial / "manifest.json")
         _sync(partial)
@@ -86,7 +89,8 @@ def load(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
         for name, meta in reader.read_metadata().state_dict_metadata.items()
         if isinstance(meta, TensorStorageMetadata) and wanted(name)
     }
-    dcp.load(state, storage_reader=reader, no_dist=True)
+    with _quiet():
+        dcp.load(state, storage_reader=reader, no_dist=True)
     return state
 
 
@@ -116,6 +120,14 @@ def read_manifest(path: Path) -> Manifest:
             "resume with the version that saved it"
         )
     return Manifest(settings=Settings.from_json(facts["settings"]), progress=Progress(**facts["progress"]))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch warns where it works without a group: one worker alone, or each reading for itself. That is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
 
 
 def _is_complete(path: Path) -> bool:

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from thinpipe.workloads.grammar import WORDS, Pair, pairs
-from thinpipe.workloads.held import HeldTexts, at_most
 from thinpipe.workloads.options import positive, refuse_others
-from thinpipe.workloads.roberta import small_roberta
+from thinpipe.workloads.roberta import SMALL, new_roberta
+from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
 from thinpipe.workloads.words import WordTokenizer
 
@@ -51,13 +51,13 @@ class Grammar(Task):
     def build(self, shape: Shape, source: Source) -> nn.Module:
         """From scratch."""
         self._check(source)
-        return small_roberta(shape, 1.0 if source.width is None else source.width)
+        return new_roberta(shape, SMALL, source.width)
 
     def _check(self, source: Source) -> None:
         refuse_others(self.name, source, ("tokens", "width", "samples"), "it is embedded and trained from scratch")
 
 
-def _held(made: list[Pair], tokenizer: WordTokenizer, tokens: int) -> HeldTexts:
+def _held(made: list[Pair], tokenizer: WordTokenizer, tokens: int) -> Texts:
     sentences = [(" ".join(words),) for pair in made for words in (pair.acceptable, pair.unacceptable)]
     ids, mask = tokenizer.encode(sentences, tokens)
-    return HeldTexts(ids=ids, mask=mask, labels=torch.tensor([1, 0]).repeat(len(made)))
+    return Texts(ids=ids, mask=mask, labels=torch.tensor([1, 0]).repeat(len(made)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.task import Shape
 
 SMALL_IMAGE = 96  # pixels; below, the original's strides leave 2 x 2 values of an image and fewer
@@ -16,7 +17,7 @@ def new_mobilenet(shape: Shape, width: float) -> nn.Module:
 
     The original makes an image 32 times smaller: of 32 pixels one would be left, and the batch norms of half the layers
     would see one value per image and channel. So for small images the last stride becomes a dilation, padding is
-    symmetric, and the last convolution is as narrow as the others.
+    symmetric (and faster), the last convolution is as narrow as the others, and nothing is dropped.
     """
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
@@ -30,13 +31,22 @@ def new_mobilenet(shape: Shape, width: float) -> nn.Module:
         output_stride=16 if small else 32,
         finegrained_output=not small,
         tf_padding=not small,
-        classifier_dropout_prob=DROPOUT,
+        classifier_dropout_prob=0.0 if small else DROPOUT,
     )
     config.num_labels = shape.classes
     model = MobileNetV2ForImageClassification(config)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out")
+    return _with_plain_statistics(model)
+
+
+def pretrained_mobilenet(shape: Shape, weights: Weights) -> nn.Module:
+    """A checkpoint's MobileNetV2, with a new classifier where the classes are others."""
+    from transformers import MobileNetV2ForImageClassification
+
+    model = weights.load(MobileNetV2ForImageClassification, shape.classes)
+    model.dropout = nn.Dropout(DROPOUT)
     return _with_plain_statistics(model)
 
 

@@ -11,9 +11,11 @@ _DEFAULT = Source()
 
 
 def refuse_others(task: str, source: Source, taken: Iterable[str], why: str = "") -> None:
-    """ValueError if the source sets anything but what the task takes."""
+    """ValueError if the source sets anything but what the task takes; random weights may be asked of any."""
     given = [field.name for field in fields(source) if getattr(source, field.name) != getattr(_DEFAULT, field.name)]
-    refused = [option(name) for name in given if name not in set(taken)]
+    refused = [option(name) for name in given if name not in {*taken, "pretrained"}]
+    if source.weights is not None and not source.pretrained:
+        raise ValueError("--weights and --no-pretrained contradict each other: give one")
     if refused:
         may = ", ".join(option(name) for name in taken) or "nothing"
         raise ValueError(f"task {task} takes {may} and not {', '.join(refused)}{why and ': ' + why}")

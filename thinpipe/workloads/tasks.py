@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from thinpipe.workloads.digits import Digits
+from thinpipe.workloads.folders import ImageFolders
 from thinpipe.workloads.grammar_task import Grammar
+from thinpipe.workloads.tables import TextTable
 from thinpipe.workloads.task import Task
+from thinpipe.workloads.text import COLA, RTE
+from thinpipe.workloads.vision import CIFAR10, CIFAR100, FOOD101
 
-TASKS: dict[str, Task] = {task.name: task for task in (Digits(), Grammar())}
+_ALL: tuple[Task, ...] = (
+    *(Digits(), Grammar()),
+    *(CIFAR10, CIFAR100, FOOD101),
+    *(RTE, COLA),
+    *(ImageFolders(), TextTable()),
+)
+TASKS: dict[str, Task] = {each.name: each for each in _ALL}
 
 
 def task(name: str) -> Task:

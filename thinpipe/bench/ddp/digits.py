@@ -15,7 +15,7 @@ from thinpipe.ddp import ddp_hook, ddp_state
 from thinpipe.measure.record import Check, Column, Record, Row
 from thinpipe.measure.report import Table
 from thinpipe.workloads.digits import digits
-from thinpipe.workloads.held import split_fifth
+from thinpipe.workloads.splits import split_fifth
 
 KIND = "bench ddp-accuracy"
 BASELINE = "none"  # the hook with it equals DDP without one to the last bit, and counts its bytes

@@ -1,4 +1,4 @@
-"""Splits that are held in memory: images as they came, texts as tokens."""
+"""Splits: samples by number, as batches. Images are read when they are asked for, texts are held as tokens."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ VALIDATION_PART = 5  # every fifth sample validates where a data set has no spli
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldImages:
-    """Images of one size: augmented as they are, so that a crop costs what small images cost, then prepared."""
+class Images:
+    """Images, augmented as they are read, so that a crop costs what small images cost, then prepared for the model."""
 
-    images: Tensor  # [M, C, h, w]
+    read: Callable[[Tensor], Tensor]  # sample numbers -> [N, C, h, w], bytes or floats from 0 to 1
     labels: Tensor
-    prepare: Prepare  # [N, C, h, w] of any type -> [N, 3, H, W], normalised floats
-    augment: Augment | None = None
+    prepare: Prepare  # [N, C, h, w] -> [N, 3, H, W], normalised floats
+    augment: Augment
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """The images of these numbers, augmented if there is a seed and the task augments."""
-        images = self.images[indices]
-        if self.augment is not None and augment_seed is not None:
+        """The images of these numbers, augmented if there is a seed."""
+        images = self.read(indices)
+        if augment_seed is not None:
             images = self.augment(images, torch.Generator().manual_seed(augment_seed))
         return Batch(inputs=(self.prepare(images),), labels=self.labels[indices])
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldTexts:
+class Texts:
     """Texts as token ids and masks. Nothing about them is random: an augment seed changes nothing."""
 
     ids: Tensor  # [M, T]

@@ -1,0 +1,126 @@
+"""thinpipe train from the command line: every way to be parallel, what it leaves behind, and its errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.scripts import run_script
+from tests.training.toy import ToyTask, run_toy
+from thinpipe.cli import app
+from thinpipe.training.settings import Running
+
+TINY = ("--samples", "64", "--batch-size", "16", "--image-size", "16", "--threads", "1")
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def thinpipe(*options: str) -> tuple[int, str]:
+    """In this process: for what ends before workers start."""
+    result = CliRunner().invoke(app, ["train", *options])
+    return result.exit_code, result.output
+
+
+def run(*options: str) -> tuple[int, str]:
+    return run_script("-m", "thinpipe", "train", *TINY, *options, limit_s=200)
+
+
+def test_a_pipeline_leaves_table_record_curves_trace_and_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    outputs = ("--json", "run.json", "--trace", "step.png", "--log", "log", "--save", "saved")
+    files = [part if part.startswith("--") else str(tmp_path / part) for part in outputs]
+    code, output = run("--compress", "uniform:8", "--chunks", "2", "--steps", "3", *files)
+    assert code == 0, output
+    assert "What travels per step" in output
+    assert "Where the time of a step goes" in output
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["kind"] == "train"
+    assert record["config"]["compress_forward"] == "uniform:8"
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "log").iterdir())
+    assert (tmp_path / "saved" / "step-00000003" / "manifest.json").is_file()
+
+    saved = str(tmp_path / "saved")
+    code, output = thinpipe("--resume", saved, "--lr", "0.001", "--epochs", "3")
+    assert code == 2
+    assert "--lr: 0.05 when it was saved, 0.001 now" in output
+    assert "--epochs: 10 when it was saved, 3 now" in output
+
+    code, output = run_script("-m", "thinpipe", "train", "--resume", saved, "--steps", "5", limit_s=200)
+    assert code == 0, output
+    assert "goes on after step 3 of 40" in output
+    assert (tmp_path / "saved" / "step-00000005" / "manifest.json").is_file()
+
+    code, output = thinpipe("--resume", saved, "--steps", "5")
+    assert code == 0
+    assert "this run is at step 5 of 40 already" in output
+
+    code, output = thinpipe("--save", saved)
+    assert code == 2
+    assert "holds checkpoints of another run" in output
+
+
+@pytest.mark.parametrize("parallel", ["data", "none"])
+def test_replicas_and_a_single_process_train(tmp_path: Path, parallel: str) -> None:
+    code, output = run("--parallel", parallel, "--steps", "2", "--json", str(tmp_path / "run.json"))
+    assert code == 0, output
+    row = json.loads((tmp_path / "run.json").read_text())["rows"][0]
+    assert (row["parallel"], row["steps"]) == (parallel, 2)
+
+
+def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
+    ears = run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
+    assert ears.end is not None
+    code, output = thinpipe("--resume", str(tmp_path))
+    assert code == 0
+    assert "this run is complete" in output
+    assert f"accuracy {ears.end.metric:.1%}" in output
+    assert ears.end.parameters_sha256 in output
+
+
+def test_data_that_is_not_there_is_one_line_from_all_workers(tmp_path: Path) -> None:
+    code, output = run_script(
+        "-m",
+        "thinpipe",
+        "train",
+        "--task",
+        "cifar10",
+        "--no-pretrained",
+        "--data",
+        str(tmp_path / "nowhere"),
+        limit_s=200,
+    )
+    assert code == 2, output
+    assert output.count("thinpipe: ") == 1
+    assert "nowhere" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--task", "poetry"], "there is no task 'poetry'"),
+        (["--batch-size", "10"], "not a multiple of"),
+        (["--compress", "zip:9"], "zip"),
+        (["--client-layers", "one"], "two numbers, as in 1,1"),
+        (["--max-restarts", "1"], "name a folder for them with --save"),
+        (["--parallel", "none", "--trace", "step.png"], "leave it out with --parallel none"),
+        (["--resume", "/nowhere"], "no complete checkpoint"),
+        (["--log", "/proc/nowhere"], "--log needs a directory"),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_training(options: list[str], message: str) -> None:
+    code, output = thinpipe(*options)
+    assert code == 2
+    assert message in output
+    assert output.startswith("thinpipe: ")
+
+
+def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, output = thinpipe("--help")
+    assert code == 0
+    assert "Checkpoints" in output
+    assert max(map(len, output.splitlines())) <= 80

@@ -1,0 +1,59 @@
+"""Scripts run as a user runs them, with workers of their own, none of which may be left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 60  # of which importing torch in three processes on two busy cores may take half
+
+
+def run_script(
+    *command: str, limit_s: float = LIMIT_S, interrupt_when: Callable[[], bool] | None = None
+) -> tuple[int, str]:
+    """Exit code and output of a script in a session of its own; when it is over, so must be all its workers.
+
+    ``interrupt_when`` says when to press Ctrl-C, which reaches the script and its workers alike.
+    """
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
+    until = time.monotonic() + limit_s
+    try:
+        if interrupt_when is not None:
+            while not interrupt_when() and time.monotonic() < until and process.poll() is None:
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=until - time.monotonic())
+    finally:
+        patience = time.monotonic() + 5  # the kernel takes a moment to clear a process away
+        while (left := _running(process.pid)) and time.monotonic() < patience:
+            time.sleep(0.1)
+        if left:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert not left, f"processes left behind: {left}\n{output}"
+    return process.returncode, output
+
+
+def _running(session: int) -> list[str]:
+    """The commands of the processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state != "Z":
+                found.append((stat.parent / "cmdline").read_text().replace("\0", " "))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found

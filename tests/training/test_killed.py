@@ -1,0 +1,72 @@
+"""Workers that are killed at any step: taken up again, by hand or unattended, the run ends as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pool import Pool
+from tests.scripts import run_script
+from tests.training.toy import train_toy
+from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
+from thinpipe.training.settings import Running
+
+SCENARIO = str(Path(__file__).parent / "scenario.py")
+CHUNKS, STEPS = 3, 8
+CLIENT, SERVER = 0, 2  # a unit of each
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def facts_for(directory: Path, compress: str, unit: int) -> dict[str, Any]:
+    """A kill at some chunk of some step: another one every time, and named if the test fails."""
+    call = random.randint(1, STEPS * CHUNKS)
+    print(f"unit {unit} is killed at call {call}")
+    return {"save": str(directory / "saved"), "compress": compress, "kill_unit": unit, "kill_call": call}
+
+
+def unbroken_sha256(pool: Pool, compress: str) -> str:
+    return pool.run(train_toy, 2, "dropout", Running(), {"compress": compress})[0].end.parameters_sha256
+
+
+@pytest.mark.parametrize(("compress", "unit"), [("sort:8", SERVER), ("power:4", CLIENT)])
+def test_killed_and_resumed_ends_as_unbroken(pool: Pool, tmp_path: Path, compress: str, unit: int) -> None:
+    facts = facts_for(tmp_path, compress, unit)
+    code, output = run_script(SCENARIO, json.dumps(facts), limit_s=120)
+    saved = Path(facts["save"])
+    assert code == 1, output
+    assert f"worker {int(unit == SERVER)}: killed by signal 9" in output, output
+    done = checkpoints(saved)
+    assert len(done) == min((facts["kill_call"] - 1) // CHUNKS, 2), output
+    if done:
+        assert f"the last checkpoint is {done[-1]}; go on with: thinpipe train --resume {saved}" in output
+    rest = Running(resume=newest(saved) if done else None)
+    resumed = pool.run(train_toy, 2, "dropout", rest, {"compress": compress})[0]
+    assert resumed.end.parameters_sha256 == unbroken_sha256(pool, compress)
+
+
+@pytest.mark.parametrize(("compress", "unit"), [("sort:8", CLIENT), ("power:4", SERVER)])
+def test_killed_with_a_restart_left_ends_as_unbroken(pool: Pool, tmp_path: Path, compress: str, unit: int) -> None:
+    facts = facts_for(tmp_path, compress, unit) | {"max_restarts": 1}
+    code, output = run_script(SCENARIO, json.dumps(facts), limit_s=120)
+    assert code == 0, output
+    assert "thinpipe: starting again from " in output, output
+    progress = read_manifest(newest(Path(facts["save"]))).progress
+    assert progress.is_complete
+    assert progress.parameters_sha256 == unbroken_sha256(pool, compress)
+
+
+def test_ctrl_c_ends_all_workers_and_names_the_last_checkpoint(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    facts = {"save": str(saved), "compress": "none", "kill_unit": 2, "kill_call": 0, "slow": 0.05, "epochs": 1000}
+    code, output = run_script(
+        SCENARIO, json.dumps(facts), limit_s=120, interrupt_when=lambda: len(checkpoints(saved)) > 0
+    )
+    assert code == 130, output
+    assert "Traceback" not in output
+    assert "thinpipe: interrupted" in output
+    assert f"the last checkpoint is {checkpoints(saved)[-1]}" in output

@@ -1,0 +1,57 @@
+"""Schedules against torch's own; which parameters decay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from thinpipe.training.optimize import learning_rate, make_optimizer
+
+PEAK, STEPS = 0.3, 40
+
+
+def torchs(schedule: str, rising: int) -> list[float]:
+    """The rates of torch's schedulers: a linear warm-up, then one of theirs."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=PEAK)
+    falling = STEPS - rising
+    after: lr_scheduler.LRScheduler = {
+        "constant": lambda: lr_scheduler.ConstantLR(optimizer, factor=1.0),
+        "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, T_max=falling),
+        "polynomial": lambda: lr_scheduler.PolynomialLR(optimizer, total_iters=falling, power=1.0),
+    }[schedule]()
+    if rising:
+        up = lr_scheduler.LinearLR(optimizer, start_factor=1 / rising, total_iters=max(rising - 1, 1))
+        whole: lr_scheduler.LRScheduler = lr_scheduler.SequentialLR(optimizer, [up, after], milestones=[rising])
+    else:
+        whole = after
+    rates = []
+    for _ in range(STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        whole.step()
+    return rates
+
+
+@pytest.mark.parametrize("rising", [0, 8])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "polynomial"])
+def test_rates_are_those_of_torchs_schedulers(schedule: str, rising: int) -> None:
+    mine = [
+        learning_rate(step, steps=STEPS, peak=PEAK, schedule=schedule, warmup=rising / STEPS)  # type: ignore[arg-type]
+        for step in range(STEPS)
+    ]
+    assert mine == pytest.approx(torchs(schedule, rising), rel=1e-6, abs=1e-9)
+
+
+def test_adamw_decays_weights_but_no_biases_and_no_norms() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = make_optimizer(model.parameters(), name="adamw", lr=0.1, momentum=0.9, weight_decay=0.5)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert [decay[id(p)] for p in model.parameters()] == [0.5, 0.0, 0.0, 0.0]
+
+
+def test_sgd_has_momentum_and_decays_everything() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = make_optimizer(model.parameters(), name="sgd", lr=0.1, momentum=0.8, weight_decay=0.5)
+    assert [(g["momentum"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups] == [(0.8, 0.5, 2)]

@@ -1,0 +1,97 @@
+"""Every task's recipe trains a few steps over a client and a server, from data and weights on disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pool import Pool
+from tests.training.toy import Ears, place_in, settings_for
+from tests.workloads import written
+from thinpipe.training.settings import Running
+from thinpipe.training.worker import train
+from thinpipe.workloads.tasks import TASKS, task
+
+LIMIT_S = 200  # the first task of its kind imports transformers and datasets in both workers
+
+
+def images(write: Callable[[Path], Path]) -> Callable[[Path], dict[str, Any]]:
+    """Data and weights as on the hub; two images a chunk of the recipe's eight."""
+
+    def prepare(path: Path) -> dict[str, Any]:
+        return {
+            "data": str(write(path / "data")),
+            "weights": str(written.write_mobilenet(path / "mobilenet")),
+            "image_size": 32,
+            "batch_size": 16,
+        }
+
+    return prepare
+
+
+def glue(part: Any) -> Callable[[Path], dict[str, Any]]:
+    def prepare(path: Path) -> dict[str, Any]:
+        return {
+            "data": str(written.write_glue(path / "glue", part)),
+            "weights": str(written.write_roberta(path / "roberta")),
+            "tokens": 32,
+            "batch_size": 8,
+        }
+
+    return prepare
+
+
+def folders(path: Path) -> dict[str, Any]:
+    for number in range(24):
+        written.write_picture(path / "data" / ("cats" if number % 2 else "dogs") / f"{number}.png", seed=number)
+    weights = written.write_mobilenet(path / "mobilenet")
+    return {"data": str(path / "data"), "weights": str(weights), "image_size": 32, "batch_size": 16}
+
+
+def table(path: Path) -> dict[str, Any]:
+    rows = [f"{text},{number % 2}" for number, text in enumerate(written.SENTENCES * 6)]
+    (path / "data.csv").write_text("\n".join(["sentence,label", *rows]))
+    weights = written.write_roberta(path / "roberta")
+    return {"data": str(path / "data.csv"), "weights": str(weights), "tokens": 32, "batch_size": 8}
+
+
+PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "digits": lambda path: {"samples": 64, "image_size": 16, "batch_size": 16},
+    "grammar": lambda path: {"samples": 64, "batch_size": 16},
+    "cifar10": images(written.write_cifar10),
+    "cifar100": images(written.write_cifar100),
+    "food101": images(written.write_food101),
+    "rte": glue("rte"),
+    "cola": glue("cola"),
+    "images": folders,
+    "texts": table,
+}
+
+
+def run_recipe(group: Any, name: str, cache: Path, given: dict[str, Any]) -> Ears:
+    import datasets
+
+    datasets.config.HF_DATASETS_CACHE = cache
+    ears, chosen = Ears(), task(name)
+    train(chosen, settings_for(chosen, group, **given), Running(steps=2), place_in(group), lambda: ears)
+    return ears
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", TASKS)
+def test_every_recipe_trains_from_disk(pool: Pool, tmp_path: Path, name: str) -> None:
+    given = PREPARED[name](tmp_path)
+    ears = pool.run(run_recipe, 2, name, tmp_path / "cache", given, limit_s=LIMIT_S)[0]
+    recipe = task(name).recipe
+    assert [step.step for step in ears.steps] == [1, 2]
+    assert all(math.isfinite(step.loss) for step in ears.steps)
+    assert math.isfinite(ears.end.metric)
+    assert (ears.plan.chunks, ears.plan.epochs) == (recipe.chunks, recipe.epochs)
+    first, middle, last = ears.plan.holdings
+    assert (first.units, last.units) == recipe.client_layers
+    assert middle.parameters > 0
+    assert sum(link.wire_bytes for link in ears.end.links) < sum(link.tensor_bytes for link in ears.end.links)

@@ -1,0 +1,108 @@
+"""A run that is taken up again ends where the unbroken one does, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pool import Pool
+from tests.training.toy import Ears, ToyTask, run_toy, train_toy
+from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
+from thinpipe.training.settings import Running
+
+
+def train(pool: Pool, workers: int, kind: str, running: Running, given: dict[str, Any]) -> Ears:
+    if workers == 1:
+        return run_toy(None, ToyTask(kind), running, **given)
+    return pool.run(train_toy, workers, kind, running, given)[0]
+
+
+@pytest.mark.parametrize(
+    ("workers", "kind", "given"),
+    [
+        pytest.param(2, "batchnorm", {"compress": "sort:8"}, id="stateless codec, batch norm"),
+        pytest.param(2, "dropout", {"compress": "power:4"}, id="warm-started codec, dropout"),
+        pytest.param(3, "dropout", {"layout": "linear", "optimizer": "adamw"}, id="a line, adamw"),
+        pytest.param(2, "dropout", {"parallel": "data", "compress": "uniform:4"}, id="replicas, error feedback"),
+        pytest.param(2, "batchnorm", {"parallel": "data", "compress": "power:2"}, id="replicas, warm-started"),
+        pytest.param(1, "dropout", {"parallel": "none", "chunks": 2}, id="one process"),
+    ],
+)
+def test_from_any_checkpoint_the_end_is_the_same(
+    pool: Pool, tmp_path: Path, workers: int, kind: str, given: dict[str, Any]
+) -> None:
+    """Of eight steps in two epochs: within the first, at its end, within the second."""
+    whole = train(pool, workers, kind, Running(save=tmp_path / "whole", save_every=1, keep=9), given)
+    assert whole.end is not None
+    for step in (2, 4, 5):
+        path = tmp_path / "whole" / f"step-{step:08d}"
+        rest = train(pool, workers, kind, Running(save=tmp_path / f"from-{step}", resume=path), given)
+        assert rest.end is not None
+        assert rest.end.parameters_sha256 == whole.end.parameters_sha256
+        assert rest.end.steps == 8 - step
+        assert [s.loss for s in rest.steps] == [s.loss for s in whole.steps[step:]]
+        assert rest.epochs[-1].train_loss == whole.epochs[-1].train_loss
+        assert rest.epochs[-1].validation_loss == whole.epochs[-1].validation_loss
+        assert rest.end.best_metric == whole.end.best_metric
+
+
+def test_warm_started_codecs_would_end_elsewhere_without_their_memory(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the test above holds for power is not so by chance: links that forget make a difference."""
+    given = {"compress": "power:4"}
+    whole = pool.run(train_toy, 2, "plain", Running(save=tmp_path, save_every=3, keep=9), given)[0]
+    forgetful = pool.run(_train_forgetting, 2, Running(resume=tmp_path / "step-00000003"), given)[0]
+    assert forgetful.end.parameters_sha256 != whole.end.parameters_sha256
+
+
+def _train_forgetting(group: Any, running: Running, given: dict[str, Any]) -> Ears:
+    from thinpipe.training.pipeline_engine import PipelineEngine
+
+    remember, PipelineEngine.recall = PipelineEngine.recall, lambda self, memory: None  # type: ignore[method-assign]
+    try:
+        return train_toy(group, "plain", running, given)
+    finally:
+        PipelineEngine.recall = remember  # type: ignore[method-assign]
+
+
+def test_evaluation_changes_nothing(pool: Pool, tmp_path: Path) -> None:
+    """Stopping in the middle of an epoch evaluates once more than an unbroken run; the end is the same."""
+    given = {"compress": "power:4"}
+    whole = pool.run(train_toy, 2, "batchnorm", Running(), given)[0]
+    pool.run(train_toy, 2, "batchnorm", Running(save=tmp_path, steps=3), given)
+    rest = pool.run(train_toy, 2, "batchnorm", Running(resume=newest(tmp_path)), given)[0]
+    assert rest.end.parameters_sha256 == whole.end.parameters_sha256
+
+
+def test_only_the_newest_are_kept_and_the_last_is_complete(tmp_path: Path) -> None:
+    ears = run_toy(None, ToyTask(), Running(save=tmp_path, save_every=3, keep=2), parallel="none")
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000006", "step-00000008"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000008"]
+    assert [Path(path).name for path in ears.paths] == ["step-00000003", "step-00000006", "step-00000008"]
+    progress = read_manifest(newest(tmp_path)).progress
+    assert progress.is_complete
+    assert ears.end is not None
+    assert progress.parameters_sha256 == ears.end.parameters_sha256
+    assert (progress.metric, progress.best_metric) == (ears.end.metric, ears.end.best_metric)
+
+
+def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
+    run_toy(None, ToyTask(), Running(save=tmp_path, save_every=3, keep=9), parallel="none")
+    (tmp_path / "step-00000008").rename(tmp_path / "step-00000008.partial")  # ended before the last rename
+    (tmp_path / "step-00000006" / "manifest.json").unlink()  # a folder that somebody copied in part
+    assert newest(tmp_path).name == "step-00000003"
+    shutil.rmtree(tmp_path / "step-00000003")
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        newest(tmp_path)
+
+
+def test_what_a_broken_run_left_does_not_disturb_the_next_one(tmp_path: Path) -> None:
+    left = tmp_path / "step-00000004.partial"
+    left.mkdir()
+    (left / "manifest.json").write_text("{")
+    run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000008"]

@@ -1,0 +1,85 @@
+"""Settings: the recipe where nothing is given, errors that say the rule, and the same settings again on resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.toy import ToyTask
+from thinpipe.training.settings import Running, Settings, settle, settle_again
+
+
+def settled(workers: int | None = None, **given: Any) -> Settings:
+    return settle({"task": "toy", **given}, ToyTask.recipe, workers=workers, device="cpu")
+
+
+def test_what_is_not_given_is_the_recipes() -> None:
+    settings = settled()
+    assert (settings.batch_size, settings.chunks, settings.lr, settings.epochs) == (16, 2, 0.05, 2)
+    assert (settings.parallel, settings.workers, settings.compress_forward) == ("pipeline", 2, "sort:8")
+    assert settings.client_layers == (1, 1)
+
+
+def test_what_is_given_wins() -> None:
+    settings = settled(lr=0.5, compress_backward="none", workers=3, seed=4)
+    assert (settings.lr, settings.workers, settings.seed) == (0.5, 3, 4)
+    assert (settings.compress_forward, settings.compress_backward) == ("sort:8", "none")
+
+
+@pytest.mark.parametrize(("parallel", "workers"), [("data", 2), ("none", 1)])
+def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: str, workers: int) -> None:
+    settings = settled(parallel=parallel)
+    assert (settings.compress_forward, settings.chunks, settings.workers) == ("none", 1, workers)
+    assert settings.client_layers is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": 15}, "not a multiple of 2 chunks; take 14"),
+        ({"parallel": "data", "batch_size": 15}, "and 2 replicas; take 14"),
+        ({"workers": 1}, "2 workers or more"),
+        ({"parallel": "none", "workers": 2}, "one worker"),
+        ({"compress": "sort:99"}, "sort"),
+        ({"compress": "none", "compress_forward": "sort:8"}, "both directions"),
+        ({"parallel": "data", "compress_forward": "sort:8"}, "one codec"),
+        ({"layout": "linear", "client_layers": (1, 1)}, "--client-layers"),
+        ({"lr": 0.0}, "--lr is more than 0, got 0.0"),
+        ({"warmup": 1.0}, "--warmup is from 0 to below 1"),
+        ({"epochs": 0}, "--epochs is 1 or more"),
+        ({"optimizer": "lamb"}, "--optimizer is sgd, adamw; got lamb"),
+        ({"seed": -1}, "--seed"),
+    ],
+)
+def test_what_does_not_go_together_is_an_error_that_says_the_rule(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settled(**given)
+
+
+def test_json_and_back() -> None:
+    assert Settings.from_json(settled(compress="power:4").to_json()) == settled(compress="power:4")
+
+
+def test_resuming_needs_no_options_again_and_takes_the_same_ones() -> None:
+    saved = settled(lr=0.2, compress="power:4")
+    assert settle_again({"lr": None, "seed": None}, saved) == saved
+    assert settle_again({"lr": 0.2, "compress": "power:4"}, saved) == saved
+
+
+def test_other_options_are_an_error_that_names_each_with_both_values() -> None:
+    with pytest.raises(ValueError, match="these differ") as error:
+        settle_again({"lr": 0.3, "compress": "none", "epochs": 2, "client_layers": (2, 2)}, settled())
+    lines = str(error.value).splitlines()
+    assert "  --lr: 0.05 when it was saved, 0.3 now" in lines
+    assert "  --compress-forward: sort:8 when it was saved, none now" in lines
+    assert "  --client-layers: 1,1 when it was saved, 2,2 now" in lines
+    assert not any("--epochs" in line for line in lines)
+
+
+def test_running_checks_itself() -> None:
+    with pytest.raises(ValueError, match="--save-every needs a folder"):
+        Running(save_every=3)
+    with pytest.raises(ValueError, match="--trace draws a picture"):
+        Running(trace=Path("step.pdf"))

@@ -1,0 +1,39 @@
+"""Metrics, held against scikit-learn's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, matthews_corrcoef
+
+from thinpipe.workloads.metrics import confusion, matthews, score
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_they_are_scikit_learns(classes: int) -> None:
+    labels = torch.randint(classes, (200,))
+    predictions = torch.where(torch.rand(200) < 0.6, labels, torch.randint(classes, (200,)))
+    assert score("accuracy", predictions, labels) == pytest.approx(accuracy_score(labels, predictions))
+    assert score("matthews", predictions, labels) == pytest.approx(matthews_corrcoef(labels, predictions))
+
+
+def test_a_constant_predictor_correlates_with_nothing() -> None:
+    labels = torch.tensor([0, 1, 1, 0, 1])
+    assert score("matthews", torch.ones(5, dtype=torch.int64), labels) == 0.0
+    assert score("matthews", labels, torch.ones(5, dtype=torch.int64)) == 0.0
+
+
+def test_the_best_and_the_worst() -> None:
+    labels = torch.tensor([0, 1, 1, 0])
+    assert (score("matthews", labels, labels), score("matthews", 1 - labels, labels)) == (1.0, -1.0)
+
+
+def test_confusion_counts_true_by_predicted() -> None:
+    counts = confusion(torch.tensor([1, 1, 0]), torch.tensor([0, 1, 0]))
+    assert counts.tolist() == [[1, 1], [0, 1]]
+    assert matthews(2 * counts) == pytest.approx(matthews(counts))
+
+
+def test_nothing_has_no_metric() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        score("accuracy", torch.tensor([]), torch.tensor([]))
