@@ -26,7 +26,8 @@ def train(pool: Pool, workers: int, kind: str, running: Running, given: dict[str
         pytest.param(2, "batchnorm", {"compress": "sort:8"}, id="stateless codec, batch norm"),
         pytest.param(2, "dropout", {"compress": "power:4"}, id="warm-started codec, dropout"),
         pytest.param(3, "dropout", {"layout": "linear", "optimizer": "adamw"}, id="a line, adamw"),
-        pytest.param(2, "dropout", {"parallel": "data", "compress": "uniform:4"}, id="replicas, error feedback"),
+        pytest.param(2, "dropout", {"parallel": "data"}, id="two replicas"),
+        pytest.param(3, "dropout", {"parallel": "data", "compress": "uniform:4"}, id="three replicas, error feedback"),
         pytest.param(2, "batchnorm", {"parallel": "data", "compress": "power:2"}, id="replicas, warm-started"),
         pytest.param(1, "dropout", {"parallel": "none", "chunks": 2}, id="one process"),
     ],
@@ -88,6 +89,13 @@ def test_only_the_newest_are_kept_and_the_last_is_complete(tmp_path: Path) -> No
     assert ears.end is not None
     assert progress.parameters_sha256 == ears.end.parameters_sha256
     assert (progress.metric, progress.best_metric) == (ears.end.metric, ears.end.best_metric)
+
+
+def test_resumed_from_an_older_one_the_later_ones_are_made_again(tmp_path: Path) -> None:
+    run_toy(None, ToyTask(), Running(save=tmp_path, save_every=1, keep=9), parallel="none")
+    again = Running(save=tmp_path, save_every=1, keep=2, resume=tmp_path / "step-00000003", steps=5)
+    run_toy(None, ToyTask(), again, parallel="none")
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000005"]
 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:

@@ -8,17 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
-import torch.distributed as dist
 import typer
 
 from thinpipe.commands.terminal import one_line_errors
-from thinpipe.commands.train_run import already_there, carry_out
-from thinpipe.commands.train_views import make_listener, preflight
-from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
-from thinpipe.training.settings import Device, Running, Settings, settle, settle_again
 from thinpipe.workloads.tasks import TASKS
-from thinpipe.workloads.tasks import task as find_task
 
 _WHAT, _WHERE, _LINKS, _HOW, _OUT, _SAVE = (
     "What is trained",
@@ -134,11 +127,17 @@ def train(
 
     Example: thinpipe train --task digits --compress sort:8 --epochs 10
     """
+    # Not at the top: the other verbs need not wait for what training needs.
+    from thinpipe.commands.train_run import already_there, carry_out
+    from thinpipe.commands.train_settle import settle_run
+    from thinpipe.commands.train_views import make_listener, preflight
+
     given: dict[str, Any] = {
         "task": task,
         "parallel": parallel,
         "workers": workers,
         "layout": layout,
+        "client_layers": client_layers,
         "schedule": schedule,
         "chunks": chunks,
         "compress": compress,
@@ -167,11 +166,16 @@ def train(
         "samples": samples,
     }
     with one_line_errors():
-        given["client_layers"] = _two_numbers(client_layers)
-        settings, running = _settle(
-            given, resume, save=save, save_every=save_every, keep=keep, steps=steps, trace=trace
+        settings, running = settle_run(
+            given,
+            resume,
+            max_restarts,
+            save=save,
+            save_every=save_every,
+            keep=keep,
+            steps=steps,
+            trace=trace,
         )
-        _check(settings, running, max_restarts)
         if int(os.environ.get("RANK", "0")) == 0:
             preflight(log=log, json=json, save=running.save, trace=trace)
     if running.resume is not None and already_there(running.resume, running):
@@ -186,49 +190,3 @@ def train(
         json=json,
     )
     raise typer.Exit(carry_out(settings, running, listener, max_restarts=max_restarts))
-
-
-def _settle(given: dict[str, Any], resume: Path | None, **run: Any) -> tuple[Settings, Running]:
-    """What the run is and how it is carried out; ValueError if the options do not go together."""
-    joined = dist.is_torchelastic_launched()
-    if joined:
-        size = int(os.environ["WORLD_SIZE"])
-        if given["workers"] not in (None, size):
-            raise ValueError(f"torchrun has started {size} workers: leave out --workers {given['workers']}")
-        given = given | {"workers": size}
-        if resume is None and run["save"] is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-            resume = run["save"] if checkpoints(run["save"]) else None  # torchrun's own --max-restarts
-    if resume is None:
-        if run["save"] is not None and checkpoints(run["save"]):
-            raise ValueError(
-                f"{run['save']} holds checkpoints of another run: go on with that by --resume {run['save']}, or name "
-                "another folder"
-            )
-        recipe = find_task(given["task"] or "digits").recipe
-        found: Device = "cuda" if torch.cuda.is_available() else "cpu"
-        return settle(given, recipe, workers=None, device=found), Running(**run)
-    path = newest(resume)
-    settings = settle_again(given, read_manifest(path).settings)
-    if run["save"] is None:
-        run["save"] = path.parent
-    return settings, Running(resume=path, **run)
-
-
-def _check(settings: Settings, running: Running, max_restarts: int) -> None:
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda needs a GPU that torch can use, and there is none; take --device cpu")
-    if running.trace is not None and settings.parallel != "pipeline":
-        raise ValueError(f"--trace shows the stages of a pipeline; leave it out with --parallel {settings.parallel}")
-    if max_restarts and running.save is None:
-        raise ValueError("--max-restarts goes on from checkpoints: name a folder for them with --save")
-    if max_restarts and dist.is_torchelastic_launched():
-        raise ValueError("torchrun starts workers again itself: give its own --max-restarts, before the script")
-
-
-def _two_numbers(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, comma, last = text.partition(",")
-    if not (comma and first.isdecimal() and last.isdecimal()):
-        raise ValueError(f"--client-layers is two numbers, as in 1,1; got {text}")
-    return int(first), int(last)

@@ -63,6 +63,8 @@ def save(directory: Path, manifest: Manifest, state: dict[str, Tensor], place: P
     path = directory / f"step-{manifest.progress.step:08d}"
     partial = path.with_name(path.name + _PARTIAL)
     if place.is_client:
+        if path.exists():  # of a run that was resumed from an older one
+            _delete(path)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     place.barrier()
@@ -72,12 +74,13 @@ def save(directory: Path, manifest: Manifest, state: dict[str, Tensor], place: P
     if place.is_client:
         manifest.write(partial / "manifest.json")
         _sync(partial)
-        if path.exists():  # of a run that was resumed from an older one
-            _delete(path)
         partial.rename(path)
         _sync(directory)
-        for old in checkpoints(directory)[:-keep]:
-            _delete(old)
+        found = checkpoints(directory)
+        here = found.index(path)
+        # Later ones are of a run that was resumed from before them: it comes by there again.
+        for other in found[: max(here + 1 - keep, 0)] + found[here + 1 :]:
+            _delete(other)
     return path
 
 

@@ -1,0 +1,69 @@
+"""From the options of thinpipe train to the settings of a run: a new one, or one that goes on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
+from thinpipe.training.settings import Device, Running, Settings, settle, settle_again
+from thinpipe.workloads.tasks import task
+
+
+def settle_run(given: dict[str, Any], resume: Path | None, max_restarts: int, **run: Any) -> tuple[Settings, Running]:
+    """What the run is and how it is carried out; ValueError if the options do not go together.
+
+    ``given`` are options as they were given, or None; ``run`` are fields of ``Running``.
+    """
+    given = given | {"client_layers": _two_numbers(given["client_layers"])}
+    settings, running = _settle(given, resume, **run)
+    _check(settings, running, max_restarts)
+    return settings, running
+
+
+def _settle(given: dict[str, Any], resume: Path | None, **run: Any) -> tuple[Settings, Running]:
+    if dist.is_torchelastic_launched():
+        size = int(os.environ["WORLD_SIZE"])
+        if given["workers"] not in (None, size):
+            raise ValueError(f"torchrun has started {size} workers: leave out --workers {given['workers']}")
+        given = given | {"workers": size}
+        if resume is None and run["save"] is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+            resume = run["save"] if checkpoints(run["save"]) else None  # torchrun's own --max-restarts
+    if resume is None:
+        if run["save"] is not None and checkpoints(run["save"]):
+            raise ValueError(
+                f"{run['save']} holds checkpoints of another run: go on with that by --resume {run['save']}, or name "
+                "another folder"
+            )
+        recipe = task(given["task"] or "digits").recipe
+        found: Device = "cuda" if torch.cuda.is_available() else "cpu"
+        return settle(given, recipe, workers=None, device=found), Running(**run)
+    path = newest(resume)
+    settings = settle_again(given, read_manifest(path).settings)
+    if run["save"] is None:
+        run["save"] = path.parent
+    return settings, Running(resume=path, **run)
+
+
+def _check(settings: Settings, running: Running, max_restarts: int) -> None:
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs a GPU that torch can use, and there is none; take --device cpu")
+    if running.trace is not None and settings.parallel != "pipeline":
+        raise ValueError(f"--trace shows the stages of a pipeline; leave it out with --parallel {settings.parallel}")
+    if max_restarts and running.save is None:
+        raise ValueError("--max-restarts goes on from checkpoints: name a folder for them with --save")
+    if max_restarts and dist.is_torchelastic_launched():
+        raise ValueError("torchrun starts workers again itself: give its own --max-restarts, before the script")
+
+
+def _two_numbers(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, comma, last = text.partition(",")
+    if not (comma and first.isdecimal() and last.isdecimal()):
+        raise ValueError(f"--client-layers is two numbers, as in 1,1; got {text}")
+    return int(first), int(last)
