@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test check format clean
 
 demo: .venv/installed
-	$(BIN)/thinpipe bench codecs
+	$(BIN)/thinpipe train
 
 test: .venv/installed
 	$(BIN)/pytest

@@ -20,7 +20,12 @@ from thinpipe.commands.watch.terminal import Terminal
 from thinpipe.measure import report
 from thinpipe.measure.record import Record
 
-SETTINGS = {"config": {"command": ["thinpipe", "train"]}, "seed": 3, "forward": "sort:6+2", "backward": "none"}
+SETTINGS = {
+    "config": {"command": ["thinpipe", "train"], "threads": None},
+    "seed": 3,
+    "forward": "sort:6+2",
+    "backward": "none",
+}
 
 
 def record_file(path, **changes):
@@ -115,11 +120,8 @@ def test_a_failed_run_says_where_it_got_to(capsys):
     terminal = Terminal()
     terminal.planned(make_plan())
     terminal.stepped(make_step(5))
-    terminal.saved(4, "run/step-4")
     terminal.failed(KeyboardInterrupt())
-    err = capsys.readouterr().err
-    assert "stopped after step 5 of 12" in err
-    assert "step 4: run/step-4" in err
+    assert capsys.readouterr().err == "stopped after step 5 of 12\n"
 
 
 @pytest.mark.parametrize("listener", [Terminal, lambda: Curves("none"), lambda: record_file("none")])
@@ -168,7 +170,7 @@ def test_the_record_has_what_came_out(tmp_path, capsys):
     record = Record.read(tmp_path / "r.json")
     (row,) = record.rows
     assert record.kind == "train"
-    assert record.config["command"] == ["thinpipe", "train"]
+    assert record.config == {"command": ["thinpipe", "train"]}
     expected = {
         "task": "digits",
         "parallel": "pipeline",

@@ -94,7 +94,8 @@ class RecordFile:
     """Writes the record when the run has finished, whole; a run that fails or is broken off leaves none."""
 
     def __init__(self, path: Path, *, config: Mapping[str, Any], forward: str, backward: str, seed: int) -> None:
-        self.path, self.config = path, dict(config)
+        self.path = path
+        self.config = {name: value for name, value in config.items() if value is not None}  # not asked for, not said
         self.settings = {"forward": forward, "backward": backward, "seed": seed}
         self.wire_bytes = 0
         self.epochs: list[dict[str, Any]] = []

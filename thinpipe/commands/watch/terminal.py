@@ -71,14 +71,10 @@ class Terminal:
         self._flush()
 
     def failed(self, error: BaseException) -> None:
-        """Leave the terminal as it was, and say where the run got to; the error itself is the command's to tell."""
+        """Leave the terminal as it was and say where the run got to; why, and how to go on, the command tells."""
         self._stop_bar()
-        if not hasattr(self, "pace"):
-            return
-        typer.echo(f"stopped after step {self.pace.done} of {self.pace.total}", err=True)
-        if self._last_saved is not None:
-            step, path = self._last_saved
-            typer.echo(f"the last checkpoint is that of step {step}: {path}", err=True)
+        if hasattr(self, "pace"):  # a run may fail before there is a plan
+            typer.echo(f"stopped after step {self.pace.done} of {self.pace.total}", err=True)
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False, soft_wrap=not self.console.is_terminal)

@@ -1,0 +1,88 @@
+"""docs/many-machines.md, rehearsed: two agents of torchrun on loopback, a worker each, train as one machine does."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from thinpipe.measure.record import Record
+
+LIMIT_S = 120  # two steps of a tiny model; nearly all of it is starting Python and compiling codecs on busy cores
+TINY = [
+    *("--samples", "64", "--batch-size", "32", "--chunks", "2", "--epochs", "1"),
+    *("--image-size", "16", "--threads", "1"),
+]
+PROGRAM = [sys.executable, "-m", "thinpipe", "train", *TINY]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def static(rank: int, port: int) -> list[str]:
+    return ["--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+
+
+def c10d(rank: int, port: int) -> list[str]:
+    return ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
+
+
+def run_together(commands: list[list[str]]) -> list[tuple[str, str]]:
+    """Output and errors of commands that need each other; all are ended if one fails or is late."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    processes = [
+        subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for each in commands
+    ]
+    try:
+        outputs = [process.communicate(timeout=LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()  # an agent ends its workers
+        for process in processes:
+            process.wait(timeout=30)
+    for process, (_, err) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, err
+    return outputs
+
+
+def processes_of(path: Path) -> list[str]:
+    """The processes that were started with this path among their options."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(path).encode() in each.read_bytes():
+                found.append(each.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """The row of the same run with workers that thinpipe started itself."""
+    path = tmp_path_factory.mktemp("local") / "r.json"
+    run_together([[*PROGRAM, "--workers", "2", "--json", str(path)]])
+    return Record.read(path).rows[0]
+
+
+@pytest.mark.timeout(2 * LIMIT_S + 60)
+@pytest.mark.parametrize("rendezvous", [static, c10d])
+def test_two_agents_train_as_one_machine_does(rendezvous, local, tmp_path):
+    path, port = tmp_path / "r.json", free_port()
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    outputs = run_together([[*agent, *rendezvous(rank, port), *PROGRAM[1:], "--json", str(path)] for rank in (0, 1)])
+    row = Record.read(path).rows[0]
+    assert row["parameters_sha256"] == local["parameters_sha256"]
+    assert row["wire_bytes_per_step"] == local["wire_bytes_per_step"] > 0
+    assert row["steps"] == 2
+    shown = ["Result" in out for out, _ in outputs]
+    assert sorted(shown) == [False, True]  # the client alone speaks
+    if rendezvous is static:
+        assert shown == [True, False]  # --node-rank 0 is the client
+    assert processes_of(path) == []
