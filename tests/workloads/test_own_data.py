@@ -119,10 +119,15 @@ def test_wrong_texts_are_named(tmp_path: Path) -> None:
         load(write_csv(tmp_path / "t.csv", "words,more,kind", 3))
     with pytest.raises(ValueError, match="all rows say 'y'"):
         load(write_csv(tmp_path / "t.csv", "text,label", 3, line="a,y"))
+    with pytest.raises(ValueError, match="line 2 has more cells than the header"):
+        load(write_csv(tmp_path / "t.csv", "text,label", 3, line="well, yes,y"))
     with pytest.raises(ValueError, match="row 2 has no label"):
         load(write_csv(tmp_path / "t.csv", "text,label", 1, line="a,y\nb"))
     with pytest.raises(ValueError, match=r"two rows or more.* it has 1"):
-        load(write_csv(tmp_path / "t.csv", "text,label", 1))
+        load(write_csv(tmp_path / "t.csv", "text1,text2,label", 1))
+    (tmp_path / "t.jsonl").write_text('{"text": "a", "label": 1}\n{"text": null, "label": 2}')
+    with pytest.raises(ValueError, match="row 2 has no text"):
+        load(tmp_path / "t.jsonl")
     (tmp_path / "t.jsonl").write_text('{"text": "a", "label": 1}\n{broken')
     with pytest.raises(ValueError, match="line 2 is not JSON"):
         load(tmp_path / "t.jsonl")
