@@ -27,7 +27,7 @@ class Digits(Task):
     recipe = Recipe(
         batch_size=64,
         chunks=4,
-        epochs=8,
+        epochs=10,
         optimizer="sgd",
         lr=0.05,
         lr_schedule="cosine",
