@@ -69,8 +69,3 @@ def test_fewer_samples_are_some_of_the_same() -> None:
 def test_what_makes_no_sense_is_refused(source: Source, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         DIGITS.load(source)
-
-
-def test_an_unknown_task_is_answered_with_a_list() -> None:
-    with pytest.raises(ValueError, match=r"'digit'(.|\n)*digits +scikit-learn(.|\n)*grammar"):
-        task("digit")

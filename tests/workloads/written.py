@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value, disable_progress_bars
+import pytest
 from PIL import Image as Pillow
 
-disable_progress_bars()
+datasets = pytest.importorskip("datasets")
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value  # noqa: E402
+
+datasets.disable_progress_bars()
 
 Format = Literal["saved", "parquet"]
 

@@ -6,7 +6,7 @@ and that breaks one rule:
     agreement    these dogs near the cat are asleep         the cat near these dogs are asleep
     reflexive    this owl that saw the cats liked itself    the cats that saw this owl liked itself
     licensing    no cow behind the goat ever slept          the cow behind no goat ever slept
-    order        the old bear was hungry                    old the bear was hungry
+    order        the old bear near the cows was tired       old the bear near the cows was tired
 
 Both sentences of a pair are on the same side of the split, so whatever looks only at which words there are is right
 for exactly half of every set of pairs.

@@ -16,8 +16,9 @@ def new_mobilenet(shape: Shape, width: float) -> nn.Module:
     """MobileNetV2 with random weights, made for the size of its images.
 
     The original makes an image 32 times smaller: of 32 pixels one would be left, and the batch norms of half the layers
-    would see one value per image and channel. So for small images the last stride becomes a dilation, padding is
-    symmetric (and faster), the last convolution is as narrow as the others, and nothing is dropped.
+    would see one value per image and channel. So small images are made 8 times smaller, without the dilations that
+    would keep the window of a layer as wide as the whole image. Padding is symmetric, which is faster, the last
+    convolution as narrow as the others, and nothing is dropped.
     """
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
@@ -28,7 +29,7 @@ def new_mobilenet(shape: Shape, width: float) -> nn.Module:
     config = MobileNetV2Config(
         image_size=shape.image_size,
         depth_multiplier=width,
-        output_stride=16 if small else 32,
+        output_stride=8 if small else 32,
         finegrained_output=not small,
         tf_padding=not small,
         classifier_dropout_prob=0.0 if small else DROPOUT,
@@ -38,6 +39,8 @@ def new_mobilenet(shape: Shape, width: float) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out")
+            if small and module.dilation != (1, 1):
+                module.dilation = module.padding = (1, 1)
     return _with_plain_statistics(model)
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,7 +29,8 @@ TEXT_COLUMNS = (
     ("question",),
 )
 LABEL = "label"
-Row = dict[str, str]
+_TOO_MANY = "cells without a column"
+Row = dict[str, str | None]
 
 
 class TextTable(RobertaTask):
@@ -57,13 +59,12 @@ class TextTable(RobertaTask):
         self.check(source)
         rows = _rows(source.data)
         columns = _columns(source.data, list(rows[0]))
-        for number, row in enumerate(rows, 1):
-            _check_row(source.data, number, row, (*columns, LABEL))
-        names = sorted({row[LABEL] for row in rows}, key=_label_order)
+        cells = [_cells(source.data, number, row, (*columns, LABEL)) for number, row in enumerate(rows, 1)]
+        names = sorted({label for *_, label in cells}, key=_label_order)
         if len(names) < 2:
             raise ValueError(f"{source.data} should have two different labels or more; all rows say {names[0]!r}")
-        texts = [tuple(row[column] for column in columns) for row in rows]
-        labels = torch.tensor([names.index(row[LABEL]) for row in rows])
+        texts = [tuple(each) for *each, _ in cells]
+        labels = torch.tensor([names.index(label) for *_, label in cells])
         train, validation = split_fifth(len(rows))
         return self.tokenized(
             source,
@@ -85,7 +86,14 @@ def _rows(path: Path | None) -> list[Row]:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     with path.open(newline="", encoding="utf-8-sig") as file:
-        yield from csv.DictReader(file)
+        reader = csv.DictReader(file, restkey=_TOO_MANY)
+        try:
+            for row in reader:
+                if _TOO_MANY in row:  # a comma in a text would make the rest of it the label
+                    raise ValueError(f"{path}, line {reader.line_num} has more cells than the header; quote its texts")
+                yield row
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
@@ -98,7 +106,11 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise ValueError(f'{path}, line {number} should be an object like {{"text": ..., "label": ...}}')
-        yield {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+        yield {name: _text(value) for name, value in row.items()}
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def _columns(path: Path | None, found: list[str]) -> tuple[str, ...]:
@@ -112,10 +124,11 @@ def _columns(path: Path | None, found: list[str]) -> tuple[str, ...]:
     )
 
 
-def _check_row(path: Path | None, number: int, row: Row, names: tuple[str, ...]) -> None:
+def _cells(path: Path | None, number: int, row: Row, names: tuple[str, ...]) -> list[str]:
     missing = [name for name in names if row.get(name) is None]
     if missing:
         raise ValueError(f"{path}, row {number} has no {' and no '.join(missing)}")
+    return [cell for name in names if (cell := row[name]) is not None]
 
 
 def _label_order(label: str) -> tuple[float, str]:
