@@ -17,7 +17,7 @@ def settled(workers: int | None = None, **given: Any) -> Settings:
 
 def test_what_is_not_given_is_the_recipes() -> None:
     settings = settled()
-    assert (settings.batch_size, settings.chunks, settings.lr, settings.epochs) == (16, 2, 0.05, 2)
+    assert (settings.batch_size, settings.chunks, settings.lr, settings.epochs) == (18, 3, 0.05, 2)
     assert (settings.parallel, settings.workers, settings.compress_forward) == ("pipeline", 2, "sort:8")
     assert settings.client_layers == (1, 1)
 
@@ -38,14 +38,15 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"batch_size": 15}, "not a multiple of 2 chunks; take 14"),
+        ({"batch_size": 16}, "not a multiple of 3 chunks; take 15"),
         ({"parallel": "data", "batch_size": 15}, "and 2 replicas; take 14"),
         ({"workers": 1}, "2 workers or more"),
         ({"parallel": "none", "workers": 2}, "one worker"),
         ({"compress": "sort:99"}, "sort"),
         ({"compress": "none", "compress_forward": "sort:8"}, "both directions"),
         ({"parallel": "data", "compress_forward": "sort:8"}, "one codec"),
-        ({"layout": "linear", "client_layers": (1, 1)}, "--client-layers"),
+        ({"layout": "linear", "client_layers": (1, 1)}, "--client-layers is for"),
+        ({"parallel": "data", "schedule": "1f1b", "recompute": True}, "--schedule, --recompute shape a pipeline"),
         ({"lr": 0.0}, "--lr is more than 0, got 0.0"),
         ({"warmup": 1.0}, "--warmup is from 0 to below 1"),
         ({"epochs": 0}, "--epochs is 1 or more"),

@@ -146,6 +146,10 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, workers: int | None, dev
     count = chosen.get("workers", workers or (1 if parallel == "none" else 2))
     layout = chosen.get("layout", "client-server")
     client_server = parallel == "pipeline" and layout == "client-server"
+    idle = [name for name in ("layout", "client_layers", "schedule", "recompute") if chosen.get(name)]
+    if parallel != "pipeline" and idle:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        raise ValueError(f"{options} shape a pipeline; leave them out with --parallel {parallel}")
     if not client_server and "client_layers" in chosen:
         raise ValueError("--client-layers is for --parallel pipeline with --layout client-server; leave it out")
     both = chosen.pop("compress", None)
