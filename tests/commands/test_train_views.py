@@ -1,8 +1,11 @@
 """What those who watch a run make of it: the terminal, the curves, the record."""
 
 import io
+import os
 import pickle
 import re
+import subprocess
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -241,6 +244,32 @@ def test_a_full_disk_in_the_middle_ends_the_listener_and_not_the_run(tmp_path, c
     err = capsys.readouterr().err
     assert err.count("Full stops, the run does not") == 1
     assert "No space left on device" in err
+
+
+def test_nobody_reading_the_pipe_ends_the_terminal_and_not_the_run(tmp_path):
+    path = tmp_path / "r.json"
+    program = (
+        "from tests.commands.made_run import play\n"
+        "from pathlib import Path\n"
+        "from thinpipe.commands.train_views import make_listener\n"
+        f"play(make_listener(config={{}}, seed=0, forward='none', backward='none', json=Path({str(path)!r})))"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.returncode == 0, done.stderr
+    assert Record.read(path).rows
+    assert done.stderr.splitlines() == [
+        "thinpipe: Terminal stops, the run does not: [Errno 32] Broken pipe",
+        f"wrote {path}",
+    ]
+
+
+def test_curves_that_cannot_be_written_are_an_error_before_the_first_step(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        Listeners([Curves(tmp_path / "file" / "logs")]).planned(make_plan())
 
 
 def test_a_record_that_cannot_be_written_is_an_error_after_all_were_told(tmp_path, capsys):

@@ -42,15 +42,17 @@ class Listeners:
     """Several listeners as one.
 
     A disk that fills up or a pipe that is closed while the run goes on must not end it: that listener is told nothing
-    more, and a line on stderr says so. At the end it is an error, after all others have been told.
+    more, and a line on stderr says so. A disk that fails before the first step or at the end is an error, after all
+    others have been told.
     """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self.listeners = list(listeners)
 
     def planned(self, plan: Plan) -> None:
-        for each in self.listeners:
-            each.planned(plan)
+        for error in self._tell(lambda each: each.planned(plan)):
+            if not isinstance(error, BrokenPipeError):
+                raise error
 
     def stepped(self, step: Step) -> None:
         self._tell(lambda each: each.stepped(step))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -32,13 +35,12 @@ class Terminal:
         self.plan, self.pace = plan, Pace(plan)
         self.console = Console(highlight=False)
         self._say(report.summary(Record(kind=KIND, config={}, columns=(), rows=())))
-        report.show(plan_tables(plan), self.console)
+        self._show(plan_tables(plan))
         if plan.first_step:
             self._say(f"goes on after step {plan.first_step} of {self.pace.total}")
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             self._say("")
             self._bar = self._start_bar()
-        self._flush()
 
     def stepped(self, step: Step) -> None:
         self.pace.add(step)
@@ -64,11 +66,10 @@ class Terminal:
         self._stop_bar()
         if not self.console.is_terminal:
             self._say("")
-        report.show(end_tables(self.plan, end, self.pace.wire_bytes), self.console)
+        self._show(end_tables(self.plan, end, self.pace.wire_bytes))
         if self._last_saved is not None:
             step, path = self._last_saved
             self._say(f"checkpoint of step {step}: {path}")
-        self._flush()
 
     def failed(self, error: BaseException) -> None:
         """Leave the terminal as it was and say where the run got to; why, and how to go on, the command tells."""
@@ -77,12 +78,17 @@ class Terminal:
             typer.echo(f"stopped after step {self.pace.done} of {self.pace.total}", err=True)
 
     def _say(self, line: str) -> None:
-        self.console.print(line, markup=False, soft_wrap=not self.console.is_terminal)
-        self._flush()
+        if self.console.is_terminal:
+            self.console.print(line, markup=False)
+        else:
+            _write(line)
         self._said_at = time.monotonic()
 
-    def _flush(self) -> None:
-        self.console.file.flush()  # a pipe is read while the run goes on
+    def _show(self, tables: Sequence[report.Table]) -> None:
+        if self.console.is_terminal:
+            report.show(tables, self.console)
+        else:
+            _write("\n".join(report.plain_text(table) for table in tables))
 
     def _start_bar(self) -> Progress:
         # Epoch, figures and time take 64 columns; the bar gets what is left, and goes where that is nothing.
@@ -107,3 +113,13 @@ class Terminal:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _write(text: str) -> None:
+    """Print to a pipe, at once: it is read while the run goes on. Rich would end the process when nobody reads it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What could not be written must not be tried again, and fail again, when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
