@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 import typer
 
+from thinpipe.measure.network import Network
+
 Result = TypeVar("Result")
 
 
@@ -23,7 +25,9 @@ def check_workers(asked: int | None, device: str) -> int | None:
     return asked or (torch.cuda.device_count() if device == "cuda" else 2)
 
 
-def run_replicas(function: Callable[..., Result | None], *args: object, workers: int | None) -> Result | None:
+def run_replicas(
+    function: Callable[..., Result | None], *args: object, workers: int | None, network: Network | None = None
+) -> Result | None:
     """Call ``function(*args)`` on every replica and return what the first one did; None where that ran elsewhere.
 
     A replica that fails ends the others, and the command: exit code 1, with its name and its error.
@@ -31,7 +35,7 @@ def run_replicas(function: Callable[..., Result | None], *args: object, workers:
     from thinpipe.pipeline.launch import WorkerError, run_workers
 
     try:
-        return run_workers(function, *args, workers=workers)[0]
+        return run_workers(function, *args, workers=workers, network=network)[0]
     except WorkerError as error:
         typer.echo(f"thinpipe: {error}", err=True)
         raise typer.Exit(1) from None
