@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 import torch
 import typer
 
-from thinpipe.bench.ddp.models import MODELS
 from thinpipe.bench.ddp.settings import Settings
 from thinpipe.bench.ddp.views import WIDE, heading_lines, model_lines, result_tables, row_lines
+from thinpipe.bench.models import MODELS
 from thinpipe.commands.replicas import check_workers, run_replicas
 from thinpipe.commands.terminal import Outputs, one_line_errors
 from thinpipe.measure.network import check_links, parse_link, thin_network

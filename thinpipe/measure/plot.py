@@ -26,6 +26,8 @@ class Plot:
     x_label: str
     y_label: str
     panels: Mapping[str, Series]
+    x_log: bool = False
+    x_ticks: Mapping[float, str] | None = None  # names of places on the x axis, instead of numbers
 
     def draw(self, path: Path) -> None:
         from matplotlib.figure import Figure
@@ -38,6 +40,11 @@ class Plot:
         for axis, (panel, series) in zip(axes, self.panels.items(), strict=False):
             _draw_panel(axis, panel, series, names)
             axis.set_xlabel(self.x_label)
+            if self.x_log:
+                axis.set_xscale("log")
+            if self.x_ticks is not None:
+                axis.set_xticks(list(self.x_ticks), list(self.x_ticks.values()))
+                axis.minorticks_off()
         for axis in axes[len(self.panels) :]:
             axis.set_visible(False)
         handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}

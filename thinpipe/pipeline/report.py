@@ -76,6 +76,8 @@ def reset_counters(stages: Sequence[PipelineStage]) -> None:
     for stage in stages:
         for link in stage.links:
             link.reset_counters()
+        for clock in stage.clocks.values():
+            clock.reset()
 
 
 def gather_ends(stages: Sequence[PipelineStage]) -> list[list[dict[str, Any]]]:
