@@ -9,6 +9,7 @@ import typer
 from thinpipe.commands.bench_codecs import bench_codecs
 from thinpipe.commands.bench_ddp import bench_ddp
 from thinpipe.commands.bench_ddp_accuracy import bench_ddp_accuracy
+from thinpipe.commands.bench_link import bench_link
 from thinpipe.commands.bench_pipeline import bench_pipeline
 from thinpipe.commands.diff import diff
 from thinpipe.version import __version__
@@ -19,6 +20,7 @@ app.add_typer(bench, name="bench")
 bench.command("codecs")(bench_codecs)
 bench.command("ddp")(bench_ddp)
 bench.command("ddp-accuracy")(bench_ddp_accuracy)
+bench.command("link")(bench_link)
 bench.command("pipeline")(bench_pipeline)
 app.command("diff")(diff)
 
