@@ -1,8 +1,8 @@
 """Rows of the pipeline benchmark: what workers measured becomes speeds, bounds and parts."""
 
 import pytest
+from made_links import link
 
-from tests.bench.pipeline.test_theory import link
 from thinpipe.bench.models import Shapes
 from thinpipe.bench.pipeline.rows import COLUMNS, Measured, compare, make_row
 from thinpipe.bench.pipeline.settings import Run, Settings

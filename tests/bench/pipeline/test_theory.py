@@ -1,18 +1,10 @@
 """Bounds and bubbles, held against what is known of them."""
 
 import pytest
+from made_links import link
 
 from thinpipe.bench.pipeline.theory import busiest_direction_bytes, makespan, ring_bytes, wire_ms
 from thinpipe.pipeline.order import make_order
-from thinpipe.pipeline.report import LinkReport
-
-
-def link(source_worker, target_worker, wire_bytes):
-    times = dict.fromkeys(("encode_ms", "decode_ms", "blocked_ms", "wait_ms", "transfer_ms"), 0.0)
-    return LinkReport(
-        source=0, target=1, source_worker=source_worker, target_worker=target_worker, direction="forward", messages=1,
-        tensor_bytes=wire_bytes, wire_bytes=wire_bytes, link_mb_per_s=None, **times,
-    )  # fmt: skip
 
 
 def test_the_busiest_direction_is_a_workers_not_a_pairs():
