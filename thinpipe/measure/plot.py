@@ -16,6 +16,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#B8A800")
 _MARKERS = "osD^vPX*<"
 _PANELS_PER_ROW = 3
+_LEGEND_INCHES, _CHARACTER_INCHES = 0.6, 0.085  # what a line's sample and a character of its name take in the legend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,9 @@ class Plot:
         for axis in axes[len(self.panels) :]:
             axis.set_visible(False)
         handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=9, frameon=False)
+        longest = max(map(len, names), default=1)
+        fits = int(figure.get_figwidth() / (_LEGEND_INCHES + longest * _CHARACTER_INCHES))
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=max(1, min(9, fits)), frameon=False)
         figure.supylabel(self.y_label, fontsize="medium")
         figure.suptitle(self.title)
         figure.savefig(path, dpi=150)

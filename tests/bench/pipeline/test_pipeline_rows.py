@@ -77,7 +77,7 @@ def test_comparisons_stay_on_one_link_and_one_way_to_cut():
         *("samples_ms", "cuts", "per_worker")
     }
     series = plot_speed(rows, "mlp").panels["2 workers"]
-    assert series["client-server gpipe 4 chunks none"] == [(100.0, 160.0), (1000.0, 1600.0)]
+    assert series["pipeline none"] == [(100.0, 160.0), (1000.0, 1600.0)]
 
 
 def test_everything_is_run_with_everything():

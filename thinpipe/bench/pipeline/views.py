@@ -73,29 +73,35 @@ def plot_speed(rows: Sequence[Row], model: str) -> Plot:
     # What is not shaped stands to the right of what is.
     places = {link: parse_link(link) or 10 * max(shaped, default=1.0) for link in links}
     over_links = len(links) != 1
+    chunks = sorted({row["chunks"] for row in together if row["chunks"]}) or [1]
+    ticks = {places[link]: link if link != "none" else "not shaped" for link in links}
+    axis = ticks if over_links else {float(count): str(count) for count in chunks}
+    named = [name for name in ("layout", "schedule", *(["chunks"] if over_links else [])) if _varies(name, together)]
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in together:
         panel = panels.setdefault(f"{row['workers']} workers", {})
-        # A line that has no chunks, or no links, is as long as those that have.
-        xs = [places[row["link"]]] if over_links else sorted({r["chunks"] for r in together if r["chunks"]})
-        xs = xs if over_links or row["chunks"] is None else [row["chunks"]]
-        panel.setdefault(_line(row, over_links), []).extend((x, row["samples_per_s"]) for x in xs or [1])
+        # What has no chunks is drawn as long as what has.
+        xs = [places[row["link"]]] if over_links else [row["chunks"]] if row["chunks"] else chunks
+        panel.setdefault(_line(row, named), []).extend((x, row["samples_per_s"]) for x in xs)
     for row in (row for row in rows if row["workers"] == 1):
         for panel in panels.values():
-            xs = sorted({x for points in panel.values() for x, _ in points})
-            panel["single process"] = [(x, row["samples_per_s"]) for x in xs]
+            panel["single process"] = [(x, row["samples_per_s"]) for x in axis]
     return Plot(
         title=f"{model}: samples per second",
         x_label="link" if over_links else "chunks",
         y_label="samples per second",
-        panels=panels,
+        panels=panels or {"1 worker": {"single process": [(1, row["samples_per_s"]) for row in rows]}},
         x_log=True,
-        x_ticks={places[link]: link if link != "none" else "not shaped" for link in links} if over_links else None,
+        x_ticks=axis,
     )
 
 
-def _line(row: Row, over_links: bool) -> str:
+def _varies(name: str, rows: Sequence[Row]) -> bool:
+    return len({row[name] for row in rows if row["parallel"] == "pipeline"}) > 1
+
+
+def _line(row: Row, named: Sequence[str]) -> str:
     if row["parallel"] == "data":
         return "data-parallel"
-    chunks = f" {row['chunks']} chunks" if over_links else ""
-    return f"{row['layout']} {row['schedule']}{chunks} {row['codec']}"
+    chosen = [f"{row[name]} chunks" if name == "chunks" else row[name] for name in named]
+    return " ".join(["pipeline", *chosen, row["codec"]])
