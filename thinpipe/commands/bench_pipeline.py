@@ -107,7 +107,7 @@ def bench_pipeline(
 ) -> None:
     """Pipelines against data-parallel and single-process training.
 
-    The same model, batch and threads for all. Every run prints the bound of its
+    The same model and batch for all. Every run prints the bound of its
     step, which is the larger of what the busiest worker computes and what the
     busiest direction of a link needs for its bytes, and the fraction it reached.
     Lists are separated by commas, and everything is run with everything.

@@ -45,7 +45,7 @@ class Plot:
                 axis.set_xscale("log")
             if self.x_ticks is not None:
                 axis.set_xticks(list(self.x_ticks), list(self.x_ticks.values()))
-                axis.minorticks_off()
+                axis.xaxis.minorticks_off()
         for axis in axes[len(self.panels) :]:
             axis.set_visible(False)
         handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}

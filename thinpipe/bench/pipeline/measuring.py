@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ def measure_runs(
 
 
 def _measure(run: Run, settings: Settings, device: torch.device) -> Measured:
+    gc.collect()  # stages and their schedule hold each other: the last run's would stay in memory
     _warm_codec(run, device)
     set_up = make_trainer(run, settings, device)
     trainers: list[Trainer] = []
@@ -69,6 +71,7 @@ def _measure(run: Run, settings: Settings, device: torch.device) -> Measured:
         samples_ms=samples_ms,
         peak_bytes=peak_bytes,
         parameter_bytes=trainer.parameter_bytes,
+        threads=torch.get_num_threads(),
         module_ms=trainer.module_ms(settings.steps),
         update_ms=trainer.updates.total_ms() / settings.steps,
         stage_ms=_stage_ms(trainer, settings.steps * (run.chunks or 1)),

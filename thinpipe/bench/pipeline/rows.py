@@ -26,6 +26,7 @@ COLUMNS = (
     Column(name="schedule", heading="schedule", key=True),
     Column(name="chunks", heading="chunks", key=True, format="d"),
     Column(name="codec", heading="codec", key=True),
+    Column(name="threads", heading="threads\neach", format="d"),
     Column(name="samples_per_s", heading="samples\nper s", format=".1f", better="higher"),
     Column(name="of_data_parallel", heading="of data-\nparallel", format=".2f", better="higher"),
     Column(name="of_uncompressed", heading="of un-\ncompressed", format=".2f", better="higher"),
@@ -52,6 +53,7 @@ class Measured:
     samples_ms: tuple[float, ...]  # steps, the same on all workers: one is over when it is for all
     peak_bytes: int | None
     parameter_bytes: int
+    threads: int
     module_ms: float  # of a step: forward and backward
     update_ms: float
     stage_ms: dict[int, tuple[float, float]]  # of a pipeline: of every stage here, a chunk's forward and backward
@@ -81,6 +83,7 @@ def make_row(settings: Settings, run: Run, link: float | None, workers: Sequence
         "schedule": run.schedule,
         "chunks": run.chunks,
         "codec": run.compress,
+        "threads": first.threads,
         "samples_per_s": settings.shapes.batch_size / step_ms * 1e3,
         "step_ms": step_ms,
         "step_p95_ms": float(np.percentile(first.samples_ms, 95)),

@@ -105,7 +105,7 @@ def _pipeline(
     unit_costs = [UnitCost(**cost) for cost in costs]
     cuts = choose_cuts(len(units), workers, run.layout, client_layers=client_layers, costs=unit_costs)
     parts = cut_units(units, cuts)
-    examples = _boundaries(parts, chunk, device)
+    examples = _boundaries(parts, chunk)
     mine = {index: parts[index] for index in stages_of(worker, workers, run.layout)}
     inputs, target = workload.inputs, workload.target
 
@@ -123,11 +123,10 @@ def _pipeline(
             )
             for index, module in mine.items()
         ]
-        options: dict[str, Any] = {"order": run.schedule, "scale_grads": True}
         schedule: Any = (
-            LinearSchedule(stages[0], run.chunks, workload.loss, **options)
+            LinearSchedule(stages[0], run.chunks, workload.loss, order=run.schedule)
             if run.layout == "linear"
-            else ClientServerSchedule(stages, run.chunks, workload.loss, **options)
+            else ClientServerSchedule(stages, run.chunks, workload.loss, order=run.schedule)
         )
         given = [part.to(device) for part in inputs] if stages[0].is_first else []
         labels = target.to(device) if stages[-1].is_last else None
@@ -142,17 +141,18 @@ def _pipeline(
     return set_up
 
 
-def _boundaries(
-    parts: Sequence[StageModule], chunk: tuple[Tensor, ...], device: torch.device
-) -> list[tuple[Tensor, ...]]:
-    """What goes into every stage, and comes out of the last, for one chunk: found without computing anything."""
+def _boundaries(parts: Sequence[StageModule], chunk: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    """What goes into every stage, and comes out of the last, for one chunk: tensors without content.
+
+    Stages on a GPU that talk through gloo must be told; the others need not find out by sending pickles.
+    """
     values = tuple(part.to("meta") for part in chunk)
     boundaries = [values]
     for part in parts:
         output = copy.deepcopy(part).to("meta")(*values)
-        values = output if isinstance(output, tuple) else (output,)
+        values = tuple(
+            value.detach().requires_grad_(value.is_floating_point())
+            for value in (output if isinstance(output, tuple) else (output,))
+        )
         boundaries.append(values)
-    return [
-        tuple(torch.empty_like(v, device=device).requires_grad_(i > 0 and v.is_floating_point()) for v in boundary)
-        for i, boundary in enumerate(boundaries)
-    ]
+    return boundaries

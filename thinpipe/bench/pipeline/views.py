@@ -12,7 +12,7 @@ from thinpipe.measure.report import Table
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 _KEYS = tuple(column for column in COLUMNS if column.key)
-_SPEED = ("samples_per_s", "of_data_parallel", "of_uncompressed", "step_ms", "step_p95_ms")
+_SPEED = ("threads", "samples_per_s", "of_data_parallel", "of_uncompressed", "step_ms", "step_p95_ms")
 _BOUND = ("busiest_compute_ms", "busiest_wire_ms", "bound_ms", "step_ms", "of_bound", "bubble", "bubble_theory")
 _COST = ("tensor_bytes", "wire_bytes", "busiest_wire_bytes")
 _PER_WORKER = (
