@@ -24,8 +24,8 @@ def settings(**changed):
 
 def measured(step_ms=100.0, module_ms=30.0, links=(), stage_ms=None):
     return Measured(
-        samples_ms=(step_ms, step_ms), peak_bytes=2**20, parameter_bytes=1_000_000, threads=1, module_ms=module_ms, update_ms=2.0,
-        stage_ms=stage_ms or {}, links=tuple(links), cuts=(),
+        samples_ms=(step_ms, step_ms), peak_bytes=2**20, parameter_bytes=1_000_000, threads=1, module_ms=module_ms,
+        update_ms=2.0, stage_ms=stage_ms or {}, links=tuple(links), cuts=(),
     )  # fmt: skip
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 
 from thinpipe.bench.pipeline.rows import Measured, make_row
 from thinpipe.bench.pipeline.settings import Run, Settings
-from thinpipe.bench.pipeline.training import Trainer, make_trainer
+from thinpipe.bench.pipeline.training import Trainer, make_trainer, measure_costs
 from thinpipe.codecs import codec
 from thinpipe.measure.meter import peak_extra_bytes
 from thinpipe.measure.network import thin_network
 from thinpipe.measure.record import Row
+from thinpipe.pipeline.balance import UnitCost
 from thinpipe.pipeline.launch import run_workers
 from thinpipe.pipeline.report import report, reset_counters
 
@@ -39,20 +40,21 @@ def measure_runs(
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
+    costs = measure_costs(settings) if any(run.parallel == "pipeline" for run in runs) else []
     rows = []
     for run in runs:
         everyone: list[Measured | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, _measure(run, settings, device))
+        dist.all_gather_object(everyone, _measure(run, settings, device, costs))
         if dist.get_rank() == 0:
             rows.append(make_row(settings, run, link, [each for each in everyone if each is not None]))
             on_row(rows[-1])
     return rows if dist.get_rank() == 0 else None
 
 
-def _measure(run: Run, settings: Settings, device: torch.device) -> Measured:
+def _measure(run: Run, settings: Settings, device: torch.device, costs: Sequence[UnitCost]) -> Measured:
     gc.collect()  # stages and their schedule hold each other: the last run's would stay in memory
     _warm_codec(run, device)
-    set_up = make_trainer(run, settings, device)
+    set_up = make_trainer(run, settings, device, costs)
     trainers: list[Trainer] = []
 
     def first_steps() -> None:

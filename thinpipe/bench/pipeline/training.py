@@ -17,6 +17,7 @@ from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.measure.meter import time_calls
 from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
 from thinpipe.pipeline.agreement import gather
+from thinpipe.pipeline.backend import CPU
 from thinpipe.pipeline.balance import UnitCost, measure_units
 from thinpipe.pipeline.counters import DeviceClock
 from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stage_count, stages_of
@@ -58,12 +59,22 @@ class Trainer:
         return sum(p.numel() * p.element_size() for module in self.modules for p in module.parameters())
 
 
-def make_trainer(run: Run, settings: Settings, device: torch.device) -> Callable[[], Trainer]:
+def measure_costs(settings: Settings) -> list[UnitCost]:
+    """What the units of the model cost on the first worker, for all: cuts of one launch are made by the same costs."""
+    workload = build_cuttable(settings.model, settings.shapes)
+    chunk = [part.chunk(max(settings.chunks))[0] for part in workload.inputs]
+    costs = measure_units(units_of(workload.model), *chunk) if dist.get_rank() == 0 else []
+    return [UnitCost(**cost) for cost in gather([asdict(cost) for cost in costs], None, CPU)[0]]
+
+
+def make_trainer(
+    run: Run, settings: Settings, device: torch.device, costs: Sequence[UnitCost]
+) -> Callable[[], Trainer]:
     """Builds the model in host memory; what is returned moves this worker's part to its device and sets it up."""
     workload = build_cuttable(settings.model, settings.shapes)
     units = units_of(workload.model)
     if run.parallel == "pipeline":
-        return _pipeline(run, settings, device, workload, units)
+        return _pipeline(run, settings, device, workload, units, costs)
     model = cut_units(units, ())[0]
     rank, size = (dist.get_rank(), dist.get_world_size()) if run.parallel == "data" else (0, 1)
     inputs = [part.chunk(size)[rank] for part in workload.inputs]
@@ -94,16 +105,19 @@ def _whole(
 
 
 def _pipeline(
-    run: Run, settings: Settings, device: torch.device, workload: CuttableWorkload, units: list[nn.Module]
+    run: Run,
+    settings: Settings,
+    device: torch.device,
+    workload: CuttableWorkload,
+    units: list[nn.Module],
+    costs: Sequence[UnitCost],
 ) -> Callable[[], Trainer]:
     assert run.layout is not None
     assert run.chunks is not None
     worker, workers = dist.get_rank(), dist.get_world_size()
     chunk = tuple(part.chunk(run.chunks)[0] for part in workload.inputs)
-    costs = gather([asdict(cost) for cost in measure_units(units, *chunk)] if worker == 0 else None, None, device)[0]
     client_layers = settings.client_layers if run.layout == "client-server" else None
-    unit_costs = [UnitCost(**cost) for cost in costs]
-    cuts = choose_cuts(len(units), workers, run.layout, client_layers=client_layers, costs=unit_costs)
+    cuts = choose_cuts(len(units), workers, run.layout, client_layers=client_layers, costs=costs)
     parts = cut_units(units, cuts)
     examples = _boundaries(parts, chunk)
     mine = {index: parts[index] for index in stages_of(worker, workers, run.layout)}
