@@ -57,6 +57,7 @@ def test_lines_and_gains():
     assert {name for each in rows for name in each} <= names
     titles = [table.title for table in result_tables(rows)]
     assert titles == ["Transfers", "Latency + bytes / bandwidth", "With a codec"]
+    assert "fp16 stops paying at 0.16 Gbit/s for tensors of 2 MB." in result_tables(rows)[-1].note
     drawn = plot_times(rows).panels["100mbit, one way"]["none"]
     assert drawn == [(WIRE, pytest.approx(100)), (2 * WIRE, pytest.approx(200))]
     assert "100mbit" in row_line(rows[0])

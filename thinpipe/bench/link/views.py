@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from thinpipe.bench.link.rows import COLUMNS, LINE
 from thinpipe.bench.link.settings import size_text
@@ -49,7 +49,18 @@ def result_tables(rows: Sequence[Row]) -> list[Table]:
 
     tables = [table("Transfers", _TRANSFER, sized, TRANSFER_NOTE), _line_table(rows)]
     coded = [row for row in sized if row["codec"] != "none"]
-    return [*tables, *([table("With a codec", _CODEC, coded, CODEC_NOTE)] if coded else [])]
+    note = "\n".join([CODEC_NOTE, *_verdicts(coded)])
+    return [*tables, *([table("With a codec", _CODEC, coded, note)] if coded else [])]
+
+
+def _verdicts(rows: Sequence[Row]) -> Iterator[str]:
+    """From which rate on each codec stops paying for the largest tensor that was sent, by its slowest measurement."""
+    for spec in dict.fromkeys(row["codec"] for row in rows):
+        of_codec = [row for row in rows if row["codec"] == spec and row["pays_below_mbit_per_s"] is not None]
+        if of_codec:
+            largest = max(row["tensor_bytes"] for row in of_codec)
+            rate = min(row["pays_below_mbit_per_s"] for row in of_codec if row["tensor_bytes"] == largest)
+            yield f"{spec} stops paying at {rate / 1e3:.2g} Gbit/s for tensors of {size_text(largest)}."
 
 
 def plot_times(rows: Sequence[Row]) -> Plot:
