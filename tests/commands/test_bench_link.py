@@ -1,5 +1,9 @@
 """thinpipe bench link as a program: real messages, late senders, files."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -50,6 +54,29 @@ def test_a_late_sender_changes_recv_time_and_not_the_transfer(tmp_path):
     assert late["gb_per_s"] == pytest.approx(on_time["gb_per_s"], rel=0.5)
     assert late["recv_ms"] - late["p50_ms"] == pytest.approx(LATE_S * 1e3, rel=0.25)
     assert late["recv_gb_per_s"] < on_time["recv_gb_per_s"] / 2
+
+
+def test_joins_under_torchrun_and_one_worker_prints(tmp_path):
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "thinpipe", "bench", "link"]
+    done = subprocess.run(
+        [sys.executable, *launch, "--sizes", "1kB", "--repeat", "2", "--json", str(tmp_path / "r.json")],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Transfers") == 1
+    assert len(Record.read(tmp_path / "r.json").rows) == 2
+
+
+def test_torchrun_says_how_many_and_over_which_links(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    for size, options, message in (("3", [], "torchrun has started 3 workers"), ("2", ["--link", "1mbit"], "--link")):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        result = CliRunner().invoke(app, ["bench", "link", *options])
+        assert result.exit_code == 2
+        assert message in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from thinpipe.bench.link.settings import DEFAULT_SIZES, Settings, parse_sizes
+from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import Outputs, one_line_errors
 from thinpipe.measure import report
 from thinpipe.measure.network import parse_links
@@ -79,6 +80,8 @@ def bench_link(
     over; recv time, which is often printed instead, begins when its receiver
     wants it.
 
+    Between two machines: torchrun ... -m thinpipe bench link, on each.
+
     Example: thinpipe bench link --link 100mbit --compress sort:8,kmeans:4
     """
     from thinpipe.bench.link.rows import COLUMNS, KIND, with_lines
@@ -98,7 +101,10 @@ def bench_link(
         )
         settings.check()
         outputs.check()
-    rows = with_lines(list(measure_links(settings, print_row)))
+    with worker_errors():
+        rows = with_lines(list(measure_links(settings, print_row)))
+    if not rows:
+        return  # under torchrun the first worker has them
     config = {"command": ["thinpipe", *sys.argv[1:]], **asdict(settings)}
     record = Record(kind=KIND, config=config, columns=COLUMNS, rows=tuple(rows))
     tables = result_tables(rows)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from thinpipe.bench.models import CUTTABLE, Shapes
+from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import Outputs, one_line_errors
 from thinpipe.measure import report
 from thinpipe.measure.network import parse_links
@@ -110,7 +111,8 @@ def bench_pipeline(
     The same model and batch for all. Every run prints the bound of its
     step, which is the larger of what the busiest worker computes and what the
     busiest direction of a link needs for its bytes, and the fraction it reached.
-    Lists are separated by commas, and everything is run with everything.
+    Lists are separated by commas, and everything is run with everything. On
+    several machines: torchrun ... -m thinpipe bench pipeline --workers N, on each.
 
     Example: thinpipe bench pipeline --model roberta --hidden 128 --tokens 64 --client-layers 4,4
     --link 10mbit,100mbit,1gbit,none --compress none,sort:8,kmeans:4
@@ -143,7 +145,10 @@ def bench_pipeline(
         )
         settings.check()
         outputs.check()
-    rows = compare(list(measure_all(settings, print_row)))
+    with worker_errors():
+        rows = compare(list(measure_all(settings, print_row)))
+    if not rows:
+        return  # under torchrun the first worker has them
     config = {"command": ["thinpipe", *sys.argv[1:]], **asdict(settings)}
     record = Record(kind=KIND, config=config, columns=COLUMNS, rows=tuple(rows))
     tables = result_tables(rows)

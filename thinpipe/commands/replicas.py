@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -32,10 +33,19 @@ def run_replicas(
 
     A replica that fails ends the others, and the command: exit code 1, with its name and its error.
     """
-    from thinpipe.pipeline.launch import WorkerError, run_workers
+    from thinpipe.pipeline.launch import run_workers
+
+    with worker_errors():
+        return run_workers(function, *args, workers=workers, network=network)[0]
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """A worker that fails ends the command with exit code 1 and its words, not with a traceback of the launcher."""
+    from thinpipe.pipeline.launch import WorkerError
 
     try:
-        return run_workers(function, *args, workers=workers, network=network)[0]
+        yield
     except WorkerError as error:
         typer.echo(f"thinpipe: {error}", err=True)
         raise typer.Exit(1) from None

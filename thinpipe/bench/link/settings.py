@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
 import torch
 
-from thinpipe.bench.inputs import find_device
+from thinpipe.bench.inputs import check_launch, find_device
 from thinpipe.codecs import codec
-from thinpipe.measure.network import check_links
 
+WORKERS = 2
 DEFAULT_SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -30,7 +31,7 @@ class Settings:
     def check(self) -> None:
         """ValueError for what cannot be measured here."""
         find_device(self.device, [codec(spec) for spec in self.compress])
-        check_links(self.links)
+        check_launch([WORKERS], self.links)
 
     @property
     def codecs(self) -> tuple[str, ...]:
@@ -38,7 +39,8 @@ class Settings:
 
     def backend(self, link: float | None) -> str:
         """NCCL joins GPUs, one per worker; it would pass by a link that is shaped."""
-        own_gpus = self.device == "cuda" and torch.cuda.device_count() >= 2
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", WORKERS))  # fewer than all where torchrun started them
+        own_gpus = self.device == "cuda" and torch.cuda.device_count() >= here
         return "nccl" if own_gpus and link is None else "gloo"
 
 

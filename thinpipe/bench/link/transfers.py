@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinpipe.bench.contents import laplace
 from thinpipe.bench.link.rows import make_row
-from thinpipe.bench.link.settings import Settings
+from thinpipe.bench.link.settings import WORKERS, Settings
 from thinpipe.codecs import codec
 from thinpipe.measure.network import thin_network
 from thinpipe.measure.record import Row
@@ -25,7 +25,6 @@ from thinpipe.pipeline.launch import run_workers
 from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
 from thinpipe.pipeline.report import gather_links
 
-WORKERS = 2
 _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs want matrices
 _WAIT = timedelta(hours=1)  # for one message: 100 MB take 15 minutes at 1 Mbit/s
 
@@ -38,16 +37,16 @@ def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator
             os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # stamps say when a message was there, not when it was queued
         with thin_network(link, WORKERS) as network:
             arguments = (settings, link, backend, on_row)
-            yield from run_workers(_exchange, *arguments, workers=WORKERS, network=network, backend=backend)[0]
+            yield from run_workers(_exchange, *arguments, workers=WORKERS, network=network, backend=backend)[0] or ()
 
 
-def _exchange(settings: Settings, link: float | None, backend: str, on_row: Callable[[Row], None]) -> list[Row]:
-    """On both workers: everything there is to measure on one link."""
+def _exchange(settings: Settings, link: float | None, backend: str, on_row: Callable[[Row], None]) -> list[Row] | None:
+    """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
     worker = dist.get_rank()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
     device = torch.device(settings.device)
     if device.type == "cuda":
-        device = torch.device("cuda", worker % torch.cuda.device_count())
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     between = dist.new_group(backend="gloo", timeout=_WAIT)  # where workers meet, whatever messages travel by
     rows = []
@@ -56,10 +55,10 @@ def _exchange(settings: Settings, link: float | None, backend: str, on_row: Call
             for size in settings.sizes:
                 ends = _Ends(spec, size, both_ways, device, between)
                 everyone = ends.measure(settings)
-                rows.append(make_row(link, backend, spec, both_ways, ends.tensor_bytes, everyone))
                 if worker == 0:
+                    rows.append(make_row(link, backend, spec, both_ways, ends.tensor_bytes, everyone))
                     on_row(rows[-1])
-    return rows
+    return rows if worker == 0 else None
 
 
 class _Ends:

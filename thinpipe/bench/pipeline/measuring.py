@@ -28,7 +28,7 @@ def measure_all(settings: Settings, on_row: Callable[[Row], None]) -> Iterator[R
         with thin_network(link, workers) as network:
             # gloo even where every worker has a GPU: bytes are to pass the link, not the memory of the machine.
             arguments = (settings, link, runs, on_row)
-            yield from run_workers(measure_runs, *arguments, workers=workers, network=network, backend="gloo")[0]
+            yield from run_workers(measure_runs, *arguments, workers=workers, network=network, backend="gloo")[0] or ()
 
 
 def measure_runs(

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from thinpipe.bench.inputs import find_device
+from thinpipe.bench.inputs import check_launch, find_device
 from thinpipe.bench.models import CUTTABLE, Shapes
 from thinpipe.codecs import codec
-from thinpipe.measure.network import check_links
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 
@@ -72,7 +71,7 @@ class Settings:
             raise ValueError(
                 "nothing to measure: --parallel none runs with --workers 1, data and pipeline with 2 or more"
             )
-        check_links(self.links)
+        check_launch(self.workers, self.links)
 
     def launches(self) -> Iterator[tuple[int, float | None, list[Run]]]:
         """How many workers, the links between them, and what they run one after the other."""
