@@ -16,6 +16,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#B8A800")
 _MARKERS = "osD^vPX*<"
 _PANELS_PER_ROW = 3
+_LEGEND_INCHES, _CHARACTER_INCHES = 0.6, 0.085  # what a line's sample and a character of its name take in the legend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class Plot:
     x_label: str
     y_label: str
     panels: Mapping[str, Series]
+    x_log: bool = False
+    x_ticks: Mapping[float, str] | None = None  # names of places on the x axis, instead of numbers
 
     def draw(self, path: Path) -> None:
         from matplotlib.figure import Figure
@@ -38,10 +41,17 @@ class Plot:
         for axis, (panel, series) in zip(axes, self.panels.items(), strict=False):
             _draw_panel(axis, panel, series, names)
             axis.set_xlabel(self.x_label)
+            if self.x_log:
+                axis.set_xscale("log")
+            if self.x_ticks is not None:
+                axis.set_xticks(list(self.x_ticks), list(self.x_ticks.values()))
+                axis.xaxis.minorticks_off()
         for axis in axes[len(self.panels) :]:
             axis.set_visible(False)
         handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=9, frameon=False)
+        longest = max(map(len, names), default=1)
+        fits = int(figure.get_figwidth() / (_LEGEND_INCHES + longest * _CHARACTER_INCHES))
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=max(1, min(9, fits)), frameon=False)
         figure.supylabel(self.y_label, fontsize="medium")
         figure.suptitle(self.title)
         figure.savefig(path, dpi=150)

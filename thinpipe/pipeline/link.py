@@ -31,7 +31,7 @@ from torch import Tensor
 
 from thinpipe.codecs.base import FLOATS, Codec, as_bytes
 from thinpipe.pipeline.backend import wire_device
-from thinpipe.pipeline.counters import CodecClock, Counters, Event, Ledger, Stamp, now
+from thinpipe.pipeline.counters import Counters, DeviceClock, Event, Ledger, Stamp, now
 
 RAW_BELOW = 4096  # bytes; a smaller tensor fits in three Ethernet frames, encoding it saves nothing
 
@@ -87,7 +87,7 @@ class Link:
         self.step = 0
         self.events = events  # the stage's
         self.ledger = Ledger()
-        self.clock = CodecClock(device)
+        self.clock = DeviceClock(device)
         # Wires of a GPU stage that travel through gloo pass through pinned host buffers.
         self.staged = wire_device(group, device).type != device.type
 

@@ -87,9 +87,7 @@ def _bin_of(values, left, scale):
 
 
 @triton.jit
-def _read_tile(
-    x, n, tile, stride, counters, counts, left, right, scale, low, high, odd, MASKED: tl.constexpr
-):
+def _read_tile(x, n, tile, stride, counters, counts, left, right, scale, low, high, odd, MASKED: tl.constexpr):
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     # Neighbours to neighbouring threads, one each: wider loads would be reordered for counting, at a greater cost.
     offsets = tl.max_contiguous(rows * COLUMNS + columns, [1, 1])
@@ -270,9 +268,7 @@ def codebook_kernel(x, n, wire, counters, scratch, stride, BITS: tl.constexpr):
     high = tl.max(tl.load(extents + MOST_PROGRAMS + lanes, mask=running, other=float("-inf"), cache_modifier=".cg"), axis=0)  # fmt: skip
     odd = tl.sum(tl.load(extents + 2 * MOST_PROGRAMS + lanes, mask=running, other=0.0, cache_modifier=".cg"), axis=0)
     if odd == 0:
-        _make_codebook(
-            counters, scratch, partials, arrived, arrivals + programs, left, right, low, high, n, wire, BITS
-        )
+        _make_codebook(counters, scratch, partials, arrived, arrivals + programs, left, right, low, high, n, wire, BITS)
     elif program == 0:
         codes = tl.arange(0, 1 << BITS)
         store_bytes(wire, codes, tl.full([1 << BITS], float("nan"), tl.float32))
@@ -283,9 +279,7 @@ def codebook_kernel(x, n, wire, counters, scratch, stride, BITS: tl.constexpr):
 
 
 @triton.jit
-def _make_codebook(
-    counters, scratch, partials, arrived, arrivals, left, right, low, high, n, wire, BITS: tl.constexpr
-):
+def _make_codebook(counters, scratch, partials, arrived, arrivals, left, right, low, high, n, wire, BITS: tl.constexpr):
     """Steps 3 and 4: from the counts to the header of the wire and the thresholds between its values."""
     COUNT: tl.constexpr = 1 << BITS
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -328,7 +322,9 @@ def _make_codebook(
     shares = tl.zeros([], tl.float64)
     for start in range(begin, end, CHUNK):
         index = start + tl.arange(0, CHUNK)
-        value, weight, wide, is_middle = _points(index, counters, totals, lows, first_low, highs, first_high, left, width)
+        value, weight, wide, is_middle = _points(
+            index, counters, totals, lows, first_low, highs, first_high, left, width
+        )
         weight = tl.where(index < end, tl.where(is_middle, weight * factor, weight), 0.0)
         value -= centre
         mass += tl.sum(weight, axis=0)
@@ -347,7 +343,9 @@ def _make_codebook(
     sums = scratch + POINTS + MOST_POINTS
     for start in range(begin, end, CHUNK):
         index = start + tl.arange(0, CHUNK)
-        value, weight, wide, is_middle = _points(index, counters, totals, lows, first_low, highs, first_high, left, width)
+        value, weight, wide, is_middle = _points(
+            index, counters, totals, lows, first_low, highs, first_high, left, width
+        )
         there = index < end
         weight = tl.where(there, tl.where(is_middle, weight * factor, weight), 0.0)
         value -= centre

@@ -166,9 +166,7 @@ def _load_bytes(wire, index, mask):
 
 
 @triton.jit
-def _decode_pieces(
-    wire, row, row_step, out, places, step, limit, mask, table, BITS: tl.constexpr, WHOLE: tl.constexpr
-):
+def _decode_pieces(wire, row, row_step, out, places, step, limit, mask, table, BITS: tl.constexpr, WHOLE: tl.constexpr):
     for piece in tl.static_range(0, 8):
         code = tl.zeros(places.shape, tl.int32)
         for bit in tl.static_range(0, BITS):

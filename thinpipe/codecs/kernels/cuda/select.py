@@ -721,4 +721,3 @@ def _finish(wire, edges, parameters, extents, levels, CHUNKS: tl.constexpr):
     tl.store(parameters + CHUNKS + chunks, factor.to(tl.float32))
     tl.store(parameters + 2 * CHUNKS + chunks, tl.where(finite, offset, 0.0))
     tl.store(parameters + 3 * CHUNKS + chunks, tl.where(finite, scale, 0.0))
-
