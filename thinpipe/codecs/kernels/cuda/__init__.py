@@ -7,13 +7,14 @@ import functools
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.cuda import codebook, codes, select
+from thinpipe.codecs.kernels.cuda import codebook, codes, largest, select
 from thinpipe.codecs.kernels.cuda.launch import INTERPRETED, launch
-from thinpipe.codecs.layout import BLOCK, chunk_bounds, header_bytes
+from thinpipe.codecs.layout import BLOCK, chunk_bounds, header_bytes, positions_are_bits
 
 DIRECT = 1 << 17  # so few values need no sample
 PROGRAMS_PER_PROCESSOR = 2
-BLOCKS = 4
+COOPERATIVE = {"num_warps": 8, "maxnreg": 128, "launch_cooperative_grid": True}  # so many programs run at once
+BLOCKS = 4  # of 2048 codes, to a program
 
 
 def encode_uniform(x: Tensor, wire: Tensor, bits: int) -> None:
@@ -21,18 +22,11 @@ def encode_uniform(x: Tensor, wire: Tensor, bits: int) -> None:
 
 
 def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
-    n = x.numel()
+    n, programs = x.numel(), _programs(x.device.index)
     counters = torch.zeros(codebook.COUNTERS, dtype=torch.int32, device=x.device)
-    scratch = torch.empty(codebook.SCRATCH, dtype=torch.float64, device=x.device)
-    launch(
-        codebook.codebook_kernel,
-        _programs(x.device.index),
-        (x, n, wire, counters, scratch, codebook.counting_stride(n)),
-        (bits,),
-        num_warps=8,
-        maxnreg=128,
-        launch_cooperative_grid=True,
-    )
+    scratch = torch.empty(codebook.scratch_doubles(n, programs), dtype=torch.float64, device=x.device)
+    room = codebook.slots_per_column(n, programs)
+    launch(codebook.codebook_kernel, programs, (x, n, wire, counters, scratch, room), (bits,), **COOPERATIVE)
     _encode(x, wire, scratch.view(torch.float32), 2 * codebook.PARAMETERS.value, header_bytes(1 << bits), 1 << bits, 0)
 
 
@@ -52,6 +46,29 @@ def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) 
 
 def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
     _decode(wire, out, 1 << bits, 0, header_bytes(1 << bits))
+
+
+def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
+    n = x.numel()
+    scratch = order_statistics(x, [n - kept], wire, chunks=2, levels=0, magnitude=True)
+    threshold = select.EDGES.value + 2  # the last value of the first chunk
+    blocks = -(-n // largest.BLOCK.value)
+    counts = torch.empty(blocks, 2, dtype=torch.int64, device=x.device)
+    launch(largest.count_largest_kernel, blocks, (x, n, scratch, counts), (threshold,))
+    reached = counts.cumsum(0)
+    constants = (threshold, positions_are_bits(n, kept))
+    launch(largest.keep_largest_kernel, blocks, (x, n, wire, scratch, reached, kept, blocks), constants)
+
+
+def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
+    n = out.numel()
+    if not positions_are_bits(n, kept):
+        launch(largest.place_by_index_kernel, -(-kept // largest.BLOCK.value), (wire, out.zero_(), n, kept), ())
+        return
+    blocks = -(-n // largest.BLOCK.value)
+    counts = torch.empty(blocks, dtype=torch.int64, device=wire.device)
+    launch(largest.count_bits_kernel, blocks, (wire, n, kept, counts), ())
+    launch(largest.place_by_bits_kernel, blocks, (wire, out, n, kept, counts.cumsum(0)), ())
 
 
 def order_statistics(
@@ -86,9 +103,7 @@ def order_statistics(
                 room,
             ),
             (len(group), chunks, i == groups - 1 and not magnitude, sampled, magnitude),
-            num_warps=8,
-            maxnreg=128,
-            launch_cooperative_grid=True,
+            **COOPERATIVE,
         )
     return scratch
 

@@ -1,8 +1,9 @@
 """The 2^b values with the least squared error, in one launch: from a histogram of the middle and of both tails.
 
     1. a sample says where the middle of the values lies, all but about a thousandth at either end
-    2. one read of the tensor: every value of the tails is counted, in bins of the leading bits of its key, so that a
-       bin is a 256th of an octave wide however long the tails are; of the middle a million values or so, in even bins
+    2. one read of the tensor keeps all values of the tails. They are counted in bins of the leading bits of their
+       keys, so that a bin is a 256th of an octave wide however long the tails are; and a sample of a million values of
+       the middle in even bins
     3. bins become rising points with weights, and these prefix sums; groups of points that deserve equally many
        centres (as the cube root of mass * width^2) become the candidates for borders between cells
     4. up to 16 centres: the best borders among the candidates, by dynamic programming, one cell more at every step.
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.device import float_of, key_of, load_values, sample_places, store_bytes, wait_for_all
+from thinpipe.codecs.kernels.cuda.select import COLUMNS, MOST_PROGRAMS, ROWS, TILE, load_part, parts, read
 
 SAMPLE = tl.constexpr(4096)
 TAIL = tl.constexpr(1024)  # one in so many values of the sample lies beyond the middle, at either end
@@ -27,15 +29,12 @@ TAIL_SHIFT = tl.constexpr(15)
 TAILS = tl.constexpr(131072)  # 2^32 keys >> TAIL_SHIFT
 ZERO_BIN = tl.constexpr(65536)  # of the key 0
 GROUPS = tl.constexpr(512)
-MOST_PROGRAMS = tl.constexpr(512)
-COLUMNS = tl.constexpr(1024)
-ROWS = tl.constexpr(2)
-TILE = tl.constexpr(2048)
 CHUNK = tl.constexpr(1024)
-COUNTED = 1 << 20  # values of the middle, at the least, in a large tensor
+COUNTED = tl.constexpr(1048576)  # values in the sample of the middle
 
 # Places in the counters, int32, all zero at the launch.
 ARRIVED = tl.constexpr(0)
+LOST = tl.constexpr(1)  # there was no room for all values of the tails
 TAIL_COUNTS = tl.constexpr(64)
 TAIL_GREATEST = tl.constexpr(64 + 131072)
 GREATEST = tl.constexpr(64 + 2 * 131072)
@@ -44,7 +43,7 @@ COUNTERS = 64 + 2 * 131072 + 8192 + 32 * 8192
 
 # Places in the scratch memory, float64, not initialised.
 EDGE_VALUES = tl.constexpr(0)  # least and greatest value of the middle
-EXTENTS = tl.constexpr(16)  # of every program: least, greatest, NaN if a value is not finite
+EXTENTS = tl.constexpr(16)  # float32, of every program: least, greatest, NaN if a value is not finite
 PARTIALS = tl.constexpr(16 + 3 * 512)  # of every program: sums of its points
 CENTRES = tl.constexpr(16 + 7 * 512)
 BORDERS = tl.constexpr(16 + 7 * 512 + 512)
@@ -55,7 +54,18 @@ PARAMETERS = tl.constexpr(16 + 9 * 512 + 21 * 1024)  # float32 from here: what e
 TOTALS = tl.constexpr(16 + 10 * 512 + 21 * 1024)
 POINTS = tl.constexpr(16 + 10 * 512 + 21 * 1024 + 8192)
 MOST_POINTS = tl.constexpr(131072 + 8192 + 64)
-SCRATCH = 16 + 10 * 512 + 21 * 1024 + 8192 + 5 * (131072 + 8192 + 64)
+SUM_PARTIALS = tl.constexpr(16 + 10 * 512 + 21 * 1024 + 8192 + 5 * (131072 + 8192 + 64))  # of the read, not used
+KEPT = tl.constexpr(16 + 26 * 512 + 21 * 1024 + 8192 + 5 * (131072 + 8192 + 64))  # float32: values of the tails
+
+
+def slots_per_column(n: int, programs: int) -> int:
+    """Room for values of the tails: for all of a small tensor, else for ten times as many as expected."""
+    most = (n // TILE.value // programs + 2) * ROWS.value
+    return min(most, 16 + most // 50)
+
+
+def scratch_doubles(n: int, programs: int) -> int:
+    return KEPT.value + slots_per_column(n, programs) * COLUMNS.value * programs // 2
 
 
 @triton.jit
@@ -87,55 +97,29 @@ def _bin_of(values, left, scale):
 
 
 @triton.jit
-def _read_tile(x, n, tile, stride, counters, counts, left, right, scale, low, high, odd, MASKED: tl.constexpr):
-    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
-    # Neighbours to neighbouring threads, one each: wider loads would be reordered for counting, at a greater cost.
-    offsets = tl.max_contiguous(rows * COLUMNS + columns, [1, 1])
-    start = tl.cast(tile, tl.int64) * TILE
-    outside_of_range = offsets >= n - start
-    if MASKED:
-        values = load_values(x + start, offsets, ~outside_of_range, False)
-        low = tl.minimum(low, tl.min(tl.where(outside_of_range, float("inf"), values), axis=0))
-        high = tl.maximum(high, tl.max(tl.where(outside_of_range, float("-inf"), values), axis=0))
-        odd += tl.sum(tl.where(outside_of_range, 0.0, values * 0.0), axis=0)
-    else:
-        values = load_values(x + start, offsets, None, False)
-        low = tl.minimum(low, tl.min(values, axis=0))
-        high = tl.maximum(high, tl.max(values, axis=0))
-        odd += tl.sum(values * 0.0, axis=0)
-    in_tail = (values < left) | (values > right)
-    counted = in_tail | (stride == 0) | ((rows == 0) & (((columns ^ (tile * 13)) & (stride - 1)) == 0))
-    if MASKED:
-        in_tail &= ~outside_of_range
-        counted &= ~outside_of_range
-    keys = key_of(values)
-    bins = (keys >> TAIL_SHIFT) + ZERO_BIN
+def _count_tails(x, n, store, held, slots, counters, left, right, KEPT_ONES: tl.constexpr):
+    """This program's values of the tails, among the kept ones or in the whole tensor, by the bits of their keys."""
     greatest = (counters + TAIL_GREATEST).to(tl.pointer_type(tl.uint32))
-    tl.atomic_max(greatest + bins, keys.to(tl.uint32, bitcast=True) ^ 0x80000000, mask=in_tail, sem="relaxed")
-    place = tl.where(in_tail, bins + TAIL_COUNTS, _bin_of(values, left, scale) + counts)
-    tl.atomic_add(counters + place, 1, mask=counted, sem="relaxed")
-    return low, high, odd
+    for part in range(0, parts(n, slots, KEPT_ONES)):
+        values, there = load_part(x, n, store, held, part, KEPT_ONES, False)
+        there &= (values < left) | (values > right)
+        keys = key_of(values)
+        bins = (keys >> TAIL_SHIFT) + ZERO_BIN
+        tl.atomic_add(counters + TAIL_COUNTS + bins, 1, mask=there, sem="relaxed")
+        tl.atomic_max(greatest + bins, keys.to(tl.uint32, bitcast=True) ^ 0x80000000, mask=there, sem="relaxed")
 
 
 @triton.jit
-def _read(x, n, stride, counters, extents, left, right, scale):
-    """This program's part of the tensor: values of the tails are counted all, those of the middle by stride.
-
-    stride 0: all of them; else, of every other row, one in ``stride``, elsewhere in each tile.
-    """
-    low = tl.full([COLUMNS], float("inf"), tl.float32)
-    high = tl.full([COLUMNS], float("-inf"), tl.float32)
-    odd = tl.zeros([COLUMNS], tl.float32)
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    counts = COUNTS + (program % COPIES) * MIDDLE
-    tiles = tl.cast(n // TILE, tl.int32)
-    for tile in range(program, tiles, programs):
-        low, high, odd = _read_tile(x, n, tile, stride, counters, counts, left, right, scale, low, high, odd, False)
-    if tiles % programs == program:
-        low, high, odd = _read_tile(x, n, tiles, stride, counters, counts, left, right, scale, low, high, odd, True)
-    tl.store(extents + program, tl.min(low, axis=0).to(tl.float64))
-    tl.store(extents + MOST_PROGRAMS + program, tl.max(high, axis=0).to(tl.float64))
-    tl.store(extents + 2 * MOST_PROGRAMS + program, tl.sum(odd, axis=0).to(tl.float64))
+def _count_middle(x, n, counters, left, right, scale):
+    """This program's part of a sample of the tensor, or of all of a small one: values of the middle, in even bins."""
+    size = tl.cast(tl.minimum(n, COUNTED), tl.int32)
+    stride = tl.cast(n // size, tl.int64)
+    counts = counters + COUNTS + (tl.program_id(0) % COPIES) * MIDDLE
+    for start in range(tl.program_id(0) * CHUNK, size, tl.num_programs(0) * CHUNK):
+        index = start + tl.arange(0, CHUNK)
+        values = load_values(x, sample_places(index, stride), index < size, False)
+        inside = (index < size) & (values >= left) & (values <= right)
+        tl.atomic_add(counts + _bin_of(values, left, scale), 1, mask=inside, sem="relaxed")
 
 
 @triton.jit
@@ -211,32 +195,38 @@ def _cell_cost(mass, first, second):
 
 
 @triton.jit
-def _add_cell(sums, costs, choices, cell, arrivals):
-    """The least error of the groups before every border, in one cell more: every program some borders."""
+def _choose_borders(sums, costs, choices, arrived, arrivals, COUNT: tl.constexpr):
+    """The least error of the groups before every border, in one cell more at every step: every program some borders."""
     lanes = tl.arange(0, 2 * GROUPS)
     there = lanes <= GROUPS
     mass = tl.load(sums + lanes, mask=there, other=0.0, cache_modifier=".cg")
     first = tl.load(sums + 1024 + lanes, mask=there, other=0.0, cache_modifier=".cg")
     second = tl.load(sums + 2048 + lanes, mask=there, other=0.0, cache_modifier=".cg")
-    before = tl.load(costs + ((cell - 1) % 2) * 1024 + lanes, mask=there, other=0.0, cache_modifier=".cg")
-    for border in range(tl.program_id(0), GROUPS + 1, tl.num_programs(0)):
-        end = tl.load(sums + border, cache_modifier=".cg")
-        end1 = tl.load(sums + 1024 + border, cache_modifier=".cg")
-        end2 = tl.load(sums + 2048 + border, cache_modifier=".cg")
-        candidates = before + _cell_cost(end - mass, end1 - first, end2 - second)
-        candidates = tl.where(lanes <= border, candidates, float("inf"))
-        best = tl.min(candidates, axis=0)
-        tl.store(costs + (cell % 2) * 1024 + border, best)
-        tl.store(choices + cell * 1024 + border, tl.min(tl.where(candidates == best, lanes, GROUPS), axis=0).to(tl.float64))  # fmt: skip
+    for cell in range(1, COUNT):
+        before = tl.load(costs + ((cell - 1) % 2) * 1024 + lanes, mask=there, other=0.0, cache_modifier=".cg")
+        for border in range(tl.program_id(0), GROUPS + 1, tl.num_programs(0)):
+            end = tl.load(sums + border, cache_modifier=".cg")
+            end1 = tl.load(sums + 1024 + border, cache_modifier=".cg")
+            end2 = tl.load(sums + 2048 + border, cache_modifier=".cg")
+            candidates = before + _cell_cost(end - mass, end1 - first, end2 - second)
+            candidates = tl.where(lanes <= border, candidates, float("inf"))
+            best = tl.min(candidates, axis=0)
+            where = tl.min(tl.where(candidates == best, lanes, GROUPS), axis=0)
+            tl.store(costs + (cell % 2) * 1024 + border, best)
+            tl.store(choices + cell * 1024 + border, where.to(tl.float64))
+        wait_for_all(arrived, arrivals)
+        arrivals += tl.num_programs(0)
 
 
-@triton.jit(do_not_specialize=["n", "stride"])
-def codebook_kernel(x, n, wire, counters, scratch, stride, BITS: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "room"])
+def codebook_kernel(x, n, wire, counters, scratch, room, BITS: tl.constexpr):
+    """The codebook into the header of the wire, and the thresholds between its values into the scratch memory."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
     arrivals = programs
     drawn = (scratch + POINTS).to(tl.pointer_type(tl.float32))  # points come later
-    edges, extents, partials = scratch + EDGE_VALUES, scratch + EXTENTS, scratch + PARTIALS
+    edges, partials = scratch + EDGE_VALUES, scratch + PARTIALS
+    extents = (scratch + EXTENTS).to(tl.pointer_type(tl.float32))
     size = tl.cast(tl.minimum(n, SAMPLE), tl.int32)
     for start in range(program * CHUNK, size, programs * CHUNK):
         index = start + tl.arange(0, CHUNK)
@@ -260,12 +250,30 @@ def codebook_kernel(x, n, wire, counters, scratch, stride, BITS: tl.constexpr):
         rising = key_of(values).to(tl.uint32, bitcast=True) ^ 0x80000000
         greatest = (counters + GREATEST).to(tl.pointer_type(tl.uint32))
         tl.atomic_max(greatest + _bin_of(values, left32, scale), rising, mask=inside, sem="relaxed")
-    _read(x, n, stride, counters, extents, left32, right32, scale)
+    _count_middle(x, n, counters, left32, right32, scale)
+    store = (scratch + KEPT).to(tl.pointer_type(tl.float32)) + program.to(tl.int64) * room * COLUMNS
+    sums = (scratch + SUM_PARTIALS).to(tl.pointer_type(tl.int64))
+    infinity = float("inf")
+    held, lost = read(
+        x, n, store, room, sums, extents, -infinity, left32, right32, infinity, infinity, infinity, left32, left32,
+        2, 0, False,
+    )  # fmt: skip
+    if tl.max(lost, axis=0) > 0:
+        tl.store(counters + LOST, 1)
     wait_for_all(arrived, arrivals)
+    if tl.load(counters + LOST, cache_modifier=".cg") == 0:
+        _count_tails(x, n, store, held, tl.max(held, axis=0), counters, left32, right32, True)
+    else:
+        _count_tails(x, n, store, held, 0, counters, left32, right32, False)
+    wait_for_all(arrived, arrivals + programs)
+    arrivals += programs
     lanes = tl.arange(0, MOST_PROGRAMS)
     running = lanes < programs
-    low = tl.min(tl.load(extents + lanes, mask=running, other=float("inf"), cache_modifier=".cg"), axis=0)
-    high = tl.max(tl.load(extents + MOST_PROGRAMS + lanes, mask=running, other=float("-inf"), cache_modifier=".cg"), axis=0)  # fmt: skip
+    low = tl.min(tl.load(extents + lanes, mask=running, other=float("inf"), cache_modifier=".cg"), axis=0).to(
+        tl.float64
+    )
+    highs = tl.load(extents + MOST_PROGRAMS + lanes, mask=running, other=float("-inf"), cache_modifier=".cg")
+    high = tl.max(highs, axis=0).to(tl.float64)
     odd = tl.sum(tl.load(extents + 2 * MOST_PROGRAMS + lanes, mask=running, other=0.0, cache_modifier=".cg"), axis=0)
     if odd == 0:
         _make_codebook(counters, scratch, partials, arrived, arrivals + programs, left, right, low, high, n, wire, BITS)
@@ -382,10 +390,7 @@ def _make_codebook(counters, scratch, partials, arrived, arrivals, left, right, 
             tl.store(scratch + COSTS + borders, _cell_cost(group_mass, group_first, group_second), mask=there)
         wait_for_all(arrived, arrivals)
         arrivals += programs
-        for cell in range(1, COUNT):
-            _add_cell(group_sums, scratch + COSTS, scratch + CHOICES, cell, arrivals)
-            wait_for_all(arrived, arrivals)
-            arrivals += programs
+        _choose_borders(group_sums, scratch + COSTS, scratch + CHOICES, arrived, arrivals, COUNT)
     if program == 0:
         _finish(scratch, values, sums, points, all_shares, centre, low, high, wire, BITS)
 
@@ -394,7 +399,7 @@ def _make_codebook(counters, scratch, partials, arrived, arrivals, left, right, 
 def _finish(scratch, values, sums, points, all_shares, centre, low, high, wire, BITS: tl.constexpr):
     """From the best borders, or an even start, by Lloyd's steps to the centres; header and thresholds."""
     COUNT: tl.constexpr = 1 << BITS
-    STEPS: tl.constexpr = 12 if BITS <= 4 else 32
+    STEPS: tl.constexpr = 6 if BITS <= 4 else 32
     cells = tl.arange(0, COUNT)
     centres, borders = scratch + CENTRES, scratch + BORDERS
     if BITS <= 4:
@@ -435,11 +440,6 @@ def _finish(scratch, values, sums, points, all_shares, centre, low, high, wire, 
     tl.store(centres + cells, code.to(tl.float64))
     tl.debug_barrier()
     following = tl.load(centres + cells + 1, mask=cells + 1 < COUNT, other=float("inf"), cache_modifier=".cg")
-    threshold = ((following + code.to(tl.float64)) / 2).to(tl.float32)
+    threshold = ((following + code.to(tl.float64)) / 2).to(tl.float32) + 0.0  # never -0, see negative
     parameters = (scratch + PARAMETERS).to(tl.pointer_type(tl.float32))
     tl.store(parameters + cells, threshold)
-
-
-def counting_stride(n: int) -> int:
-    """Which values of the middle are counted: 0 all, else one in so many of every other row."""
-    return 0 if n <= COUNTED else 1 << max(0, (n // (2 * COUNTED)).bit_length() - 1)

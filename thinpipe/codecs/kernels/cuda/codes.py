@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from thinpipe.codecs.kernels.cuda.device import load_bytes, negative
 from thinpipe.codecs.layout import BLOCK as _BLOCK
 from thinpipe.codecs.layout import PIECE as _PIECE
 
@@ -21,12 +22,16 @@ ROUND_BITS = tl.constexpr(0x4B400000)
 
 @triton.jit
 def _search(values, thresholds, COUNT: tl.constexpr):
-    """How many of COUNT - 1 rising thresholds lie below each value, by halving."""
+    """How many of COUNT - 1 rising thresholds lie below each value: few of them one by one, many by halving."""
     index = tl.zeros(values.shape, tl.int32)
-    for halving in tl.static_range(1, 17):
-        if (COUNT >> halving) > 0:
-            above = values > tl.load(thresholds + index + ((COUNT >> halving) - 1))
-            index += tl.where(above, COUNT >> halving, 0)
+    if COUNT <= 16:
+        for i in tl.static_range(COUNT - 1):
+            index += negative(tl.load(thresholds + i) - values)
+    else:
+        for halving in tl.static_range(1, 17):
+            if (COUNT >> halving) > 0:
+                above = values > tl.load(thresholds + index + ((COUNT >> halving) - 1))
+                index += tl.where(above, COUNT >> halving, 0)
     return index
 
 
@@ -142,27 +147,18 @@ def table_kernel(wire, table, CHUNKS: tl.constexpr, LEVEL_BITS: tl.constexpr, SI
     """The value of every code, from the header: as thinpipe.codecs.layout.bucket_values, or the header itself."""
     code = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     if LEVEL_BITS == 0:
-        values = _load_bytes(wire, code, code < CHUNKS)
+        values = load_bytes(wire, code, code < CHUNKS)
     else:
         chunk = code >> LEVEL_BITS
         levels: tl.constexpr = (1 << LEVEL_BITS) - 1
         level = code & levels
         there = chunk < CHUNKS
-        low = _load_bytes(wire, chunk, there).to(tl.float64)
-        high = _load_bytes(wire, CHUNKS + chunk, there).to(tl.float64)
+        low = load_bytes(wire, chunk, there).to(tl.float64)
+        high = load_bytes(wire, CHUNKS + chunk, there).to(tl.float64)
         span = high - low
         part = span * (level.to(tl.float64) / levels)
         values = tl.where(level == levels, high, low + part).to(tl.float32)
     tl.store(table + code, values)
-
-
-@triton.jit
-def _load_bytes(wire, index, mask):
-    """float32 values from four bytes each: a wire may start anywhere."""
-    bits = tl.zeros(index.shape, tl.int32)
-    for byte in tl.static_range(4):
-        bits |= tl.load(wire + 4 * index + byte, mask=mask, other=0).to(tl.int32) << (8 * byte)
-    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

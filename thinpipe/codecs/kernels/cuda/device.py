@@ -32,6 +32,15 @@ def float_of(key):
 
 
 @triton.jit
+def negative(x):
+    """1 where a float32 has its sign bit, 0 elsewhere: a difference's sign costs less to count than a comparison.
+
+    Of two zeros a - b is -0 only if a is -0: what a value is held against must not be.
+    """
+    return (x.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)
+
+
+@triton.jit
 def sample_places(index, stride):
     """A random place in each of many equal stretches: the same ones every time."""
     mixed = index.to(tl.uint32)  # murmur3's finalizer
@@ -52,8 +61,17 @@ def load_values(x, places, mask, MAGNITUDE: tl.constexpr):
 
 
 @triton.jit
-def store_bytes(wire, index, values):
+def store_bytes(wire, index, values, mask=None):
     """float32 values byte by byte: a wire may start anywhere."""
     bits = values.to(tl.int32, bitcast=True)
     for byte in tl.static_range(4):
-        tl.store(wire + 4 * index + byte, ((bits >> (8 * byte)) & 255).to(tl.uint8))
+        tl.store(wire + 4 * index + byte, ((bits >> (8 * byte)) & 255).to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def load_bytes(wire, index, mask):
+    """The inverse of store_bytes; 0 where the mask is off."""
+    bits = tl.zeros(index.shape, tl.int32)
+    for byte in tl.static_range(4):
+        bits |= tl.load(wire + 4 * index + byte, mask=mask, other=0).to(tl.int32) << (8 * byte)
+    return bits.to(tl.float32, bitcast=True)

@@ -22,6 +22,7 @@ from thinpipe.codecs.kernels.cuda.device import (
     float_of,
     key_of,
     load_values,
+    negative,
     sample_places,
     store_bytes,
     wait_for_all,
@@ -32,11 +33,11 @@ ROWS = tl.constexpr(4)
 COLUMNS = tl.constexpr(1024)
 TILE = tl.constexpr(4096)  # ROWS * COLUMNS: what a program reads at a time
 SAMPLE = tl.constexpr(4096)
-SPLITTERS = tl.constexpr(32)  # around each cut
-LANES = tl.constexpr(128)  # of the splitters of all cuts; the last 32 idle
+SPLITTERS = tl.constexpr(40)  # around each cut
+LANES = tl.constexpr(128)  # of the splitters of all cuts; the last 8 idle
 DEVIATIONS = tl.constexpr(4.0)  # half a bracket's width, in standard deviations of a rank in a sample
-BINS = tl.constexpr(2048)
-COPIES = tl.constexpr(8)  # of the counts, so that programs that meet the same value seldom wait for each other
+BINS = tl.constexpr(8192)
+COPIES = tl.constexpr(4)  # of the counts, so that programs that meet the same value seldom wait for each other
 MOST_PROGRAMS = tl.constexpr(512)
 
 # Places in the counters, int32, all zero at the launch.
@@ -45,7 +46,7 @@ FAILED = tl.constexpr(1)
 BELOW = tl.constexpr(128)  # values of the larger sample below each splitter
 ABOVE = tl.constexpr(256)  # and above each
 HISTOGRAM = tl.constexpr(512)
-COUNTERS = 512 + 8 * 3 * 2048
+COUNTERS = 512 + 4 * 3 * 8192
 
 # Places in the scratch memory, float32, not initialised. First what is int64: numbers found for each cut, partial sums.
 FOUND = tl.constexpr(0)
@@ -70,7 +71,7 @@ SUMS = tl.constexpr(16)  # partial sums of a program: counts above the lower end
 
 def larger_sample(n: int) -> int:
     """Values in the larger sample of n: a multiple of 16, or what lies behind it would not be aligned."""
-    return min(1 << 18, n // 64 * 16)
+    return min(1 << (19 if n >= 1 << 25 else 18), n // 64 * 16)
 
 
 def slots_per_column(n: int, programs: int) -> int:
@@ -86,11 +87,12 @@ def scratch_floats(n: int, programs: int, sampled: bool) -> int:
 
 @triton.jit
 def _places_around(rank, n, lane):
-    """Where in the ranked sample the splitters of a cut are."""
+    """Where in the ranked sample the splitters of a cut are: dense where it is expected, sparse at the ends."""
     share = rank.to(tl.float64) / n
     deviation = tl.sqrt(share * (1 - share) * SAMPLE) * DEVIATIONS + 2
     middle: tl.constexpr = (SPLITTERS - 1) / 2
-    return tl.floor(share * SAMPLE + (lane - middle) / middle * deviation).to(tl.int32)
+    side = (lane - middle) / middle
+    return tl.floor(share * SAMPLE + side * tl.abs(side) * deviation).to(tl.int32)
 
 
 @triton.jit
@@ -145,32 +147,27 @@ def _count_sample(drawn, size, splitters, counters):
         against1 = tl.load(drawn + others + MANY, mask=others + MANY < size, other=0.0, cache_modifier=".cg")
         against2 = tl.load(drawn + others + 2 * MANY, mask=others + 2 * MANY < size, other=0.0, cache_modifier=".cg")
         against3 = tl.load(drawn + others + 3 * MANY, mask=others + 3 * MANY < size, other=0.0, cache_modifier=".cg")
-        below += _negative(against0[None, :] - values[:, None]) + _negative(against1[None, :] - values[:, None])
-        below += _negative(against2[None, :] - values[:, None]) + _negative(against3[None, :] - values[:, None])
-        above += _negative(values[:, None] - against0[None, :]) + _negative(values[:, None] - against1[None, :])
-        above += _negative(values[:, None] - against2[None, :]) + _negative(values[:, None] - against3[None, :])
+        below += negative(against0[None, :] - values[:, None]) + negative(against1[None, :] - values[:, None])
+        below += negative(against2[None, :] - values[:, None]) + negative(against3[None, :] - values[:, None])
+        above += negative(values[:, None] - against0[None, :]) + negative(values[:, None] - against1[None, :])
+        above += negative(values[:, None] - against2[None, :]) + negative(values[:, None] - against3[None, :])
     tl.atomic_add(counters + BELOW + lanes, tl.sum(below, axis=1), sem="relaxed")
     tl.atomic_add(counters + ABOVE + lanes, tl.sum(above, axis=1), sem="relaxed")
 
 
 @triton.jit
-def _negative(x):
-    """1 where a float32 has its sign bit, 0 elsewhere."""
-    return (x.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)
-
-
-@triton.jit
 def _bracket(splitters, counters, size, n, rank, CUT: tl.constexpr):
     """Two values that almost certainly enclose a cut, and whether many values are equal to one of them."""
-    lanes = tl.arange(0, SPLITTERS)
+    lanes = tl.arange(0, 64)
+    mine = lanes < SPLITTERS
     places = _places_around(rank, n, lanes)
-    values = tl.load(splitters + CUT * SPLITTERS + lanes, cache_modifier=".cg")
-    below = tl.load(counters + BELOW + CUT * SPLITTERS + lanes, cache_modifier=".cg")
-    upto = size - tl.load(counters + ABOVE + CUT * SPLITTERS + lanes, cache_modifier=".cg")
+    values = tl.load(splitters + CUT * SPLITTERS + lanes, mask=mine, other=0.0, cache_modifier=".cg")
+    below = tl.load(counters + BELOW + CUT * SPLITTERS + lanes, mask=mine, other=0, cache_modifier=".cg")
+    upto = size - tl.load(counters + ABOVE + CUT * SPLITTERS + lanes, mask=mine, other=0, cache_modifier=".cg")
     share = rank.to(tl.float64) / n
     target = share * size
     deviation = tl.sqrt(target * (1 - share)) * DEVIATIONS + 1
-    real = (places >= 0) & (places < SAMPLE)
+    real = mine & (places >= 0) & (places < SAMPLE)
     under = real & (below <= target - deviation)
     over = real & (upto >= target + deviation)
     low = tl.max(tl.where(under, values, float("-inf")), axis=0) + 0.0  # never -0: the sign of a difference counts
@@ -209,30 +206,30 @@ def _read_row(
     odd += values * 0.0  # NaN as soon as a value is NaN or infinite
     if CUTS_HERE > 0:
         above = _difference(lo0, values, there, MASKED)
-        above0 += _negative(above)
+        above0 += negative(above)
         inside = above & _difference(values, hi0, there, MASKED)
         if CUTS_HERE > 1:
             above = _difference(lo1, values, there, MASKED)
-            above1 += _negative(above)
+            above1 += negative(above)
             inside |= above & _difference(values, hi1, there, MASKED)
         if CUTS_HERE > 2:
             above = _difference(lo2, values, there, MASKED)
-            above2 += _negative(above)
+            above2 += negative(above)
             inside |= above & _difference(values, hi2, there, MASKED)
         if TIES == 2:
-            tie0 += _negative(_difference(values, lo_tie, there, MASKED))
-            tie1 += _negative(_difference(hi_tie, values, there, MASKED))
+            tie0 += negative(_difference(values, lo_tie, there, MASKED))
+            tie1 += negative(_difference(hi_tie, values, there, MASKED))
         if TIES == 6:
-            tie0 += _negative(_difference(values, lo0, there, MASKED))
-            tie1 += _negative(_difference(hi0, values, there, MASKED))
-            tie2 += _negative(_difference(values, lo1, there, MASKED))
-            tie3 += _negative(_difference(hi1, values, there, MASKED))
-            tie4 += _negative(_difference(values, lo2, there, MASKED))
-            tie5 += _negative(_difference(hi2, values, there, MASKED))
+            tie0 += negative(_difference(values, lo0, there, MASKED))
+            tie1 += negative(_difference(hi0, values, there, MASKED))
+            tie2 += negative(_difference(values, lo1, there, MASKED))
+            tie3 += negative(_difference(hi1, values, there, MASKED))
+            tie4 += negative(_difference(values, lo2, there, MASKED))
+            tie5 += negative(_difference(hi2, values, there, MASKED))
         # Not contiguous at all, but saying so keeps the store in the layout of the load; the mask keeps it single.
         free = tl.max_contiguous(tl.multiple_of(columns + held * COLUMNS, 16), 4)
         tl.store(free, values, mask=inside < 0)
-        held += _negative(inside)
+        held += negative(inside)
     return held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5
 
 
@@ -255,7 +252,7 @@ def _load_row(x, tile, row, MAGNITUDE: tl.constexpr):
 
 
 @triton.jit
-def _read(
+def read(
     x, n, store, room, partials, extents, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
     CUTS_HERE: tl.constexpr, TIES: tl.constexpr, MAGNITUDE: tl.constexpr,
 ):  # fmt: skip
@@ -394,21 +391,37 @@ def _shift(low, high):
 
 
 @triton.jit
-def _window(found, cut):
-    """The keys a cut is now among: the first, how many more, bits to leave out of the distance, and if it is open."""
-    row = found + cut * WORDS
+def _window(found, cut, CUTS_HERE: tl.constexpr):
+    """The keys a cut is now among: the first, the last, bits to leave out of the distance; and what to do with them.
+
+    ``count`` them, if the cut is not done; they are the last ones, and the ``next`` key above them is wanted, if they
+    are not to be narrowed any more. In the end that is so for all cuts at once.
+    """
+    row = found + (cut % CUTS_HERE) * WORDS
     low = tl.load(row + LOW_KEY, cache_modifier=".cg")
     high = tl.load(row + HIGH_KEY, cache_modifier=".cg")
-    active = (tl.load(row + DONE, cache_modifier=".cg") == 0) & (low <= high)
-    return low.to(tl.int32), (high - low).to(tl.uint32), _shift(low, high).to(tl.uint32), active
+    done = (tl.load(row + DONE, cache_modifier=".cg") != 0) | (cut >= CUTS_HERE)
+    shift = _shift(low, high)
+    return low.to(tl.int32), high.to(tl.int32), shift.to(tl.uint32), ~done & (low <= high), done | (shift == 0)
 
 
 @triton.jit
-def _count_keys(keys, there, counts, low, width, shift, active):
-    """Count the keys in a window by the leading bits of their distance from its start."""
-    if active:
-        distance = (keys - low).to(tl.uint32, bitcast=True)
-        tl.atomic_add(counts + (distance >> shift).to(tl.int32), 1, mask=there & (distance <= width), sem="relaxed")
+def _bins_of(keys, low, high, shift, count):
+    """The bins of keys in a window, and which keys are in it."""
+    distance = (keys - low).to(tl.uint32, bitcast=True)
+    return (distance >> shift).to(tl.int32), count & (distance <= (high - low).to(tl.uint32, bitcast=True))
+
+
+@triton.jit
+def _least_above(least, keys, there, high):
+    """The least key above a window, of every column."""
+    return tl.minimum(least, tl.min(tl.where(there & (keys > high), keys, 0x7FFFFFFF), axis=0))
+
+
+@triton.jit
+def _offer_next(found, cut, least, next):
+    if next:
+        tl.atomic_min(found + cut * WORDS + NEXT_KEY, tl.min(least, axis=0).to(tl.int64), sem="relaxed")
 
 
 @triton.jit
@@ -432,6 +445,9 @@ def _pick_bin(counters, row, cut):
     if last:
         passed_all = tl.max(tl.where(bins <= picked, reached, 0), axis=0)
         tl.store(row + UP_TO, upto + passed_all)
+        following = tl.min(tl.where((bins > picked) & (population > 0), bins, 0x7FFFFFFF), axis=0)
+        beyond = tl.load(row + NEXT_KEY, cache_modifier=".cg")
+        tl.store(row + NEXT_KEY, tl.minimum(beyond, low + following))
     else:
         tl.store(row + UP_TO, upto + passed)
     start = low + (picked.to(tl.int64) << shift)
@@ -464,22 +480,6 @@ def _all_done(found, CUTS_HERE: tl.constexpr):
 
 
 @triton.jit
-def _least_above(least, keys, there, key):
-    """The least key above a key, of every column."""
-    return tl.minimum(least, tl.min(tl.where(there & (keys > key), keys, 0x7FFFFFFF), axis=0))
-
-
-@triton.jit
-def _offer_next(found, cut, least):
-    tl.atomic_min(found + cut * WORDS + NEXT_KEY, tl.min(least, axis=0).to(tl.int64), sem="relaxed")
-
-
-@triton.jit
-def _found_key(found, cut):
-    return tl.load(found + cut * WORDS + LOW_KEY, cache_modifier=".cg").to(tl.int32)
-
-
-@triton.jit
 def _load_slots(store, held, start):
     """The kept values of ROWS slots of every column, and which of them there are.
 
@@ -499,7 +499,7 @@ def _load_tile(x, n, tile, MAGNITUDE: tl.constexpr):
 
 
 @triton.jit
-def _part(x, n, store, held, part, KEPT: tl.constexpr, MAGNITUDE: tl.constexpr):
+def load_part(x, n, store, held, part, KEPT: tl.constexpr, MAGNITUDE: tl.constexpr):
     """A part of what is searched: of the kept values, or of the whole tensor."""
     if KEPT:
         return _load_slots(store, held, part * ROWS)
@@ -508,7 +508,7 @@ def _part(x, n, store, held, part, KEPT: tl.constexpr, MAGNITUDE: tl.constexpr):
 
 
 @triton.jit
-def _parts(n, slots, KEPT: tl.constexpr):
+def parts(n, slots, KEPT: tl.constexpr):
     if KEPT:
         return tl.cdiv(slots, ROWS)
     else:
@@ -519,41 +519,67 @@ def _parts(n, slots, KEPT: tl.constexpr):
 def _count_all(
     x, n, store, held, slots, counters, found, CUTS_HERE: tl.constexpr, KEPT: tl.constexpr, MAGNITUDE: tl.constexpr
 ):
-    """This program's keys, counted for every cut that is not done."""
-    counts = counters + HISTOGRAM + (tl.program_id(0) % COPIES) * (CUTS * BINS)
-    low0, width0, shift0, active0 = _window(found, 0)
-    low1, width1, shift1, active1 = _window(found, 1 % CUTS_HERE)
-    low2, width2, shift2, active2 = _window(found, 2 % CUTS_HERE)
-    for part in range(0, _parts(n, slots, KEPT)):
-        values, there = _part(x, n, store, held, part, KEPT, MAGNITUDE)
-        keys = key_of(values)
-        _count_keys(keys, there, counts, low0, width0, shift0, active0)
+    """This program's keys, counted for every cut that is not done, and the least of them above each last window."""
+    low0, high0, shift0, count0, next0 = _window(found, 0, CUTS_HERE)
+    low1, high1, shift1, count1, next1 = _window(found, 1, CUTS_HERE)
+    low2, high2, shift2, count2, next2 = _window(found, 2, CUTS_HERE)
+    # A key is as a rule in one window at most, and counting it once is cheaper than asking for every cut.
+    apart = ~(count0 & count1 & (high0 >= low1)) & ~(count1 & count2 & (high1 >= low2))
+    if apart & ~(count0 & count2 & (high0 >= low2)):
+        _count_windows(
+            x, n, store, held, slots, counters, low0, high0, shift0, count0, low1, high1, shift1, count1,
+            low2, high2, shift2, count2, CUTS_HERE, True, KEPT, MAGNITUDE,
+        )  # fmt: skip
+    else:
+        _count_windows(
+            x, n, store, held, slots, counters, low0, high0, shift0, count0, low1, high1, shift1, count1,
+            low2, high2, shift2, count2, CUTS_HERE, False, KEPT, MAGNITUDE,
+        )  # fmt: skip
+    if next0 & next1 & next2:
+        least0 = tl.full([COLUMNS], 0x7FFFFFFF, tl.int32)
+        least1 = tl.full([COLUMNS], 0x7FFFFFFF, tl.int32)
+        least2 = tl.full([COLUMNS], 0x7FFFFFFF, tl.int32)
+        for part in range(0, parts(n, slots, KEPT)):
+            values, there = load_part(x, n, store, held, part, KEPT, MAGNITUDE)
+            keys = key_of(values)
+            least0 = _least_above(least0, keys, there, high0)
+            if CUTS_HERE > 1:
+                least1 = _least_above(least1, keys, there, high1)
+            if CUTS_HERE > 2:
+                least2 = _least_above(least2, keys, there, high2)
+        _offer_next(found, 0, least0, next0)
         if CUTS_HERE > 1:
-            _count_keys(keys, there, counts + BINS, low1, width1, shift1, active1)
+            _offer_next(found, 1, least1, next1)
         if CUTS_HERE > 2:
-            _count_keys(keys, there, counts + 2 * BINS, low2, width2, shift2, active2)
+            _offer_next(found, 2, least2, next2)
 
 
 @triton.jit
-def _find_next(x, n, store, held, slots, found, CUTS_HERE: tl.constexpr, KEPT: tl.constexpr, MAGNITUDE: tl.constexpr):
-    """The least of this program's keys above each found one."""
-    key0, key1, key2 = _found_key(found, 0), _found_key(found, 1 % CUTS_HERE), _found_key(found, 2 % CUTS_HERE)
-    least0 = tl.full([COLUMNS], 0x7FFFFFFF, tl.int32)
-    least1 = tl.full([COLUMNS], 0x7FFFFFFF, tl.int32)
-    least2 = tl.full([COLUMNS], 0x7FFFFFFF, tl.int32)
-    for part in range(0, _parts(n, slots, KEPT)):
-        values, there = _part(x, n, store, held, part, KEPT, MAGNITUDE)
+def _count_windows(
+    x, n, store, held, slots, counters, low0, high0, shift0, count0, low1, high1, shift1, count1,
+    low2, high2, shift2, count2,
+    CUTS_HERE: tl.constexpr, APART: tl.constexpr, KEPT: tl.constexpr, MAGNITUDE: tl.constexpr,
+):  # fmt: skip
+    counts = counters + HISTOGRAM + (tl.program_id(0) % COPIES) * (CUTS * BINS)
+    for part in range(0, parts(n, slots, KEPT)):
+        values, there = load_part(x, n, store, held, part, KEPT, MAGNITUDE)
         keys = key_of(values)
-        least0 = _least_above(least0, keys, there, key0)
+        bins, inside = _bins_of(keys, low0, high0, shift0, count0)
         if CUTS_HERE > 1:
-            least1 = _least_above(least1, keys, there, key1)
+            bins1, inside1 = _bins_of(keys, low1, high1, shift1, count1)
+            if APART:
+                bins = tl.where(inside1, bins1 + BINS, bins)
+                inside |= inside1
+            else:
+                tl.atomic_add(counts + BINS + bins1, 1, mask=there & inside1, sem="relaxed")
         if CUTS_HERE > 2:
-            least2 = _least_above(least2, keys, there, key2)
-    _offer_next(found, 0, least0)
-    if CUTS_HERE > 1:
-        _offer_next(found, 1, least1)
-    if CUTS_HERE > 2:
-        _offer_next(found, 2, least2)
+            bins2, inside2 = _bins_of(keys, low2, high2, shift2, count2)
+            if APART:
+                bins = tl.where(inside2, bins2 + 2 * BINS, bins)
+                inside |= inside2
+            else:
+                tl.atomic_add(counts + 2 * BINS + bins2, 1, mask=there & inside2, sem="relaxed")
+        tl.atomic_add(counts + bins, 1, mask=there & inside, sem="relaxed")
 
 
 @triton.jit
@@ -596,17 +622,17 @@ def select_kernel(
         hi_tie, hi_ties = _add_tie(hi_tie, hi_ties, hi2, hi2_shared & (hi2 != lo2))
         ties = tl.where((lo_ties > 1) | (hi_ties > 1), 3, lo_ties + hi_ties)
         if ties == 0:
-            held, lost = _read(
+            held, lost = read(
                 x, n, store, room, partials, extents, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
                 CUTS_HERE, 0, MAGNITUDE,
             )  # fmt: skip
         elif ties < 3:
-            held, lost = _read(
+            held, lost = read(
                 x, n, store, room, partials, extents, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
                 CUTS_HERE, 2, MAGNITUDE,
             )  # fmt: skip
         else:
-            held, lost = _read(
+            held, lost = read(
                 x, n, store, room, partials, extents, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
                 CUTS_HERE, 6, MAGNITUDE,
             )  # fmt: skip
@@ -621,7 +647,8 @@ def select_kernel(
         wait_for_all(arrived, arrivals + programs)
         arrivals += 2 * programs
         failed = tl.load(counters + FAILED, cache_modifier=".cg")
-        while (failed == 0) & (_all_done(found, CUTS_HERE) == 0):
+        again = failed == 0  # once in any case: the value after the found one is wanted too
+        while again:
             _count_all(x, n, store, held, slots, counters, found, CUTS_HERE, True, MAGNITUDE)
             wait_for_all(arrived, arrivals)
             for cut in range(program, CUTS_HERE, programs):
@@ -634,13 +661,10 @@ def select_kernel(
             wait_for_all(arrived, arrivals + programs)
             arrivals += 2 * programs
             failed = tl.load(counters + FAILED, cache_modifier=".cg")
-        if failed == 0:
-            _find_next(x, n, store, held, slots, found, CUTS_HERE, True, MAGNITUDE)
-            wait_for_all(arrived, arrivals)
-            arrivals += programs
+            again = (failed == 0) & (_all_done(found, CUTS_HERE) == 0)
     else:
         nan = float("nan")
-        _read(x, n, scratch, 0, partials, extents, nan, nan, nan, nan, nan, nan, nan, nan, 0, 0, MAGNITUDE)  # fmt: skip
+        read(x, n, scratch, 0, partials, extents, nan, nan, nan, nan, nan, nan, nan, nan, 0, 0, MAGNITUDE)  # fmt: skip
         wait_for_all(arrived, arrivals)
         arrivals += programs
         failed = 1
@@ -686,8 +710,6 @@ def _search_everything(
             _pick_bin(counters, found + cut * WORDS, cut)
         wait_for_all(arrived, arrivals + programs)
         arrivals += 2 * programs
-    _find_next(x, n, None, None, 0, found, CUTS_HERE, False, MAGNITUDE)
-    wait_for_all(arrived, arrivals)
 
 
 @triton.jit
@@ -717,7 +739,7 @@ def _finish(wire, edges, parameters, extents, levels, CHUNKS: tl.constexpr):
     factor = tl.where(span > 2.0**126, 2.0**-3, tl.where((span > 0) & (span < 2.0**-96), 2.0**100, 1.0)).to(tl.float64)
     offset = (lo.to(tl.float64) * factor).to(tl.float32)
     scale = tl.where(span > 0, levels / (span * factor), 0.0).to(tl.float32)
-    tl.store(parameters + chunks, tl.where(finite, hi, float("inf")))
+    tl.store(parameters + chunks, tl.where(finite, hi, float("inf")) + 0.0)  # never -0, see negative
     tl.store(parameters + CHUNKS + chunks, factor.to(tl.float32))
     tl.store(parameters + 2 * CHUNKS + chunks, tl.where(finite, offset, 0.0))
     tl.store(parameters + 3 * CHUNKS + chunks, tl.where(finite, scale, 0.0))
