@@ -36,8 +36,8 @@ SAMPLE = tl.constexpr(4096)
 SPLITTERS = tl.constexpr(40)  # around each cut
 LANES = tl.constexpr(128)  # of the splitters of all cuts; the last 8 idle
 DEVIATIONS = tl.constexpr(4.0)  # half a bracket's width, in standard deviations of a rank in a sample
-BINS = tl.constexpr(8192)
-COPIES = tl.constexpr(4)  # of the counts, so that programs that meet the same value seldom wait for each other
+BINS = tl.constexpr(2048)
+COPIES = tl.constexpr(8)  # of the counts, so that programs that meet the same value seldom wait for each other
 MOST_PROGRAMS = tl.constexpr(512)
 
 # Places in the counters, int32, all zero at the launch.
@@ -46,7 +46,7 @@ FAILED = tl.constexpr(1)
 BELOW = tl.constexpr(128)  # values of the larger sample below each splitter
 ABOVE = tl.constexpr(256)  # and above each
 HISTOGRAM = tl.constexpr(512)
-COUNTERS = 512 + 4 * 3 * 8192
+COUNTERS = 512 + 8 * 3 * 2048
 
 # Places in the scratch memory, float32, not initialised. First what is int64: numbers found for each cut, partial sums.
 FOUND = tl.constexpr(0)
