@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from thinpipe.bench.codecs import DEFAULT_SHAPES
+from thinpipe.bench.codecs import DEFAULT_GPU_SHAPES, DEFAULT_SHAPES
 from thinpipe.bench.contents import CONTENTS, Case, cases_from_file, made_cases
 from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
@@ -33,7 +33,9 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def choose_cases(shapes: Sequence[str], contents: Sequence[str], from_file: Path | None) -> list[Case]:
+def choose_cases(
+    shapes: Sequence[str], contents: Sequence[str], from_file: Path | None, device: str = "cpu"
+) -> list[Case]:
     """The tensors of a file, or every shape with every content; nothing given means all of the defaults."""
     if from_file is not None:
         if shapes or contents:
@@ -42,7 +44,8 @@ def choose_cases(shapes: Sequence[str], contents: Sequence[str], from_file: Path
     unknown = [name for name in contents if name not in CONTENTS]
     if unknown:
         raise ValueError(f"--content is one of {', '.join(CONTENTS)}; got {unknown[0]!r}")
-    chosen = list(dict.fromkeys(map(parse_shape, shapes))) or list(DEFAULT_SHAPES)
+    defaults = DEFAULT_SHAPES if device == "cpu" else DEFAULT_GPU_SHAPES
+    chosen = list(dict.fromkeys(map(parse_shape, shapes))) or list(defaults)
     return made_cases(chosen, list(dict.fromkeys(contents)) or list(CONTENTS))
 
 

@@ -1,12 +1,14 @@
-"""What the codecs should cost on a CPU, held against the rows of a benchmark: missed where the machine is unlike.
+"""What the codecs should cost, held against the rows of a benchmark: missed where the machine is unlike.
 
-Counted in copies of the tensor, which carry from machine to machine better than milliseconds do.
+On a CPU counted in copies of the tensor, which carry from machine to machine better than milliseconds do; on a GPU in
+milliseconds of an H200.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from thinpipe.measure.record import Check, Row
 
@@ -32,6 +34,43 @@ TARGETS = (
     Target(codec="fast:6+2", encode_copies=12, decode_copies=3, speedup=40, literal="sort:6+2"),
     Target(codec="kmeans:4", encode_copies=15, decode_copies=4, speedup=100),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTarget:
+    """Limits for one codec on one tensor, in milliseconds of an H200."""
+
+    codec: str
+    shape: str
+    encode_ms: float
+    decode_ms: float | None = None
+
+
+GPU_TARGETS = (
+    GpuTarget(codec="uniform:8", shape="256x32x112x112", encode_ms=0.30),
+    GpuTarget(codec="sort:6+2", shape="256x32x112x112", encode_ms=0.40, decode_ms=0.17),
+    GpuTarget(codec="sort:3+1", shape="256x32x112x112", encode_ms=0.40, decode_ms=0.15),
+    GpuTarget(codec="fast:6+2", shape="256x32x112x112", encode_ms=0.40),
+    GpuTarget(codec="kmeans:4", shape="256x32x112x112", encode_ms=0.60),
+    GpuTarget(codec="sort:6+2", shape="32x128x768", encode_ms=0.15),
+)
+
+
+def check_gpu_targets(rows: Sequence[Row]) -> Iterator[Check]:
+    """The targets that these rows can speak about, each at its worst content."""
+    for target in GPU_TARGETS:
+        found = [row for row in rows if (row["codec"], row["shape"]) == (target.codec, target.shape)]
+        for name in ("encode_ms", "decode_ms"):
+            if found and getattr(target, name) is not None:
+                worst = max(found, key=itemgetter(name))
+                yield Check(
+                    claim=f"{target.codec}, {target.shape}: {name.removesuffix('_ms')}",
+                    measured=worst[name],
+                    limit=getattr(target, name),
+                    unit=" ms",
+                    detail=worst["content"],
+                    required=False,
+                )
 
 
 def check_targets(rows: Sequence[Row]) -> Iterator[Check]:

@@ -24,20 +24,35 @@ _COSTS = tuple(
         "encode_extra_ratio",
     )
 )
+_GPU_COSTS = (
+    replace(_BY_NAME["encode_ms"], format=".3f"),
+    replace(_BY_NAME["decode_ms"], format=".3f"),
+    _BY_NAME["encode_floors"],
+    _BY_NAME["decode_floors"],
+    replace(_BY_NAME["copy_ms"], format=".3f"),
+    _BY_NAME["first_encode_ms"],
+    _BY_NAME["encode_speedup"],
+    _BY_NAME["encode_extra_ratio"],
+)
 
 LOSS_NOTE = "wire: bytes sent / bytes of float32. error: squared error / squared size."
 COST_NOTE = (
     "copies: times of a plain copy of the tensor. times faster: than encoding by the\n"
     "literal algorithm. extra memory: while encoding, tensors."
 )
+GPU_COST_NOTE = (
+    "floors: times of reading the tensor and writing the wire, or the other way round, at the\n"
+    "speed of the copy. first: the first call, which compiles what is not in Triton's cache."
+)
 
 
-def result_tables(rows: Sequence[Row]) -> list[Table]:
+def result_tables(rows: Sequence[Row], device: str = "cpu") -> list[Table]:
     """Two tables per shape: what is lost, which depends on the content, and what it costs, which hardly does.
 
     The notes that explain the columns stand under the first two alone.
     """
     result: list[Table] = []
+    costs, cost_note = (_COSTS, COST_NOTE) if device == "cpu" else (_GPU_COSTS, f"{COST_NOTE}\n{GPU_COST_NOTE}")
     for shape in _distinct(rows, "shape"):
         of_shape = [row for row in rows if row["shape"] == shape]
         tensor = f"{shape}, {_size_text(of_shape[0]['tensor_bytes'])}"
@@ -54,9 +69,9 @@ def result_tables(rows: Sequence[Row]) -> list[Table]:
         result.append(
             Table(
                 title=f"{tensor}: what it costs{slowest}",
-                columns=(_BY_NAME["codec"], *_COSTS),
-                rows=[_cost_row(codec_rows) for codec_rows in _by_codec(of_shape)],
-                note="" if len(result) > 1 else COST_NOTE,
+                columns=(_BY_NAME["codec"], *costs),
+                rows=[_cost_row(codec_rows, costs) for codec_rows in _by_codec(of_shape)],
+                note="" if len(result) > 1 else cost_note,
             )
         )
     return result
@@ -98,10 +113,10 @@ def _loss_row(rows: Sequence[Row]) -> Row:
     return shown
 
 
-def _cost_row(rows: Sequence[Row]) -> Row:
+def _cost_row(rows: Sequence[Row], costs: Sequence[Column]) -> Row:
     """The worst of the contents in every figure: nobody chooses what the tensors hold."""
     worst: dict[str, object] = {"codec": rows[0]["codec"]}
-    for column in _COSTS:
+    for column in costs:
         values = [row[column.name] for row in rows if row[column.name] is not None]
         if values:
             worst[column.name] = min(values) if column.better == "higher" else max(values)

@@ -14,7 +14,7 @@ import typer
 from thinpipe.bench.codecs import COLUMNS, DEFAULT_CODECS, DEFAULT_SHAPES, Settings, measure_codecs
 from thinpipe.bench.contents import Case
 from thinpipe.bench.inputs import choose_cases, find_device, parse_codecs
-from thinpipe.bench.targets import check_targets
+from thinpipe.bench.targets import check_gpu_targets, check_targets
 from thinpipe.bench.verify import NOTE as CHECKS_NOTE
 from thinpipe.bench.verify import verify_codecs
 from thinpipe.bench.views import plot_error_against_bits, result_tables
@@ -114,7 +114,7 @@ def bench_codecs(
     outputs = Outputs(json=json, markdown=markdown, plot=plot)
     with one_line_errors():
         chosen = parse_codecs(codecs)
-        cases = choose_cases(shape or [], content or [], from_file)
+        cases = choose_cases(shape or [], content or [], from_file, device)
         on = find_device(device, chosen)
         outputs.check()
         if verify and find_spec("sklearn") is None:
@@ -122,7 +122,8 @@ def bench_codecs(
 
     settings = Settings(device=on, repeat=repeat, budget_s=budget, reference=reference)
     rows = _measure(cases, chosen, settings)
-    checks = [*_verify(cases, on), *check_targets(rows)] if verify else []
+    targets = list(check_targets(rows) if on.type == "cpu" else check_gpu_targets(rows))
+    checks = [*_verify(cases, on), *targets] if verify else [] if on.type == "cpu" else targets
     record = Record(
         kind="bench codecs",
         config={
@@ -136,7 +137,7 @@ def bench_codecs(
         rows=tuple(rows),
         checks=tuple(checks),
     )
-    tables = [*result_tables(rows), *([report.check_table(checks, CHECKS_NOTE)] if checks else [])]
+    tables = [*result_tables(rows, on.type), *([report.check_table(checks, CHECKS_NOTE)] if checks else [])]
     typer.echo(report.summary(record))
     report.show(tables)
     outputs.save(record, tables, "Codecs", plot_error_against_bits(rows))

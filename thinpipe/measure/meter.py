@@ -49,14 +49,17 @@ def time_calls(
 
     The first call warms up and does not count, unless it alone outlasts the budget: a call that takes seconds has
     nothing to warm up, and running it twice would only double the wait. One that ``compiles`` at its first call may
-    take seconds for that alone: then the first never counts.
+    take seconds for that alone: then the first never counts. On a GPU as ``time_iterations`` does.
     """
-    first_ms = _elapsed_ms(call, device)
+    first_ms = elapsed_ms(call, device=device)
     if first_ms > 1e3 * budget_s and not compiles:
         return Times((first_ms,))
+    if device.type == "cuda":
+        warm_ms = elapsed_ms(call, device=device)
+        return time_iterations(call, iterations=max(1, min(repeat, int(1e3 * budget_s / warm_ms))), device=device)
     samples: list[float] = []
     while len(samples) < repeat and (not samples or sum(samples) < 1e3 * budget_s):
-        samples.append(_elapsed_ms(call, device))
+        samples.append(elapsed_ms(call, device=device))
     return Times(tuple(samples))
 
 
@@ -66,7 +69,7 @@ def time_iterations(call: Callable[[], object], *, iterations: int, device: torc
     On a GPU by its own clock, without waiting for it in between: waiting would count the launches it hides.
     """
     if device.type != "cuda":
-        return Times(tuple(_elapsed_ms(call, device) for _ in range(iterations)))
+        return Times(tuple(elapsed_ms(call, device=device) for _ in range(iterations)))
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
     marks[0].record()
     for mark in marks[1:]:
@@ -107,7 +110,8 @@ def peak_bytes(device: torch.device = _CPU) -> int | None:
         return None
 
 
-def _elapsed_ms(call: Callable[[], object], device: torch.device) -> float:
+def elapsed_ms(call: Callable[[], object], *, device: torch.device = _CPU) -> float:
+    """The time of one call until the device has done it."""
     _synchronize(device)
     start = time.perf_counter()
     call()
