@@ -5,7 +5,7 @@
        keys, so that a bin is a 256th of an octave wide however long the tails are; and a sample of a million values of
        the middle in even bins
     3. bins become rising points with weights, and these prefix sums; groups of points that deserve equally many
-       centres (as the cube root of mass * width^2) become the candidates for borders between cells
+       centres (as the cube root of mass * gap^2) become the candidates for borders between cells
     4. up to 16 centres: the best borders among the candidates, by dynamic programming, one cell more at every step.
        More centres start evenly among the groups. Lloyd's steps on the prefix sums finish
 
@@ -91,9 +91,9 @@ def _find_middle(x, n, drawn, edges):
 
 
 @triton.jit
-def _bin_of(values, left, scale):
-    """The bin of a value of the middle."""
-    return tl.minimum(tl.maximum((values - left) * scale, 0.0), MIDDLE - 1.0).to(tl.int32)
+def _bin_of(values, factor, offset, scale):
+    """The bin of a value of the middle: (x*p - offset)*scale, with p as thinpipe.codecs.layout.bucket_affine has it."""
+    return tl.minimum(tl.maximum((values * factor - offset) * scale, 0.0), MIDDLE - 1.0).to(tl.int32)
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def _count_tails(x, n, store, held, slots, counters, left, right, KEPT_ONES: tl.
 
 
 @triton.jit
-def _count_middle(x, n, counters, left, right, scale):
+def _count_middle(x, n, counters, left, right, factor, offset, scale):
     """This program's part of a sample of the tensor, or of all of a small one: values of the middle, in even bins."""
     size = tl.cast(tl.minimum(n, COUNTED), tl.int32)
     stride = tl.cast(n // size, tl.int64)
@@ -119,12 +119,12 @@ def _count_middle(x, n, counters, left, right, scale):
         index = start + tl.arange(0, CHUNK)
         values = load_values(x, sample_places(index, stride), index < size, False)
         inside = (index < size) & (values >= left) & (values <= right)
-        tl.atomic_add(counts + _bin_of(values, left, scale), 1, mask=inside, sem="relaxed")
+        tl.atomic_add(counts + _bin_of(values, factor, offset, scale), 1, mask=inside, sem="relaxed")
 
 
 @triton.jit
 def _points(index, counters, totals, lows, first_low, highs, first_high, left, width):
-    """Value, count and width of points, and which of them are bins of the middle."""
+    """Value and count of points, and which of them are bins of the middle."""
     in_middle = (index >= lows) & (index < lows + MIDDLE)
     there = (index >= 0) & (index < lows + MIDDLE + highs)
     tail_bin = tl.where(index < lows, first_low + index, first_high + index - lows - MIDDLE)
@@ -143,7 +143,7 @@ def _points(index, counters, totals, lows, first_low, highs, first_high, left, w
     value = tl.where(top == 0, value, float_of((top ^ 0x80000000).to(tl.int32, bitcast=True)).to(tl.float64))
     value = tl.where(in_middle, value, tail_value)
     weight = tl.where(in_middle, count, tail_count.to(tl.float64))
-    return value, weight, tl.where(in_middle, width, tl.abs(tail_value) / 256), in_middle
+    return value, weight, in_middle
 
 
 @triton.jit
@@ -168,10 +168,38 @@ def _total_before(partials, which):
 
 
 @triton.jit
-def _share(weight, width):
-    """What part of the centres points deserve, but for a factor: the cube root of mass * width^2."""
-    base = (weight * width * width).to(tl.float32)
-    return tl.where(base > 0, tl.exp2(tl.log2(tl.maximum(base, 1e-37)) / 3), 0.0).to(tl.float64)
+def _greater(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _greatest_before(partials):
+    """The greatest point with a value in it, of the programs before this one."""
+    programs = tl.arange(0, MOST_PROGRAMS)
+    before = programs < tl.program_id(0)
+    points = tl.load(partials + MOST_PROGRAMS + programs, mask=before, other=float("-inf"), cache_modifier=".cg")
+    return tl.max(points, axis=0)
+
+
+@triton.jit
+def _weigh(
+    start, begin, end, last, factor, part_of_all, counters, totals, lows, first_low, highs, first_high, left, width
+):
+    """Value, weight and share of the centres of points; ``last``: the greatest point before, now of these.
+
+    Points deserve centres as the cube root of their weight times the square of the gap before them.
+    """
+    index = start + tl.arange(0, CHUNK)
+    value, weight, in_middle = _points(index, counters, totals, lows, first_low, highs, first_high, left, width)
+    weight = tl.where(index < end, tl.where(in_middle, weight * factor, weight), 0.0)
+    other, other_weight, _ = _points(index - 1, counters, totals, lows, first_low, highs, first_high, left, width)
+    filled = (index > begin) & (index <= end) & (other_weight > 0)
+    previous = tl.associative_scan(tl.where(filled & (index > start), other, float("-inf")), 0, _greater)
+    gap = (value - tl.maximum(previous, last)) * part_of_all  # or its square might overflow
+    base = tl.where((weight > 0) & (gap < float("inf")), weight * gap * gap, 0.0).to(tl.float32)
+    share = tl.where(base > 0, tl.exp2(tl.log2(tl.maximum(base, 1e-37)) / 3), 0.0).to(tl.float64)
+    last = tl.maximum(last, tl.max(tl.where(weight > 0, value, float("-inf")), axis=0))
+    return value, weight, share, last
 
 
 @triton.jit
@@ -242,15 +270,18 @@ def codebook_kernel(x, n, wire, counters, scratch, room, BITS: tl.constexpr):
     left, right = tl.load(edges, cache_modifier=".cg"), tl.load(edges + 1, cache_modifier=".cg")
     span = right - left
     left32, right32 = left.to(tl.float32), right.to(tl.float32)
-    scale = tl.where(span > 0, tl.minimum(1.0 / span * MIDDLE, 3e38), 0.0).to(tl.float32)
+    factor = tl.where(span > 2.0**126, 2.0**-3, tl.where((span > 0) & (span < 2.0**-96), 2.0**100, 1.0)).to(tl.float64)
+    scale = tl.where(span > 0, 1.0 / tl.where(span > 0, span * factor, 1.0) * MIDDLE, 0.0).to(tl.float32)
+    offset = (left * factor).to(tl.float32)
+    factor = factor.to(tl.float32)
     for start in range(program * CHUNK, size, programs * CHUNK):
         index = start + tl.arange(0, CHUNK)
         values = tl.load(drawn + index, mask=index < size, other=float("nan"), cache_modifier=".cg")
         inside = (values >= left32) & (values <= right32)
         rising = key_of(values).to(tl.uint32, bitcast=True) ^ 0x80000000
         greatest = (counters + GREATEST).to(tl.pointer_type(tl.uint32))
-        tl.atomic_max(greatest + _bin_of(values, left32, scale), rising, mask=inside, sem="relaxed")
-    _count_middle(x, n, counters, left32, right32, scale)
+        tl.atomic_max(greatest + _bin_of(values, factor, offset, scale), rising, mask=inside, sem="relaxed")
+    _count_middle(x, n, counters, left32, right32, factor, offset, scale)
     store = (scratch + KEPT).to(tl.pointer_type(tl.float32)) + program.to(tl.int64) * room * COLUMNS
     sums = (scratch + SUM_PARTIALS).to(tl.pointer_type(tl.int64))
     infinity = float("inf")
@@ -317,28 +348,45 @@ def _make_codebook(counters, scratch, partials, arrived, arrivals, left, right, 
     begin, end = program * each, tl.minimum(program * each + each, points)
     # How many values of the middle stand for one that was counted: all that are in no tail.
     tails = tl.zeros([CHUNK], tl.float64)
+    last = tl.full([CHUNK], float("-inf"), tl.float64)
     for start in range(begin, end, CHUNK):
         index = start + tl.arange(0, CHUNK)
-        _, weight, _, is_middle = _points(index, counters, totals, lows, first_low, highs, first_high, left, width)
+        value, weight, is_middle = _points(index, counters, totals, lows, first_low, highs, first_high, left, width)
         tails += tl.where((index < end) & ~is_middle, weight, 0.0)
+        last = tl.maximum(last, tl.where((index < end) & (weight > 0), value, float("-inf")))
     tl.store(partials + program, tl.sum(tails, axis=0))
+    tl.store(partials + MOST_PROGRAMS + program, tl.max(last, axis=0))
     wait_for_all(arrived, arrivals + programs)
     factor = (n - _total(partials, 0)) / tl.maximum(in_middle, 1.0)
+    part_of_all = tl.where(high > low, 1.0 / tl.where(high > low, high - low, 1.0), 0.0)
+    last_before = _greatest_before(partials)
+    last_point = last_before
     mass = tl.zeros([], tl.float64)
     first = tl.zeros([], tl.float64)
     second = tl.zeros([], tl.float64)
     shares = tl.zeros([], tl.float64)
     for start in range(begin, end, CHUNK):
-        index = start + tl.arange(0, CHUNK)
-        value, weight, wide, is_middle = _points(
-            index, counters, totals, lows, first_low, highs, first_high, left, width
+        value, weight, share, last_point = _weigh(
+            start,
+            begin,
+            end,
+            last_point,
+            factor,
+            part_of_all,
+            counters,
+            totals,
+            lows,
+            first_low,
+            highs,
+            first_high,
+            left,
+            width,
         )
-        weight = tl.where(index < end, tl.where(is_middle, weight * factor, weight), 0.0)
         value -= centre
         mass += tl.sum(weight, axis=0)
         first += tl.sum(weight * value, axis=0)
         second += tl.sum(weight * value * value, axis=0)
-        shares += tl.sum(_share(weight, wide), axis=0)
+        shares += tl.sum(share, axis=0)
     wait_for_all(arrived, arrivals + 2 * programs)
     tl.store(partials + program, mass)
     tl.store(partials + MOST_PROGRAMS + program, first)
@@ -349,16 +397,28 @@ def _make_codebook(counters, scratch, partials, arrived, arrivals, left, right, 
     second, shares = _total_before(partials, 2), _total_before(partials, 3)
     values = scratch + POINTS
     sums = scratch + POINTS + MOST_POINTS
+    last_point = last_before
     for start in range(begin, end, CHUNK):
-        index = start + tl.arange(0, CHUNK)
-        value, weight, wide, is_middle = _points(
-            index, counters, totals, lows, first_low, highs, first_high, left, width
+        value, weight, share, last_point = _weigh(
+            start,
+            begin,
+            end,
+            last_point,
+            factor,
+            part_of_all,
+            counters,
+            totals,
+            lows,
+            first_low,
+            highs,
+            first_high,
+            left,
+            width,
         )
+        index = start + tl.arange(0, CHUNK)
         there = index < end
-        weight = tl.where(there, tl.where(is_middle, weight * factor, weight), 0.0)
         value -= centre
         tl.store(values + index, value, mask=there)
-        share = _share(weight, wide)
         tl.store(sums + index + 1, mass + tl.cumsum(weight, axis=0), mask=there)
         tl.store(sums + MOST_POINTS + index + 1, first + tl.cumsum(weight * value, axis=0), mask=there)
         tl.store(sums + 2 * MOST_POINTS + index + 1, second + tl.cumsum(weight * value * value, axis=0), mask=there)

@@ -1,0 +1,240 @@
+"""The GPU kernels: on a GPU where there is one, else in Triton's interpreter, on small tensors.
+
+The interpreter runs one program after the other in numpy, so the samples are made smaller for it; what it computes is
+the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+import thinpipe
+from tests.codecs.helpers import content
+from thinpipe.codecs.base import KernelCodec
+from thinpipe.codecs.kernels import cpu, select
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import triton.language as tl  # noqa: E402
+
+from thinpipe.codecs.kernels import cuda  # noqa: E402
+
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+CONTENTS = ("relu6", "outliers", "laplace")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN in the interpreter
+
+
+@pytest.fixture(autouse=True)
+def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ON_GPU:
+        for name, value in (("SAMPLE", 256), ("COPIES", 1)):
+            for module in (cuda.select, cuda.codebook):
+                monkeypatch.setattr(module, name, tl.constexpr(value))
+        for name, value in (("MIDDLE", 1024), ("GROUPS", 128)):
+            monkeypatch.setattr(cuda.codebook, name, tl.constexpr(value))
+        monkeypatch.setattr(cuda, "DIRECT", 3000)
+
+
+def encoded(spec: str, x: Tensor, kernels: ModuleType = cuda) -> Tensor:
+    """The wire as the kernels of a module write it, over bytes that none would leave."""
+    codec = thinpipe.codec(spec)
+    assert isinstance(codec, KernelCodec)
+    device = DEVICE if kernels is cuda else torch.device("cpu")
+    wire = torch.full((codec.wire_bytes(x.shape, x.dtype),), 0xA5, dtype=torch.uint8, device=device)
+    with_kernels(codec, kernels).encode_floats(x.to(device).contiguous(), wire, None)
+    return wire.cpu()
+
+
+def decoded(spec: str, wire: Tensor, like: Tensor, kernels: ModuleType = cuda) -> Tensor:
+    codec = thinpipe.codec(spec)
+    assert isinstance(codec, KernelCodec)
+    device = DEVICE if kernels is cuda else torch.device("cpu")
+    out = torch.full(like.shape, 12345.0, dtype=like.dtype, device=device)
+    with_kernels(codec, kernels).decode_floats(wire.to(device), out)
+    return out.cpu()
+
+
+def with_kernels(codec: KernelCodec, kernels: ModuleType) -> KernelCodec:
+    object.__setattr__(codec, "kernels_on", lambda device: kernels)
+    return codec
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+@pytest.mark.parametrize("spec", ["sort:6+2", "sort:3+1", "fast:6+2", "uniform:8"])
+def test_wires_are_those_of_the_cpu(spec: str, name: str) -> None:
+    x = content(name, (5001,))
+    wire = encoded(spec, x)
+    assert torch.equal(wire, encoded(spec, x, cpu))
+    assert torch.equal(decoded(spec, wire, x), decoded(spec, wire, x, cpu))
+
+
+@pytest.mark.parametrize("bits", range(1, 17))
+def test_every_width_is_packed_as_on_the_cpu(bits: int) -> None:
+    x = content("laplace", (2500,))
+    wire = encoded(f"uniform:{bits}", x)
+    assert torch.equal(wire, encoded(f"uniform:{bits}", x, cpu))
+    assert torch.equal(decoded(f"uniform:{bits}", wire, x), decoded(f"uniform:{bits}", wire, x, cpu))
+
+
+@pytest.mark.parametrize("count", [1, 5, 2048, 2049])
+@pytest.mark.parametrize("spec", ["sort:6+2", "kmeans:2", "topk:0.3"])
+def test_any_number_of_values(spec: str, count: int) -> None:
+    x = content("laplace", (count,))
+    wire = encoded(spec, x)
+    if not spec.startswith("kmeans"):  # whose codebooks may differ in the last bits
+        assert torch.equal(wire, encoded(spec, x, cpu))
+    assert torch.equal(decoded(spec, wire, x), decoded(spec, wire, x, cpu))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("spec", ["sort:6+2", "kmeans:2", "topk:0.1"])
+def test_other_float_types(spec: str, dtype: torch.dtype) -> None:
+    x = content("laplace", (4100,)).to(dtype)
+    wire = encoded(spec, x)
+    if not spec.startswith("kmeans"):
+        assert torch.equal(wire, encoded(spec, x, cpu))
+    # The interpreter cuts off what bfloat16 has no room for, where a GPU rounds.
+    into = x if ON_GPU or dtype != torch.bfloat16 else x.float()
+    assert torch.equal(decoded(spec, wire, into), decoded(spec, wire, into, cpu))
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the search through everything, which is right whatever the sample says."""
+    if not ON_GPU:
+
+        def forbidden(*args: object) -> None:
+            raise AssertionError("a bracket did not hold its cut")
+
+        monkeypatch.setattr(cuda.select, "_search_everything", forbidden)
+    x = content(name, (40_000 if ON_GPU else 9000,))
+    assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
+
+
+@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
+def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+    search = cuda.select._search_everything
+    monkeypatch.setattr(cuda.select, "_search_everything", lambda *args: (searched.append(1), search(*args)))
+    monkeypatch.setattr(cuda.select, "slots_per_column", lambda n, programs: 4)
+    x = content("laplace", (20_000,))
+    assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
+    assert searched
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.full((4000,), 2.5),
+        torch.zeros(4000),
+        torch.arange(4000) % 7 - 3.0,
+        torch.randn(4000) * 1e-40,
+        torch.randn(4000) * 5e37,
+        torch.arange(4000.0),
+        torch.cat([torch.full((3999,), -1.0), torch.tensor([7.0])]),
+    ],
+    ids=["constant", "zeros", "steps", "denormal", "huge", "sorted", "one apart"],
+)
+@pytest.mark.parametrize("spec", ["sort:5+2", "kmeans:3", "topk:0.2"])
+def test_odd_tensors(spec: str, x: Tensor) -> None:
+    ours, right = decoded(spec, encoded(spec, x), x), decoded(spec, encoded(spec, x, cpu), x, cpu)
+    if spec.startswith("kmeans"):
+        assert (ours.double() - x).square().sum() <= 1.01 * (right.double() - x).square().sum()
+    else:
+        assert torch.equal(ours, right)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("spec", ["uniform:8", "sort:6+2", "kmeans:4"])
+def test_what_is_not_finite_shows(spec: str, value: float) -> None:
+    x = content("laplace", (4000,))
+    x[1234] = value
+    assert decoded(spec, encoded(spec, x), x).isnan().all()
+
+
+def squared_error(spec: str, x: Tensor, kernels: ModuleType = cuda) -> float:
+    return (decoded(spec, encoded(spec, x, kernels), x, kernels).double() - x).square().sum().item()
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+@pytest.mark.parametrize("bits", [1, 4])
+def test_small_codebooks_are_as_good_as_on_the_cpu(bits: int, name: str) -> None:
+    x = content(name, (8000,))
+    assert squared_error(f"kmeans:{bits}", x) <= 1.01 * squared_error(f"kmeans:{bits}", x, cpu)
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_large_codebooks_are_better_than_buckets(name: str) -> None:
+    x = content(name, (8000,))
+    ours = squared_error("kmeans:6", x)
+    assert ours < squared_error("sort:6", x, cpu)
+    assert ours < squared_error("uniform:6", x, cpu)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.01])
+def test_largest_values_with_ties(fraction: float) -> None:
+    x = (torch.arange(9000) % 11 - 5).float()
+    spec = f"topk:{fraction}"
+    wire = encoded(spec, x)
+    assert torch.equal(wire, encoded(spec, x, cpu))
+    assert torch.equal(decoded(spec, wire, x), decoded(spec, wire, x, cpu))
+
+
+@pytest.mark.parametrize("spec", ["sort:6+2", "kmeans:4", "topk:0.1", "topk:0.01"])
+def test_a_damaged_wire_stays_within_its_arrays(spec: str) -> None:
+    x = content("laplace", (5000,))
+    wire = encoded(spec, x)
+    noise = torch.randint(0, 256, wire.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    room = torch.full((x.numel() + 2,), 12345.0, device=DEVICE)
+    codec = thinpipe.codec(spec)
+    assert isinstance(codec, KernelCodec)
+    with_kernels(codec, cuda).decode_floats(noise.to(DEVICE), room[1:-1])
+    assert room[0] == room[-1] == 12345
+
+
+def test_a_wire_may_start_anywhere() -> None:
+    x = content("laplace", (3000,)).to(DEVICE)
+    for spec in ("sort:6+2", "kmeans:4", "topk:0.1"):
+        codec = thinpipe.codec(spec)
+        assert isinstance(codec, KernelCodec)
+        codec = with_kernels(codec, cuda)
+        size = codec.wire_bytes(x.shape, x.dtype)
+        buffer = torch.zeros(size + 3, dtype=torch.uint8, device=DEVICE)
+        codec.encode_floats(x, buffer[3:], None)
+        assert torch.equal(buffer[3:].cpu(), encoded(spec, x.cpu()))
+        out = torch.empty_like(x)
+        codec.decode_floats(buffer[3:], out)
+        assert torch.equal(out.cpu(), decoded(spec, buffer[3:].cpu(), x.cpu(), cpu))
+
+
+def test_without_triton_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match="Triton, which is not installed"):
+        select("auto", torch.device("cuda"))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("spec", ["sort:6+2", "uniform:8", "kmeans:4"])
+def test_encoding_and_decoding_inside_a_cuda_graph(spec: str) -> None:
+    codec = thinpipe.codec(spec)
+    x = content("relu6", (300_000,)).to(DEVICE)
+    wire, out = codec.encode(x), torch.empty_like(x)
+    codec.decode(wire, out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        codec.encode(x, out=wire)
+        codec.decode(wire, out)
+    x.copy_(content("laplace", (300_000,), seed=3))
+    graph.replay()
+    assert torch.equal(wire, codec.encode(x))
+    assert torch.equal(out, codec.decode(wire, torch.empty_like(x)))
