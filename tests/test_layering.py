@@ -35,8 +35,15 @@ ALLOWED = {
         "thinpipe.measure",
         "thinpipe.workloads",
     },
+    "thinpipe.ablation": {
+        "thinpipe.ablation",
+        "thinpipe.training.settings",
+        "thinpipe.codecs.spec",
+        "thinpipe.measure",
+    },
     "thinpipe.commands": {
         "thinpipe.commands",
+        "thinpipe.ablation",
         "thinpipe.bench",
         "thinpipe.measure",
         "thinpipe.codecs",

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Series = Mapping[str, Sequence[tuple[float, float]]]
+# x and y, and how far y spreads both ways if it was measured several times.
+Series = Mapping[str, Sequence[tuple[float, float] | tuple[float, float, float]]]
 
 # Okabe and Ito's colours, which people with colour-blind eyes can tell apart; shapes repeat the distinction.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#B8A800")
 _MARKERS = "osD^vPX*<"
 _PANELS_PER_ROW = 3
+_LEGEND_INCHES, _CHARACTER_INCHES = 0.6, 0.085  # what a line's sample and a character of its name take in the legend
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One panel per entry, one line per series, the same axes in all; the y axis is logarithmic."""
+    """One panel per entry, one line per series, the same axes in all."""
 
     title: str
     x_label: str
     y_label: str
     panels: Mapping[str, Series]
+    x_log: bool = False
+    x_ticks: Mapping[float, str] | None = None  # names of places on the x axis, instead of numbers
+    y_log: bool = True
+    bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by panel: a y to compare with, its spread
+    band_label: str = ""
 
     def draw(self, path: Path) -> None:
         from matplotlib.figure import Figure
@@ -38,10 +45,23 @@ class Plot:
         for axis, (panel, series) in zip(axes, self.panels.items(), strict=False):
             _draw_panel(axis, panel, series, names)
             axis.set_xlabel(self.x_label)
+            if self.y_log:
+                axis.set_yscale("log")
+            if panel in self.bands:
+                middle, spread = self.bands[panel]
+                axis.axhspan(middle - spread, middle + spread, color="#999999", alpha=0.3, linewidth=0, zorder=0)
+                axis.axhline(middle, color="#666666", linewidth=1, zorder=1, label=self.band_label)
+            if self.x_log:
+                axis.set_xscale("log")
+            if self.x_ticks is not None:
+                axis.set_xticks(list(self.x_ticks), list(self.x_ticks.values()))
+                axis.xaxis.minorticks_off()
         for axis in axes[len(self.panels) :]:
             axis.set_visible(False)
         handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=9, frameon=False)
+        longest = max(map(len, names), default=1)
+        fits = int(figure.get_figwidth() / (_LEGEND_INCHES + longest * _CHARACTER_INCHES))
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=max(1, min(9, fits)), frameon=False)
         figure.supylabel(self.y_label, fontsize="medium")
         figure.suptitle(self.title)
         figure.savefig(path, dpi=150)
@@ -50,10 +70,16 @@ class Plot:
 def _draw_panel(axis: Axes, panel: str, series: Series, names: Sequence[str]) -> None:
     for name, points in series.items():
         style = names.index(name)
+        colour = _COLOURS[style % len(_COLOURS)]
+        ordered = sorted(points)
+        for x, y, *spreads in ordered:
+            for spread in spreads:
+                axis.vlines(x, y - spread, y + spread, color=colour, alpha=0.5, zorder=1)
         axis.plot(
-            *zip(*sorted(points), strict=True),
+            [point[0] for point in ordered],
+            [point[1] for point in ordered],
             label=name,
-            color=_COLOURS[style % len(_COLOURS)],
+            color=colour,
             marker=_MARKERS[style % len(_MARKERS)],
             # Lines may lie on top of each other: every other one is a broad band beneath the thin ones.
             linewidth=1.5 if style % 2 else 4,
@@ -62,7 +88,6 @@ def _draw_panel(axis: Axes, panel: str, series: Series, names: Sequence[str]) ->
             zorder=3 if style % 2 else 2,
         )
     axis.set_title(panel, fontsize="medium")
-    axis.set_yscale("log")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelbottom=True)

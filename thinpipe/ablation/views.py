@@ -1,0 +1,120 @@
+"""Methods as people read them: a table per task, what failed, and the metric against bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from thinpipe.ablation.rows import Method, places, row_of
+from thinpipe.measure.plot import Plot
+from thinpipe.measure.record import Column, Row
+from thinpipe.measure.report import Table
+
+_NOTE = (
+    "wire ratio: bytes sent / bytes of float32, both directions, all that travels. ±: standard deviation over seeds."
+)
+_FAILED = (Column(name="name", heading="run", key=True), Column(name="error", heading="error", key=True))
+_Point = tuple[float, float, float]  # bits, metric, its spread
+_TICKS = {float(bits): str(bits) for bits in (1, 2, 4, 8, 16, 32)}
+
+
+def result_tables(found: Sequence[Method], waiting: int = 0) -> list[Table]:
+    """``waiting`` runs of the plan have no result yet, which the tables say."""
+    tables = [_task_table(task, of_task) for task, of_task in _by_task(found).items()]
+    notes = [_NOTE]
+    if waiting:
+        notes.append(f"{waiting} runs of the plan are not in yet.")
+    if len(places(found)) > 1:
+        notes.append("From several machines or settings, so speeds are not comparable:")
+        notes += [f"  {count} runs: {place}" for place, count in places(found).items()]
+    if tables:
+        tables[-1] = replace(tables[-1], note="\n".join(notes))
+    failed = [{"name": result.name, "error": result.error} for method in found for result in method.failed]
+    return [*tables, *([Table(title="What failed", columns=_FAILED, rows=failed)] if failed else [])]
+
+
+def metric_text(row: Row, metric: str, form: str) -> str:
+    """``98.1% ± 0.3%``; without a spread if there is one seed."""
+    spread = row.get(f"{metric}_std")
+    middle = format(row[f"{metric}_mean"], form)
+    return middle if spread is None else f"{middle} ± {format(spread, form)}"
+
+
+def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
+    """A panel per task and setting, a line per family of codecs; the uncompressed run is a band."""
+    panels: dict[str, dict[str, list[_Point]]] = {}
+    bands: dict[str, tuple[float, float]] = {}
+    labels = []
+    for method in found:
+        if not method.done:
+            continue
+        row, metric = row_of(method), method.done[0].metric
+        percent = method.done[0].metric_format.endswith("%")
+        labels.append(f"{metric}, %" if percent else metric)
+        middle, spread = ((100 if percent else 1) * (row[f"{metric}_{figure}"] or 0.0) for figure in ("mean", "std"))
+        name = " ".join([row["task"], *(f"{option} {value}" for option, value in method.runs[0].varied.items())])
+        panel = panels.setdefault(name, {})
+        if row["codec"] == "none":
+            bands[name] = (middle, spread)
+        elif row["bits_per_value"] is not None:
+            point = (row["bits_per_value"], middle, spread)
+            panel.setdefault(_line(row["codec"], point[0], panel), []).append(point)
+    return Plot(
+        title=title,
+        x_label="bits per value on the wire",
+        y_label=" / ".join(dict.fromkeys(labels)),
+        panels=panels,
+        x_log=True,
+        x_ticks=_TICKS,
+        y_log=False,
+        bands=bands,
+        band_label="none, mean ± std",
+    )
+
+
+def _line(codec: str, bits: float, panel: Mapping[str, Sequence[_Point]]) -> str:
+    """The family; a second codec of a family with as many bits (2+2 beside 3+1) stands for itself."""
+    family = "/".join(side.partition(":")[0] for side in codec.split("/"))
+    taken = any(abs(other[0] - bits) < 0.01 * bits for other in panel.get(family, []))
+    return codec if taken else family
+
+
+def _task_table(task: str, found: Sequence[Method]) -> Table:
+    done = next((result for method in found for result in method.done), None)
+    metric = done.metric if done else "metric"
+    varied = dict.fromkeys(name for method in found for name in method.runs[0].varied)
+    rows = []
+    for method in found:
+        row = row_of(method)
+        shown: dict[str, Any] = {**row, "seeds": _seeds_text(method)}
+        if done and method.done:
+            shown[metric] = metric_text(row, metric, done.metric_format)
+        rows.append(shown)
+    columns = (
+        Column(name="codec", heading="codec", key=True),
+        *(Column(name=name.replace("-", "_"), heading=name, key=True) for name in varied),
+        Column(name="wire_ratio", heading="wire\nratio", format=".3f"),
+        Column(name=metric, heading=f"{metric}\nmean ± std"),
+        Column(name=f"{metric}_worst", heading="worst\nseed", format=done.metric_format if done else ""),
+        Column(name="seeds", heading="seeds"),
+        Column(name="samples_per_s", heading="samples/s", format=".0f"),
+        Column(name="wire_mb_per_step", heading="wire\nMB/step", format=".3f"),
+    )
+    return Table(title=task, columns=columns, rows=rows, style=_style)
+
+
+def _seeds_text(method: Method) -> str:
+    count = f"{len(method.done)} of {len(method.runs)}"
+    return f"{count}, {len(method.failed)} failed" if method.failed else count
+
+
+def _style(row: Row, column: Column) -> str:
+    return "bold red" if column.name == "seeds" and row["seeds_failed"] else ""
+
+
+def _by_task(found: Sequence[Method]) -> dict[str, list[Method]]:
+    tasks: dict[str, list[Method]] = {}
+    for method in found:
+        tasks.setdefault(method.runs[0].settings["task"], []).append(method)
+    return tasks
