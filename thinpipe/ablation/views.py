@@ -24,7 +24,7 @@ def result_tables(found: Sequence[Method], waiting: int = 0) -> list[Table]:
     tables = [_task_table(task, of_task) for task, of_task in _by_task(found).items()]
     notes = [_NOTE]
     if waiting:
-        notes.append(f"{waiting} runs of the plan are not in yet.")
+        notes.append(f"Runs of the plan that are not in yet: {waiting}.")
     if len(places(found)) > 1:
         notes.append("From several machines or settings, so speeds are not comparable:")
         notes += [f"  {count} runs: {place}" for place, count in places(found).items()]

@@ -82,12 +82,13 @@ def ablate(
     from thinpipe.ablation import rows, runner, views
     from thinpipe.ablation.plan import read_plan
     from thinpipe.ablation.store import Store
+    from thinpipe.ablation.warm_up import compile_kernels
     from thinpipe.commands.ablate_progress import Progress, show_runs
     from thinpipe.measure import report
 
     outputs = Outputs(json=json, markdown=markdown, plot=plot)
     with one_line_errors():
-        wanted = read_plan(plan, _settle, set_ or [])
+        wanted = read_plan(plan, settle, set_ or [])
         store = Store(results or Path(f"{plan.stem}.results.jsonl"))
         chosen = [run for run in wanted.runs if not only or any(map(run.matches, only))]
         if not chosen:
@@ -105,6 +106,7 @@ def ablate(
                 stack.enter_context(store.locked())
             stack.enter_context(ended_like_ctrl_c())
             stack.enter_context(progress)
+            compile_kernels(pending)
             for result in stack.enter_context(closing(runner.carry_out(pending, jobs=jobs))):
                 store.append(result)
                 progress.ended(result)
@@ -129,7 +131,7 @@ def ablate(
         raise typer.Exit(1)
 
 
-def _settle(options: dict[str, Any]) -> Any:
+def settle(options: dict[str, Any]) -> Any:
     """What thinpipe train would make of these options; its ValueError if it would refuse them."""
     from thinpipe.commands.train_settle import settle_run
     from thinpipe.training.settings import Settings
