@@ -139,9 +139,7 @@ def test_ctrl_c_ends_trainings_keeps_results_and_says_how_to_go_on(tmp_path: Pat
     assert len(results.read_text().splitlines()) == 1
 
 
-def test_a_killed_ablation_takes_its_trainings_along_and_goes_on_where_it_stopped(
-    tmp_path: Path, fake_log: Path
-) -> None:
+def test_a_killed_ablation_takes_trainings_along_and_goes_on_where_it_stopped(tmp_path: Path, fake_log: Path) -> None:
     plan = write_plan(tmp_path, 'compress = ["none", "fp16", "uniform:3"]')
     options = [*FAKE_ABLATE, str(plan), "--results", str(tmp_path / "results.jsonl")]
     process = subprocess.Popen([sys.executable, *options], env=os.environ | {"PYTHONPATH": str(ROOT)})

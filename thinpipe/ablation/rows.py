@@ -77,6 +77,7 @@ def row_of(method: Method) -> dict[str, Any]:
         f"{metric}_mean": mean(metrics),
         f"{metric}_std": stdev(metrics) if len(metrics) > 1 else None,
         f"{metric}_worst": min(metrics),
+        f"{metric}_best": max(metrics),
         "wire_ratio": ratio,
         "bits_per_value": None if ratio is None else 32 * ratio,
         "samples_per_s": _mean_figure(done, "samples_per_s"),
@@ -105,11 +106,12 @@ def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
     return Record(kind=KIND, config=config, columns=columns, rows=rows, environment=where, thinpipe=newest.thinpipe)
 
 
-def metric_columns(metric: str, form: str) -> tuple[Column, Column, Column]:
+def metric_columns(metric: str, form: str) -> tuple[Column, ...]:
     return (
         Column(name=f"{metric}_mean", heading=metric, format=form, better="higher"),
         Column(name=f"{metric}_std", heading="std", format=form),
         Column(name=f"{metric}_worst", heading="worst\nseed", format=form, better="higher"),
+        Column(name=f"{metric}_best", heading="best\nseed", format=form, better="higher"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,8 +16,7 @@ _NOTE = (
     "wire ratio: bytes sent / bytes of float32, both directions, all that travels. ±: standard deviation over seeds."
 )
 _FAILED = (Column(name="name", heading="run", key=True), Column(name="error", heading="error", key=True))
-_Point = tuple[float, float, float]  # bits, metric, its spread
-_TICKS = {float(bits): str(bits) for bits in (1, 2, 4, 8, 16, 32)}
+_Point = tuple[float, float, float, float]  # bits; the metric's mean, worst and best seed
 
 
 def result_tables(found: Sequence[Method], waiting: int = 0) -> list[Table]:
@@ -42,7 +42,7 @@ def metric_text(row: Row, metric: str, form: str) -> str:
 
 
 def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
-    """A panel per task and setting, a line per family of codecs; the uncompressed run is a band."""
+    """Two panels per task and setting, the second close to the uncompressed run, which is a band; a line per family."""
     panels: dict[str, dict[str, list[_Point]]] = {}
     bands: dict[str, tuple[float, float]] = {}
     labels = []
@@ -50,27 +50,48 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
         if not method.done:
             continue
         row, metric = row_of(method), method.done[0].metric
-        percent = method.done[0].metric_format.endswith("%")
-        labels.append(f"{metric}, %" if percent else metric)
-        middle, spread = ((100 if percent else 1) * (row[f"{metric}_{figure}"] or 0.0) for figure in ("mean", "std"))
+        scale = 100 if method.done[0].metric_format.endswith("%") else 1
+        labels.append(f"{metric}, %" if scale == 100 else metric)
         name = " ".join([row["task"], *(f"{option} {value}" for option, value in method.runs[0].varied.items())])
         panel = panels.setdefault(name, {})
+        middle, worst, best = (scale * row[f"{metric}_{figure}"] for figure in ("mean", "worst", "best"))
         if row["codec"] == "none":
-            bands[name] = (middle, spread)
+            bands[name] = (middle, scale * (row[f"{metric}_std"] or 0.0))
         elif row["bits_per_value"] is not None:
-            point = (row["bits_per_value"], middle, spread)
-            panel.setdefault(_line(row["codec"], point[0], panel), []).append(point)
+            bits = row["bits_per_value"]
+            panel.setdefault(_line(row["codec"], bits, panel), []).append((bits, middle, worst, best))
+    failed = sum(len(method.failed) for method in found)
+    close = {f"{name}, close to none": name for name in bands}
     return Plot(
-        title=title,
+        title=f"{title} ({failed} failed runs are not in it)" if failed else title,
         x_label="bits per value on the wire",
         y_label=" / ".join(dict.fromkeys(labels)),
-        panels=panels,
+        panels={
+            shown: panels[close.get(shown, shown)]
+            for name in panels
+            for shown in (name, *(zoom for zoom, whole in close.items() if whole == name))
+        },
         x_log=True,
-        x_ticks=_TICKS,
+        x_ticks=_ticks([point[0] for panel in panels.values() for line in panel.values() for point in line]),
         y_log=False,
-        bands=bands,
-        band_label="none, mean ± std",
+        y_ranges={zoom: _near(bands[whole]) for zoom, whole in close.items()},
+        bands=bands | {zoom: bands[whole] for zoom, whole in close.items()},
+        band_label="none ± std",
     )
+
+
+def _near(band: tuple[float, float]) -> tuple[float, float]:
+    """From a few percent below the uncompressed run to a little above its spread."""
+    middle, spread = band
+    return middle - max(6 * spread, 0.04 * middle), middle + max(3 * spread, 0.015 * middle)
+
+
+def _ticks(bits: Sequence[float]) -> dict[float, str]:
+    """Powers of two around these."""
+    if not bits:
+        return {}
+    low, high = math.floor(math.log2(min(bits))), math.ceil(math.log2(max(bits)))
+    return {2.0**power: f"{2.0**power:g}" for power in range(low, high + 1)}
 
 
 def _line(codec: str, bits: float, panel: Mapping[str, Sequence[_Point]]) -> str:

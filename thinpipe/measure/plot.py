@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# x and y, and how far y spreads both ways if it was measured several times.
-Series = Mapping[str, Sequence[tuple[float, float] | tuple[float, float, float]]]
+# x and y; and the lowest and the highest y, if it was measured several times.
+Series = Mapping[str, Sequence[tuple[float, float] | tuple[float, float, float, float]]]
 
 # Okabe and Ito's colours, which people with colour-blind eyes can tell apart; shapes repeat the distinction.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#B8A800")
@@ -22,7 +22,7 @@ _LEGEND_INCHES, _CHARACTER_INCHES = 0.6, 0.085  # what a line's sample and a cha
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One panel per entry, one line per series, the same axes in all."""
+    """One panel per entry, one line per series; the same axes in all, unless some have a range of their own."""
 
     title: str
     x_label: str
@@ -31,6 +31,7 @@ class Plot:
     x_log: bool = False
     x_ticks: Mapping[float, str] | None = None  # names of places on the x axis, instead of numbers
     y_log: bool = True
+    y_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by panel: a part to look at closely
     bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by panel: a y to compare with, its spread
     band_label: str = ""
 
@@ -40,13 +41,15 @@ class Plot:
         columns = min(len(self.panels), _PANELS_PER_ROW)
         rows = -(-len(self.panels) // columns)
         figure = Figure(figsize=(max(6.4, 4.2 * columns), 3.8 * rows + 1.0), layout="constrained")
-        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        axes = figure.subplots(rows, columns, sharex=True, sharey=not self.y_ranges, squeeze=False).ravel()
         names = list(dict.fromkeys(name for series in self.panels.values() for name in series))
         for axis, (panel, series) in zip(axes, self.panels.items(), strict=False):
             _draw_panel(axis, panel, series, names)
             axis.set_xlabel(self.x_label)
             if self.y_log:
                 axis.set_yscale("log")
+            if panel in self.y_ranges:
+                axis.set_ylim(self.y_ranges[panel])
             if panel in self.bands:
                 middle, spread = self.bands[panel]
                 axis.axhspan(middle - spread, middle + spread, color="#999999", alpha=0.3, linewidth=0, zorder=0)
@@ -59,7 +62,7 @@ class Plot:
         for axis in axes[len(self.panels) :]:
             axis.set_visible(False)
         handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
-        longest = max(map(len, names), default=1)
+        longest = max((len(str(name)) for name in handles), default=1)
         fits = int(figure.get_figwidth() / (_LEGEND_INCHES + longest * _CHARACTER_INCHES))
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=max(1, min(9, fits)), frameon=False)
         figure.supylabel(self.y_label, fontsize="medium")
@@ -72,9 +75,9 @@ def _draw_panel(axis: Axes, panel: str, series: Series, names: Sequence[str]) ->
         style = names.index(name)
         colour = _COLOURS[style % len(_COLOURS)]
         ordered = sorted(points)
-        for x, y, *spreads in ordered:
-            for spread in spreads:
-                axis.vlines(x, y - spread, y + spread, color=colour, alpha=0.5, zorder=1)
+        for point in ordered:
+            if len(point) == 4:
+                axis.vlines(point[0], point[2], point[3], color=colour, alpha=0.5, zorder=1)
         axis.plot(
             [point[0] for point in ordered],
             [point[1] for point in ordered],
