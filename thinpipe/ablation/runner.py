@@ -21,7 +21,7 @@ from thinpipe.ablation.verdict import figures_of, last_error
 
 TRAIN = (sys.executable, "-m", "thinpipe", "train")  # not the console script: it may not be installed
 _POLL_S = 0.05
-_PATIENCE_S = 20  # for a training to end after Ctrl-C: it finishes its step and its workers leave
+_PATIENCE_S = 30  # for a training to end after Ctrl-C: it finishes its step and its workers leave
 _LIBC = ctypes.CDLL(None)  # loaded ahead: between fork and exec nothing should be
 _PR_SET_PDEATHSIG = 1  # of Linux's sys/prctl.h
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -104,7 +105,7 @@ def ablate(
         with ExitStack() as stack:
             with one_line_errors():
                 stack.enter_context(store.locked())
-            stack.enter_context(ended_like_ctrl_c())
+            stack.enter_context(interrupts_told())
             stack.enter_context(progress)
             compile_kernels(pending)
             for result in stack.enter_context(closing(runner.carry_out(pending, jobs=jobs))):
@@ -142,14 +143,16 @@ def settle(options: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def ended_like_ctrl_c() -> Iterator[None]:
-    """Inside, being told to end (SIGTERM) is a KeyboardInterrupt: trainings are not left behind."""
+def interrupts_told() -> Iterator[None]:
+    """Inside, Ctrl-C says what it does before it does it, and being told to end (SIGTERM) is the same."""
 
     def interrupt(*_: object) -> None:
+        os.write(2, b"\nthinpipe: ending the runs under way; once more ends them at once\n")  # safe in a handler
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = [(number, signal.signal(number, interrupt)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)
