@@ -38,7 +38,7 @@ def run_script(
         output, _ = process.communicate(timeout=until - time.monotonic())
     finally:
         patience = time.monotonic() + 5  # the kernel takes a moment to clear a process away
-        while (left := _running(process.pid)) and time.monotonic() < patience:
+        while (left := running(process.pid)) and time.monotonic() < patience:
             time.sleep(0.1)
         if left:
             os.killpg(process.pid, signal.SIGKILL)
@@ -46,7 +46,7 @@ def run_script(
     return process.returncode, output
 
 
-def _running(session: int) -> list[str]:
+def running(session: int) -> list[str]:
     """The commands of the processes of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):

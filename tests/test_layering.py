@@ -38,6 +38,7 @@ ALLOWED = {
     "thinpipe.ablation": {
         "thinpipe.ablation",
         "thinpipe.training.settings",
+        "thinpipe.pipeline.parent",
         "thinpipe.codecs.spec",
         "thinpipe.measure",
     },

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from tests.scripts import run_script
-from thinpipe.pipeline.launch import run_workers
+from tests.scripts import ROOT, run_script, running
+from thinpipe.pipeline.launch import GRACE_S, run_workers
 
 SCENARIO = str(Path(__file__).parent / "scenario.py")
 
@@ -19,6 +24,31 @@ def rank_and_size(factor: int) -> tuple[int, int]:
 
 def test_starts_local_workers_and_returns_their_results() -> None:
     assert run_workers(rank_and_size, 10, workers=2) == [(0, 2), (10, 2)]
+
+
+def test_workers_of_a_killed_process_end() -> None:
+    """They hang in a receive that never comes, where Python sees no signal."""
+    wait = "import torch, torch.distributed as dist; print('!', end='', flush=True); dist.recv(torch.empty(1))"
+    code = f"from thinpipe.pipeline.launch import run_workers; run_workers(exec, {wait!r}, workers=2)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.read(2) == "!!"  # both are there
+        process.kill()
+        process.wait()
+        patience = time.monotonic() + GRACE_S + 20
+        while (left := running(process.pid)) and time.monotonic() < patience:
+            time.sleep(0.2)
+        assert not left
+    finally:
+        if running(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_asks_how_many_workers() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,12 +17,11 @@ from pathlib import Path
 from thinpipe.ablation.plan import Run
 from thinpipe.ablation.store import Result
 from thinpipe.ablation.verdict import figures_of, last_error
+from thinpipe.pipeline.parent import end_with_parent
 
 TRAIN = (sys.executable, "-m", "thinpipe", "train")  # not the console script: it may not be installed
 _POLL_S = 0.05
 _PATIENCE_S = 30  # for a training to end after Ctrl-C: it finishes its step and its workers leave
-_LIBC = ctypes.CDLL(None)  # loaded ahead: between fork and exec nothing should be
-_PR_SET_PDEATHSIG = 1  # of Linux's sys/prctl.h
 
 
 @dataclass(frozen=True)
@@ -76,14 +74,9 @@ def _start(run: Run, jobs: int, train: Sequence[str], stem: Path) -> _Started:
             stderr=subprocess.STDOUT,
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
             process_group=0,  # Ctrl-C is ours to pass on, to it and its workers together
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=end_with_parent,
         )
     return _Started(run, process, time.monotonic(), threads, record, output)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process when an ablation is killed and cannot do it itself."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _result(started: _Started, jobs: int) -> Result:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from thinpipe.bench.codecs import DEFAULT_SHAPES
 from thinpipe.bench.contents import CONTENTS, Case, cases_from_file, made_cases
 from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
+from thinpipe.measure.network import check_links
 
 
 def parse_codecs(text: str) -> list[Codec]:
@@ -41,6 +44,18 @@ def choose_cases(shapes: Sequence[str], contents: Sequence[str], from_file: Path
         raise ValueError(f"--content is one of {', '.join(CONTENTS)}; got {unknown[0]!r}")
     chosen = list(dict.fromkeys(map(parse_shape, shapes))) or list(DEFAULT_SHAPES)
     return made_cases(chosen, list(dict.fromkeys(contents)) or list(CONTENTS))
+
+
+def check_launch(workers: Sequence[int], links: Sequence[float | None]) -> None:
+    """ValueError where torchrun has started other workers than are asked for, or links there cannot be shaped."""
+    if not dist.is_torchelastic_launched():
+        check_links(links)
+        return
+    started = int(os.environ["WORLD_SIZE"])
+    if set(workers) != {started}:
+        raise ValueError(f"torchrun has started {started} workers, this would run with {', '.join(map(str, workers))}")
+    if any(link is not None for link in links):
+        raise ValueError("workers that torchrun started have their links already: leave out --link")
 
 
 def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:

@@ -9,29 +9,23 @@ uncompressed, because its receives are posted ahead of need. Memory: GPipe again
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch.distributed as dist
 import typer
 
 from thinpipe.bench.pipeline_work import TORCH, Workload, median_ms, time_steps, weigh_step
-from thinpipe.bench.slow_link import can_shape, slow_link
 from thinpipe.measure import report
+from thinpipe.measure.network import missing_for_networks, thin_network
 from thinpipe.measure.record import Check, Column, Record, Row
-from thinpipe.pipeline.launch import joined, run_workers
+from thinpipe.pipeline.launch import run_workers
 
 SPEED = Workload()
 MEMORY = Workload(width=256, rows=2048, layers=6, chunks=16)
 SCHEDULES = ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B")
 SPECS = [TORCH, "none", "sort:8"]
-PORT = 29717  # inside namespaces of our own, where every port is free
 
 COLUMNS = (
     Column(name="link", heading="link", key=True),
@@ -50,7 +44,7 @@ def measure_speed(link_mbit_per_s: float | None) -> Iterator[Row]:
     """Step times per schedule and stage on loopback, or over a link of a given rate."""
     link = "loopback" if link_mbit_per_s is None else f"{link_mbit_per_s:g} Mbit/s"
     for schedule in SCHEDULES:
-        times = _loopback(schedule) if link_mbit_per_s is None else _shaped(schedule, link_mbit_per_s)
+        times = _time_steps(schedule, link_mbit_per_s)
         torch_ms = median_ms(times[TORCH])
         for spec in SPECS:
             step_ms = median_ms(times[spec])
@@ -111,48 +105,19 @@ def check(rows: list[Row]) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def _loopback(schedule: str) -> dict[str, list[float]]:
-    return run_workers(time_steps, SPEED, schedule, SPECS, workers=2)[0]
-
-
-def _shaped(schedule: str, mbit_per_s: float) -> dict[str, list[float]]:
-    """The same, with a worker on each side of a thin link; they are started as torchrun would on two machines."""
-    with slow_link(mbit_per_s) as sides:
-        processes = [
-            subprocess.Popen(
-                side.command(sys.executable, "-m", __spec__.name, "--worker", schedule),
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ
-                | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-                | {"MASTER_ADDR": sides[0].address, "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": side.interface},
-            )
-            for rank, side in enumerate(sides)
-        ]
-        try:
-            outputs = [process.communicate(timeout=600)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-    if any(process.returncode for process in processes):
-        raise RuntimeError(f"the workers of {schedule} over {mbit_per_s:g} Mbit/s failed, see above")
-    return json.loads(outputs[0])
+def _time_steps(schedule: str, link_mbit_per_s: float | None) -> dict[str, list[float]]:
+    with thin_network(link_mbit_per_s, workers=2) as network:
+        return run_workers(time_steps, SPEED, schedule, SPECS, workers=2, network=network)[0]
 
 
 def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the record here.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write a page here.")] = None,
     link_mbit_per_s: Annotated[float, typer.Option(help="Rate of the thin link.")] = 200.0,
-    worker: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure the pipeline engine on this machine; takes a few minutes."""
-    if worker is not None:
-        with joined():
-            times = time_steps(SPEED, worker, SPECS)
-            if dist.get_rank() == 0:
-                print(json.dumps(times))
-        return
-    links = [None, link_mbit_per_s] if can_shape() else [None]
+    lacks = missing_for_networks()
+    links = [None] if lacks else [None, link_mbit_per_s]
     rows: list[Row] = [row for link in links for row in measure_speed(link)] + list(measure_memory())
     config: dict[str, Any] = {
         "command": ["python", "-m", __spec__.name],
@@ -161,7 +126,7 @@ def main(
         "link_mbit_per_s": link_mbit_per_s,
     }
     record = Record(kind="pipeline engine", config=config, columns=COLUMNS, rows=tuple(rows), checks=check(rows))
-    note = "" if can_shape() else "No thin link: that needs root and iproute2."
+    note = f"No thin link: here is no {lacks}." if lacks else ""
     tables = [
         report.Table(title="Speed", columns=COLUMNS, rows=[row for row in rows if "link" in row], note=note),
         report.Table(title="Memory", columns=COLUMNS, rows=[row for row in rows if "layout" in row]),

@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 import torch
 import typer
 
-from thinpipe.bench.ddp.models import MODELS
 from thinpipe.bench.ddp.settings import Settings
-from thinpipe.bench.ddp.thin_link import check_link, run_over_link
 from thinpipe.bench.ddp.views import WIDE, heading_lines, model_lines, result_tables, row_lines
+from thinpipe.bench.models import MODELS
 from thinpipe.commands.replicas import check_workers, run_replicas
 from thinpipe.commands.terminal import Outputs, one_line_errors
+from thinpipe.measure.network import check_links, parse_link, thin_network
 from thinpipe.measure.record import Record, Row
 
 _WHAT, _DDP, _GRADIENTS, _HOW, _RESULTS = (
@@ -70,16 +70,15 @@ def bench_ddp(
         ),
     ] = None,
     link: Annotated[
-        float | None,
+        str,
         typer.Option(
-            min=0.1,
-            metavar="MBIT/S",
-            help="Two replicas here with a link of this rate between them; needs root. Under torchrun: what the link "
-            "is, for the record.",
+            metavar="RATE",
+            help="Replicas here with links of this rate, as in 100mbit; needs root. Under torchrun: what the link is, "
+            "for the record.",
             rich_help_panel=_DDP,
             show_default="as it is",
         ),
-    ] = None,
+    ] = "none",
     bucket_cap_mb: Annotated[
         float,
         typer.Option(min=0.001, metavar="MIB", help="Gradients that travel together.", rich_help_panel=_DDP),
@@ -126,6 +125,8 @@ def bench_ddp(
 
     Example: thinpipe bench ddp --workers 2 --model resnet50 --image-size 64
     """
+    with one_line_errors():
+        mbit_per_s = parse_link(link)
     settings = Settings(
         models=tuple(dict.fromkeys(model or ["resnet50"])),
         batch_size=batch_size,
@@ -134,7 +135,7 @@ def bench_ddp(
         dtype=dtype,
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
         backend=backend,
-        link_mbit_per_s=link,
+        link_mbit_per_s=mbit_per_s,
         bucket_cap_mb=bucket_cap_mb,
         static_graph=static_graph,
         gradient_as_bucket_view=gradient_as_bucket_view,
@@ -148,11 +149,10 @@ def bench_ddp(
         settings.check()
         outputs.check()
         count = check_workers(workers, settings.device)
-        if link is not None and count is not None:
-            check_link(workers)
-    if link is not None and count is not None:
-        raise typer.Exit(run_over_link(sys.argv[1:], link))
-    record = run_replicas(_replica, settings, ["thinpipe", *sys.argv[1:]], workers=count)
+        shaped = None if count is None else mbit_per_s  # under torchrun the link is there already
+        check_links([shaped])
+    with thin_network(shaped, count or 1) as network:
+        record = run_replicas(_replica, settings, ["thinpipe", *sys.argv[1:]], workers=count, network=network)
     if record is not None:
         outputs.save(record, result_tables(record), "Iteration time of DistributedDataParallel")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 import typer
+
+from thinpipe.measure.network import Network
 
 Result = TypeVar("Result")
 
@@ -23,15 +26,26 @@ def check_workers(asked: int | None, device: str) -> int | None:
     return asked or (torch.cuda.device_count() if device == "cuda" else 2)
 
 
-def run_replicas(function: Callable[..., Result | None], *args: object, workers: int | None) -> Result | None:
+def run_replicas(
+    function: Callable[..., Result | None], *args: object, workers: int | None, network: Network | None = None
+) -> Result | None:
     """Call ``function(*args)`` on every replica and return what the first one did; None where that ran elsewhere.
 
     A replica that fails ends the others, and the command: exit code 1, with its name and its error.
     """
-    from thinpipe.pipeline.launch import WorkerError, run_workers
+    from thinpipe.pipeline.launch import run_workers
+
+    with worker_errors():
+        return run_workers(function, *args, workers=workers, network=network)[0]
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """A worker that fails ends the command with exit code 1 and its words, not with a traceback of the launcher."""
+    from thinpipe.pipeline.launch import WorkerError
 
     try:
-        return run_workers(function, *args, workers=workers)[0]
+        yield
     except WorkerError as error:
         typer.echo(f"thinpipe: {error}", err=True)
         raise typer.Exit(1) from None

@@ -70,8 +70,8 @@ class Ledger:
         self.stamps.clear()
 
 
-class CodecClock:
-    """Times the codec without waiting for a GPU: there it drops events in the stream and reads them later."""
+class DeviceClock:
+    """Times codecs and modules without waiting for a GPU: there it drops events in the stream and reads them later."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -94,7 +94,7 @@ class CodecClock:
             self._ms += (now() - began) * 1e3
 
     def total_ms(self) -> float:
-        """All time measured so far. On a GPU this waits for the codecs under way, so ask between steps."""
+        """All time measured so far. On a GPU this waits for what is under way, so ask between steps."""
         self._drain(len(self._pending))
         return self._ms
 

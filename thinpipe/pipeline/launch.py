@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing import ProcessExitedException
 
 from thinpipe.pipeline.link import LinkError
+from thinpipe.pipeline.parent import end_with_parent
 
 # How long a worker that was told to end goes on. A worker whose neighbour died finds out by itself, at once if it is
 # waiting for it, and says which stage is missing; this leaves it the time.
@@ -32,18 +33,34 @@ class WorkerError(RuntimeError):
     """A worker failed, and the others were ended."""
 
 
-def run_workers(function: Callable[..., Any], *args: Any, workers: int | None = None) -> list[Any]:
+class Network(Protocol):
+    """A network of our own, with a place for every worker."""
+
+    def enter(self, worker: int) -> None:
+        """Move this process to the place of a worker."""
+
+
+def run_workers(
+    function: Callable[..., Any],
+    *args: Any,
+    workers: int | None = None,
+    network: Network | None = None,
+    backend: str | None = None,
+) -> list[Any]:
     """Call ``function(*args)`` on every worker, inside a process group; return the results of the workers here.
 
     Under torchrun this process is one of the workers already and joins. Otherwise ``workers`` local ones are started
-    with torch's elastic launcher, and ``function`` must be importable: defined at the top level of a module. Ctrl-C
-    reaches all of them, and is a KeyboardInterrupt here once they have ended.
+    with torch's elastic launcher, and ``function`` must be importable: defined at the top level of a module. In a
+    ``network`` each starts in its own place and counts as a machine. ``backend``: as ``joined``. Ctrl-C reaches all
+    of them, and is a KeyboardInterrupt here once they have ended.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         size = int(os.environ["WORLD_SIZE"])
         if workers not in (None, size):
             raise ValueError(f"torchrun started {size} workers, but {workers} were asked for; leave one of them out")
-        with joined():
+        if network is not None:
+            raise ValueError("workers that torchrun started are in their networks already; leave the links as they are")
+        with joined(backend):
             return [function(*args)]
     if workers is None or workers < 1:
         raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
@@ -67,7 +84,8 @@ def run_workers(function: Callable[..., Any], *args: Any, workers: int | None = 
             logs_specs=DefaultLogsSpecs(log_dir=log_dir),
         )
         try:
-            results = elastic_launch(config, _work)(function, args)
+            meeting = None if network is None else str(Path(log_dir) / "meeting")
+            results = elastic_launch(config, _work)(function, args, network, meeting, backend)
         except ChildFailedError as error:
             raise WorkerError(_causes(error, Path(log_dir))) from None
         except SignalException as error:
@@ -78,10 +96,12 @@ def run_workers(function: Callable[..., Any], *args: Any, workers: int | None = 
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def joined(backend: str | None = None, meeting: str | None = None) -> Iterator[None]:
     """The process group that the environment describes (``RANK``, ``WORLD_SIZE`` ... as torchrun sets them).
 
-    NCCL where every worker of this machine has a GPU of its own, gloo otherwise.
+    Args:
+        backend: by default NCCL where every worker of this machine has a GPU of its own, gloo otherwise.
+        meeting: a file in which the workers of one machine find each other, instead of over a network.
     """
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     own_gpu = torch.cuda.device_count() >= local_size
@@ -89,7 +109,9 @@ def joined() -> Iterator[None]:
         torch.cuda.set_device(local_rank)
     if "OMP_NUM_THREADS" not in os.environ:  # every worker taking every core is slower than each taking its share
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
-    dist.init_process_group("nccl" if own_gpu else "gloo")
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = None if meeting is None else dist.FileStore(meeting, size)
+    dist.init_process_group(backend or ("nccl" if own_gpu else "gloo"), store=store, rank=rank, world_size=size)
     yield
     dist.destroy_process_group()  # not after an error: the others would see this worker leave before it says why
 
@@ -106,9 +128,20 @@ def _is_news(entry: logging.LogRecord) -> bool:
 
 
 @record
-def _work(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _work(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    network: Network | None,
+    meeting: str | None,
+    backend: str | None,
+) -> Any:
+    if network is not None:
+        network.enter(int(os.environ["RANK"]))  # first: threads and sockets stay where they were made
+        os.environ["GROUP_RANK"] = os.environ["RANK"]  # which machine this is
+        backend = backend or "gloo"  # NCCL would pass by the network, through the memory of the machine
     _end_late()
-    with joined():
+    end_with_parent()
+    with joined(backend, meeting):
         return function(*args)
 
 

@@ -11,6 +11,10 @@
 tag, so nothing depends on the order of messages and no order can deadlock. Backends without tags (NCCL) take another
 road: both ends hand their operations to the schedule (``send_ops``, ``recv_ops``), which keeps them in order.
 
+A GPU's wires travel through gloo by way of pinned host buffers. Copies have a stream of their own, and threads wait
+for them: one hands a wire to gloo when it has left the GPU, others move what arrived onto the GPU at once. So neither
+the worker nor the stream it computes on waits for a copy that nothing needs yet.
+
 Times. ``blocked_ms`` is the time from (3), when the stage first needs a chunk, until it can use the wire. A message
 carries nothing but its wire, so the receiver alone cannot tell a late sender from a slow link: both ends keep stamps,
 and ``report`` compares them.
@@ -31,7 +35,7 @@ from torch import Tensor
 
 from thinpipe.codecs.base import FLOATS, Codec, as_bytes
 from thinpipe.pipeline.backend import wire_device
-from thinpipe.pipeline.counters import CodecClock, Counters, Event, Ledger, Stamp, now
+from thinpipe.pipeline.counters import Counters, DeviceClock, Event, Ledger, Stamp, now
 
 RAW_BELOW = 4096  # bytes; a smaller tensor fits in three Ethernet frames, encoding it saves nothing
 
@@ -87,9 +91,16 @@ class Link:
         self.step = 0
         self.events = events  # the stage's
         self.ledger = Ledger()
-        self.clock = CodecClock(device)
-        # Wires of a GPU stage that travel through gloo pass through pinned host buffers.
-        self.staged = wire_device(group, device).type != device.type
+        self.clock = DeviceClock(device)
+        self.staged = wire_device(group, device).type != device.type  # through pinned host buffers
+        self.copies = torch.cuda.Stream(device) if self.staged else None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def threads(self, count: int) -> ThreadPoolExecutor:
+        """Threads that wait for copies and messages, made when first asked for."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(count, thread_name_prefix=f"thinpipe-{self.source}-{self.target}")
+        return self._threads
 
     def __str__(self) -> str:
         return f"{self.direction} link from stage {self.source} to stage {self.target}"
@@ -131,6 +142,9 @@ class Link:
             ) from error
 
 
+_Sends = list[dist.Work | None] | Future[list[dist.Work | None]]
+
+
 class SendLink(Link):
     """The sending end: encodes each tensor into a buffer it keeps, and sends that."""
 
@@ -138,7 +152,7 @@ class SendLink(Link):
         super().__init__(*args)
         self.state: dict[int, MutableMapping[str, Tensor]] = {}  # per slot, what the codec remembers
         self._spare: dict[int, list[Tensor]] = {}  # wire buffers by size
-        self._under_way: deque[tuple[int, list[Tensor], list[dist.Work | None]]] = deque()  # chunk, wires, sends
+        self._under_way: deque[tuple[int, list[Tensor], _Sends]] = deque()  # chunk, wires, how they are sent
         self._handed_out: list[Tensor] = []  # wires that a schedule sends
 
     def configure(self, slots: list[Slot], chunks: int) -> None:
@@ -152,15 +166,20 @@ class SendLink(Link):
         while len(self._under_way) >= WINDOW:
             self._await_oldest()
         wires = [self._encode(chunk, slot, tensor) for slot, tensor in enumerate(tensors)]
-        works = [
-            dist.isend(wire, group=self.group, tag=self.tag(chunk, slot), group_dst=self.peer)
-            for slot, wire in enumerate(wires)
-        ]
+        if self.copies is None:
+            works: _Sends = self._hand_over(chunk, self.step, wires)
+        else:
+            left = torch.cuda.Event()
+            left.record(self.copies)
+            works = self.threads(1).submit(self._hand_over, chunk, self.step, wires, left)
         self._under_way.append((chunk, wires, works))
 
     def send_ops(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
         """The same as operations for a schedule that orders and awaits them."""
         wires = [self._encode(chunk, slot, tensor) for slot, tensor in enumerate(tensors)]
+        if self.copies is not None:
+            self.copies.synchronize()  # the schedule sends at once
+        self._stamp(chunk, self.step)
         self._handed_out += wires
         return [
             dist.P2POp(dist.isend, wire, group=self.group, tag=self.tag(chunk, slot), group_peer=self.peer)
@@ -206,20 +225,37 @@ class SendLink(Link):
             wire = self._buffer(size) if on_device is None else on_device
             with self.clock.measure():
                 self.codec.encode(tensor, wire, state=self.state.setdefault(index, {}))
-        if self.staged:
-            wire = self._buffer(slot.wire_bytes).copy_(wire, non_blocking=True)
-            torch.cuda.current_stream(self.device).synchronize()  # gloo reads the host buffer as soon as it is sent
-        ended = now()
+        if self.copies is not None:
+            self.copies.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self.copies):
+                wire.record_stream(self.copies)
+                wire = self._buffer(slot.wire_bytes).copy_(wire, non_blocking=True)
         if not slot.raw:
-            self.events.append(Event("encode", self.source, chunk, began, ended))
+            self.events.append(Event("encode", self.source, chunk, began, now()))
         self.ledger.counters.count(slot.tensor_bytes, slot.wire_bytes)
-        self.ledger.stamps.append(Stamp(self.step, chunk, index, ended, ended, wire_bytes=slot.wire_bytes))
         return wire
+
+    def _hand_over(
+        self, chunk: int, step: int, wires: Sequence[Tensor], left: torch.cuda.Event | None = None
+    ) -> list[dist.Work | None]:
+        """Give wires to the network, once they have left the GPU."""
+        if left is not None:
+            left.synchronize()
+        self._stamp(chunk, step)
+        return [
+            dist.isend(wire, group=self.group, tag=self.tag(chunk, slot), group_dst=self.peer)
+            for slot, wire in enumerate(wires)
+        ]
+
+    def _stamp(self, chunk: int, step: int) -> None:
+        ended = now()
+        for index, slot in enumerate(self.slots):
+            self.ledger.stamps.append(Stamp(step, chunk, index, ended, ended, wire_bytes=slot.wire_bytes))
 
     def _await_oldest(self) -> None:
         chunk, wires, works = self._under_way.popleft()
         began = now()
-        for work in works:
+        for work in works.result() if isinstance(works, Future) else works:
             self.await_work(work, self.source, chunk, "send")
         self.ledger.counters.blocked_ms += (now() - began) * 1e3
         self._recycle(wires)
@@ -246,25 +282,27 @@ class RecvLink(Link):
         self._arrivals: dict[tuple[int, int], Future[float]] = {}
         self._lent: dict[int, list[tuple[int, Tensor]]] = {}
         self._spare: dict[int, list[Tensor]] = {}
-        self._copied: torch.cuda.Event | None = None
+        self._on_device: dict[tuple[int, int], Tensor] = {}  # wires of a stage on a GPU, copied there
+        self._copied: dict[tuple[int, int], torch.cuda.Event] = {}
+        self._decoded: dict[tuple[int, int], torch.cuda.Event] = {}
 
     def configure(self, slots: list[Slot], chunks: int) -> None:
         if slots != self.slots:
             self._wires.clear()
+            self._on_device.clear()
             self._spare.clear()
         self.slots, self.chunks = slots, chunks
         self.check_limits(chunks)
 
     def post(self) -> None:
         """(1) Post the receives of a whole step."""
-        if self._copied is not None:
-            self._copied.synchronize()  # the last step's wires are on the GPU; their host buffers may be overwritten
+        for copied in self._copied.values():
+            copied.synchronize()  # the last step's wires are on the GPU; their host buffers may be overwritten
         for key in ((chunk, slot) for chunk in range(self.chunks) for slot in range(len(self.slots))):
             self._works[key] = dist.irecv(self._wire(key), group=self.group, tag=self.tag(*key), group_src=self.peer)
-        if self.trace and self._works:
-            pool = ThreadPoolExecutor(len(self._works), thread_name_prefix="thinpipe-arrival")
-            self._arrivals = {key: pool.submit(self._arrival, key) for key in self._works}
-            pool.shutdown(wait=False)
+        if (self.trace or self.staged) and self._works:
+            threads = self.threads(len(self._works))
+            self._arrivals = {key: threads.submit(self._arrival, key) for key in self._works}
 
     def recv_ops(self, chunk: int) -> list[dist.P2POp]:
         """The receives of one chunk, as operations for a schedule that orders and awaits them."""
@@ -290,6 +328,8 @@ class RecvLink(Link):
             elif key in self._works:
                 self.await_work(self._works.pop(key), self.target, chunk, "receive")
             usable = now()
+            if self.staged and arrived is None:
+                self._copy(key)  # no thread did: the schedule waited for the message
             tensors.append(self._decode(key, slot))
             self.ledger.counters.count(slot.tensor_bytes, slot.wire_bytes)
             self.ledger.counters.blocked_ms += (usable - needed) * 1e3
@@ -317,14 +357,16 @@ class RecvLink(Link):
         tensor = spares.pop() if spares else torch.empty(slot.shape, dtype=slot.dtype, device=self.device)
         self._lent.setdefault(chunk, []).append((index, tensor))
         if self.staged:
-            wire = wire.to(self.device, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+            torch.cuda.current_stream(self.device).wait_event(self._copied[key])
+            wire = self._on_device[key]
         if slot.raw:
             as_bytes(tensor).copy_(wire)
         else:
             with self.clock.measure():
                 self.codec.decode(wire, tensor)
+        if self.staged:
+            self._decoded[key] = torch.cuda.Event()
+            self._decoded[key].record()
         return tensor.detach()  # a new leaf every time: gradients of the last user are not this one's
 
     def _wire(self, key: tuple[int, int]) -> Tensor:
@@ -334,4 +376,20 @@ class RecvLink(Link):
 
     def _arrival(self, key: tuple[int, int]) -> float:
         self.await_work(self._works[key], self.target, key[0], "receive")
-        return now()
+        arrived = now()
+        if self.staged:
+            self._copy(key)
+        return arrived
+
+    def _copy(self, key: tuple[int, int]) -> None:
+        """Move a wire onto the GPU, on the stream of copies, once what lay there has been decoded."""
+        assert self.copies is not None
+        with torch.cuda.stream(self.copies):
+            if key in self._decoded:
+                self.copies.wait_event(self._decoded[key])
+            wire = self._wire(key)
+            if key not in self._on_device:
+                self._on_device[key] = torch.empty_like(wire, device=self.device, pin_memory=False)
+            self._on_device[key].copy_(wire, non_blocking=True)
+            self._copied[key] = torch.cuda.Event()
+            self._copied[key].record()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from thinpipe.pipeline.agreement import gather
 from thinpipe.pipeline.backend import wire_device
 from thinpipe.pipeline.counters import Stamp, now
-from thinpipe.pipeline.link import SendLink
+from thinpipe.pipeline.link import Link, SendLink
 from thinpipe.pipeline.stage import PipelineStage
 
 _PINGS = 8  # per worker; the quickest says best how far its clock is from worker 0's
@@ -76,11 +77,20 @@ def reset_counters(stages: Sequence[PipelineStage]) -> None:
     for stage in stages:
         for link in stage.links:
             link.reset_counters()
+        for clock in stage.clocks.values():
+            clock.reset()
 
 
 def gather_ends(stages: Sequence[PipelineStage]) -> list[list[dict[str, Any]]]:
     """Of every worker, the ends of its links: counters and stamps, in the time of worker 0."""
-    group, device = stages[0].group, stages[0].device
+    links = [link for stage in stages for link in stage.links]
+    return gather_links(links, stages[0].group, stages[0].device)
+
+
+def gather_links(
+    links: Sequence[Link], group: dist.ProcessGroup | None, device: torch.device
+) -> list[list[dict[str, Any]]]:
+    """The same of links that belong to no stage. A collective of the group, which may be another than theirs."""
     offset = clock_offset(group, device)
     ends: list[dict[str, Any]] = [
         {
@@ -90,8 +100,7 @@ def gather_ends(stages: Sequence[PipelineStage]) -> list[list[dict[str, Any]]]:
             "counters": asdict(link.counters()),
             "stamps": [asdict(stamp) for stamp in link.ledger.stamps],
         }
-        for stage in stages
-        for link in stage.links
+        for link in links
     ]
     for end in ends:
         for stamp in end["stamps"]:
@@ -101,11 +110,17 @@ def gather_ends(stages: Sequence[PipelineStage]) -> list[list[dict[str, Any]]]:
 
 
 def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Seconds to add to this worker's clock to get worker 0's: half a round trip is the error. A collective."""
+    """Seconds to add to this worker's clock to get worker 0's. A collective.
+
+    Half a round trip is the error; on one machine, where all processes read one clock, there is none.
+    """
+    machines = gather(_machine(), group, device)
     device = wire_device(group, device)
     worker, offset, quickest = dist.get_rank(group), 0.0, float("inf")
-    for other in range(1, dist.get_world_size(group)):
-        for _ in range(_PINGS if worker in (0, other) else 0):
+    for other, machine in enumerate(machines):
+        if machine is not None and machine == machines[0]:
+            continue
+        for _ in range(_PINGS if worker in (0, other) and other else 0):
             stamp = torch.zeros(1, dtype=torch.float64, device=device)
             if worker == 0:
                 dist.recv(stamp, group=group, group_src=other)
@@ -121,11 +136,24 @@ def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float
     return offset
 
 
+def _machine() -> str | None:
+    """What all processes of one running machine have in common, and no others; None where nobody knows."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
 def match(send: dict[str, Any], receive: dict[str, Any]) -> list[tuple[Stamp, Stamp]]:
     """The stamps of both ends for each message that both remember."""
     sent = {(s["step"], s["chunk"], s["slot"]): Stamp(**s) for s in send["stamps"]}
     pairs = [(sent.get((r["step"], r["chunk"], r["slot"])), Stamp(**r)) for r in receive["stamps"]]
     return [(s, r) for s, r in pairs if s is not None]
+
+
+def transfer_s(sent: Stamp, received: Stamp) -> float:
+    """The time on its way of a message whose receiver waited for it, or whose arrival was traced."""
+    return max((received.end if received.arrived is None else received.arrived) - sent.start, 0.0)
 
 
 def _merge(send: dict[str, Any], receive: dict[str, Any]) -> LinkReport:
@@ -136,8 +164,7 @@ def _merge(send: dict[str, Any], receive: dict[str, Any]) -> LinkReport:
         wait += late
         transfer += received.end - received.start - late
         if received.arrived is not None or sent.start >= received.start:
-            arrived = received.end if received.arrived is None else received.arrived
-            whole_s += max(arrived - sent.start, 0.0)
+            whole_s += transfer_s(sent, received)
             whole_bytes += received.wire_bytes
     mine, theirs = receive["counters"], send["counters"]
     return LinkReport(

@@ -40,7 +40,7 @@ from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.agreement import agree
 from thinpipe.pipeline.backend import backend_of, wire_device
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
-from thinpipe.pipeline.counters import Event, now
+from thinpipe.pipeline.counters import DeviceClock, Event, now
 from thinpipe.pipeline.expected import Expected
 from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
 from thinpipe.version import __version__
@@ -95,6 +95,7 @@ class PipelineStage(pipelining.PipelineStage):
         self.recompute = recompute
         self.post_ahead = backend_of(self.group, device) == "gloo" if post_ahead is None else post_ahead
         self.events: list[Event] = []  # of the step under way, or of the last one
+        self.clocks = {kind: DeviceClock(device) for kind in ("forward", "backward", "weight")}
         self.steps = 0
         self._open = self._posted = self._unchecked = False
 
@@ -127,6 +128,10 @@ class PipelineStage(pipelining.PipelineStage):
         """From the next step on, also stamp the arrival of each message (``report``, ``draw``)."""
         for link in filter(None, (self.forward_recv, self.backward_recv)):
             link.trace = on
+
+    def compute_ms(self) -> dict[str, float]:
+        """Time in the module since ``reset_counters``, apart for ``forward``, ``backward`` and ``weight``."""
+        return {kind: clock.total_ms() for kind, clock in self.clocks.items()}
 
     # (1) to (3): a step begins
 
@@ -354,5 +359,6 @@ class PipelineStage(pipelining.PipelineStage):
     @contextmanager
     def _event(self, kind: str, chunk: int) -> Iterator[None]:
         began = now()
-        yield
+        with self.clocks[kind].measure():
+            yield
         self.events.append(Event(kind, self.stage_index, chunk, began, now()))

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from thinpipe.bench.ddp import models
-from thinpipe.bench.ddp.models import Shapes, build, check_model
+from thinpipe.bench import models
 from thinpipe.bench.ddp.settings import Settings
+from thinpipe.bench.models import Shapes, build, check_model
 
 SETTINGS = Settings(
     models=("mobilenetv2",),

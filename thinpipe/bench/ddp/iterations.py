@@ -14,9 +14,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from thinpipe.bench.ddp.groups import Group, Meeting, make_groups
-from thinpipe.bench.ddp.models import Shapes, Workload, build, check_model
 from thinpipe.bench.ddp.rows import COLUMNS, KIND, Sample, make_row
 from thinpipe.bench.ddp.settings import DTYPES, POWERSGD_START, Settings
+from thinpipe.bench.models import Shapes, Workload, build, check_model
 from thinpipe.ddp import DDPState, ddp_hook, ddp_state
 from thinpipe.measure.environment import environment
 from thinpipe.measure.meter import time_iterations

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from thinpipe.bench.ddp.models import check_model
 from thinpipe.bench.inputs import find_device
+from thinpipe.bench.models import check_model
 from thinpipe.codecs import codec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

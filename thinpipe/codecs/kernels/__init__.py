@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 
 import torch
 
-_BY_DEVICE = {"cpu": "cpu"}
+_BY_DEVICE = {"cpu": "cpu", "cuda": "cuda"}
 
 
 def select(name: str, device: torch.device) -> ModuleType:
@@ -20,6 +21,11 @@ def select(name: str, device: torch.device) -> ModuleType:
     if name != "auto":
         raise ValueError(f"kernels are 'auto' or 'reference', got {name!r}")
     module = _BY_DEVICE.get(device.type)
+    if module == "cuda" and importlib.util.find_spec("triton") is None:
+        raise RuntimeError(
+            "codec kernels for GPUs are written in Triton, which is not installed: pip install triton, of the release "
+            f"that fits torch {torch.__version__}; or move the tensor to the CPU, or ask for kernels='reference' (slow)"
+        )
     if module is None:
         raise RuntimeError(
             f"there are no codec kernels for device {device.type!r}, only for {', '.join(_BY_DEVICE)}; "

@@ -1,4 +1,4 @@
-"""What a replica trains in the benchmark: a model with random weights, a batch of random data, a loss."""
+"""What workers train in benchmarks: a model with random weights, a batch of random data, a loss."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ CLASSES = 1000
 RESNET_DEPTHS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
 RESNEXTS = ("resnext50_32x4d", "resnext101_32x8d")
 MODELS = (*RESNET_DEPTHS, *RESNEXTS, "mobilenetv2", "roberta-base")
+CUTTABLE = ("mobilenetv2", *RESNET_DEPTHS, "roberta", "mlp")  # those that a pipeline can cut
+
+ROBERTA_HIDDEN, ROBERTA_LAYERS, ROBERTA_VOCABULARY, HEAD_SIZE = 768, 12, 50_265, 64
+MLP_HIDDEN, MLP_LAYERS, MLP_CLASSES = 1024, 4, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +34,24 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """The sizes of the data."""
+    """The sizes of the data, and of the model where it has a choice."""
 
     batch_size: int
     image_size: int  # pixels, both ways
     tokens: int  # of a text
+    width: float = 1.0  # of images' models: channels, the published ones = 1
+    hidden: int | None = None  # of roberta and mlp; None: RoBERTa-base's, MLP_HIDDEN
+    layers: int | None = None  # likewise
+
+
+@dataclass(frozen=True, kw_only=True)
+class CuttableWorkload:
+    """What a pipeline computes in a step: it cuts the model into units, inputs and target into chunks."""
+
+    model: nn.Module  # one that ``units_of`` knows
+    inputs: tuple[Tensor, ...]
+    target: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
 
 
 def check_model(name: str) -> str:
@@ -79,20 +96,64 @@ def has_torchvision() -> bool:
     return True
 
 
+def build_cuttable(name: str, shapes: Shapes) -> CuttableWorkload:
+    """A model of CUTTABLE with its data, in host memory; the same whenever it is called."""
+    torch.manual_seed(0)
+    batch = shapes.batch_size
+    if name == "roberta":
+        tokens = torch.randint(3, _vocabulary(shapes), (batch, shapes.tokens))
+        inputs: tuple[Tensor, ...] = (tokens, torch.ones_like(tokens))
+    elif name == "mlp":
+        inputs = (torch.randn(batch, shapes.hidden or MLP_HIDDEN),)
+    else:
+        inputs = (torch.randn(batch, 3, shapes.image_size, shapes.image_size),)
+    model = _mlp(shapes) if name == "mlp" else _from_transformers(name, shapes)
+    target = torch.randint(MLP_CLASSES if name == "mlp" else CLASSES, (batch,))
+    return CuttableWorkload(model=model, inputs=inputs, target=target)
+
+
 def _model(name: str, shapes: Shapes) -> nn.Module:
     if name.startswith("resne") and has_torchvision():
         return getattr(importlib.import_module("torchvision.models"), name)(num_classes=CLASSES)
+    return _Logits(_from_transformers(name, shapes))
+
+
+def _from_transformers(name: str, shapes: Shapes) -> nn.Module:
     transformers: Any = importlib.import_module("transformers")  # untyped: mypy misses arguments its configs do take
     if name in RESNET_DEPTHS:
         resnet = transformers.ResNetConfig(depths=RESNET_DEPTHS[name], num_labels=CLASSES)
-        return _Logits(transformers.ResNetForImageClassification(resnet))
+        resnet.embedding_size = round(resnet.embedding_size * shapes.width)
+        resnet.hidden_sizes = [round(size * shapes.width) for size in resnet.hidden_sizes]
+        return transformers.ResNetForImageClassification(resnet)
     if name == "mobilenetv2":
-        mobilenet = transformers.MobileNetV2Config(image_size=shapes.image_size, num_labels=CLASSES)
-        return _Logits(transformers.MobileNetV2ForImageClassification(mobilenet))
+        mobilenet = transformers.MobileNetV2Config(
+            image_size=shapes.image_size, depth_multiplier=shapes.width, num_labels=CLASSES
+        )
+        return transformers.MobileNetV2ForImageClassification(mobilenet)
+    hidden = shapes.hidden or ROBERTA_HIDDEN
     roberta = transformers.RobertaConfig(
-        vocab_size=50_265, max_position_embeddings=max(514, shapes.tokens + 2), type_vocab_size=1, num_labels=CLASSES
+        vocab_size=_vocabulary(shapes),
+        hidden_size=hidden,
+        num_attention_heads=max(1, hidden // HEAD_SIZE),
+        intermediate_size=4 * hidden,
+        num_hidden_layers=shapes.layers or ROBERTA_LAYERS,
+        max_position_embeddings=max(514, shapes.tokens + 2),
+        type_vocab_size=1,
+        num_labels=CLASSES,
     )
-    return _Logits(transformers.RobertaForSequenceClassification(roberta))
+    return transformers.RobertaForSequenceClassification(roberta)
+
+
+def _vocabulary(shapes: Shapes) -> int:
+    """RoBERTa's, smaller where the model is narrower: the embeddings keep their share of the parameters."""
+    return round(ROBERTA_VOCABULARY * (shapes.hidden or ROBERTA_HIDDEN) / ROBERTA_HIDDEN)
+
+
+def _mlp(shapes: Shapes) -> nn.Sequential:
+    """Linear layers: of all models the one with most to send for what there is to compute."""
+    hidden = shapes.hidden or MLP_HIDDEN
+    layers = [nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()) for _ in range(shapes.layers or MLP_LAYERS)]
+    return nn.Sequential(*layers, nn.Linear(hidden, MLP_CLASSES))
 
 
 class _Logits(nn.Module):

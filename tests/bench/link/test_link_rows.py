@@ -1,0 +1,82 @@
+"""Rows of the link benchmark: what stamps of both ends become, and what a user may ask for."""
+
+import pytest
+
+from thinpipe.bench.link.rows import COLUMNS, make_row, with_lines
+from thinpipe.bench.link.settings import Settings, parse_sizes, size_text
+from thinpipe.bench.link.views import plot_times, result_tables, row_line
+
+WIRE = 1_000_000
+
+
+def ends(late_s, transfer_s=0.1, wire=WIRE, encode_ms=0.0):
+    """Both ends of three messages: the receiver wants each at second 1, the sender is so late."""
+    counters = {"messages": 3, "encode_ms": 3 * encode_ms, "decode_ms": 3 * encode_ms}
+    common = {"source": 0, "target": 1, "counters": counters}
+    sent = [
+        {"step": step, "chunk": 0, "slot": 0, "start": 1 + late_s, "end": 1 + late_s, "arrived": None}
+        for step in range(3)
+    ]
+    received = [{**stamp, "start": 1.0, "end": 1 + late_s + transfer_s, "wire_bytes": wire} for stamp in sent]
+    return [[{**common, "sends": True, "stamps": sent}], [{**common, "sends": False, "stamps": received}]]
+
+
+def row(late_s=0.0, size=WIRE, codec="none", **options):
+    return make_row(100.0, "gloo", codec, False, size, ends(late_s, **options))
+
+
+def test_a_late_sender_changes_recv_time_and_not_the_transfer():
+    on_time, late = row(0.0), row(0.4)
+    assert on_time["recv_gb_per_s"] == pytest.approx(on_time["gb_per_s"])
+    assert late["gb_per_s"] == pytest.approx(on_time["gb_per_s"])
+    assert late["recv_gb_per_s"] == pytest.approx(on_time["recv_gb_per_s"] / 5)  # 0.1 s of the 0.5 it waited
+    assert late["late_ms"] == pytest.approx(400)
+
+
+def test_effective_bandwidth_counts_the_codec():
+    coded = row(size=4 * WIRE, codec="uniform:8", encode_ms=50.0)
+    assert coded["gb_per_s"] == pytest.approx(WIRE / 0.1 / 1e9)
+    assert coded["effective_gb_per_s"] == pytest.approx(4 * WIRE / 0.2 / 1e9)
+    assert coded["pays_below_mbit_per_s"] == pytest.approx(3 * WIRE * 8 / 0.1 / 1e6)
+
+
+def test_lines_and_gains():
+    rows = with_lines(
+        [
+            row(size=WIRE, transfer_s=0.1),
+            row(size=2 * WIRE, wire=2 * WIRE, transfer_s=0.2),
+            row(size=2 * WIRE, codec="fp16", transfer_s=0.1, encode_ms=25.0),
+        ]
+    )
+    assert rows[0]["bandwidth_mbit_per_s"] == pytest.approx(80)
+    assert rows[0]["of_nominal"] == pytest.approx(0.8)
+    assert rows[1]["residual"] == pytest.approx(0, abs=1e-9)
+    assert rows[2]["of_uncompressed"] == pytest.approx(0.2 / 0.15)
+    assert "line_ms" not in rows[2]  # one size makes no line
+    names = {column.name for column in COLUMNS}
+    assert {name for each in rows for name in each} <= names
+    titles = [table.title for table in result_tables(rows)]
+    assert titles == ["Transfers", "Latency + bytes / bandwidth", "With a codec"]
+    assert "fp16 stops paying at 0.16 Gbit/s for tensors of 2 MB." in result_tables(rows)[-1].note
+    drawn = plot_times(rows).panels["100mbit, one way"]["none"]
+    assert drawn == [(WIRE, pytest.approx(100)), (2 * WIRE, pytest.approx(200))]
+    assert "100mbit" in row_line(rows[0])
+
+
+def test_sizes_are_read_and_written():
+    assert parse_sizes("1kB,1.5MB, 100MB,4B,1kb") == (1_000, 1_500_000, 100_000_000, 4)
+    assert [size_text(size) for size in (4, 1_000, 1_500_000)] == ["4 B", "1 kB", "1.5 MB"]
+
+
+@pytest.mark.parametrize("text", ["", "1", "big", "2B", "-1kB"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="--sizes are bytes of tensors"):
+        parse_sizes(text)
+
+
+def test_shaped_links_are_gloos():
+    settings = Settings(
+        sizes=(4,), compress=("sort:8",), links=(None,), device="cpu", repeat=1, budget_s=1, sender_delay_s=0
+    )
+    assert settings.codecs == ("none", "sort:6+2")
+    assert settings.backend(None) == settings.backend(100.0) == "gloo"

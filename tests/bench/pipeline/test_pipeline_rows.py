@@ -1,0 +1,106 @@
+"""Rows of the pipeline benchmark: what workers measured becomes speeds, bounds and parts."""
+
+import pytest
+from made_links import link
+
+from thinpipe.bench.models import Shapes
+from thinpipe.bench.pipeline.rows import COLUMNS, Measured, compare, make_row
+from thinpipe.bench.pipeline.settings import Run, Settings
+from thinpipe.bench.pipeline.views import plot_speed, result_tables, row_line
+
+STEPS, BATCH = 2, 16
+PIPELINE = Run(parallel="pipeline", layout="client-server", schedule="gpipe", chunks=4, compress="none")
+
+
+def settings(**changed):
+    given = {
+        "model": "mlp", "shapes": Shapes(batch_size=BATCH, image_size=32, tokens=8), "workers": (1, 2),
+        "links": (None, 100.0), "parallel": ("none", "data", "pipeline"), "layouts": ("linear", "client-server"),
+        "schedules": ("gpipe",), "chunks": (2, 4), "compress": ("none", "sort:8"), "client_layers": None,
+        "device": "cpu", "threads": 1, "warmup": 1, "steps": STEPS,
+    }  # fmt: skip
+    return Settings(**given | changed)
+
+
+def measured(step_ms=100.0, module_ms=30.0, links=(), stage_ms=None):
+    return Measured(
+        samples_ms=(step_ms, step_ms), peak_bytes=2**20, parameter_bytes=1_000_000, threads=1, module_ms=module_ms,
+        update_ms=2.0, stage_ms=stage_ms or {}, links=tuple(links), cuts=(),
+    )  # fmt: skip
+
+
+def pipeline_row(link_mbit_per_s=100.0, step_ms=100.0):
+    # Per step, 1 MB to the server and half of that back: 80 and 40 ms at 100 Mbit/s.
+    links = [link(0, 1, 1_000_000 * STEPS), link(1, 0, 500_000 * STEPS)]
+    workers = [
+        measured(step_ms, 10.0, links, {0: (1.0, 2.0), 2: (0.5, 0.5)}),
+        measured(step_ms, 30.0, links, {1: (1.0, 2.0)}),
+    ]
+    return make_row(settings(), PIPELINE, link_mbit_per_s, workers)
+
+
+def test_the_bound_is_the_busier_of_worker_and_direction():
+    thin, wide = pipeline_row(100.0), pipeline_row(1000.0)
+    assert (thin["busiest_compute_ms"], thin["busiest_wire_ms"], thin["bound_ms"]) == (32.0, 80.0, 80.0)
+    assert thin["of_bound"] == pytest.approx(0.8)
+    assert (wide["busiest_wire_ms"], wide["bound_ms"]) == (8.0, 32.0)
+    assert pipeline_row(None)["busiest_wire_ms"] == 0
+
+
+def test_speed_bytes_and_bubbles():
+    row = pipeline_row()
+    assert row["samples_per_s"] == pytest.approx(BATCH / 0.1)
+    assert (row["wire_bytes"], row["busiest_wire_bytes"]) == (1_500_000, 1_000_000)
+    assert row["bubble"] == pytest.approx(1 - 40 / 200)
+    assert 0 < row["bubble_theory"] < row["bubble"]
+    assert [part["sent_bytes"] for part in row["per_worker"]] == [1_000_000, 500_000]
+    assert "reached 80%" in row_line(row)
+
+
+def test_data_parallel_sends_its_gradients_around():
+    row = make_row(settings(), Run(parallel="data"), 100.0, [measured(), measured()])
+    assert row["busiest_wire_bytes"] == 1_000_000
+    assert row["bound_ms"] == 80.0
+    assert "bubble" not in row
+
+
+def test_comparisons_stay_on_one_link_and_one_way_to_cut():
+    data = make_row(settings(), Run(parallel="data"), 100.0, [measured(200.0), measured(200.0)])
+    plain, other_link = pipeline_row(), pipeline_row(None, 10.0)
+    coded = {**pipeline_row(step_ms=25.0), "codec": "sort:6+2"}
+    rows = compare([data, plain, coded, other_link])
+    assert [row["of_data_parallel"] for row in rows] == [None, pytest.approx(2), pytest.approx(8), None]
+    assert [row["of_uncompressed"] for row in rows] == [None, None, pytest.approx(4), None]
+    tables = result_tables(rows)
+    assert len(tables[-1].rows) == 8  # two workers each
+    assert {name for row in rows for name in row} - {column.name for column in COLUMNS} == {
+        *("samples_ms", "cuts", "per_worker")
+    }
+    series = plot_speed(rows, "mlp").panels["2 workers"]
+    assert series["pipeline none"] == [(100.0, 160.0), (1000.0, 1600.0)]
+
+
+def test_everything_is_run_with_everything():
+    launches = list(settings().launches())
+    assert [(workers, link) for workers, link, _ in launches] == [(1, None), (2, None), (2, 100.0)]
+    assert [len(runs) for _, _, runs in launches] == [1, 1 + 2 * 2 * 2, 1 + 2 * 2 * 2]
+    assert launches[0][2] == [Run(parallel="none")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": "vgg"}, "--model is one of"),
+        ({"layouts": ("ring",)}, "--layout takes linear, client-server"),
+        ({"parallel": ("tensor",)}, "--parallel takes none, data, pipeline"),
+        ({"chunks": (3,)}, "a multiple of 3 chunks, not 16"),
+        ({"workers": (3,)}, "a multiple of 3 workers, not 16"),
+        ({"workers": (0,)}, "1 or more"),
+        ({"workers": (1,), "parallel": ("pipeline",)}, "nothing to measure"),
+        ({"compress": ("bogus",)}, "there is no codec 'bogus'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured(changed, message):
+    with pytest.raises(ValueError, match=message):
+        settings(links=(None,), **changed).check()

@@ -1,0 +1,96 @@
+"""thinpipe bench link as a program: real messages, late senders, files."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from thinpipe.cli import app
+from thinpipe.measure.network import missing_for_networks
+from thinpipe.measure.record import Record
+
+needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
+SIZE, MBIT_PER_S, LATE_S = 250_000, 10, 0.5
+
+
+def run(tmp_path, *arguments):
+    result = CliRunner().invoke(
+        app, ["bench", "link", *arguments, "--json", str(tmp_path / "r.json")], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    return result, Record.read(tmp_path / "r.json")
+
+
+def test_sends_every_size_and_codec_and_keeps_what_came_out(tmp_path):
+    files = ["--markdown", str(tmp_path / "r.md"), "--plot", str(tmp_path / "r.png")]
+    result, record = run(tmp_path, "--sizes", "1kB,100kB", "--compress", "uniform:8", "--repeat", "3", *files)
+    rows = {(row["codec"], row["ways"], row["tensor_bytes"]): row for row in record.rows}
+    assert len(rows) == len(record.rows) == 8
+    assert all(row["messages"] == (6 if row["ways"] == "both ways" else 3) for row in record.rows)
+    assert rows["none", "one way", 100_000]["wire_bytes"] == 100_000
+    assert 25_000 <= rows["uniform:8", "both ways", 100_000]["wire_bytes"] < 26_000
+    assert rows["uniform:8", "one way", 1_000]["wire_bytes"] == 1_000  # too small to be worth it
+    assert rows["uniform:8", "one way", 100_000]["pays_below_mbit_per_s"] > 0
+    assert all(0 < row["p50_ms"] <= row["p95_ms"] for row in record.rows)
+    assert "pays below" in result.stdout
+    page = (tmp_path / "r.md").read_text()
+    assert all(f"## {part}" in page for part in ("Result", "Environment", "To reproduce"))
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_namespaces
+def test_a_late_sender_changes_recv_time_and_not_the_transfer(tmp_path):
+    options = ["--sizes", f"{SIZE}B", "--link", f"{MBIT_PER_S}mbit", "--repeat", "3", "--budget", "30"]
+    rows = []
+    for late_s in (0.0, LATE_S):
+        _, record = run(tmp_path, *options, "--sender-delay", str(late_s))
+        rows.append(next(row for row in record.rows if row["ways"] == "one way"))
+    on_time, late = rows
+    wire_ms = SIZE * 8 / MBIT_PER_S / 1e3  # 200 ms; what a busy machine adds is far less than half of it
+    assert on_time["p50_ms"] > 0.95 * wire_ms
+    assert on_time["recv_gb_per_s"] == pytest.approx(on_time["gb_per_s"], rel=0.5)
+    assert late["gb_per_s"] == pytest.approx(on_time["gb_per_s"], rel=0.5)
+    assert late["recv_ms"] - late["p50_ms"] == pytest.approx(LATE_S * 1e3, rel=0.25)
+    assert late["recv_gb_per_s"] < on_time["recv_gb_per_s"] / 2
+
+
+def test_joins_under_torchrun_and_one_worker_prints(tmp_path):
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "thinpipe", "bench", "link"]
+    done = subprocess.run(
+        [sys.executable, *launch, "--sizes", "1kB", "--repeat", "2", "--json", str(tmp_path / "r.json")],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Transfers") == 1
+    assert len(Record.read(tmp_path / "r.json").rows) == 2
+
+
+def test_torchrun_says_how_many_and_over_which_links(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    for size, options, message in (("3", [], "torchrun has started 3 workers"), ("2", ["--link", "1mbit"], "--link")):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        result = CliRunner().invoke(app, ["bench", "link", *options])
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "large"], "--sizes are bytes of tensors"),
+        (["--link", "fast"], "--link is a rate above 0"),
+        (["--compress", "bogus"], "there is no codec 'bogus'"),
+        (["--plot", "r.pdf"], "--plot writes PNG"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
+    result = CliRunner().invoke(app, ["bench", "link", *arguments])
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line

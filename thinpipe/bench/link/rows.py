@@ -1,0 +1,116 @@
+"""What both ends of a link stamped -> a row: percentiles of the transfer, bandwidths, what a codec is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thinpipe.bench.link.fit import fit_line, pays_below_mbit_per_s
+from thinpipe.measure.meter import Times
+from thinpipe.measure.network import link_text, parse_link
+from thinpipe.measure.record import Column, Row
+from thinpipe.pipeline.report import match, transfer_s
+
+KIND = "bench link"
+_CLOCK_MS = 1e-3  # between machines, clocks agree to half a round trip: a message may seem to take no time
+LINE = ("link", "codec", "ways")  # rows that differ in their size alone lie on one line
+
+COLUMNS = (
+    Column(name="link", heading="link", key=True),
+    Column(name="codec", heading="codec", key=True),
+    Column(name="ways", heading="ways", key=True),
+    Column(name="tensor_bytes", heading="tensor\nbytes", key=True, format="d"),
+    Column(name="backend", heading="backend"),
+    Column(name="messages", heading="messages", format="d"),
+    Column(name="wire_bytes", heading="wire\nbytes", format="d", better="lower"),
+    Column(name="p50_ms", heading="p50\nms", format=".3f", better="lower"),
+    Column(name="p95_ms", heading="p95\nms", format=".3f", better="lower"),
+    Column(name="gb_per_s", heading="GB/s", format=".4f", better="higher"),
+    Column(name="recv_ms", heading="recv\ntime ms", format=".3f"),
+    Column(name="recv_gb_per_s", heading="recv bytes /\nrecv time GB/s", format=".4f"),
+    Column(name="late_ms", heading="sender\nlate ms", format=".3f"),
+    Column(name="encode_ms", heading="encode\nms", format=".3f", better="lower"),
+    Column(name="decode_ms", heading="decode\nms", format=".3f", better="lower"),
+    Column(name="effective_gb_per_s", heading="effective\nGB/s", format=".4f", better="higher"),
+    Column(name="of_uncompressed", heading="times un-\ncompressed", format=".2f", better="higher"),
+    Column(name="pays_below_mbit_per_s", heading="pays below\nMbit/s", format=".0f", better="higher"),
+    Column(name="latency_ms", heading="latency\nms", format=".3f", better="lower"),
+    Column(name="bandwidth_mbit_per_s", heading="bandwidth\nMbit/s", format=".1f", better="higher"),
+    Column(name="of_nominal", heading="of\nnominal", format=".3f"),
+    Column(name="line_ms", heading="line\nms", format=".3f"),
+    Column(name="residual", heading="off the\nline", format="+.1%"),
+)
+
+
+def make_row(
+    link: float | None,
+    backend: str,
+    spec: str,
+    both_ways: bool,
+    tensor_bytes: int,
+    everyone: Sequence[Sequence[dict[str, Any]]],
+) -> Row:
+    """The messages of one size, from the ends of both workers."""
+    ends = [end for worker in everyone for end in worker]
+    sends, receives = ([end for end in ends if end["sends"] is kind] for kind in (True, False))
+    pairs = [pair for send in sends for receive in receives if _same(send, receive) for pair in match(send, receive)]
+    transfers = Times(tuple(transfer_s(sent, received) * 1e3 for sent, received in pairs))
+    blocked = Times(tuple((received.end - received.start) * 1e3 for _, received in pairs))
+    late = Times(tuple(max(sent.start - received.start, 0.0) * 1e3 for sent, received in pairs))
+    wire_bytes = pairs[0][1].wire_bytes
+    messages = sum(end["counters"]["messages"] for end in receives)
+    encode_ms = sum(end["counters"]["encode_ms"] for end in sends) / messages
+    decode_ms = sum(end["counters"]["decode_ms"] for end in receives) / messages
+    codec_ms = encode_ms + decode_ms
+    return {
+        "link": link_text(link),
+        "codec": spec,
+        "ways": "both ways" if both_ways else "one way",
+        "tensor_bytes": tensor_bytes,
+        "backend": backend,
+        "messages": messages,
+        "wire_bytes": wire_bytes,
+        "p50_ms": transfers.median_ms,
+        "p95_ms": transfers.p95_ms,
+        "gb_per_s": _gb_per_s(wire_bytes, transfers.median_ms),
+        "recv_ms": blocked.median_ms,
+        "recv_gb_per_s": _gb_per_s(wire_bytes, blocked.median_ms),
+        "late_ms": late.median_ms,
+        "encode_ms": encode_ms or None,
+        "decode_ms": decode_ms or None,
+        "effective_gb_per_s": _gb_per_s(tensor_bytes, transfers.median_ms + codec_ms),
+        "pays_below_mbit_per_s": pays_below_mbit_per_s(tensor_bytes, wire_bytes, codec_ms),
+    }
+
+
+def with_lines(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the line through all sizes, how far each is off it, and the gain over sending as it is."""
+    plain = {(row["link"], row["ways"], row["tensor_bytes"]): row for row in rows if row["codec"] == "none"}
+    result: list[Row] = []
+    for row in rows:
+        same = [other for other in rows if all(other[name] == row[name] for name in LINE)]
+        line = fit_line([other["wire_bytes"] for other in same], [other["p50_ms"] for other in same])
+        more: dict[str, Any] = {}
+        if line is not None:
+            mbit_per_s, nominal = line.bytes_per_ms * 8 / 1e3, parse_link(row["link"])
+            line_ms = line.ms(row["wire_bytes"])
+            more = {
+                "latency_ms": line.latency_ms,
+                "bandwidth_mbit_per_s": mbit_per_s,
+                "of_nominal": None if nominal is None else mbit_per_s / nominal,
+                "line_ms": line_ms,
+                "residual": row["p50_ms"] / line_ms - 1,
+            }
+        if row["codec"] != "none":
+            uncompressed = plain[row["link"], row["ways"], row["tensor_bytes"]]
+            more["of_uncompressed"] = row["effective_gb_per_s"] / uncompressed["effective_gb_per_s"]
+        result.append({**row, **more})
+    return result
+
+
+def _gb_per_s(size: int, ms: float) -> float:
+    return size / max(ms, _CLOCK_MS) / 1e6
+
+
+def _same(send: dict[str, Any], receive: dict[str, Any]) -> bool:
+    return (send["source"], send["target"]) == (receive["source"], receive["target"])

@@ -1,0 +1,62 @@
+"""What the link benchmark measures, checked before any worker starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+import torch
+
+from thinpipe.bench.inputs import check_launch, find_device
+from thinpipe.codecs import codec
+
+WORKERS = 2
+DEFAULT_SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is measured and how; the same on both workers."""
+
+    sizes: tuple[int, ...]  # bytes of a tensor
+    compress: tuple[str, ...]  # codecs beside none, which is always measured
+    links: tuple[float | None, ...]  # Mbit/s; None: not shaped
+    device: str
+    repeat: int  # messages of one size, at most
+    budget_s: float  # for them, about
+    sender_delay_s: float  # worker 0 sends so much later than it could
+
+    def check(self) -> None:
+        """ValueError for what cannot be measured here."""
+        find_device(self.device, [codec(spec) for spec in self.compress])
+        check_launch([WORKERS], self.links)
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(["none", *(codec(spec).spec for spec in self.compress)]))
+
+    def backend(self, link: float | None) -> str:
+        """NCCL joins GPUs, one per worker; it would pass by a link that is shaped."""
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", WORKERS))  # fewer than all where torchrun started them
+        own_gpus = self.device == "cuda" and torch.cuda.device_count() >= here
+        return "nccl" if own_gpus and link is None else "gloo"
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """``1kB,1.5MB,...``: thousands, as networks count."""
+    sizes = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(B|KB|MB|GB)", part.strip().upper())
+        size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+        if size < 4:
+            raise ValueError(f"--sizes are bytes of tensors, 4 or more, as in 1kB,1MB,100MB; got {part!r}")
+        sizes.append(size - size % 4)  # whole floats
+    return tuple(dict.fromkeys(sizes))
+
+
+def size_text(size: int) -> str:
+    """Bytes as a user writes them."""
+    unit, count = next(((unit, count) for unit, count in reversed(_UNITS.items()) if size >= count), ("B", 1))
+    return f"{size / count:.4g} {unit.replace('K', 'k')}"

@@ -1,0 +1,166 @@
+"""What the workers of one run measured -> its row: speed, bytes, memory, where the time goes, how near the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from thinpipe.bench.pipeline.settings import Run, Settings
+from thinpipe.bench.pipeline.theory import busiest_direction_bytes, makespan, ring_bytes, wire_ms
+from thinpipe.measure.network import link_text
+from thinpipe.measure.record import Column, Row
+from thinpipe.pipeline.order import Action, make_order
+from thinpipe.pipeline.report import LinkReport
+
+KIND = "bench pipeline"
+PARTS = ("compute_ms", "encode_ms", "wait_ms", "transfer_ms", "decode_ms")
+
+COLUMNS = (
+    Column(name="link", heading="link", key=True),
+    Column(name="workers", heading="workers", key=True, format="d"),
+    Column(name="parallel", heading="parallel", key=True),
+    Column(name="layout", heading="layout", key=True),
+    Column(name="schedule", heading="schedule", key=True),
+    Column(name="chunks", heading="chunks", key=True, format="d"),
+    Column(name="codec", heading="codec", key=True),
+    Column(name="threads", heading="threads\neach", format="d"),
+    Column(name="samples_per_s", heading="samples\nper s", format=".1f", better="higher"),
+    Column(name="of_data_parallel", heading="of data-\nparallel", format=".2f", better="higher"),
+    Column(name="of_uncompressed", heading="of un-\ncompressed", format=".2f", better="higher"),
+    Column(name="step_ms", heading="step\nms", format=".1f", better="lower"),
+    Column(name="step_p95_ms", heading="step\np95 ms", format=".1f", better="lower"),
+    Column(name="busiest_compute_ms", heading="busiest\nworker ms", format=".1f"),
+    Column(name="busiest_wire_ms", heading="busiest\nlink ms", format=".1f"),
+    Column(name="bound_ms", heading="bound\nms", format=".1f"),
+    Column(name="of_bound", heading="bound /\nstep", format=".2f", better="higher"),
+    Column(name="tensor_bytes", heading="tensor\nbytes", format="d"),
+    Column(name="wire_bytes", heading="wire\nbytes", format="d", better="lower"),
+    Column(name="busiest_wire_bytes", heading="busiest\nbytes", format="d", better="lower"),
+    Column(name="peak_mib", heading="peak MiB\nper worker", format=".0f", better="lower"),
+    *(Column(name=part, heading=part.replace("_", "\n"), format=".1f") for part in PARTS),
+    Column(name="bubble", heading="bubble", format=".2f", better="lower"),
+    Column(name="bubble_theory", heading="bubble\nin theory", format=".2f"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one worker measured in one run."""
+
+    samples_ms: tuple[float, ...]  # steps, the same on all workers: one is over when it is for all
+    peak_bytes: int | None
+    parameter_bytes: int
+    threads: int
+    module_ms: float  # of a step: forward and backward
+    update_ms: float
+    stage_ms: dict[int, tuple[float, float]]  # of a pipeline: of every stage here, a chunk's forward and backward
+    links: tuple[LinkReport, ...]  # of the whole pipeline, sums of all timed steps
+    cuts: tuple[int, ...]
+
+
+def make_row(settings: Settings, run: Run, link: float | None, workers: Sequence[Measured]) -> Row:
+    """The row of a run, from what each of its workers measured."""
+    first, steps = workers[0], settings.steps
+    step_ms = float(np.median(first.samples_ms))
+    details = [_worker_parts(number, measured, steps) for number, measured in enumerate(workers)]
+    busiest_ms = max(part["compute_ms"] for part in details)
+    if run.parallel == "data":
+        direction_bytes = ring_bytes(first.parameter_bytes, len(workers))
+        tensor_bytes = wire_bytes = direction_bytes * len(workers)
+    else:
+        direction_bytes = busiest_direction_bytes(first.links) // steps
+        tensor_bytes = sum(each.tensor_bytes for each in first.links) // steps
+        wire_bytes = sum(each.wire_bytes for each in first.links) // steps
+    bound_ms = max(busiest_ms, wire_ms(direction_bytes, link))
+    row: dict[str, Any] = {
+        "link": link_text(link),
+        "workers": len(workers),
+        "parallel": run.parallel,
+        "layout": run.layout,
+        "schedule": run.schedule,
+        "chunks": run.chunks,
+        "codec": run.compress,
+        "threads": first.threads,
+        "samples_per_s": settings.shapes.batch_size / step_ms * 1e3,
+        "step_ms": step_ms,
+        "step_p95_ms": float(np.percentile(first.samples_ms, 95)),
+        "busiest_compute_ms": busiest_ms,
+        "busiest_wire_ms": wire_ms(direction_bytes, link),
+        "bound_ms": bound_ms,
+        "of_bound": bound_ms / step_ms,
+        "tensor_bytes": tensor_bytes,
+        "wire_bytes": wire_bytes,
+        "busiest_wire_bytes": direction_bytes,
+        "peak_mib": max((d["peak_mib"] for d in details if d["peak_mib"] is not None), default=None),
+        "samples_ms": first.samples_ms,
+        "cuts": first.cuts,
+        "per_worker": details,
+    }
+    if run.parallel == "pipeline":
+        row |= {part: float(np.mean([d[part] for d in details])) for part in PARTS}
+        row |= {"bubble": _bubble(workers, steps, step_ms), "bubble_theory": _bubble_in_theory(run, workers, steps)}
+    return row
+
+
+def compare(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their speed against data-parallel and uncompressed training over the same link."""
+
+    def speed_of(row: Row, **wanted: Any) -> float | None:
+        same = {name: row[name] for name in ("link", "workers")} | wanted
+        found = (other["samples_per_s"] for other in rows if all(other[name] == value for name, value in same.items()))
+        return next(found, None)
+
+    compared: list[Row] = []
+    for row in rows:
+        pipeline = {name: row[name] for name in ("parallel", "layout", "schedule", "chunks")}
+        data, plain = speed_of(row, parallel="data"), speed_of(row, **pipeline, codec="none")
+        speed = row["samples_per_s"]
+        compared.append(
+            {
+                **row,
+                "of_data_parallel": speed / data if data and row["parallel"] != "data" else None,
+                "of_uncompressed": speed / plain if plain and row["codec"] not in (None, "none") else None,
+            }
+        )
+    return compared
+
+
+def _worker_parts(number: int, measured: Measured, steps: int) -> dict[str, Any]:
+    """Where the time of one worker goes, ms per step."""
+    sent = [link for link in measured.links if link.source_worker == number]
+    received = [link for link in measured.links if link.target_worker == number]
+    return {
+        "worker": number,
+        "compute_ms": measured.module_ms + measured.update_ms,
+        "encode_ms": sum(link.encode_ms for link in sent) / steps,
+        "wait_ms": sum(link.wait_ms for link in received) / steps,
+        "transfer_ms": sum(link.transfer_ms for link in received) / steps,
+        "decode_ms": sum(link.decode_ms for link in received) / steps,
+        "sent_bytes": sum(link.wire_bytes for link in sent) // steps,
+        "received_bytes": sum(link.wire_bytes for link in received) // steps,
+        "parameter_mib": measured.parameter_bytes / 2**20,
+        "peak_mib": None if measured.peak_bytes is None else measured.peak_bytes / 2**20,
+    }
+
+
+def _bubble(workers: Sequence[Measured], steps: int, step_ms: float) -> float:
+    """The part of all workers' time in which they compute nothing."""
+    return 1 - sum(measured.module_ms for measured in workers) / (len(workers) * step_ms)
+
+
+def _bubble_in_theory(run: Run, workers: Sequence[Measured], steps: int) -> float:
+    """What of it is the order's: the same, on links that take no time and with codecs that cost nothing."""
+    assert run.schedule is not None
+    assert run.chunks is not None
+    cost = {stage: times for measured in workers for stage, times in measured.stage_ms.items()}
+    placement = [stage % len(workers) for stage in range(len(cost))]
+
+    def cost_of(action: Action) -> float:
+        return cost[action.stage]["FB".index(action.kind)]
+
+    orders = make_order(run.schedule, placement, run.chunks)
+    work = sum(cost_of(action) for actions in orders.values() for action in actions)
+    return 1 - work / (len(workers) * makespan(orders, cost_of))

@@ -1,0 +1,77 @@
+"""What the kernels share: a barrier between all programs of a launch, order-preserving keys, sample places."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def wait_for_all(counter, arrivals):
+    """Go on when ``arrivals`` programs have come: everything they stored before is seen after.
+
+    All programs of the launch must be running at once: the launch is a cooperative one.
+    """
+    tl.debug_barrier()
+    tl.atomic_add(counter, 1, sem="release", scope="gpu")
+    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < arrivals:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
+def key_of(x):
+    """The bits of a float32 as an int32 whose order is the order of the floats."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def float_of(key):
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def negative(x):
+    """1 where a float32 has its sign bit, 0 elsewhere: a difference's sign costs less to count than a comparison.
+
+    Of two zeros a - b is -0 only if a is -0: what a value is held against must not be.
+    """
+    return (x.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)
+
+
+@triton.jit
+def sample_places(index, stride):
+    """A random place in each of many equal stretches: the same ones every time."""
+    mixed = index.to(tl.uint32)  # murmur3's finalizer
+    mixed = (mixed ^ (mixed >> 16)) * 0x85EBCA6B
+    mixed = (mixed ^ (mixed >> 13)) * 0xC2B2AE35
+    mixed = mixed ^ (mixed >> 16)
+    within = (mixed.to(tl.uint64) * stride.to(tl.uint64)) >> 32
+    return index.to(tl.int64) * stride + within.to(tl.int64)
+
+
+@triton.jit
+def load_values(x, places, mask, MAGNITUDE: tl.constexpr):
+    """Values as float32, or their magnitudes, where NaN counts as infinity; anything where the mask is off."""
+    values = tl.load(x + places, mask=mask).to(tl.float32)
+    if MAGNITUDE:
+        values = tl.where(values != values, float("inf"), tl.abs(values))
+    return values
+
+
+@triton.jit
+def store_bytes(wire, index, values, mask=None):
+    """float32 values byte by byte: a wire may start anywhere."""
+    bits = values.to(tl.int32, bitcast=True)
+    for byte in tl.static_range(4):
+        tl.store(wire + 4 * index + byte, ((bits >> (8 * byte)) & 255).to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def load_bytes(wire, index, mask):
+    """The inverse of store_bytes; 0 where the mask is off."""
+    bits = tl.zeros(index.shape, tl.int32)
+    for byte in tl.static_range(4):
+        bits |= tl.load(wire + 4 * index + byte, mask=mask, other=0).to(tl.int32) << (8 * byte)
+    return bits.to(tl.float32, bitcast=True)
