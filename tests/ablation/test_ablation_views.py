@@ -80,3 +80,15 @@ def test_two_records_of_an_ablation_can_be_compared(tmp_path: Path, store: Store
     assert len(diff.pairs) == 3
     assert "accuracy_mean" in {column.name for column in diff.columns}
     assert record.environment["cpu"] == "a processor"  # that of the runs
+
+
+def test_a_plan_of_which_all_failed_still_has_tables_and_a_plot(tmp_path: Path, fake_log: Path) -> None:
+    runs = make_plan(tmp_path, 'compress = ["uniform:1"]').runs
+    store = Store(tmp_path / "results.jsonl")
+    for result in carry_out(runs, train=FAKE_TRAIN):
+        store.append(result)
+    found = methods(runs, store)
+    assert "0 of 1, 1 failed" in plain_text(result_tables(found)[0])
+    assert to_record(found, {}).rows[0]["seeds_failed"] == 1
+    plot_metric_against_bits("t", found).draw(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").exists()

@@ -67,6 +67,7 @@ def test_a_run_is_found_by_part_of_its_name_and_by_a_codec_in_short(tmp_path: Pa
     run = make_plan(tmp_path, 'compress = ["sort:8"]\nseed = [2]').runs[0]
     assert run.matches("seed 2")
     assert run.matches("sort:8")
+    assert run.matches("sort:8 seed 2")
     assert run.matches("sort")
     assert not run.matches("sort:4")
 

@@ -59,7 +59,7 @@ class Run:
 
     def matches(self, text: str) -> bool:
         """Whether the name has this in it; a codec may be written in short."""
-        return text in self.name or in_full(text) in self.name
+        return text in self.name or " ".join(map(in_full, text.split())) in self.name
 
     @property
     def identity(self) -> str:

@@ -47,13 +47,14 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
     bands: dict[str, tuple[float, float]] = {}
     labels = []
     for method in found:
-        if not method.done:
-            continue
-        row, metric = row_of(method), method.done[0].metric
-        scale = 100 if method.done[0].metric_format.endswith("%") else 1
-        labels.append(f"{metric}, %" if scale == 100 else metric)
+        row = row_of(method)
         name = " ".join([row["task"], *(f"{option} {value}" for option, value in method.runs[0].varied.items())])
         panel = panels.setdefault(name, {})
+        if not method.done:
+            continue
+        metric = method.done[0].metric
+        scale = 100 if method.done[0].metric_format.endswith("%") else 1
+        labels.append(f"{metric}, %" if scale == 100 else metric)
         middle, worst, best = (scale * row[f"{metric}_{figure}"] for figure in ("mean", "worst", "best"))
         if row["codec"] == "none":
             bands[name] = (middle, scale * (row[f"{metric}_std"] or 0.0))
