@@ -142,7 +142,9 @@ def test_ctrl_c_ends_trainings_keeps_results_and_says_how_to_go_on(tmp_path: Pat
 def test_a_killed_ablation_takes_trainings_along_and_goes_on_where_it_stopped(tmp_path: Path, fake_log: Path) -> None:
     plan = write_plan(tmp_path, 'compress = ["none", "fp16", "uniform:3"]')
     options = [*FAKE_ABLATE, str(plan), "--results", str(tmp_path / "results.jsonl")]
-    process = subprocess.Popen([sys.executable, *options], env=os.environ | {"PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        [sys.executable, *options], env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    )
     while "waiting" not in (fake_log.read_text() if fake_log.exists() else ""):
         assert process.poll() is None
         time.sleep(0.05)
