@@ -1,6 +1,7 @@
 """Every test starts from the same random state; those that need several processes share them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,3 +28,11 @@ def pool(_pools: list[Pool]) -> Pool:
     if not _pools or not _pools[-1].alive:
         _pools.append(Pool(4))
     return _pools[-1]
+
+
+@pytest.fixture
+def fake_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the made-up trainings of tests/ablation/fake_train.py note."""
+    path = tmp_path / "fake_train.log"
+    monkeypatch.setenv("FAKE_TRAIN_LOG", str(path))
+    return path

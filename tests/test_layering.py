@@ -35,8 +35,16 @@ ALLOWED = {
         "thinpipe.measure",
         "thinpipe.workloads",
     },
+    "thinpipe.ablation": {
+        "thinpipe.ablation",
+        "thinpipe.training.settings",
+        "thinpipe.pipeline.parent",
+        "thinpipe.codecs.spec",
+        "thinpipe.measure",
+    },
     "thinpipe.commands": {
         "thinpipe.commands",
+        "thinpipe.ablation",
         "thinpipe.bench",
         "thinpipe.measure",
         "thinpipe.codecs",

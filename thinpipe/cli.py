@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from thinpipe.commands.ablate import ablate
 from thinpipe.commands.bench_codecs import bench_codecs
 from thinpipe.commands.bench_ddp import bench_ddp
 from thinpipe.commands.bench_ddp_accuracy import bench_ddp_accuracy
@@ -24,6 +25,7 @@ bench.command("ddp-accuracy")(bench_ddp_accuracy)
 bench.command("link")(bench_link)
 bench.command("pipeline")(bench_pipeline)
 app.command("train")(train)
+app.command("ablate")(ablate)
 app.command("diff")(diff)
 
 

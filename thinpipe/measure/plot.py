@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Series = Mapping[str, Sequence[tuple[float, float]]]
+# x and y; and the lowest and the highest y, if it was measured several times.
+Series = Mapping[str, Sequence[tuple[float, float] | tuple[float, float, float, float]]]
 
 # Okabe and Ito's colours, which people with colour-blind eyes can tell apart; shapes repeat the distinction.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#B8A800")
@@ -21,7 +22,7 @@ _LEGEND_INCHES, _CHARACTER_INCHES = 0.6, 0.085  # what a line's sample and a cha
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One panel per entry, one line per series, the same axes in all; the y axis is logarithmic."""
+    """One panel per entry, one line per series; the same axes in all, unless some have a range of their own."""
 
     title: str
     x_label: str
@@ -29,6 +30,10 @@ class Plot:
     panels: Mapping[str, Series]
     x_log: bool = False
     x_ticks: Mapping[float, str] | None = None  # names of places on the x axis, instead of numbers
+    y_log: bool = True
+    y_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by panel: a part to look at closely
+    bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by panel: a y to compare with, its spread
+    band_label: str = ""
 
     def draw(self, path: Path) -> None:
         from matplotlib.figure import Figure
@@ -36,11 +41,19 @@ class Plot:
         columns = min(len(self.panels), _PANELS_PER_ROW)
         rows = -(-len(self.panels) // columns)
         figure = Figure(figsize=(max(6.4, 4.2 * columns), 3.8 * rows + 1.0), layout="constrained")
-        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        axes = figure.subplots(rows, columns, sharex=True, sharey=not self.y_ranges, squeeze=False).ravel()
         names = list(dict.fromkeys(name for series in self.panels.values() for name in series))
         for axis, (panel, series) in zip(axes, self.panels.items(), strict=False):
             _draw_panel(axis, panel, series, names)
             axis.set_xlabel(self.x_label)
+            if self.y_log:
+                axis.set_yscale("log")
+            if panel in self.y_ranges:
+                axis.set_ylim(self.y_ranges[panel])
+            if panel in self.bands:
+                middle, spread = self.bands[panel]
+                axis.axhspan(middle - spread, middle + spread, color="#999999", alpha=0.3, linewidth=0, zorder=0)
+                axis.axhline(middle, color="#666666", linewidth=1, zorder=1, label=self.band_label)
             if self.x_log:
                 axis.set_xscale("log")
             if self.x_ticks is not None:
@@ -49,7 +62,7 @@ class Plot:
         for axis in axes[len(self.panels) :]:
             axis.set_visible(False)
         handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
-        longest = max(map(len, names), default=1)
+        longest = max((len(str(name)) for name in handles), default=1)
         fits = int(figure.get_figwidth() / (_LEGEND_INCHES + longest * _CHARACTER_INCHES))
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=max(1, min(9, fits)), frameon=False)
         figure.supylabel(self.y_label, fontsize="medium")
@@ -60,10 +73,16 @@ class Plot:
 def _draw_panel(axis: Axes, panel: str, series: Series, names: Sequence[str]) -> None:
     for name, points in series.items():
         style = names.index(name)
+        colour = _COLOURS[style % len(_COLOURS)]
+        ordered = sorted(points)
+        for point in ordered:
+            if len(point) == 4:
+                axis.vlines(point[0], point[2], point[3], color=colour, alpha=0.5, zorder=1)
         axis.plot(
-            *zip(*sorted(points), strict=True),
+            [point[0] for point in ordered],
+            [point[1] for point in ordered],
             label=name,
-            color=_COLOURS[style % len(_COLOURS)],
+            color=colour,
             marker=_MARKERS[style % len(_MARKERS)],
             # Lines may lie on top of each other: every other one is a broad band beneath the thin ones.
             linewidth=1.5 if style % 2 else 4,
@@ -72,7 +91,6 @@ def _draw_panel(axis: Axes, panel: str, series: Series, names: Sequence[str]) ->
             zorder=3 if style % 2 else 2,
         )
     axis.set_title(panel, fontsize="medium")
-    axis.set_yscale("log")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelbottom=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -23,12 +22,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing import ProcessExitedException
 
 from thinpipe.pipeline.link import LinkError
+from thinpipe.pipeline.parent import end_with_parent
 
 # How long a worker that was told to end goes on. A worker whose neighbour died finds out by itself, at once if it is
 # waiting for it, and says which stage is missing; this leaves it the time.
 GRACE_S = 5.0
-
-_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 class WorkerError(RuntimeError):
@@ -142,7 +140,7 @@ def _work(
         os.environ["GROUP_RANK"] = os.environ["RANK"]  # which machine this is
         backend = backend or "gloo"  # NCCL would pass by the network, through the memory of the machine
     _end_late()
-    _end_with_parent()
+    end_with_parent()
     with joined(backend, meeting):
         return function(*args)
 
@@ -161,13 +159,6 @@ def _end_late() -> None:
         os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, name="thinpipe-end-late", daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Get SIGTERM when the process that started this one was killed; torch's own SIGINT would wait for Python."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _causes(error: ChildFailedError, log_dir: Path) -> str:

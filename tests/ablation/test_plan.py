@@ -1,0 +1,121 @@
+"""Plans become runs: every combination, each with all that its outcome depends on; what makes no sense is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ablation.helpers import make_plan, write_plan
+from thinpipe.ablation.plan import read_plan
+from thinpipe.commands.ablate import settle
+
+PLANS = Path(__file__).parents[2] / "ablations"
+
+
+def test_every_combination_is_a_run_and_the_last_line_varies_fastest(tmp_path: Path) -> None:
+    plan = make_plan(
+        tmp_path, 'task = ["digits", "grammar"]\ncompress = ["none", "sort:8"]\nseed = [0, 1]', "epochs = 2"
+    )
+    assert [run.name for run in plan.runs] == [
+        f"{task} {codec} seed {seed}"
+        for task in ("digits", "grammar")
+        for codec in ("none", "sort:6+2")
+        for seed in (0, 1)
+    ]
+    words = ["--epochs", "2", "--task", "digits", "--seed", "0", "--compress", "sort:6+2"]
+    assert plan.runs[2].arguments() == words
+
+
+def test_a_spec_may_list_arguments_and_directions_may_differ(tmp_path: Path) -> None:
+    codecs = '["fp16", "sort:4,2+2", { forward = "kmeans:4,2", backward = "sort:8" }]'
+    plan = make_plan(tmp_path, f"compress = {codecs}")
+    assert [run.codec for run in plan.runs] == [
+        "fp16",
+        "sort:3+1",
+        "sort:2+2",
+        "kmeans:4/sort:6+2",
+        "kmeans:2/sort:6+2",
+    ]
+    assert plan.runs[-1].arguments()[-4:] == ["--compress-forward", "kmeans:2", "--compress-backward", "sort:6+2"]
+
+
+def test_other_options_that_vary_are_part_of_the_name(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, 'chunks = [2, 4]\nclient-layers = ["1,1", "2,1"]\nseed = [0]')
+    assert plan.runs[1].name == "digits sort:8 chunks 2 client-layers 2,1 seed 0"
+    assert plan.runs[1].settings["client_layers"] == [2, 1]
+    assert plan.runs[1].varied == {"chunks": 2, "client-layers": "2,1"}
+
+
+def test_the_recipe_is_part_of_what_makes_a_run(tmp_path: Path) -> None:
+    said = make_plan(tmp_path, "seed = [0]", 'task = "digits"\nepochs = 10').runs[0]
+    left_out = make_plan(tmp_path, "seed = [0]").runs[0]
+    other = make_plan(tmp_path, "seed = [0]", 'task = "digits"\nepochs = 11').runs[0]
+    threads = make_plan(tmp_path, "seed = [0]", 'task = "digits"\nthreads = 1').runs[0]
+    assert said.identity == left_out.identity == threads.identity
+    assert said.identity != other.identity
+
+
+def test_overrides_go_before_the_file(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, "seed = [0, 1, 2]", "epochs = 5", "epochs=2", "seed=7", "compress=kmeans:4", "steps=3")
+    (run,) = plan.runs
+    assert (run.settings["epochs"], run.settings["seed"], run.settings["steps"]) == (2, 7, 3)
+    assert run.codec == "kmeans:4"
+
+
+def test_a_run_is_found_by_part_of_its_name_and_by_a_codec_in_short(tmp_path: Path) -> None:
+    run = make_plan(tmp_path, 'compress = ["sort:8"]\nseed = [2]').runs[0]
+    assert run.matches("seed 2")
+    assert run.matches("sort:8")
+    assert run.matches("sort:8 seed 2")
+    assert run.matches("sort")
+    assert not run.matches("sort:4")
+
+
+@pytest.mark.parametrize(
+    ("train", "matrix", "message"),
+    [
+        ("epoch = 2", "seed = [0]", r"\[train\] has no epoch; there is: .*epochs"),
+        ("", "seeds = [0]", r"\[matrix\] has no seeds; there is: .*seed"),
+        ("", "seed = 0", "a list of values"),
+        ("", "seed = []", "a list of values"),
+        ("seed = 1", "seed = [0]", "leave it in one of them"),
+        ('epochs = "two"', "seed = [0]", "epochs is a whole number, got 'two'"),
+        ("epochs = true", "seed = [0]", "epochs is a whole number, got True"),
+        ("layout = 2", "seed = [0]", "layout is a text, got 2"),
+        ('lr = "fast"', "seed = [0]", "lr is a number"),
+        ("", 'compress = ["zip:9"]', "there is no codec 'zip'"),
+        ("", "compress = [8]", 'as in "sort:8"'),
+        ("", 'compress = [{ forward = "none" }]', "backward"),
+        ("", 'compress = ["sort:8", "sort:6+2"]', "two runs are the same"),
+        ("batch-size = 10", "seed = [0]", "not a multiple of"),
+        ('task = "poetry"', "seed = [0]", "there is no task 'poetry'"),
+        ("epochs =", "", "a plan is a TOML file"),
+    ],
+)
+def test_what_makes_no_sense_is_named(tmp_path: Path, train: str, matrix: str, message: str) -> None:
+    path = write_plan(tmp_path, matrix, train)
+    with pytest.raises(ValueError, match=message) as error:
+        read_plan(path, settle)
+    assert str(error.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("path", sorted(PLANS.glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_plans_are_what_train_would_accept(path: Path) -> None:
+    plan = read_plan(path, settle)
+    assert {run.settings["task"] for run in plan.runs} == {path.stem}
+    assert {run.settings["seed"] for run in plan.runs} == {0, 1, 2}
+    assert "none" in {run.codec for run in plan.runs}  # what the others are held against
+    assert {"sort:12+4", "sort:9+3", "sort:6+2"} <= {run.codec for run in plan.runs}
+
+
+def test_all_the_plans_that_there_should_be_are_shipped() -> None:
+    assert {path.stem for path in PLANS.glob("*.toml")} == {
+        "digits",
+        "grammar",
+        "cifar10",
+        "cifar100",
+        "food101",
+        "rte",
+        "cola",
+    }

@@ -1,0 +1,82 @@
+"""Results stay: whole lines, whatever was under way when somebody was ended, and settings never mix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ablation.helpers import make_plan
+from thinpipe.ablation.plan import Run
+from thinpipe.ablation.store import Result, Store
+
+
+def result_of(run: Run, metric: float | None = 0.9) -> Result:
+    return Result(
+        name=run.name,
+        settings=run.settings,
+        finished="2026-01-01T00:00:00+00:00",
+        wall_s=1.0,
+        threads=1,
+        jobs=1,
+        figures=None if metric is None else {"metric": metric},
+        error="it broke" if metric is None else None,
+    )
+
+
+def test_what_was_appended_is_there_when_the_file_is_read_again(tmp_path: Path) -> None:
+    first, second = make_plan(tmp_path, "seed = [0, 1]").runs
+    store = Store(tmp_path / "results.jsonl")
+    store.append(result_of(first))
+    again = Store(store.path)
+    assert again.get(first) == result_of(first)
+    assert again.get(second) is None
+
+
+def test_a_run_tried_again_replaces_what_failed(tmp_path: Path) -> None:
+    (run,) = make_plan(tmp_path, "seed = [0]").runs
+    store = Store(tmp_path / "results.jsonl")
+    store.append(result_of(run, None))
+    store.append(result_of(run, 0.8))
+    found = Store(store.path).get(run)
+    assert found is not None
+    assert not found.failed
+    assert len(store.path.read_text().splitlines()) == 2  # nothing is thrown away
+
+
+def test_results_of_other_settings_are_kept_apart(tmp_path: Path) -> None:
+    before = make_plan(tmp_path, "seed = [0]", "epochs = 2").runs
+    after = make_plan(tmp_path, "seed = [0]", "epochs = 3").runs
+    store = Store(tmp_path / "results.jsonl")
+    store.append(result_of(before[0]))
+    assert store.get(after[0]) is None
+    assert store.others(after) == 1
+    assert store.others(before) == 0
+
+
+def test_a_torn_line_costs_one_result_and_no_other(tmp_path: Path) -> None:
+    runs = make_plan(tmp_path, "seed = [0, 1, 2]").runs
+    store = Store(tmp_path / "results.jsonl")
+    store.append(result_of(runs[0]))
+    store.append(result_of(runs[1]))
+    store.path.write_bytes(store.path.read_bytes()[:-20])
+    store = Store(store.path)
+    store.append(result_of(runs[2]))
+    again = Store(store.path)
+    assert [again.get(run) is not None for run in runs] == [True, False, True]
+    assert again.damaged == 1
+
+
+def test_one_ablation_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with Store(path).locked(), pytest.raises(ValueError, match="another ablation"), Store(path).locked():
+        pass
+    with Store(path).locked():
+        pass
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text('{"kind": "train"}\n')
+    with pytest.raises(ValueError, match="line 1 is no result of an ablation"):
+        Store(path)

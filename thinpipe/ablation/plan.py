@@ -1,0 +1,204 @@
+"""A plan in TOML -> the runs it asks for: every combination of its matrix, checked before the first one starts.
+
+title = "digits: what compression costs"
+
+[train]                                   # options of `thinpipe train`, the same in every run
+task = "digits"
+epochs = 10
+
+[matrix]                                  # every combination is a run; the last line varies fastest
+compress = ["none", "sort:8,4,2+2"]       # four codecs
+seed = [0, 1, 2]
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from thinpipe.ablation.codec_lists import CODEC_KEYS, expand_codecs, in_full
+from thinpipe.training.settings import Settings
+
+_TABLES = ("title", "train", "matrix")
+# Options that a plan may set: what a run's outcome depends on, and --steps for a quick look.
+OPTIONS = tuple(
+    sorted(
+        {"compress", "steps", *(field.name.replace("_", "-") for field in fields(Settings))} - set(CODEC_KEYS.values())
+    )
+)
+_KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+_APART = {"threads"}  # of settings: how fast a run is, not what it comes to
+
+Options = Mapping[str, Any]  # by their names as on the command line, without the leading dashes
+Settle = Callable[[dict[str, Any]], Settings]  # what thinpipe train makes of its options; ValueError if it refuses them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run of a plan."""
+
+    name: str  # "digits sort:6+2 seed 1"
+    options: Options
+    varied: Options  # those of the options that the matrix varies, codec and seed aside
+    settings: Mapping[str, Any]  # all that its outcome depends on, recipe included: equal settings, same run
+
+    def arguments(self) -> list[str]:
+        """What follows ``thinpipe train`` on the command line."""
+        words = []
+        for name, value in self.options.items():
+            if isinstance(value, bool):
+                words.append(f"--{name}" if value else f"--no-{name}")
+            else:
+                words += [f"--{name}", str(value)]
+        return words
+
+    def matches(self, text: str) -> bool:
+        """Whether the name has this in it; a codec may be written in short."""
+        return text in self.name or " ".join(map(in_full, text.split())) in self.name
+
+    @property
+    def identity(self) -> str:
+        return identity(self.settings)
+
+    @property
+    def codec(self) -> str:
+        return codec_text(self.settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a file asks for."""
+
+    title: str
+    fixed: Options
+    runs: tuple[Run, ...]
+
+
+def identity(settings: Mapping[str, Any]) -> str:
+    """Settings as one text: the same for the same run, whoever wrote them down."""
+    return json.dumps(settings, sort_keys=True)
+
+
+def codec_text(settings: Mapping[str, Any]) -> str:
+    """The codec of both directions, or forward/backward."""
+    forward, backward = settings["compress_forward"], settings["compress_backward"]
+    return str(forward) if forward == backward else f"{forward}/{backward}"
+
+
+def read_plan(path: Path, settle: Settle, overrides: Sequence[str] = ()) -> Plan:
+    """The runs of a plan; ``overrides`` are ``NAME=VALUE`` and go before what the file says.
+
+    ValueError that names the file and what is wrong with it.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: the plan cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: a plan is a TOML file, and this is none: {error}") from None
+    try:
+        return _plan(content, path.stem, settle, dict(map(_override, overrides)))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _plan(content: Mapping[str, Any], name: str, settle: Settle, overrides: Options) -> Plan:
+    _check_names("a plan", content, _TABLES)
+    title, train, matrix = content.get("title", name), content.get("train", {}), content.get("matrix", {})
+    if not isinstance(title, str):
+        raise ValueError(f"title is a text, got {title!r}")
+    for table, entries in (("train", train), ("matrix", matrix)):
+        if not isinstance(entries, dict):
+            raise ValueError(f"[{table}] is a table of options, got {entries!r}")
+    _check_names("--set", overrides, OPTIONS)
+    _check_names("[train]", train, OPTIONS)
+    _check_names("[matrix]", matrix, OPTIONS)
+    twice = [option for option in matrix if option in train]
+    if twice:
+        raise ValueError(f"{twice[0]} is in [train], the same for all runs, and in [matrix]: leave it in one of them")
+    fixed = {**train, **overrides}
+    axes = {name: _axis(name, values) for name, values in matrix.items() if name not in overrides}
+    if "compress" in fixed:  # a list of one, so that codecs are written alike wherever they stand
+        axes["compress"] = expand_codecs([fixed.pop("compress")])
+    for option, value in fixed.items():
+        _check_type(option, value)
+    runs = tuple(_runs(fixed, axes, settle))
+    _check_apart(runs)
+    return Plan(title=title, fixed=fixed, runs=runs)
+
+
+def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], settle: Settle) -> Iterator[Run]:
+    for values in product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        options = {**fixed, **chosen}
+        options |= options.pop("compress", {})
+        settings = settle({name.replace("-", "_"): value for name, value in options.items()}).to_json()
+        known = {name: value for name, value in settings.items() if name not in _APART}
+        known = json.loads(json.dumps(known | {"steps": options.get("steps")}))  # as it reads back: tuples are lists
+        varied = {name: value for name, value in chosen.items() if name not in ("task", "compress", "seed")}
+        words = (known["task"], codec_text(known), *(f"{name} {value}" for name, value in varied.items()))
+        yield Run(
+            name=" ".join((*words, f"seed {known['seed']}")),
+            options=options,
+            varied=varied,
+            settings=known,
+        )
+
+
+def _axis(name: str, values: Any) -> list[Any]:
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"[matrix] has a list of values for each option, as in seed = [0, 1, 2]; {name} is {values!r}")
+    if name == "compress":
+        return expand_codecs(values)
+    for value in values:
+        _check_type(name, value)
+    return values
+
+
+def _check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ValueError(f"{where} has no {', '.join(unknown)}; there is: {', '.join(known)}")
+
+
+def _check_type(name: str, value: Any) -> None:
+    """Numbers for numbers, as ``thinpipe train`` would insist on the command line."""
+    kind = _kind(name)
+    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    if not fits or (isinstance(value, bool) and kind is not bool):  # to Python true is a number
+        raise ValueError(f"{name} is {_KINDS[kind]}, got {value!r}")
+
+
+def _kind(name: str) -> type:
+    if name == "client-layers":
+        return str  # as on the command line: 1,1
+    if name == "steps":
+        return int
+    hint = get_type_hints(Settings)[name.replace("-", "_")]
+    first = (get_args(hint) or (hint,))[0]  # of an int | None, int; of a choice, its first word
+    return first if isinstance(first, type) else type(first)
+
+
+def _check_apart(runs: Sequence[Run]) -> None:
+    first: dict[str, str] = {}
+    for run in runs:
+        other = first.setdefault(run.identity, run.name)
+        if other is not run.name:
+            raise ValueError(f"two runs are the same: {other!r} and {run.name!r}; leave one out of [matrix]")
+
+
+def _override(text: str) -> tuple[str, Any]:
+    """``epochs=2``: a value as TOML has it, or else a text, so that paths and specs need no quotes."""
+    name, equals, value = text.partition("=")
+    if not (equals and name.strip() and value.strip()):
+        raise ValueError(f"--set takes an option of thinpipe train and its value, as in epochs=2; got {text!r}")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return name.strip(), parsed

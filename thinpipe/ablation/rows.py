@@ -1,0 +1,139 @@
+"""Results over seeds: one row per method, with mean, spread and worst seed of the metric."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from thinpipe.ablation.plan import Run
+from thinpipe.ablation.store import Result, Store
+from thinpipe.measure.record import Column, Record, Row
+
+KIND = "ablate"
+
+_KEYS = (Column(name="task", heading="task", key=True), Column(name="codec", heading="codec", key=True))
+_COSTS = (
+    Column(name="wire_ratio", heading="wire\nratio", format=".3f", better="lower"),
+    Column(name="bits_per_value", heading="bits per\nvalue", format=".2f"),
+    Column(name="samples_per_s", heading="samples/s", format=".0f", better="higher"),
+    Column(name="wire_mb_per_step", heading="wire\nMB/step", format=".3f", better="lower"),
+    Column(name="seconds", heading="seconds", format=".0f", better="lower"),
+    Column(name="seeds", heading="seeds", format="d"),
+    Column(name="seeds_done", heading="done", format="d", better="higher"),
+    Column(name="seeds_failed", heading="failed", format="d", better="lower"),
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs that differ in their seed alone, and what has come of them so far."""
+
+    runs: tuple[Run, ...]
+    results: tuple[Result, ...]
+
+    @property
+    def done(self) -> list[Result]:
+        return [result for result in self.results if not result.failed]
+
+    @property
+    def failed(self) -> list[Result]:
+        return [result for result in self.results if result.failed]
+
+
+def methods(runs: Sequence[Run], store: Store) -> list[Method]:
+    """In the order of the plan; those that have no result yet are left out."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_without_seed(run.settings), []).append(run)
+    found = []
+    for group in groups.values():
+        results = tuple(result for run in group if (result := store.get(run)) is not None)
+        if results:
+            found.append(Method(tuple(group), results))
+    return found
+
+
+def row_of(method: Method) -> dict[str, Any]:
+    """Figures are of the seeds that came to an end; how many did not stands beside them."""
+    run, done = method.runs[0], method.done
+    row = {
+        "task": run.settings["task"],
+        "codec": run.codec,
+        **{_column_name(name): value for name, value in run.varied.items()},
+        "seeds": len(method.runs),
+        "seeds_done": len(done),
+        "seeds_failed": len(method.failed),
+    }
+    if not done:
+        return row
+    metrics = [result.figures["metric"] for result in done if result.figures]
+    ratio, wire_bytes = _mean_figure(done, "wire_ratio"), _mean_figure(done, "wire_bytes_per_step")
+    metric = done[0].metric
+    return row | {
+        f"{metric}_mean": mean(metrics),
+        f"{metric}_std": stdev(metrics) if len(metrics) > 1 else None,
+        f"{metric}_worst": min(metrics),
+        f"{metric}_best": max(metrics),
+        "wire_ratio": ratio,
+        "bits_per_value": None if ratio is None else 32 * ratio,
+        "samples_per_s": _mean_figure(done, "samples_per_s"),
+        "wire_mb_per_step": None if wire_bytes is None else wire_bytes / 1e6,
+        "seconds": _mean_figure(done, "seconds"),
+    }
+
+
+def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
+    """What was measured, on the machine that measured it, which need not be this one."""
+    done = [result for method in found for result in method.done]
+    formats = {result.metric: result.metric_format for result in done}
+    varied = dict.fromkeys(name for method in found for name in method.runs[0].varied)
+    columns = (
+        *_KEYS,
+        *(Column(name=_column_name(name), heading=name, key=True) for name in varied),
+        *(column for name, form in formats.items() for column in metric_columns(name, form)),
+        *_COSTS,
+    )
+    rows: tuple[Row, ...] = tuple(map(row_of, found))
+    if not done:
+        return Record(kind=KIND, config=config, columns=columns, rows=rows)
+    newest = max(done, key=lambda result: result.finished)
+    assert newest.environment is not None
+    where = {**newest.environment, "threads": newest.threads, "jobs": newest.jobs}
+    return Record(kind=KIND, config=config, columns=columns, rows=rows, environment=where, thinpipe=newest.thinpipe)
+
+
+def metric_columns(metric: str, form: str) -> tuple[Column, ...]:
+    return (
+        Column(name=f"{metric}_mean", heading=metric, format=form, better="higher"),
+        Column(name=f"{metric}_std", heading="std", format=form),
+        Column(name=f"{metric}_worst", heading="worst\nseed", format=form, better="higher"),
+        Column(name=f"{metric}_best", heading="best\nseed", format=form, better="higher"),
+    )
+
+
+def places(found: Sequence[Method]) -> Counter[str]:
+    """How many results each machine and version gave: figures of several are side by side, not silently one."""
+    return Counter(
+        f"thinpipe {result.thinpipe}, torch {result.environment['torch']}, {result.environment['cpu']}, "
+        f"{result.environment['cores']} cores, {result.jobs} jobs, {result.threads} threads"
+        for method in found
+        for result in method.done
+        if result.environment is not None
+    )
+
+
+def _mean_figure(done: Sequence[Result], name: str) -> float | None:
+    values = [result.figures[name] for result in done if result.figures and result.figures.get(name) is not None]
+    return math.fsum(values) / len(values) if values else None
+
+
+def _without_seed(settings: Mapping[str, Any]) -> str:
+    return repr(sorted((name, repr(value)) for name, value in settings.items() if name != "seed"))
+
+
+def _column_name(option: str) -> str:
+    return option.replace("-", "_")
