@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from tests.scripts import run_script
 from tests.training.toy import ToyTask, run_toy
 from thinpipe.cli import app
+from thinpipe.measure.network import missing_for_networks
 from thinpipe.training.settings import Running
 
 TINY = ("--samples", "64", "--batch-size", "16", "--image-size", "16", "--threads", "1")
@@ -70,6 +71,20 @@ def test_replicas_and_a_single_process_train(tmp_path: Path, parallel: str) -> N
     assert (row["parallel"], row["steps"]) == (parallel, 2)
 
 
+@pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
+def test_a_thin_link_lets_no_more_through_than_its_rate(tmp_path: Path) -> None:
+    options = ("--link", "4mbit", "--compress", "none", "--chunks", "2", "--steps", "4")
+    code, output = run(*options, "--json", str(tmp_path / "run.json"))
+    assert code == 0, output
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["config"]["link_mbit_per_s"] == 4
+    (row,) = record["rows"]
+    from_client = sum(link["wire_bytes"] for link in row["links"] if link["source"] in (0, 2))
+    seconds = row["steps"] * record["config"]["batch_size"] / row["samples_per_s"]
+    assert from_client > 500_000  # so many that the few which pass at once do not matter
+    assert seconds > from_client * 8 / 4e6
+
+
 def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
     ears = run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
     assert ears.end is not None
@@ -107,6 +122,9 @@ def test_data_that_is_not_there_is_one_line_from_all_workers(tmp_path: Path) -> 
         (["--client-layers", "one"], "two numbers, as in 1,1"),
         (["--max-restarts", "1"], "name a folder for them with --save"),
         (["--parallel", "none", "--trace", "step.png"], "leave it out with --parallel none"),
+        (["--link", "10mbit,100mbit"], "a run has links of one rate"),
+        (["--link", "fast"], "--link is a rate above 0"),
+        (["--link", "10mbit", "--parallel", "none"], "--parallel none is one process"),
         (["--resume", "/nowhere"], "no complete checkpoint"),
         (["--log", "/proc/nowhere"], "--log needs a directory"),
     ],
