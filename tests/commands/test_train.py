@@ -12,6 +12,7 @@ from tests.scripts import run_script
 from tests.training.toy import ToyTask, run_toy
 from thinpipe.cli import app
 from thinpipe.measure.network import missing_for_networks
+from thinpipe.pipeline import launch
 from thinpipe.training.settings import Running
 
 TINY = ("--samples", "64", "--batch-size", "16", "--image-size", "16", "--threads", "1")
@@ -95,24 +96,6 @@ def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
     assert ears.end.parameters_sha256 in output
 
 
-def test_data_that_is_not_there_is_one_line_from_all_workers(tmp_path: Path) -> None:
-    code, output = run_script(
-        "-m",
-        "thinpipe",
-        "train",
-        "--task",
-        "cifar10",
-        "--no-pretrained",
-        "--data",
-        str(tmp_path / "nowhere"),
-        limit_s=200,
-    )
-    assert code == 2, output
-    assert output.count("thinpipe: ") == 1
-    assert "nowhere" in output
-    assert "Traceback" not in output
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -125,11 +108,21 @@ def test_data_that_is_not_there_is_one_line_from_all_workers(tmp_path: Path) -> 
         (["--link", "10mbit,100mbit"], "a run has links of one rate"),
         (["--link", "fast"], "--link is a rate above 0"),
         (["--link", "10mbit", "--parallel", "none"], "--parallel none is one process"),
+        (["--data", "nowhere", "--workers", "3"], "task digits takes --image-size, --width, --samples and not --data"),
+        (["--task", "cifar10", "--no-pretrained", "--data", "/nowhere"], "/nowhere is none"),
+        (["--task", "images", "--data", "/nowhere"], "/nowhere is no folder"),
+        (["--task", "texts", "--data", "/nowhere.csv"], "/nowhere.csv is not there"),
+        (["--task", "rte", "--weights", "/nowhere"], "/nowhere has no config.json"),
+        (["--workers", "40"], "1 and 1 of 20 units"),
+        (["--layout", "linear", "--task", "grammar", "--workers", "7"], "got 7 stages and 6 units"),
         (["--resume", "/nowhere"], "no complete checkpoint"),
         (["--log", "/proc/nowhere"], "--log needs a directory"),
     ],
 )
-def test_what_cannot_be_is_one_line_before_training(options: list[str], message: str) -> None:
+def test_what_cannot_be_is_one_line_before_workers_start(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "run_workers", lambda *args, **kwargs: pytest.fail("workers were started"))
     code, output = thinpipe(*options)
     assert code == 2
     assert message in output

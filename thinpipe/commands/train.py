@@ -12,6 +12,7 @@ import typer
 
 from thinpipe.commands.terminal import one_line_errors
 from thinpipe.workloads.tasks import TASKS
+from thinpipe.workloads.tasks import task as find_task
 
 _WHAT, _WHERE, _LINKS, _HOW, _OUT, _SAVE = (
     "What is trained",
@@ -140,6 +141,7 @@ def train(
     from thinpipe.commands.train_run import already_there, carry_out
     from thinpipe.commands.train_settle import parse_rate, settle_run
     from thinpipe.commands.train_views import make_listener, preflight
+    from thinpipe.training.foresight import check_possible
 
     given: dict[str, Any] = {
         "task": task,
@@ -186,10 +188,13 @@ def train(
             trace=trace,
             link=parse_rate(link),
         )
-        if int(os.environ.get("RANK", "0")) == 0:
-            preflight(log=log, json=json, save=running.save, trace=trace)
     if running.resume is not None and already_there(running.resume, running):
         return
+    with one_line_errors():
+        if "RANK" not in os.environ:  # torchrun's workers are there already; those who read data find out
+            check_possible(find_task(settings.task), settings)
+        if int(os.environ.get("RANK", "0")) == 0:
+            preflight(log=log, json=json, save=running.save, trace=trace)
     listener = partial(
         make_listener,
         config={"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), "link_mbit_per_s": running.link},
