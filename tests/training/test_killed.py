@@ -63,7 +63,7 @@ def test_killed_with_a_restart_left_ends_as_unbroken(pool: Pool, tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("number", "code", "said"),
-    [(signal.SIGINT, 130, "thinpipe: interrupted"), (signal.SIGTERM, 143, "thinpipe: ended from outside")],
+    [(signal.SIGINT, 130, "thinpipe: interrupted"), (signal.SIGTERM, 143, "thinpipe: ended by SIGTERM")],
     ids=["ctrl-c", "sigterm"],
 )
 def test_a_signal_ends_all_workers_and_the_last_checkpoint_is_named_once(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,7 +55,7 @@ def carry_out(
         except KeyboardInterrupt:
             return _tell(INTERRUPTED, "interrupted", running)
         except Terminated as error:
-            return _tell(error.code, "ended from outside", running)
+            return _tell(error.code, f"ended by {signal.Signals(error.code - 128).name}", running)
         except WorkerError as error:
             if not restarts_left:
                 return _tell(1, str(error), running)
