@@ -53,6 +53,7 @@ def test_a_pipeline_leaves_table_record_curves_trace_and_a_checkpoint_to_go_on_f
     code, output = run_script("-m", "thinpipe", "train", "--resume", saved, "--steps", "5", limit_s=200)
     assert code == 0, output
     assert "goes on after step 3 of 5" in output
+    assert "Warning" not in output
     assert (tmp_path / "saved" / "step-00000005" / "manifest.json").is_file()
 
     code, output = thinpipe("--resume", saved, "--steps", "5")
