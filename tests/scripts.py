@@ -15,11 +15,15 @@ LIMIT_S = 60  # of which importing torch in three processes on two busy cores ma
 
 
 def run_script(
-    *command: str, limit_s: float = LIMIT_S, interrupt_when: Callable[[], bool] | None = None
+    *command: str,
+    limit_s: float = LIMIT_S,
+    interrupt_when: Callable[[], bool] | None = None,
+    interrupt_with: signal.Signals = signal.SIGINT,
 ) -> tuple[int, str]:
     """Exit code and output of a script in a session of its own; when it is over, so must be all its workers.
 
-    ``interrupt_when`` says when to press Ctrl-C, which reaches the script and its workers alike.
+    ``interrupt_when`` says when to press Ctrl-C, which reaches the script and its workers alike; other signals, as of
+    ``kill``, reach the script alone.
     """
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -34,7 +38,7 @@ def run_script(
         if interrupt_when is not None:
             while not interrupt_when() and time.monotonic() < until and process.poll() is None:
                 time.sleep(0.05)
-            os.killpg(process.pid, signal.SIGINT)
+            (os.killpg if interrupt_with == signal.SIGINT else os.kill)(process.pid, interrupt_with)
         output, _ = process.communicate(timeout=until - time.monotonic())
     finally:
         patience = time.monotonic() + 5  # the kernel takes a moment to clear a process away

@@ -48,6 +48,7 @@ def make_plan(parallel: str = "pipeline", *, first_step: int = 0, metric: str = 
         epochs=EPOCHS,
         steps_per_epoch=STEPS,
         first_step=first_step,
+        last_step=EPOCHS * STEPS,
         train_samples=256,
         validation_samples=100,
         parameters=2_236_682,

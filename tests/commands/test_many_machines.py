@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.toy import Ears, run_toy
 from thinpipe.measure.record import Record
+from thinpipe.workloads.tasks import task
 
 LIMIT_S = 120  # two steps of a tiny model; nearly all of it is starting Python and compiling codecs on busy cores
 TINY = [
@@ -63,23 +65,22 @@ def processes_of(path: Path) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    """The row of the same run with workers that thinpipe started itself."""
-    path = tmp_path_factory.mktemp("local") / "r.json"
-    run_together([[*PROGRAM, "--workers", "2", "--json", str(path)]])
-    return Record.read(path).rows[0]
+def train_here(group) -> Ears:
+    """The same run on two workers of one machine; what its client heard."""
+    options = {"samples": 64, "batch_size": 32, "chunks": 2, "epochs": 1, "image_size": 16, "threads": 1}
+    return run_toy(group, task("digits"), **options)
 
 
 @pytest.mark.timeout(2 * LIMIT_S + 60)
 @pytest.mark.parametrize("rendezvous", [static, c10d])
-def test_two_agents_train_as_one_machine_does(rendezvous, local, tmp_path):
+def test_two_agents_train_as_one_machine_does(rendezvous, pool, tmp_path):
     path, port = tmp_path / "r.json", free_port()
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     outputs = run_together([[*agent, *rendezvous(rank, port), *PROGRAM[1:], "--json", str(path)] for rank in (0, 1)])
     row = Record.read(path).rows[0]
-    assert row["parameters_sha256"] == local["parameters_sha256"]
-    assert row["wire_bytes_per_step"] == local["wire_bytes_per_step"] > 0
+    here = pool.run(train_here, 2)[0]
+    assert row["parameters_sha256"] == here.end.parameters_sha256
+    assert row["wire_bytes_per_step"] == here.steps[0].wire_bytes > 0
     assert row["steps"] == 2
     shown = ["Result" in out for out, _ in outputs]
     assert sorted(shown) == [False, True]  # the client alone speaks

@@ -11,9 +11,13 @@ from typer.testing import CliRunner
 from tests.scripts import run_script
 from tests.training.toy import ToyTask, run_toy
 from thinpipe.cli import app
+from thinpipe.measure.network import missing_for_networks
+from thinpipe.measure.record import Record
+from thinpipe.pipeline import launch
 from thinpipe.training.settings import Running
 
-TINY = ("--samples", "64", "--batch-size", "16", "--image-size", "16", "--threads", "1")
+THIN = () if missing_for_networks() else ("--link", "2mbit")  # as root on Linux
+TINY = ("--samples", "256", "--batch-size", "16", "--image-size", "16", "--threads", "1")
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -28,38 +32,62 @@ def run(*options: str) -> tuple[int, str]:
     return run_script("-m", "thinpipe", "train", *TINY, *options, limit_s=200)
 
 
-def test_a_pipeline_leaves_table_record_curves_trace_and_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A pipeline that was stopped after three steps: where it wrote everything it can, and what it said."""
+    directory = tmp_path_factory.mktemp("run")
     outputs = ("--json", "run.json", "--trace", "step.png", "--log", "log", "--save", "saved")
-    files = [part if part.startswith("--") else str(tmp_path / part) for part in outputs]
+    files = [part if part.startswith("--") else str(directory / part) for part in outputs]
     code, output = run("--compress", "uniform:8", "--chunks", "2", "--steps", "3", *files)
     assert code == 0, output
+    return directory, output
+
+
+def test_a_pipeline_leaves_table_record_curves_trace_and_a_checkpoint(first_run: tuple[Path, str]) -> None:
+    directory, output = first_run
     assert "What travels per step" in output
     assert "Where the time of a step goes" in output
-    record = json.loads((tmp_path / "run.json").read_text())
+    record = json.loads((directory / "run.json").read_text())
     assert record["kind"] == "train"
     assert record["config"]["compress_forward"] == "uniform:8"
-    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
-    assert list((tmp_path / "log").iterdir())
-    assert (tmp_path / "saved" / "step-00000003" / "manifest.json").is_file()
+    assert "link_mbit_per_s" not in record["config"]
+    assert (directory / "step.png").read_bytes().startswith(b"\x89PNG")
+    assert list((directory / "log").iterdir())
+    assert (directory / "saved" / "step-00000003" / "manifest.json").is_file()
 
-    saved = str(tmp_path / "saved")
-    code, output = thinpipe("--resume", saved, "--lr", "0.001", "--epochs", "3")
+
+def test_a_run_goes_on_from_its_checkpoint_over_another_link(first_run: tuple[Path, str]) -> None:
+    saved, path = first_run[0] / "saved", first_run[0] / "rest.json"
+    code, output = thinpipe("--resume", str(saved), "--lr", "0.001", "--epochs", "3")
     assert code == 2
     assert "--lr: 0.05 when it was saved, 0.001 now" in output
     assert "--epochs: 10 when it was saved, 3 now" in output
 
-    code, output = run_script("-m", "thinpipe", "train", "--resume", saved, "--steps", "5", limit_s=200)
+    resume = ("-m", "thinpipe", "train", "--resume", str(saved), "--steps", "11", "--json", str(path))
+    code, output = run_script(*resume, *THIN, limit_s=200)
     assert code == 0, output
-    assert "goes on after step 3 of 40" in output
-    assert (tmp_path / "saved" / "step-00000005" / "manifest.json").is_file()
+    assert "goes on after step 3 of 11" in output
+    assert "Warning" not in output
+    assert (saved / "step-00000011" / "manifest.json").is_file()
+    if THIN:
+        check_that_the_link_was_thin(Record.read(path))
 
-    code, output = thinpipe("--resume", saved, "--steps", "5")
+    code, output = thinpipe("--resume", str(saved), "--steps", "11")
     assert code == 0
-    assert "this run is at step 5 of 40 already" in output
+    assert "this run is at step 11 of 160 already" in output
 
-    code, output = thinpipe("--save", saved)
+    code, output = thinpipe("--save", str(saved))
     assert code == 2
     assert "holds checkpoints of another run" in output
+
+
+def check_that_the_link_was_thin(record: Record) -> None:
+    """Its steps took at least the time that their bytes take at its rate."""
+    assert record.config["link_mbit_per_s"] == 2
+    (row,) = record.rows
+    from_client = sum(link["wire_bytes"] for link in row["links"] if link["source"] in (0, 2))
+    assert from_client > 300_000  # so many that the few which pass at once do not matter
+    assert row["steps"] * record.config["batch_size"] / row["samples_per_s"] > from_client * 8 / 2e6
 
 
 @pytest.mark.parametrize("parallel", ["data", "none"])
@@ -80,24 +108,6 @@ def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
     assert ears.end.parameters_sha256 in output
 
 
-def test_data_that_is_not_there_is_one_line_from_all_workers(tmp_path: Path) -> None:
-    code, output = run_script(
-        "-m",
-        "thinpipe",
-        "train",
-        "--task",
-        "cifar10",
-        "--no-pretrained",
-        "--data",
-        str(tmp_path / "nowhere"),
-        limit_s=200,
-    )
-    assert code == 2, output
-    assert output.count("thinpipe: ") == 1
-    assert "nowhere" in output
-    assert "Traceback" not in output
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -107,15 +117,36 @@ def test_data_that_is_not_there_is_one_line_from_all_workers(tmp_path: Path) -> 
         (["--client-layers", "one"], "two numbers, as in 1,1"),
         (["--max-restarts", "1"], "name a folder for them with --save"),
         (["--parallel", "none", "--trace", "step.png"], "leave it out with --parallel none"),
+        (["--link", "10mbit,100mbit"], "a run has links of one rate"),
+        (["--link", "fast"], "--link is a rate above 0"),
+        (["--link", "10mbit", "--parallel", "none"], "--parallel none is one process"),
+        (["--data", "nowhere", "--workers", "3"], "task digits takes --image-size, --width, --samples and not --data"),
+        (["--task", "cifar10", "--no-pretrained", "--data", "/nowhere"], "/nowhere is none"),
+        (["--task", "images", "--data", "/nowhere"], "/nowhere is no folder"),
+        (["--task", "texts", "--data", "/nowhere.csv"], "/nowhere.csv is not there"),
+        (["--task", "rte", "--weights", "/nowhere"], "/nowhere has no config.json"),
+        (["--workers", "40"], "1 and 1 of 20 units"),
+        (["--layout", "linear", "--task", "grammar", "--workers", "7"], "got 7 stages and 6 units"),
         (["--resume", "/nowhere"], "no complete checkpoint"),
         (["--log", "/proc/nowhere"], "--log needs a directory"),
     ],
 )
-def test_what_cannot_be_is_one_line_before_training(options: list[str], message: str) -> None:
+def test_what_cannot_be_is_one_line_before_workers_start(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "run_workers", lambda *args, **kwargs: pytest.fail("workers were started"))
     code, output = thinpipe(*options)
     assert code == 2
     assert message in output
     assert output.startswith("thinpipe: ")
+
+
+def test_links_of_torchruns_workers_are_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TORCHELASTIC_RUN_ID", "test"), ("WORLD_SIZE", "2"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+    code, output = thinpipe("--link", "10mbit")
+    assert code == 2
+    assert output == "thinpipe: workers that torchrun started have their links already: leave out --link\n"
 
 
 def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from rich.console import Console
@@ -65,6 +65,16 @@ def test_a_pipe_gets_plain_lines(capsys):
 def test_a_pipe_gets_few_lines_between_epochs(capsys):
     play(Terminal())
     assert "  step " not in capsys.readouterr().out
+
+
+def test_steps_are_counted_to_where_the_run_was_told_to_stop(capsys):
+    terminal = Terminal(line_every_s=0)
+    terminal.planned(replace(make_plan(), last_step=4))
+    terminal.stepped(make_step(1))
+    terminal.stepped(make_step(4))
+    steps = [line for line in capsys.readouterr().out.splitlines() if "  step " in line]
+    assert steps[0].startswith("epoch 1/3  step 1/4  ")
+    assert steps[1].endswith("  0:00 left")
 
 
 def test_the_plan_says_who_holds_what_and_what_travels():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units
-from thinpipe.pipeline.units import units_of
+from thinpipe.pipeline.units import unit_names, units_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -50,6 +50,18 @@ def test_mobilenet_has_twenty_units_and_the_seeds_messages() -> None:
         assert sent.shape == (2, 32, 112, 112)
         assert returned.shape == (2, 1280, 7, 7)
         assert last(returned).shape == (2, 10)
+
+
+def test_units_are_named_after_their_place_in_the_model() -> None:
+    model = mobilenet()
+    names = unit_names(model, units_of(model))
+    assert names[:3] == ("conv_stem.first_conv", "conv_stem.reduce_1x1", "layer.0")
+    assert names[-3:] == ("layer.15", "conv_1x1", "classifier")
+    model = roberta()
+    layers = ("encoder.layer.0", "encoder.layer.1", "encoder.layer.2")
+    assert unit_names(model, units_of(model)) == ("embeddings", *layers, "classifier")
+    sequence = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    assert unit_names(sequence, units_of(sequence)) == ("Linear", "Tanh")
 
 
 @pytest.mark.parametrize(("make", "count"), [(mobilenet, 20), (resnet, 5)], ids=["mobilenet", "resnet"])

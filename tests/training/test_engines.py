@@ -10,8 +10,23 @@ import torch
 from torch.nn import functional
 
 from tests.pool import Pool
-from tests.training.toy import VALIDATION, ToySplit, ToyTask, run_toy, saved_model, train_toy
+from tests.training.toy import (
+    CLASSES,
+    FEATURES,
+    VALIDATION,
+    ToySplit,
+    ToyTask,
+    place_in,
+    run_toy,
+    saved_model,
+    settings_for,
+    train_toy,
+)
+from thinpipe.codecs.uniform import Uniform
+from thinpipe.training.pipeline_engine import PipelineEngine
+from thinpipe.training.replica_engine import ReplicaEngine
 from thinpipe.training.settings import Running
+from thinpipe.training.shapes import Meta
 from thinpipe.workloads.task import Shape, Source
 
 STEPS = 5  # of the eight there are: one more than an epoch
@@ -141,3 +156,37 @@ def test_every_way_starts_from_the_same_weights_and_order(pool: Pool) -> None:
     ]
     assert first == pytest.approx([first[0]] * 3, abs=1e-6)
     assert run_toy(None, ToyTask(), Running(steps=1), parallel="none", seed=1).steps[0].loss != first[0]
+
+
+def what_was_warmed(group: Any, given: dict[str, Any]) -> tuple[list[Any], int, bool]:
+    """What the codecs of a worker met before its first step; what its links had counted, and what was drawn, then."""
+    place = place_in(group)
+    task = ToyTask()
+    settings = settings_for(task, group, **given)
+    model = task.build(Shape(classes=CLASSES), settings.source)
+    engine: Any
+    if settings.parallel == "pipeline":
+        engine = PipelineEngine(model, (Meta((settings.chunk_size, FEATURES), torch.float32),), settings, place)
+    else:
+        engine = ReplicaEngine(model, settings, place)
+    met = []
+    encode = Uniform.encode
+
+    def note(codec: Uniform, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        met.append((codec.spec, tuple(x.shape)))
+        return encode(codec, x, *args, **kwargs)
+
+    random = torch.get_rng_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Uniform, "encode", note)
+        engine.warm_up()
+    return sorted(met), engine.sent_bytes(), torch.equal(random, torch.get_rng_state())
+
+
+def test_codecs_are_warm_before_the_first_step_and_nothing_is_counted(pool: Pool) -> None:
+    chunk = (6, FEATURES)
+    given = {"compress_forward": "uniform:8", "compress_backward": "uniform:4"}
+    both_directions = [("uniform:4", chunk), ("uniform:8", chunk)]
+    assert pool.run(what_was_warmed, 2, given) == [(both_directions, 0, True)] * 2
+    replicas = pool.run(what_was_warmed, 2, {"parallel": "data", "compress": "uniform:8"})
+    assert replicas == [([("uniform:8", (FEATURES, FEATURES))], 0, True)] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,25 @@ def test_killed_with_a_restart_left_ends_as_unbroken(pool: Pool, tmp_path: Path,
     assert progress.parameters_sha256 == unbroken_sha256(pool, compress)
 
 
-def test_ctrl_c_ends_all_workers_and_names_the_last_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "thinpipe: interrupted"), (signal.SIGTERM, 143, "thinpipe: ended by SIGTERM")],
+    ids=["ctrl-c", "sigterm"],
+)
+def test_a_signal_ends_all_workers_and_the_last_checkpoint_is_named_once(
+    tmp_path: Path, number: signal.Signals, code: int, said: str
+) -> None:
     saved = tmp_path / "saved"
     facts = {"save": str(saved), "compress": "none", "kill_unit": 2, "kill_call": 0, "slow": 0.05, "epochs": 1000}
-    code, output = run_script(
-        SCENARIO, json.dumps(facts), limit_s=120, interrupt_when=lambda: len(checkpoints(saved)) > 0
+    ended, output = run_script(
+        SCENARIO,
+        json.dumps(facts),
+        limit_s=120,
+        interrupt_when=lambda: len(checkpoints(saved)) > 0,
+        interrupt_with=number,
     )
-    assert code == 130, output
+    assert ended == code, output
     assert "Traceback" not in output
-    assert "thinpipe: interrupted" in output
+    assert said in output
     assert f"the last checkpoint is {checkpoints(saved)[-1]}" in output
+    assert output.count("step-") == 1

@@ -67,7 +67,9 @@ def test_images_and_weights_come_from_disk(name: str, form: Format, folder: Path
     assert everything.inputs[0].shape == (len(data.train), 3, 32, 32)
     assert everything.labels.tolist() == [index % classes for index in range(len(data.train))]
     assert len(everything.inputs[0].flatten(1).unique(dim=0)) == len(data.train)  # every picture another
-    assert through_units(task(name).build(shape, source), data.validation.batch(torch.arange(3))).shape == (3, classes)
+    model = task(name).build(shape, source)
+    assert through_units(model, data.validation.batch(torch.arange(3))).shape == (3, classes)
+    assert len(units_of(model)) == task(name).look_for(source)
 
 
 @pytest.mark.parametrize("form", ["parquet", "saved"])
@@ -84,7 +86,9 @@ def test_texts_and_weights_come_from_disk(name: str, columns: int, form: Format,
     ends = 2 * columns - 1  # <s> a </s>, or <s> a </s></s> b </s>
     assert ((ids == 2).sum(1) == ends).all()
     assert (ids[mask == 0] == 1).all()
-    assert through_units(task(name).build(shape, source), batch).shape == (2, 2)
+    model = task(name).build(shape, source)
+    assert through_units(model, batch).shape == (2, 2)
+    assert len(units_of(model)) == task(name).look_for(source)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "food101"])

@@ -11,12 +11,14 @@ from thinpipe.workloads.tasks import TASKS, task
 
 EMBEDDED = """
 import sys, torch
+from thinpipe.pipeline.units import units_of
 from thinpipe.workloads.task import Source
 from thinpipe.workloads.tasks import task
 assert not {"transformers", "sklearn", "PIL"} & set(sys.modules), "imported before a task needs it"
 for name in ("digits", "grammar"):
     data, shape = task(name).load(Source())
-    task(name).build(shape, Source())
+    model = task(name).build(shape, Source())
+    assert len(units_of(model)) == task(name).look_for(Source()), name
 assert "datasets" not in sys.modules, "embedded tasks need no data sets"
 """
 

@@ -12,6 +12,7 @@ import typer
 
 from thinpipe.commands.terminal import one_line_errors
 from thinpipe.workloads.tasks import TASKS
+from thinpipe.workloads.tasks import task as find_task
 
 _WHAT, _WHERE, _LINKS, _HOW, _OUT, _SAVE = (
     "What is trained",
@@ -81,6 +82,15 @@ def train(
     compress_backward: Annotated[
         str | None, _option(_LINKS, "Codec of gradients.", "as --compress", metavar="SPEC")
     ] = None,
+    link: Annotated[
+        str | None,
+        _option(
+            _LINKS,
+            "Workers in network namespaces with links of this rate, as in 100mbit; needs root.",
+            "as the machine is",
+            metavar="RATE",
+        ),
+    ] = None,
     batch_size: Annotated[int | None, _option(_HOW, "Of all replicas together.", metavar="N")] = None,
     epochs: Annotated[int | None, _option(_HOW, "Passes over the data.", metavar="N")] = None,
     optimizer: Annotated[Literal["sgd", "adamw"] | None, _option(_HOW, "With momentum; or AdamW.")] = None,
@@ -129,8 +139,9 @@ def train(
     """
     # Not at the top: the other verbs need not wait for what training needs.
     from thinpipe.commands.train_run import already_there, carry_out
-    from thinpipe.commands.train_settle import settle_run
+    from thinpipe.commands.train_settle import parse_rate, settle_run
     from thinpipe.commands.train_views import make_listener, preflight
+    from thinpipe.training.foresight import check_possible
 
     given: dict[str, Any] = {
         "task": task,
@@ -175,14 +186,18 @@ def train(
             keep=keep,
             steps=steps,
             trace=trace,
+            link=parse_rate(link),
         )
-        if int(os.environ.get("RANK", "0")) == 0:
-            preflight(log=log, json=json, save=running.save, trace=trace)
     if running.resume is not None and already_there(running.resume, running):
         return
+    with one_line_errors():
+        if "RANK" not in os.environ:  # torchrun's workers are there already; those who read data find out
+            check_possible(find_task(settings.task), settings)
+        if int(os.environ.get("RANK", "0")) == 0:
+            preflight(log=log, json=json, save=running.save, trace=trace)
     listener = partial(
         make_listener,
-        config={"command": ["thinpipe", *sys.argv[1:]], **settings.to_json()},
+        config={"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), "link_mbit_per_s": running.link},
         seed=settings.seed,
         forward=settings.compress_forward,
         backward=settings.compress_backward,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ import typer
 
 from thinpipe.commands.train_views import preflight
 from thinpipe.commands.watch.record import metric_text
+from thinpipe.measure.network import thin_network
 from thinpipe.training.checkpoint import checkpoints, read_manifest
 from thinpipe.training.events import Listener
 from thinpipe.training.nan import NotFiniteError
@@ -42,14 +44,18 @@ def carry_out(
     find_task: Callable[[str], Task] = task,
 ) -> int:
     """Run to the end and return the exit code. A worker's death is told, or made up for ``max_restarts`` times."""
-    from thinpipe.pipeline.launch import WorkerError, run_workers
+    from thinpipe.pipeline.launch import Terminated, WorkerError, run_workers
 
     workers = None if dist.is_torchelastic_launched() else settings.workers
     for restarts_left in range(max_restarts, -1, -1):
         try:
-            outcome = run_workers(_work, find_task, settings, running, listener, workers=workers)[0]
+            with thin_network(running.link, settings.workers) as network:
+                arguments = (find_task, settings, running, listener)
+                outcome = run_workers(_work, *arguments, workers=workers, network=network)[0]
         except KeyboardInterrupt:
             return _tell(INTERRUPTED, "interrupted", running)
+        except Terminated as error:
+            return _tell(error.code, f"ended by {signal.Signals(error.code - 128).name}", running)
         except WorkerError as error:
             if not restarts_left:
                 return _tell(1, str(error), running)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinpipe.bench.inputs import check_launch
+from thinpipe.measure.network import parse_link
 from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
 from thinpipe.training.settings import Device, Running, Settings, settle, settle_again
 from thinpipe.workloads.tasks import task
@@ -54,10 +56,25 @@ def _check(settings: Settings, running: Running, max_restarts: int) -> None:
         raise ValueError("--device cuda needs a GPU that torch can use, and there is none; take --device cpu")
     if running.trace is not None and settings.parallel != "pipeline":
         raise ValueError(f"--trace shows the stages of a pipeline; leave it out with --parallel {settings.parallel}")
+    if running.link is not None and settings.parallel == "none":
+        raise ValueError("--link joins several workers, and --parallel none is one process; leave one of them out")
+    check_launch([settings.workers], [running.link])
     if max_restarts and running.save is None:
         raise ValueError("--max-restarts goes on from checkpoints: name a folder for them with --save")
     if max_restarts and dist.is_torchelastic_launched():
         raise ValueError("torchrun starts workers again itself: give its own --max-restarts, before the script")
+
+
+def parse_rate(text: str | None) -> float | None:
+    """Mbit/s of the one link that a run has."""
+    if text is None:
+        return None
+    if "," in text:
+        raise ValueError(
+            f"a run has links of one rate, as in --link 100mbit; got {text}. Give one: `thinpipe bench pipeline` takes "
+            "several, or start a run for each"
+        )
+    return parse_link(text)
 
 
 def _two_numbers(text: str | None) -> tuple[int, int] | None:

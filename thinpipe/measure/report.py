@@ -60,7 +60,7 @@ def summary(record: Record) -> str:
     devices = "".join(f", {name}" for name in facts["devices"])
     return (
         f"thinpipe {record.thinpipe}, torch {facts['torch']}, {facts['cpu']}{devices}, "
-        f"{facts['cores']} cores, {facts['threads']} threads"
+        f"{facts['cores']} cores, {facts['threads']} thread{'s' * (facts['threads'] != 1)}"
     )
 
 

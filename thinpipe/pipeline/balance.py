@@ -66,7 +66,7 @@ def balance(
     """
     units = len(costs)
     if not 1 <= stages <= units:
-        raise ValueError(f"every stage needs a unit: got {stages} stages and {units} units")
+        raise ValueError(f"every stage needs a unit: got {stages} stages and {units} units; take fewer workers")
     total_ms = [0.0, *accumulate(cost.ms for cost in costs)]
     link_ms = [
         cost.activation_bytes * wire_ratio * 8e-3 / link_mbit_per_s if link_mbit_per_s else 0.0 for cost in costs

@@ -33,6 +33,12 @@ class WorkerError(RuntimeError):
     """A worker failed, and the others were ended."""
 
 
+class Terminated(SystemExit):
+    """This process was asked to end (SIGTERM and the like), and the workers have; the code is what shells say of it."""
+
+    code: int
+
+
 class Network(Protocol):
     """A network of our own, with a place for every worker."""
 
@@ -52,7 +58,7 @@ def run_workers(
     Under torchrun this process is one of the workers already and joins. Otherwise ``workers`` local ones are started
     with torch's elastic launcher, and ``function`` must be importable: defined at the top level of a module. In a
     ``network`` each starts in its own place and counts as a machine. ``backend``: as ``joined``. Ctrl-C reaches all
-    of them, and is a KeyboardInterrupt here once they have ended.
+    of them, and is a KeyboardInterrupt here once they have ended; SIGTERM is ``Terminated``.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         size = int(os.environ["WORLD_SIZE"])
@@ -91,7 +97,7 @@ def run_workers(
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None  # which it was before torch's launcher got hold of it
-            raise
+            raise Terminated(128 + error.sigval) from None
     return [results[worker] for worker in range(workers)]
 
 

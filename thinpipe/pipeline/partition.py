@@ -74,7 +74,8 @@ def choose_cuts(
     if layout != "client-server" or first < 1 or last < 1 or middle < workers - 1:
         raise ValueError(
             f"client layers are for the client-server layout, 1 or more at both ends, and leave every server a unit: "
-            f"got {first} and {last} of {units} units, layout {layout!r}, {workers - 1} servers"
+            f"got {first} and {last} of {units} units, layout {layout!r}, servers: {workers - 1}. Take fewer "
+            "workers, or other client layers"
         )
     inner = balance(costs[first : units - last], workers - 1, False, link_mbit_per_s, wire_ratio)
     return (first, *(first + cut for cut in inner), units - last)

@@ -26,6 +26,18 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     return cut(model)
 
 
+def unit_names(model: nn.Module, units: list[nn.Module]) -> tuple[str, ...]:
+    """Where units are in their model: ``encoder.layer.3``; of a unit that joins several modules, where the last is."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    prefix = getattr(model, "base_model_prefix", "") + "."  # transformers' models have all but the head under one name
+    names = []
+    for unit in units:
+        known = [paths[id(each)] for each in (unit, *reversed(list(unit.children()))) if id(each) in paths]
+        path = known[0].removeprefix(prefix) if known else ""
+        names.append(path if path and not path.isdecimal() else type(unit).__name__)  # a bare number says nothing
+    return tuple(names)
+
+
 def mobilenet_v2(model: Any) -> list[nn.Module]:
     """First convolution; rest of the stem; 16 blocks; last 1x1 convolution; pool and classifier.
 

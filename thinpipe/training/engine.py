@@ -50,6 +50,10 @@ class Engine(ABC):
     client_has_outcome: bool  # loss and predictions are on worker 0; otherwise they are sent there
 
     @abstractmethod
+    def warm_up(self) -> None:
+        """Let the codecs compile what they need: before the first step, not in it."""
+
+    @abstractmethod
     def train_step(self, batch: Batch | None) -> tuple[float, int]:
         """Forward and backward of one batch: this worker's part of the mean loss, and how many were right."""
 

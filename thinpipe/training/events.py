@@ -52,6 +52,7 @@ class Plan:
     epochs: int
     steps_per_epoch: int
     first_step: int  # 0, or where a resumed run goes on
+    last_step: int  # where this run ends: after all epochs, or before
     train_samples: int
     validation_samples: int
     parameters: int

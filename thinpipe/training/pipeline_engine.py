@@ -17,7 +17,8 @@ from thinpipe.pipeline.link import SendLink, Slot
 from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
-from thinpipe.pipeline.units import units_of
+from thinpipe.pipeline.units import unit_names, units_of
+from thinpipe.pipeline.warm import warm_codec
 from thinpipe.training.checked_stage import CheckedStage, not_finite
 from thinpipe.training.clip import sum_of_squares
 from thinpipe.training.engine import Engine, NamedModule, count_correct, loss_of, to_device
@@ -43,7 +44,7 @@ class PipelineEngine(Engine):
         # The tensors before the first stage, between stages, and after the last.
         ends = [*self._cuts, len(units)]
         self._between = [chunk_inputs, *(traced[end - 1].outputs for end in ends)]
-        self._holdings = self._describe(modules)
+        self._holdings = self._describe(modules, unit_names(model, units))
         self._count = len(modules)
         mine = stages_of(place.worker, place.workers, settings.layout)
         self.stages = {index: NamedModule.of(modules[index], model) for index in mine}
@@ -82,6 +83,14 @@ class PipelineEngine(Engine):
         if self._settings.layout == "client-server":
             return ClientServerSchedule(list(stages), self._settings.chunks, loss, **options)
         return LinearSchedule(stages[0], self._settings.chunks, loss, **options)
+
+    def warm_up(self) -> None:
+        specs = {self._settings.compress_forward, self._settings.compress_backward}
+        cuts = {cut for index in self.stages for cut in (index, index + 1) if 0 < cut < self._count}
+        for meta in {meta for cut in cuts for meta in self._between[cut]}:
+            for spec in specs:
+                if not Slot.of(meta, codec(spec)).raw:
+                    warm_codec(codec(spec), meta.shape, meta.dtype, self.place.device)
 
     def train_step(self, batch: Batch | None) -> tuple[float, int]:
         inputs = to_device(batch.inputs, self.place.device) if batch and self.reads_inputs else ()
@@ -150,14 +159,14 @@ class PipelineEngine(Engine):
     def holdings(self) -> tuple[Holding, ...]:
         return self._holdings
 
-    def _describe(self, modules: Sequence[StageModule]) -> tuple[Holding, ...]:
+    def _describe(self, modules: Sequence[StageModule], names: Sequence[str]) -> tuple[Holding, ...]:
         return tuple(
             Holding(
                 stage=index,
                 worker=index % self.place.workers,
                 first_unit=first,
                 units=len(module.units),
-                unit_names=tuple(type(unit).__name__.lstrip("_") for unit in module.units),
+                unit_names=tuple(names[first : first + len(module.units)]),
                 parameters=sum(parameter.numel() for parameter in module.parameters()),
             )
             for index, (first, module) in enumerate(zip((0, *self._cuts), modules, strict=True))

@@ -13,7 +13,8 @@ from thinpipe.ddp import DDPState, ddp_hook, ddp_state
 from thinpipe.pipeline.batchnorm import DeferredStatistics
 from thinpipe.pipeline.partition import cut_units
 from thinpipe.pipeline.report import LinkReport
-from thinpipe.pipeline.units import units_of
+from thinpipe.pipeline.units import unit_names, units_of
+from thinpipe.pipeline.warm import warm_codec
 from thinpipe.training.checked_stage import not_finite, sum_of
 from thinpipe.training.clip import sum_of_squares
 from thinpipe.training.engine import Engine, NamedModule, count_correct, loss_of, to_device
@@ -39,7 +40,7 @@ class ReplicaEngine(Engine):
         self.shares = (place.worker, place.workers)
         self.owns_state = place.is_client
         self.client_has_outcome = place.workers == 1
-        self._unit_names = tuple(type(unit).__name__.lstrip("_") for unit in units)
+        self._unit_names = unit_names(model, units)
         self._hook: DDPState | None = None
         self._replica: nn.Module = module
         if place.workers > 1:
@@ -54,6 +55,12 @@ class ReplicaEngine(Engine):
         self._steps = 0
         self._outputs: dict[int, Tensor] = {}
         self._losses: dict[int, Tensor] = {}
+
+    def warm_up(self) -> None:
+        if self._hook is not None:
+            largest = max(self._module.parameters(), key=torch.numel)
+            as_matrix = (largest.shape[0], largest.numel() // largest.shape[0])
+            warm_codec(self._hook.codec, as_matrix, largest.dtype, self.place.device)
 
     def train_step(self, batch: Batch | None) -> tuple[float, int]:
         assert batch is not None

@@ -124,6 +124,7 @@ class Running:
     resume: Path | None = None  # one checkpoint to go on from
     steps: int | None = None  # stop after so many, counted from the very first
     trace: Path | None = None  # a picture or a Chrome trace of one step
+    link: float | None = None  # Mbit/s between the workers; None: as the machine is
 
     def __post_init__(self) -> None:
         for name in ("save_every", "keep", "steps"):

@@ -77,6 +77,7 @@ def train(
             raise SetupError(str(error)) from None
     data, facts = _read(task, settings, place)
     engine = _make_engine(task, settings, place, facts)
+    engine.warm_up()
     optimizer = make_optimizer(
         engine.parameters(),
         name=settings.optimizer,
@@ -93,8 +94,8 @@ def train(
     if running.save is not None:
         size = _state_bytes(engine, settings) * (running.keep + 1)  # the new one is whole before the oldest goes
         _together(place, lambda: check_room(size) if place.is_client else None)
-    plan = _plan(task, settings, facts, engine, progress)
     last = min(progress.steps, running.steps or progress.steps)
+    plan = _plan(task, settings, facts, engine, progress, last)
     loop = Loop(
         engine,
         optimizer,
@@ -194,7 +195,7 @@ def _state_bytes(engine: Engine, settings: Settings) -> int:
     return int(engine.place.sum(torch.tensor(mine)))
 
 
-def _plan(task: Task, settings: Settings, facts: Facts, engine: Engine, progress: Progress) -> Plan:
+def _plan(task: Task, settings: Settings, facts: Facts, engine: Engine, progress: Progress, last: int) -> Plan:
     holdings = engine.holdings()
     return Plan(
         task=task.name,
@@ -206,6 +207,7 @@ def _plan(task: Task, settings: Settings, facts: Facts, engine: Engine, progress
         epochs=settings.epochs,
         steps_per_epoch=progress.steps // settings.epochs,
         first_step=progress.step,
+        last_step=last,
         train_samples=facts.train_samples,
         validation_samples=facts.validation_samples,
         parameters=sum({holding.stage: holding.parameters for holding in holdings}.values()),

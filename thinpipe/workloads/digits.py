@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.workloads.augment import pad_and_crop, resized, to_model
-from thinpipe.workloads.mobilenet import new_mobilenet
+from thinpipe.workloads.mobilenet import UNITS, new_mobilenet
 from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.splits import Images, Part, at_most, split_fifth
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
@@ -35,10 +35,13 @@ class Digits(Task):
         client_layers=(1, 1),
     )
 
+    def look_for(self, source: Source) -> int:
+        self._check(source)
+        return UNITS
+
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Resize once; moves of a pixel or two come with every batch."""
-        self._check(source)
-        size = positive("image_size", source.image_size, IMAGE_SIZE, least=LEAST_SIZE)
+        size = self._check(source)
         images, labels = digits()
         images = resized(images, size)
         train, validation = split_fifth(len(labels))
@@ -60,8 +63,10 @@ class Digits(Task):
         self._check(source)
         return new_mobilenet(shape, WIDTH if source.width is None else source.width)
 
-    def _check(self, source: Source) -> None:
+    def _check(self, source: Source) -> int:
+        """The size of images, if everything else can be had as well."""
         refuse_others(self.name, source, ("image_size", "width", "samples"), "it is embedded and trained from scratch")
+        return positive("image_size", source.image_size, IMAGE_SIZE, least=LEAST_SIZE)
 
 
 def _moved(images: Tensor, random: torch.Generator, *, pixels: int) -> Tensor:

@@ -23,6 +23,10 @@ class ImageFolders(MobileNetTask):
     name = "images"
     summary = "your own pictures, --data DIR with a folder per class; MobileNetV2 from public weights, 224 pixels"
 
+    def look_for(self, source: Source) -> int:
+        _classes(_roots(_folder(source.data))[0])
+        return super().look_for(source)
+
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Find the files and look at the start of each: one that is no picture is named now, not after an epoch."""
         train_root, validation_root = _roots(_folder(source.data))

@@ -7,7 +7,7 @@ from torch import nn
 
 from thinpipe.workloads.grammar import WORDS, Pair, pairs
 from thinpipe.workloads.options import positive, refuse_others
-from thinpipe.workloads.roberta import SMALL, new_roberta
+from thinpipe.workloads.roberta import ENDS, SMALL, new_roberta
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
 from thinpipe.workloads.words import WordTokenizer
@@ -35,10 +35,13 @@ class Grammar(Task):
         client_layers=(1, 1),
     )
 
+    def look_for(self, source: Source) -> int:
+        self._check(source)
+        return SMALL.layers + ENDS
+
     def load(self, source: Source) -> tuple[Data, Shape]:
         """The same sentences on every machine; the two of a pair on the same side of the split."""
-        self._check(source)
-        tokens = positive("tokens", source.tokens, TOKENS, least=TOKENS)  # a cut sentence could be of either class
+        tokens = self._check(source)
         tokenizer = WordTokenizer(WORDS)
         made = pairs(TRAIN_PAIRS + VALIDATION_PAIRS)
         data = Data(
@@ -53,8 +56,10 @@ class Grammar(Task):
         self._check(source)
         return new_roberta(shape, SMALL, source.width)
 
-    def _check(self, source: Source) -> None:
+    def _check(self, source: Source) -> int:
+        """The length of texts, if everything else can be had as well."""
         refuse_others(self.name, source, ("tokens", "width", "samples"), "it is embedded and trained from scratch")
+        return positive("tokens", source.tokens, TOKENS, least=TOKENS)  # a cut sentence could be of either class
 
 
 def _held(made: list[Pair], tokenizer: WordTokenizer, tokens: int) -> Texts:

@@ -9,6 +9,7 @@ from thinpipe.workloads.task import Shape
 
 SMALL_IMAGE = 96  # pixels; below, the original's strides leave 2 x 2 values of an image and fewer
 BATCH_NORM_MOMENTUM = 0.1  # transformers' 0.997 would keep the statistics of the last step alone
+UNITS = 20  # first convolution, rest of the stem, 16 blocks, last convolution, classifier
 DROPOUT = 0.2  # the original paper's; transformers' 0.8 is its checkpoint's
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ class TextTable(RobertaTask):
         client_layers=(1, 1),
     )
 
+    def look_for(self, source: Source) -> int:
+        _reader(source.data)
+        return super().look_for(source)
+
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Classes are the different labels, in order."""
         self.check(source)
@@ -73,12 +78,16 @@ class TextTable(RobertaTask):
         )
 
 
-def _rows(path: Path | None) -> list[Row]:
+def _reader(path: Path | None) -> Callable[[], Iterator[Row]]:
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
     if path is None or path.suffix.lower() not in readers or not path.is_file():
         got = "none was given" if path is None else f"{path} is {'another kind' if path.exists() else 'not there'}"
         raise ValueError(f"task texts needs --data FILE.csv or FILE.jsonl; {got}")
-    rows = list(readers[path.suffix.lower()](path))
+    return partial(readers[path.suffix.lower()], path)
+
+
+def _rows(path: Path | None) -> list[Row]:
+    rows = list(_reader(path)())
     if len(rows) < 2:
         raise ValueError(f"{path} should have two rows or more, one to train and one to validate; it has {len(rows)}")
     return rows

@@ -92,6 +92,13 @@ class Task(ABC):
     metric: Metric
     recipe: Recipe
 
+    def look_for(self, source: Source) -> int | None:
+        """Find out what can be found without reading samples or building the model: before there are workers.
+
+        ValueError for what is missing. Returns how many units the model will be cut into, None if that is not known.
+        """
+        return None
+
     @abstractmethod
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Read the data: on the client alone. ValueError within seconds if it is not there, with what to get."""

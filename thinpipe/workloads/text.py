@@ -13,7 +13,7 @@ from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.disk import columns_of, load_saved
 from thinpipe.workloads.hub import PublicData, load_public
 from thinpipe.workloads.options import positive, refuse_others
-from thinpipe.workloads.roberta import BASE, Size, new_roberta, pretrained_roberta
+from thinpipe.workloads.roberta import BASE, ENDS, Size, new_roberta, pretrained_roberta
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source, Task
 from thinpipe.workloads.words import WordTokenizer
@@ -48,6 +48,10 @@ class RobertaTask(Task):
         """The checkpoint to start from, or None; ValueError for options that make no sense."""
         refuse_others(self.name, source, ("data", "weights", "tokens", "width", "samples"))
         return Weights.of(source, task=self.name, kind="roberta", checkpoint=self.checkpoint)
+
+    def look_for(self, source: Source) -> int:
+        weights = self.check(source)
+        return ENDS + (self.size.layers if weights is None else int(weights.config()["num_hidden_layers"]))
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
         """With the checkpoint's weights, or random ones."""
@@ -87,16 +91,25 @@ class Glue(RobertaTask):
     metric: Metric
     texts: tuple[str, ...]
 
+    def look_for(self, source: Source) -> int:
+        units = super().look_for(source)
+        self._splits(source)
+        return units
+
     def load(self, source: Source) -> tuple[Data, Shape]:
         """From ``source.data``, the hub's cache or the hub."""
         self.check(source)
+        train, validation = map(self._rows, self._splits(source))
+        return self.tokenized(source, train, validation)
+
+    def _splits(self, source: Source) -> list[Any]:
+        """The rows of both parts, which stay on disk."""
         public = PublicData(repository="nyu-mll/glue", part=self.name)
         names = ("train", "validation")
         whole = load_saved(source.data, names, public.part) if source.data else load_public(self.name, public)
         for name in names:
             columns_of(source.data, public, whole[name], (*self.texts, "label"))
-        train, validation = (self._rows(whole[name]) for name in names)
-        return self.tokenized(source, train, validation)
+        return [whole[name] for name in names]
 
     def _rows(self, rows: Any) -> tuple[Rows, Tensor]:
         return list(zip(*(rows[name][:] for name in self.texts), strict=True)), torch.tensor(rows["label"][:])

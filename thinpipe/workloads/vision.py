@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.disk import columns_of, load_saved
 from thinpipe.workloads.hub import PublicData, datasets_library, load_public
-from thinpipe.workloads.mobilenet import new_mobilenet, pretrained_mobilenet
+from thinpipe.workloads.mobilenet import UNITS, new_mobilenet, pretrained_mobilenet
 from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.pictures import framed_images, tiny_images
 from thinpipe.workloads.splits import Images, at_most
@@ -45,6 +45,11 @@ class MobileNetTask(Task):
         refuse_others(self.name, source, ("data", "weights", "image_size", "width", "samples"))
         return Weights.of(source, task=self.name, kind="mobilenet_v2", checkpoint=self.checkpoint)
 
+    def look_for(self, source: Source) -> int:
+        self.check(source)
+        self.image_size(source)
+        return UNITS
+
     def image_size(self, source: Source) -> int:
         """Pixels both ways."""
         return positive("image_size", source.image_size, IMAGE_SIZE, least=LEAST_SIZE)
@@ -69,18 +74,27 @@ class PublicImages(MobileNetTask):
     validation: str  # the split that has this part
     pixels: int | None = None  # of every picture, if all are tiny
 
+    def look_for(self, source: Source) -> int:
+        units = super().look_for(source)
+        self._splits(source)
+        return units
+
     def load(self, source: Source) -> tuple[Data, Shape]:
         """From ``source.data``, the hub's cache or the hub."""
         self.check(source)
         size = self.image_size(source)
+        train, validation = (self._images(rows, size) for rows in self._splits(source))
+        classes = int(torch.cat([train.labels, validation.labels]).max()) + 1
+        data = Data(train=at_most(train, source.samples), validation=validation, classes=classes)
+        return data, Shape(classes=classes, image_size=size)
+
+    def _splits(self, source: Source) -> list[Any]:
+        """The rows of both parts, which stay on disk."""
         names = ("train", self.validation)
         whole = load_saved(source.data, names, self.data.part) if source.data else load_public(self.name, self.data)
         for name in names:
             columns_of(source.data, self.data, whole[name], (self.picture, self.label))
-        train, validation = (self._images(whole[name], size) for name in names)
-        classes = int(torch.cat([train.labels, validation.labels]).max()) + 1
-        data = Data(train=at_most(train, source.samples), validation=validation, classes=classes)
-        return data, Shape(classes=classes, image_size=size)
+        return [whole[name] for name in names]
 
     def _images(self, rows: Any, size: int) -> Images:
         labels = torch.tensor(rows[self.label][:])

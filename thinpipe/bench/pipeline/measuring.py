@@ -20,6 +20,7 @@ from thinpipe.measure.record import Row
 from thinpipe.pipeline.balance import UnitCost
 from thinpipe.pipeline.launch import run_workers
 from thinpipe.pipeline.report import report, reset_counters
+from thinpipe.pipeline.warm import warm_codec
 
 
 def measure_all(settings: Settings, on_row: Callable[[Row], None]) -> Iterator[Row]:
@@ -101,6 +102,4 @@ def _stage_ms(trainer: Trainer, chunks: int) -> dict[int, tuple[float, float]]:
 def _warm_codec(run: Run, device: torch.device) -> None:
     """Compile what the codec compiles: that takes memory and time once, not in a step."""
     if run.compress is not None:
-        x = torch.randn(64, 1024, device=device)
-        chosen = codec(run.compress)
-        chosen.decode(chosen.encode(x), torch.empty_like(x))
+        warm_codec(codec(run.compress), (64, 1024), torch.float32, device)

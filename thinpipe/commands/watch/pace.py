@@ -12,7 +12,7 @@ class Pace:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.total = plan.epochs * plan.steps_per_epoch
+        self.total = plan.last_step
         self.done = plan.first_step
         self.wire_bytes = 0
         self.epoch = min(plan.first_step // max(plan.steps_per_epoch, 1) + 1, plan.epochs)
