@@ -139,11 +139,12 @@ def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) ->
         torch.zeros(4000),
         torch.arange(4000) % 7 - 3.0,
         torch.randn(4000) * 1e-40,
-        torch.randn(4000) * 5e37,
+        torch.linspace(-3, 3, 4000) * 1e38,
         torch.arange(4000.0),
+        torch.cat([torch.full((2000,), -1e30), torch.full((2000,), 1e30)]) * torch.linspace(1, 2, 4000),
         torch.cat([torch.full((3999,), -1.0), torch.tensor([7.0])]),
     ],
-    ids=["constant", "zeros", "steps", "denormal", "huge", "sorted", "one apart"],
+    ids=["constant", "zeros", "steps", "denormal", "huge", "sorted", "a gap around zero", "one apart"],
 )
 @pytest.mark.parametrize("spec", ["sort:5+2", "kmeans:3", "topk:0.2"])
 def test_odd_tensors(spec: str, x: Tensor) -> None:

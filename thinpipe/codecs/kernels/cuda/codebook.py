@@ -85,7 +85,7 @@ def _find_middle(x, n, drawn, edges):
             tied = (against[None, :] == values[:, None]) & (others[None, :] < mine[:, None])
             before += (less | tied).to(tl.int32)
         rank = tl.sum(before, axis=1)
-        there = (mine < size) & (values == values)
+        there = (mine < size) & (values * 0.0 == 0)  # NaN and infinity are no edges
         tl.store(edges + 0 * mine, values.to(tl.float64), mask=there & (rank == size // TAIL))
         tl.store(edges + 1 + 0 * mine, values.to(tl.float64), mask=there & (rank == size - 1 - size // TAIL))
 

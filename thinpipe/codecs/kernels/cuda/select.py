@@ -445,9 +445,9 @@ def _pick_bin(counters, row, cut):
     if last:
         passed_all = tl.max(tl.where(bins <= picked, reached, 0), axis=0)
         tl.store(row + UP_TO, upto + passed_all)
-        following = tl.min(tl.where((bins > picked) & (population > 0), bins, 0x7FFFFFFF), axis=0)
+        following = tl.min(tl.where((bins > picked) & (population > 0), bins, BINS), axis=0)
         beyond = tl.load(row + NEXT_KEY, cache_modifier=".cg")
-        tl.store(row + NEXT_KEY, tl.minimum(beyond, low + following))
+        tl.store(row + NEXT_KEY, tl.where(following < BINS, low + following, beyond))
     else:
         tl.store(row + UP_TO, upto + passed)
     start = low + (picked.to(tl.int64) << shift)
