@@ -192,6 +192,7 @@ def _weigh(
     index = start + tl.arange(0, CHUNK)
     value, weight, in_middle = _points(index, counters, totals, lows, first_low, highs, first_high, left, width)
     weight = tl.where(index < end, tl.where(in_middle, weight * factor, weight), 0.0)
+    value = tl.where(index < end, value, 0.0)  # what a bin beyond the last one stands for may be infinite
     other, other_weight, _ = _points(index - 1, counters, totals, lows, first_low, highs, first_high, left, width)
     filled = (index > begin) & (index <= end) & (other_weight > 0)
     previous = tl.associative_scan(tl.where(filled & (index > start), other, float("-inf")), 0, _greater)
