@@ -122,6 +122,17 @@ def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
+def test_zeros_of_both_signs_are_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a mask makes them of positive and negative gradients; searching everything for them would be slow."""
+    monkeypatch.setattr(cuda.select, "_search_everything", None)
+    x = content("laplace", (9000,)) * (torch.arange(9000) % 4 == 0)
+    assert torch.signbit(x[x == 0]).any()
+    assert torch.equal(
+        decoded("sort:4+2", encoded("sort:4+2", x), x), decoded("sort:4+2", encoded("sort:4+2", x, cpu), x)
+    )
+
+
+@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
 def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = []
     search = cuda.select._search_everything

@@ -53,8 +53,8 @@ def sample_places(index, stride):
 
 @triton.jit
 def load_values(x, places, mask, MAGNITUDE: tl.constexpr):
-    """Values as float32, or their magnitudes, where NaN counts as infinity; anything where the mask is off."""
-    values = tl.load(x + places, mask=mask).to(tl.float32)
+    """Values as float32, -0 as 0; or their magnitudes, where NaN counts as infinity. Anything where the mask is off."""
+    values = tl.load(x + places, mask=mask).to(tl.float32) + 0.0
     if MAGNITUDE:
         values = tl.where(values != values, float("inf"), tl.abs(values))
     return values

@@ -1,11 +1,11 @@
 """Exact order statistics of a tensor in one launch, without sorting: up to three cuts of a tensor at a time.
 
-    1. a sample of 4096 values is ranked by counting (every value against every other): 32 of them around each cut
-    2. a sample of 262144 values is counted against those: two of the 32 almost certainly enclose the cut tightly
+    1. a sample of 4096 values is ranked by counting (every value against every other): 40 of them around each cut
+    2. a sample of up to 524288 values is counted against those: two of the 40 almost certainly enclose the cut tightly
     3. the one read of the tensor: how many values reach up to each bracket, how many are equal to an end that many
        share (half of a ReLU's output is 0), the extent, and the few values strictly inside the brackets
     4. those few are counted by the leading bits of their keys, then by the next bits in the winning bin, and so on:
-       the value at the wanted rank, exactly; one more look finds the value after it
+       the value at the wanted rank, exactly; the last look finds the value after it too
     5. if a bracket did not hold its cut, or held more than there was room for, step 4 takes the whole tensor: slower
        by ten times and more, and always right. Small tensors go there at once
 
@@ -188,7 +188,7 @@ def _add_tie(tie, count, value, shared):
 
 @triton.jit
 def _read_row(
-    values, there, columns, room, held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5,
+    values, there, columns, held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5,
     lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
     CUTS_HERE: tl.constexpr, TIES: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -292,22 +292,22 @@ def read(
             lost |= full.to(tl.int32)
             held = tl.where(full, 0, held)
             held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_row(
-                values0, None, columns, room, held, low, high, odd, above0, above1, above2,
+                values0, None, columns, held, low, high, odd, above0, above1, above2,
                 tie0, tie1, tie2, tie3, tie4, tie5, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
                 CUTS_HERE, TIES, False,
             )  # fmt: skip
             held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_row(
-                values1, None, columns, room, held, low, high, odd, above0, above1, above2,
+                values1, None, columns, held, low, high, odd, above0, above1, above2,
                 tie0, tie1, tie2, tie3, tie4, tie5, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
                 CUTS_HERE, TIES, False,
             )  # fmt: skip
             held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_row(
-                values2, None, columns, room, held, low, high, odd, above0, above1, above2,
+                values2, None, columns, held, low, high, odd, above0, above1, above2,
                 tie0, tie1, tie2, tie3, tie4, tie5, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
                 CUTS_HERE, TIES, False,
             )  # fmt: skip
             held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_row(
-                values3, None, columns, room, held, low, high, odd, above0, above1, above2,
+                values3, None, columns, held, low, high, odd, above0, above1, above2,
                 tie0, tie1, tie2, tie3, tie4, tie5, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
                 CUTS_HERE, TIES, False,
             )  # fmt: skip
@@ -319,7 +319,7 @@ def read(
             places = start + tl.arange(0, COLUMNS)
             values = load_values(x, places, places < n, MAGNITUDE)
             held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_row(
-                values, places < n, columns, room, held, low, high, odd, above0, above1, above2,
+                values, places < n, columns, held, low, high, odd, above0, above1, above2,
                 tie0, tie1, tie2, tie3, tie4, tie5, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
                 CUTS_HERE, TIES, True,
             )  # fmt: skip
