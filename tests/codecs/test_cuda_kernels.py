@@ -7,7 +7,6 @@ the same.
 from __future__ import annotations
 
 import importlib.util
-import os
 from types import ModuleType
 
 import pytest
@@ -19,16 +18,10 @@ from tests.codecs.helpers import content
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.kernels import cpu, select
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("Triton is not installed", allow_module_level=True)
+tl = pytest.importorskip("triton.language")
+cuda = pytest.importorskip("thinpipe.codecs.kernels.cuda")
+
 ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-
-import triton.language as tl  # noqa: E402
-
-from thinpipe.codecs.kernels import cuda  # noqa: E402
-
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 CONTENTS = ("relu6", "outliers", "laplace")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN in the interpreter
