@@ -16,7 +16,7 @@ def sum_of_squares(parameters: Iterable[nn.Parameter]) -> float:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return 0.0
-    norms = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
+    norms = torch.stack([torch.linalg.vector_norm(gradient).double() for gradient in gradients])
     return float(norms.square().sum())
 
 
@@ -24,8 +24,9 @@ def clip(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
     """Scale one stage's gradients, given the norm of those of all stages, so that the latter is within the limit."""
     factor = limit / (norm + _EPSILON)
     if factor < 1:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        torch._foreach_mul_(gradients, factor)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
 
 def norm_of(squares: Iterable[float]) -> float:
