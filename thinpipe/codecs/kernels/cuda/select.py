@@ -7,7 +7,7 @@
     4. those few are counted by the leading bits of their keys, then by the next bits in the winning bin, and so on:
        the value at the wanted rank, exactly; the last look finds the value after it too
     5. if a bracket did not hold its cut, or held more than there was room for, step 4 takes the whole tensor: slower
-       by ten times and more, and always right. Small tensors go there at once
+       by far, and always right. Small tensors go there at once
 
 All programs of the launch run at the same time and wait for each other between the steps, so that a tensor of any
 size costs one launch and nothing is known to the host.
