@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from thinpipe.pipeline.balance import UnitCost, balance
 
@@ -30,7 +30,12 @@ class StageModule(nn.Module):
         for unit in self.units:
             output = unit(*values)
             values = output if isinstance(output, tuple) else (output,)
-        return output
+        # What travels is contiguous, whatever memory format the layers work in: torch compares strides.
+        return tuple(map(_contiguous, output)) if isinstance(output, tuple) else _contiguous(output)
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, Tensor) else value
 
 
 def stage_count(workers: int, layout: Layout) -> int:

@@ -49,7 +49,7 @@ class PipelineEngine(Engine):
         mine = stages_of(place.worker, place.workers, settings.layout)
         self.stages = {index: NamedModule.of(modules[index], model) for index in mine}
         for index in mine:
-            modules[index].to(place.device)
+            place.hold(modules[index])
         self.reads_inputs = 0 in mine
         self.reads_labels = self._count - 1 in mine
         self.owns_state = True

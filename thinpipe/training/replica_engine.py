@@ -35,7 +35,7 @@ class ReplicaEngine(Engine):
         units = units_of(model)
         (module,) = cut_units(units, ())
         self.stages = {0: NamedModule.of(module, model)}
-        self._module = module.to(place.device)
+        self._module = place.hold(module)
         self._statistics = DeferredStatistics(module)
         self.shares = (place.worker, place.workers)
         self.owns_state = place.is_client

@@ -25,9 +25,9 @@ class Grammar(Task):
     recipe = Recipe(
         batch_size=128,
         chunks=4,
-        epochs=8,
+        epochs=12,
         optimizer="adamw",
-        lr=2e-3,
+        lr=1e-3,
         lr_schedule="cosine",
         warmup=0.1,
         weight_decay=0.01,
