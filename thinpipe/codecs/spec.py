@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from thinpipe.codecs.base import Codec, KernelCodec
@@ -27,6 +27,20 @@ def _integer(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{text!r} is not a whole number")
     return int(text)
+
+
+def _options(argument: str, allowed: Sequence[str]) -> tuple[str, set[str]]:
+    """Cut the options off an argument: ``"6+2+zero"`` is ``"6+2"`` and ``{"zero"}``. A number is no option."""
+    first, *parts = argument.split("+")
+    options: set[str] = set()
+    while parts and parts[-1].isalpha():
+        option = parts.pop()
+        if option not in allowed:
+            raise ValueError(f"there is no option +{option} here, there are: +{', +'.join(allowed)}")
+        if option in options:
+            raise ValueError(f"+{option} is there twice")
+        options.add(option)
+    return "+".join([first, *parts]), options
 
 
 def _nothing(codec: Codec) -> Callable[[str], Codec]:
