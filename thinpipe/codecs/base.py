@@ -21,7 +21,8 @@ class Codec(ABC):
     """Compresses one tensor into one message.
 
     A codec is a value: it holds its settings and no memory between calls. What a link remembers for a codec that
-    starts from its last result (``power``) is the mapping it passes as ``state``.
+    starts from its last result (``power``) is the mapping it passes as ``state``; what names a message apart from
+    all others, for a codec that rounds at random (``+sr``), is the ``key``.
     """
 
     @property
@@ -34,8 +35,8 @@ class Codec(ABC):
         """Wire bytes of a float tensor that is not empty."""
 
     @abstractmethod
-    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
-        """Fill ``wire`` (of ``float_bytes``) from ``x``: contiguous, float, not empty."""
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
+        """Fill ``wire`` (of ``float_bytes``) from ``x``: contiguous, float, not empty. ``key`` is for those that draw."""
 
     @abstractmethod
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
@@ -50,9 +51,14 @@ class Codec(ABC):
         return self.float_bytes(shape, dtype) if dtype in FLOATS else count * dtype.itemsize
 
     def encode(
-        self, x: Tensor, out: Tensor | None = None, *, state: MutableMapping[str, Tensor] | None = None
+        self, x: Tensor, out: Tensor | None = None, *, state: MutableMapping[str, Tensor] | None = None, key: int = 0
     ) -> Tensor:
-        """Compress ``x``, which stays untouched, into ``out`` or a new buffer on its device; return the buffer."""
+        """Compress ``x``, which stays untouched, into ``out`` or a new buffer on its device; return the buffer.
+
+        What is drawn at random (``+sr``) follows from ``key``: with the same one, the same tensor has the same wire.
+        """
+        if not 0 <= key < 1 << 64:
+            raise ValueError(f"{self.spec}: a key is a whole number of 64 bits, from 0 to 2^64 - 1, got {key}")
         if x.layout is not torch.strided:
             raise ValueError(f"{self.spec}: encodes dense tensors, got layout {x.layout}; call x.to_dense() first")
         expected = self.wire_bytes(x.shape, x.dtype)
@@ -66,7 +72,7 @@ class Codec(ABC):
             return out
         x = x.detach().resolve_conj().resolve_neg().contiguous()
         if x.dtype in FLOATS:
-            self.encode_floats(x, out, state)
+            self.encode_floats(x, out, state, key)
         else:
             out.copy_(as_bytes(x))
         return out

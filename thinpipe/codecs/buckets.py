@@ -44,7 +44,7 @@ class Buckets(KernelCodec):
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return header_bytes(2 << self.split_bits) + packed_bytes(math.prod(shape), self.bits)
 
-    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
         module = self.kernels_on(x.device)
         encode = module.encode_sort if self.name == "sort" else module.encode_fast
         encode(x, wire, self.level_bits, self.split_bits)

@@ -32,7 +32,7 @@ class Cast(Codec):
         marker = int(self.name == "none" and wire_dtype == torch.bfloat16)
         return math.prod(shape) * wire_dtype.itemsize + marker
 
-    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
         wire_dtype = _DTYPES.get(self.name, x.dtype)
         payload = x.numel() * wire_dtype.itemsize
         write_values(wire[:payload], x, wire_dtype)

@@ -20,6 +20,14 @@ PIECES = 8
 PIECE = 256
 BLOCK = PIECES * PIECE
 
+# Tiles (thinpipe.codecs.tile). One whose values reach HUGE is worked on in units of 1/UNIT, so that no difference of
+# two of them overflows; a step is a normal float, so that its reciprocal is finite and hardware that flushes smaller
+# numbers to zero agrees with the rest.
+TILE_HUGE = 2.0**112
+TILE_UNIT = 2.0**-12
+TILE_LEAST_STEP = 2.0**-126
+BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
+
 HEADER_ALIGN = 16  # codes start at a multiple of this, so that a GPU can load and store 16 bytes at a time
 
 

@@ -49,7 +49,7 @@ class LowRank(Codec):
         factors = self.factor_shapes(shape)
         return 4 * (sum(map(math.prod, factors)) if factors else math.prod(shape))
 
-    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
         shapes = self.factor_shapes(x.shape)
         if shapes is None:
             write_values(wire, x, torch.float32)

@@ -10,6 +10,7 @@ from thinpipe.codecs.buckets import Buckets
 from thinpipe.codecs.cast import Cast
 from thinpipe.codecs.kmeans import KMeans
 from thinpipe.codecs.lowrank import LowRank
+from thinpipe.codecs.tile import DEFAULT_TILE, Tile
 from thinpipe.codecs.topk import TopK
 from thinpipe.codecs.uniform import Uniform
 
@@ -62,6 +63,17 @@ def _bucket_bits(argument: str) -> tuple[int, int]:
     return bits - split, split
 
 
+def _tile(argument: str) -> Tile:
+    size, options = _options(argument, ("rot", "sr", "zero"))
+    bits, slash, tile = size.partition("/")
+    return Tile(_integer(bits), _integer(tile) if slash else DEFAULT_TILE, **dict.fromkeys(options, True))
+
+
+_TILE_RULE = (
+    "the bits per value, from 1 to 8, and after a slash the values in a tile, a power of two from 16 to 4096; then "
+    "+rot, +sr or +zero, of which +rot and +zero exclude each other and +zero needs 2 bits"
+)
+
 _BUCKETS_RULE = (
     "Q level bits and S split bits with Q from 1 to 16, S from 0 to 8 and Q+S at most 16, "
     "or the total B from 1 to 16, which is split 3:1"
@@ -75,6 +87,7 @@ FAMILIES: dict[str, Family] = {
     "sort": Family(usage="sort:6+2 or sort:8", rule=_BUCKETS_RULE, parse=lambda a: Buckets("sort", *_bucket_bits(a))),
     "fast": Family(usage="fast:6+2 or fast:8", rule=_BUCKETS_RULE, parse=lambda a: Buckets("fast", *_bucket_bits(a))),
     "kmeans": Family(usage="kmeans:4", rule="the bits per value, from 1 to 8", parse=lambda a: KMeans(_integer(a))),
+    "tile": Family(usage="tile:4 or tile:2/64+sr", rule=_TILE_RULE, parse=_tile),
     "svd": Family(usage="svd:14", rule="the rank, 1 or more", parse=lambda a: LowRank("svd", _integer(a))),
     "power": Family(usage="power:14", rule="the rank, 1 or more", parse=lambda a: LowRank("power", _integer(a))),
     "topk": Family(

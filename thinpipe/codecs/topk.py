@@ -40,7 +40,7 @@ class TopK(KernelCodec):
         kept = self.kept(count)
         return 4 * kept + (-(-count // 8) if positions_are_bits(count, kept) else 4 * kept)
 
-    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
         self.kernels_on(x.device).encode_topk(x, wire, self.kept(x.numel()))
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:

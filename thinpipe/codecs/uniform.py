@@ -30,7 +30,7 @@ class Uniform(KernelCodec):
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return header_bytes(2) + packed_bytes(math.prod(shape), self.bits)
 
-    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None) -> None:
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
         self.kernels_on(x.device).encode_uniform(x, wire, self.bits)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:

@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.layout import (
+    BFLOAT16_MAX,
     BLOCK,
     PIECE,
     PIECES,
+    TILE_HUGE,
+    TILE_LEAST_STEP,
+    TILE_UNIT,
     bucket_affine,
     bucket_values,
     chunk_bounds,
@@ -24,6 +28,9 @@ from thinpipe.codecs.layout import (
     write_header,
     write_poisoned,
 )
+
+_WORD = 0xFFFFFFFF
+_FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
 
 LLOYD_STEPS = 20  # the smaller of the two counts the seeds measured (20 and 50)
 
@@ -89,6 +96,132 @@ def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
 
 def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
     _look_up(wire[header_bytes(1 << bits) :], out, read_header(wire, 1 << bits), bits)
+
+
+def encode_tile(x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bool, zero: bool, key: int) -> None:
+    """As thinpipe.codecs.tile says, on a matrix with a tile in each row."""
+    values = x.reshape(-1).float()
+    tiles = -(-values.numel() // tile)
+    missing = values.new_zeros(1) if rot else values[-1:]  # without +rot only a place: it changes neither end of a tile
+    rows = torch.cat([values, missing.expand(tiles * tile - values.numel())]).view(tiles, tile)
+    if rot:
+        rows = hadamard(rows)
+    finite = rows.isfinite().all(1)
+    rows = torch.where(finite[:, None], rows, 0)
+    lo, hi = (end + 0.0 for end in rows.aminmax(dim=1))  # -0 is 0
+    top = (1 << bits) - 1
+    unit = torch.where(torch.maximum(lo.abs(), hi.abs()) >= TILE_HUGE, TILE_UNIT, 1.0)
+    if zero:
+        lo, hi = lo.clamp(max=0), hi.clamp(min=0)
+        step, point = _tile_with_zero(lo * unit, hi * unit, top)
+    else:
+        low = _bfloat16_down(lo)
+        step = _tile_step(low * unit, hi * unit, top)
+    step = torch.minimum(step, BFLOAT16_MAX * unit)
+    inverse = torch.where(step > 0, 1 / step, 0)[:, None]
+    scaled = rows * unit[:, None]
+    t = scaled * inverse + point[:, None] if zero else (scaled - (low * unit)[:, None]) * inverse
+    t = t.clamp(0, top)
+    if sr:
+        whole = t.floor()
+        codes = whole + (_draws(rows.numel(), key, x.device).view_as(t) < t - whole)
+    else:
+        codes = (t + 0.5).floor().clamp(max=top)
+    words = torch.stack(
+        [
+            _bfloat16_word(torch.where(finite, step / unit, torch.nan)),
+            point.to(torch.int16) if zero else _bfloat16_word(torch.where(finite, low, torch.nan)),
+        ]
+    )
+    wire[: 4 * tiles].copy_(words.view(-1).view(torch.uint8))
+    travelling = tiles * tile if rot else values.numel()
+    pack(codes.long().view(-1)[:travelling], wire[4 * tiles :], bits)
+
+
+def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero: bool) -> None:
+    tiles = -(-out.numel() // tile)
+    words = wire[: 4 * tiles].clone().view(torch.int16).view(2, tiles, 1)
+    codes = unpack(wire[4 * tiles :], tiles * tile if rot else out.numel(), bits).float()
+    rows = torch.nn.functional.pad(codes, (0, tiles * tile - codes.numel())).view(tiles, tile)
+    step = words[0].view(torch.bfloat16).float()
+    low = torch.zeros_like(step) if zero else words[1].view(torch.bfloat16).float()
+    unit = torch.where(torch.maximum(low.abs(), step) >= TILE_HUGE, TILE_UNIT, 1.0)
+    scaled = (rows - words[1].float()) * (step * unit) if zero else low * unit + rows * (step * unit)
+    rows = torch.where(unit < 1, (scaled / unit).clamp(*_FINITE), scaled)
+    if rot:
+        rows = hadamard(rows)
+    out.view(-1).copy_(rows.reshape(-1)[: out.numel()])
+
+
+def hadamard(rows: Tensor) -> Tensor:
+    """Each row times the orthogonal Hadamard matrix, which is its own inverse: neighbours first, then ever further."""
+    size = rows.shape[1]
+    h = 1
+    while h < size:
+        a, b = rows.view(rows.shape[0], -1, 2, h).unbind(2)
+        rows = torch.stack([a + b, a - b], 2).view(rows.shape)
+        h *= 2
+    return rows * size**-0.5
+
+
+def _tile_step(low: Tensor, hi: Tensor, top: int) -> Tensor:
+    """The step with which ``top`` steps from low reach hi: 0 if low does already."""
+    step = _bfloat16_up((hi - low) / top).clamp(min=TILE_LEAST_STEP)
+    # One more is enough: the quotient is less than 2^-22 of it too small, the next bfloat16 2^-8 larger.
+    step = torch.where(low + top * step < hi, _next_bfloat16(step), step)
+    return torch.where(hi > low, step, 0)
+
+
+def _tile_with_zero(lo: Tensor, hi: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The step, and how many steps below zero the levels begin, that reach from lo <= 0 to hi >= 0."""
+    constant = lo == hi
+    point = (-lo / (hi - lo) * top).round()
+    point = torch.where(lo < 0, point.clamp(min=1), point)
+    point = torch.where(hi > 0, point.clamp(max=top - 1), point)
+    below, above = point, top - point
+    least = torch.maximum(
+        torch.where(below > 0, -lo / below.clamp(min=1), 0), torch.where(above > 0, hi / above.clamp(min=1), 0)
+    )
+    step = _bfloat16_up(least).clamp(min=TILE_LEAST_STEP)
+    step = torch.where((below * step < -lo) | (above * step < hi), _next_bfloat16(step), step)
+    return torch.where(constant, 0, step), torch.where(constant, 0, point)
+
+
+def _bfloat16_down(x: Tensor) -> Tensor:
+    """The largest finite bfloat16 that is not above x, as float32; the lowest if all are."""
+    bits = x.view(torch.int32)
+    down = bits & ~0xFFFF
+    down = torch.where((bits < 0) & (bits != down), down + 0x10000, down)
+    return down.view(torch.float32).clamp(min=-BFLOAT16_MAX)
+
+
+def _bfloat16_up(x: Tensor) -> Tensor:
+    """The smallest bfloat16 that is not below x >= 0, as float32."""
+    return ((x.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
+
+
+def _next_bfloat16(x: Tensor) -> Tensor:
+    return (x.view(torch.int32) + 0x10000).view(torch.float32)
+
+
+def _bfloat16_word(x: Tensor) -> Tensor:
+    """The 16 bits of float32 values that are bfloat16 already; torch's own conversion has a NaN of its own."""
+    return (x.view(torch.int32) >> 16).to(torch.int16)
+
+
+def _draws(count: int, key: int, device: torch.device) -> Tensor:
+    """A number from 0 to 1, 1 excluded, for each place under a 64-bit key. See thinpipe.codecs.rounding."""
+    i = torch.arange(count, device=device)
+    z = _mix((i & _WORD) ^ (key & _WORD))
+    z = (z + (key >> 32) + (i >> 32) * 0x9E3779B9) & _WORD
+    return (_mix(z) >> 8).float() * 2.0**-24
+
+
+def _mix(z: Tensor) -> Tensor:
+    """A bijection of 32-bit words in which every bit of the result hangs on every bit of z."""
+    z = ((z ^ (z >> 16)) * 0x7FEB352D) & _WORD
+    z = ((z ^ (z >> 15)) * 0x846CA68B) & _WORD
+    return z ^ (z >> 16)
 
 
 def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:

@@ -87,6 +87,36 @@ def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
     _look_up(wire[header_bytes(1 << bits) :], read_header(wire, 1 << bits), out, bits)
 
 
+def encode_tile(x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bool, zero: bool, key: int) -> None:
+    values = _array(x)
+    words = np.empty((2, -(-values.size // tile)), np.uint16)
+    header, codes = np.split(wire.numpy(), [words.nbytes])
+    parallel(
+        lambda first, last: loops.encode_tiles(
+            values, words, codes, first, last, bits, tile, rot, sr, zero, np.uint64(key)
+        ),
+        _tile_shares(values.size, tile),
+    )
+    header[:] = words.reshape(-1).view(np.uint8)
+
+
+def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero: bool) -> None:
+    values = _array(out)
+    tiles = -(-values.size // tile)
+    header, codes = np.split(wire.numpy(), [4 * tiles])
+    words = header.copy().view(np.uint16).reshape(2, tiles)
+    parallel(
+        lambda first, last: loops.decode_tiles(codes, words, values, first, last, bits, tile, rot, zero),
+        _tile_shares(values.size, tile),
+    )
+
+
+def _tile_shares(count: int, tile: int) -> list[tuple[int, int]]:
+    """The units of the tile loops, which are whole tiles and whole blocks, as one share for each thread."""
+    unit = max(tile, BLOCK)
+    return split(-(-count // unit), GRAIN * BLOCK // unit)
+
+
 def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
     values = _array(x)
     _, _, (threshold,) = order_statistics(values, np.array([values.size - kept]), magnitude=True)

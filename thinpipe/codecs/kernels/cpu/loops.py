@@ -19,11 +19,30 @@ from numba import types
 from numba.extending import overload
 
 from thinpipe.codecs.kernels.cpu.compiling import jit
-from thinpipe.codecs.layout import BLOCK, PIECE, PIECES
+from thinpipe.codecs.layout import (
+    BFLOAT16_MAX,
+    BLOCK,
+    PIECE,
+    PIECES,
+    TILE_HUGE,
+    TILE_LEAST_STEP,
+    TILE_UNIT,
+)
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _GREATEST = np.int32(0x7FFFFFFE)  # one NaN is lowered to this, so that a key below 0x7FFFFFFF is every key
 _HALF_REBIAS = np.float32(2.0**112)  # float16 bits moved to a float32's place are too small by this
+
+_INFINITY = np.int32(0x7F800000)
+_FLOAT32_MAX = np.float32(np.finfo(np.float32).max)
+
+_BFLOAT16_MAX = np.float32(BFLOAT16_MAX)
+_NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
+_TILE_HUGE = np.float32(TILE_HUGE)
+_TILE_UNIT = np.float32(TILE_UNIT)
+_TILE_LEAST_STEP = np.float32(TILE_LEAST_STEP).view(np.int32)
+_HALF = np.float32(0.5)
+_DRAW = np.float32(2.0**-24)
 
 
 def _load(x, start, count, block):
@@ -68,6 +87,56 @@ def _load_by_type(x, start, count, block):
 
         return from_float16
     return None
+
+
+@jit
+def _bits(x):
+    """A float32 as an int32. In functions of their own, because numba views only variables that are set once."""
+    return np.float32(x).view(np.int32)
+
+
+@jit
+def _float(bits):
+    return np.int32(bits).view(np.float32)
+
+
+def _store(values, out, start):
+    raise AssertionError("compiled only")
+
+
+@overload(_store, jit_options={"error_model": "numpy"})
+def _store_by_type(values, out, start):
+    """The inverse of _load: float32 values into out from start on, rounded to even."""
+    if out.dtype == types.int16:
+
+        def to_bfloat16(values, out, start):
+            bits = values.view(np.int32)
+            for j in range(values.size):
+                rounded = np.int32(bits[j] + np.int32(0x7FFF + ((bits[j] >> 16) & 1))) >> 16
+                out[start + j] = np.int16(rounded if values[j] == values[j] else 0x7FC0)
+
+        return to_bfloat16
+    if out.dtype == types.uint16:
+
+        def to_float16(values, out, start):
+            bits = values.view(np.int32)
+            for j in range(values.size):
+                size = np.int32(bits[j] & _MAGNITUDE)
+                # Below 2^-14 half floats lie as far apart as float32 from 0.5 on: adding that rounds.
+                small = np.int32(_bits(abs(values[j]) + _HALF) - _bits(_HALF))
+                normal = np.int32(size + np.int32(0xFFF + ((size >> 13) & 1)) - (112 << 23)) >> 13
+                half = small if size < (113 << 23) else normal
+                half = half if size < (143 << 23) else np.int32(0x7C00)
+                half = half if values[j] == values[j] else np.int32(0x7E00)
+                out[start + j] = np.uint16(half | np.int32((bits[j] >> 16) & 0x8000))
+
+        return to_float16
+
+    def to_float(values, out, start):
+        for j in range(values.size):
+            out[start + j] = values[j]
+
+    return to_float
 
 
 def _load_keys(x, start, count, block, keys, magnitude):
@@ -241,14 +310,16 @@ def _pack(codes, wire, piece, bits):
         if width == 8:
             for j in range(rows):
                 row[j] = np.uint8(codes[j])
-            for j in range(PIECES * piece):
-                codes[j] >>= 8
+            if left > 8:
+                for j in range(PIECES * piece):
+                    codes[j] >>= 8
         elif width == 4:
             c0, c1 = codes[:rows], codes[rows : 2 * rows]
             for j in range(rows):
                 row[j] = np.uint8((c0[j] & 15) | ((c1[j] & 15) << 4))
-            for j in range(PIECES * piece):
-                codes[j] >>= 4
+            if left > 4:
+                for j in range(PIECES * piece):
+                    codes[j] >>= 4
         elif width == 2:
             c0, c1, c2, c3 = (
                 codes[:rows],
@@ -258,8 +329,9 @@ def _pack(codes, wire, piece, bits):
             )
             for j in range(rows):
                 row[j] = np.uint8((c0[j] & 3) | ((c1[j] & 3) << 2) | ((c2[j] & 3) << 4) | ((c3[j] & 3) << 6))
-            for j in range(PIECES * piece):
-                codes[j] >>= 2
+            if left > 2:
+                for j in range(PIECES * piece):
+                    codes[j] >>= 2
         else:
             row[:] = 0
             for i in range(PIECES):
@@ -489,3 +561,192 @@ def place_by_index(positions, values, out):
     for i in range(values.size):
         if 0 <= positions[i] < out.size:
             out[positions[i]] = values[i]
+
+
+@jit
+def _rotate(values):
+    """The orthogonal Hadamard transform of 2^k values, k >= 4, in place: h = 1, 2, 4 on eight at once, then the rest."""
+    for j in range(0, values.size, 8):
+        a, b, c, d = values[j], values[j + 1], values[j + 2], values[j + 3]
+        e, f, g, h = values[j + 4], values[j + 5], values[j + 6], values[j + 7]
+        a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
+        a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
+        values[j], values[j + 1], values[j + 2], values[j + 3] = a + e, b + f, c + g, d + h
+        values[j + 4], values[j + 5], values[j + 6], values[j + 7] = a - e, b - f, c - g, d - h
+    distance = 8
+    while distance < values.size:
+        for start in range(0, values.size, 2 * distance):
+            left, right = values[start : start + distance], values[start + distance : start + 2 * distance]
+            for j in range(distance):
+                a, b = left[j], right[j]
+                left[j] = a + b
+                right[j] = a - b
+        distance *= 2
+    scale = np.float32(values.size**-0.5)
+    for j in range(values.size):
+        values[j] *= scale
+
+
+@jit
+def _bfloat16_up(x):
+    """The bits of the smallest bfloat16 that is not below x >= 0."""
+    return np.int32(np.int32(_bits(x) + 0xFFFF) & ~0xFFFF)
+
+
+@jit
+def _bfloat16_down(x):
+    """The bits of the largest finite bfloat16 that is not above x; those of the lowest if all are."""
+    bits = _bits(x)
+    down = np.int32(bits & ~0xFFFF)
+    if bits < 0 and bits != down:
+        down = np.int32(down + 0x10000)
+    return down if _float(down) >= -_BFLOAT16_MAX else _bits(-_BFLOAT16_MAX)
+
+
+@jit
+def _tile_affine(lo, hi, top, zero):
+    """(unit, step, origin) of a tile between lo and hi; step and origin, which is low or point, in units of 1/unit.
+
+    See thinpipe.codecs.tile, of which this is the arithmetic word by word.
+    """
+    nothing = np.float32(0)
+    unit = _TILE_UNIT if max(abs(lo), abs(hi)) >= _TILE_HUGE else np.float32(1)
+    if zero:
+        lo, hi = min(lo, nothing) * unit, max(hi, nothing) * unit
+        if lo == hi:
+            return unit, nothing, nothing
+        point = np.rint(-lo / (hi - lo) * top)
+        if lo < 0:
+            point = max(point, np.float32(1))
+        if hi > 0:
+            point = min(point, top - np.float32(1))
+        above = top - point
+        least = -lo / point if point > 0 else nothing
+        least = max(least, hi / above if above > 0 else nothing)
+        bits = max(_bfloat16_up(least), _TILE_LEAST_STEP)
+        step = _float(bits)
+        if point * step < -lo or above * step < hi:
+            step = _float(bits + 0x10000)
+        return unit, min(step, _BFLOAT16_MAX * unit), point
+    low = _float(_bfloat16_down(lo)) * unit
+    hi = hi * unit
+    if hi <= low:
+        return unit, nothing, low
+    bits = max(_bfloat16_up((hi - low) / top), _TILE_LEAST_STEP)
+    step = _float(bits)
+    if low + top * step < hi:
+        step = _float(bits + 0x10000)
+    return unit, min(step, _BFLOAT16_MAX * unit), low
+
+
+@jit
+def _mix(z):
+    z = np.uint32(np.uint32(z ^ np.uint32(z >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    z = np.uint32(np.uint32(z ^ np.uint32(z >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(z ^ np.uint32(z >> np.uint32(16)))
+
+
+@jit
+def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
+    """Units first..last of x: a tile or a block, whichever is larger, so that each is whole tiles and whole blocks.
+
+    words has a row of steps and a row of lows or points.
+    """
+    unit_size = max(tile, BLOCK)
+    block = np.empty(unit_size, np.float32)
+    codes = np.empty(unit_size, np.uint8)
+    top = np.float32((1 << bits) - 1)
+    nothing, half = np.float32(0), np.float32(0.5)
+    key_low, key_high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    total = words.shape[1] * tile if rot else x.size
+    for u in range(first, last):
+        start = u * unit_size
+        count, given = min(unit_size, total - start), min(unit_size, x.size - start)
+        values = _load(x, start, given, block)
+        if rot:
+            block[:given] = values
+            block[given:count] = 0
+            values = block[:count]
+            for s in range(0, count, tile):
+                _rotate(values[s : s + tile])
+        for s in range(0, count, tile):
+            part = values[s : min(s + tile, count)]
+            chosen = codes[s : s + part.size]
+            image = part.view(np.int32)
+            low_key, high_key = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+            for j in range(part.size):
+                key_j = np.int32(image[j] ^ ((image[j] >> 31) & _MAGNITUDE))
+                low_key = min(low_key, key_j)
+                high_key = max(high_key, key_j)
+            t = (start + s) // tile
+            if not (~_INFINITY < low_key and high_key < _INFINITY):
+                words[0, t], words[1, t] = _NAN_WORD, np.uint16(0) if zero else _NAN_WORD
+                chosen[:] = 0
+                continue
+            lo = _float(low_key ^ ((low_key >> 31) & _MAGNITUDE)) + nothing  # -0 is 0
+            hi = _float(high_key ^ ((high_key >> 31) & _MAGNITUDE)) + nothing
+            unit, step, origin = _tile_affine(lo, hi, top, zero)
+            words[0, t] = np.uint16(_bits(step / unit) >> 16)
+            words[1, t] = np.uint16(origin) if zero else np.uint16(_bits(origin / unit) >> 16)
+            inverse = np.float32(1) / step if step > 0 else nothing
+            # (x - 0) * inverse + point with +zero, (x - low) * inverse + 0 without: one of the two changes nothing.
+            below, point = (nothing, origin) if zero else (origin, nothing)
+            if sr:
+                base = np.uint32((start + s) & 0xFFFFFFFF)
+                added = np.uint32(key_high + np.uint32(((start + s) >> 32) * 0x9E3779B9))
+                for j in range(part.size):
+                    place = (part[j] * unit - below) * inverse + point
+                    place = place if place > nothing else nothing
+                    place = place if place < top else top
+                    whole = np.int32(place)
+                    word = _mix(np.uint32(_mix(np.uint32(np.uint32(base + np.uint32(j)) ^ key_low)) + added))
+                    draw = np.float32(np.int32(word >> np.uint32(8))) * _DRAW
+                    chosen[j] = np.uint8(np.int32(whole + np.int32(draw < place - np.float32(whole))))
+            else:
+                for j in range(part.size):
+                    place = (part[j] * unit - below) * inverse + point
+                    place = (place if place > nothing else nothing) + half
+                    chosen[j] = np.uint8(np.int32(place if place < top else top))
+        for s in range(0, count, BLOCK):
+            here = min(BLOCK, count - s)
+            piece = (here + PIECES - 1) // PIECES
+            codes[s + here : s + PIECES * piece] = 0
+            begin = (start + s) // PIECES * bits
+            _pack(codes[s : s + PIECES * piece], wire[begin : begin + piece * bits], piece, bits)
+
+
+@jit
+def decode_tiles(wire, words, out, first, last, bits, tile, rot, zero):
+    """Units first..last, as encode_tiles has them, of out."""
+    unit_size = max(tile, BLOCK)
+    block = np.empty(unit_size, np.float32)
+    codes = np.empty(unit_size, np.uint8)
+    total = words.shape[1] * tile if rot else out.size
+    nothing = np.float32(0)
+    for u in range(first, last):
+        start = u * unit_size
+        count, wanted = min(unit_size, total - start), min(unit_size, out.size - start)
+        for s in range(0, count, BLOCK):
+            piece = (min(BLOCK, count - s) + PIECES - 1) // PIECES
+            begin = (start + s) // PIECES * bits
+            _unpack(wire[begin : begin + piece * bits], codes[s : s + PIECES * piece], piece, bits)
+        values = block[:count]
+        for s in range(0, count, tile):
+            t = (start + s) // tile
+            part, chosen = values[s : s + tile], codes[s : s + tile]
+            step = _float(np.int32(words[0, t]) << 16)
+            low = nothing if zero else _float(np.int32(words[1, t]) << 16)
+            point = np.float32(np.int16(words[1, t])) if zero else nothing
+            huge = step >= _TILE_HUGE or abs(low) >= _TILE_HUGE
+            unit = _TILE_UNIT if huge else np.float32(1)
+            low, step = low * unit, step * unit
+            for j in range(part.size):
+                part[j] = low + (np.float32(np.int32(chosen[j])) - point) * step
+            if huge:
+                for j in range(part.size):
+                    value = part[j] / unit
+                    value = _FLOAT32_MAX if value > _FLOAT32_MAX else value
+                    part[j] = -_FLOAT32_MAX if value < -_FLOAT32_MAX else value
+            if rot:
+                _rotate(part)
+        _store(values[:wanted], out, start)
