@@ -14,8 +14,13 @@ ALLOWED = {
     "thinpipe.__main__": {"thinpipe.cli"},
     "thinpipe.cli": {"thinpipe.commands"},
     "thinpipe.codecs": {"thinpipe.codecs"},
-    "thinpipe.pipeline": {"thinpipe.pipeline", "thinpipe.codecs.base", "thinpipe.codecs.spec"},
-    "thinpipe.ddp": {"thinpipe.ddp", "thinpipe.codecs.base", "thinpipe.codecs.spec"},
+    "thinpipe.pipeline": {
+        "thinpipe.pipeline",
+        "thinpipe.codecs.base",
+        "thinpipe.codecs.rounding",
+        "thinpipe.codecs.spec",
+    },
+    "thinpipe.ddp": {"thinpipe.ddp", "thinpipe.codecs.base", "thinpipe.codecs.rounding", "thinpipe.codecs.spec"},
     "thinpipe.measure": {"thinpipe.measure"},
     "thinpipe.workloads": {"thinpipe.workloads"},
     "thinpipe.training": {
@@ -24,6 +29,7 @@ ALLOWED = {
         "thinpipe.pipeline",
         "thinpipe.ddp",
         "thinpipe.codecs.base",
+        "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
         "thinpipe.measure",
     },

@@ -5,7 +5,7 @@ import torch
 
 from tests.ddp.replica import SIZES, count, feed_back, overflow, refuse, resume, run
 
-SPECS = ["fp16", "uniform:8", "uniform:2", "sort:8", "kmeans:4", "power:4", "topk:0.1"]
+SPECS = ["fp16", "uniform:8", "uniform:2", "sort:8", "kmeans:4", "tile:4+sr", "power:4", "topk:0.1"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -66,7 +66,7 @@ def test_bytes_are_counted(pool):
     assert gradient_bytes == wire_bytes
 
 
-@pytest.mark.parametrize("spec", ["uniform:2", "power:4"])
+@pytest.mark.parametrize("spec", ["uniform:2", "power:4", "tile:4+sr"])
 def test_memory_is_saved_and_restored(pool, spec):
     for unbroken, restored, forgot in pool.run(resume, 2, spec):
         assert all(torch.equal(unbroken[name], restored[name]) for name in unbroken)

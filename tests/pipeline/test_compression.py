@@ -18,7 +18,7 @@ from tests.pool import Pool
 from thinpipe.pipeline import PipelineStage
 from thinpipe.pipeline.link import SendLink
 
-SPECS = ["fp16", "bf16", "uniform:8", "sort:6+2", "fast:6+2", "kmeans:4", "svd:2", "power:2", "topk:0.25"]
+SPECS = ["fp16", "bf16", "uniform:8", "sort:6+2", "fast:6+2", "kmeans:4", "tile:4", "svd:2", "power:2", "topk:0.25"]
 WIDTH, CHUNKS, UNITS = 256, 4, 8  # 32 rows in 4 chunks: messages of 8 kB, too large to travel raw
 SINGLE = ["ScheduleGPipe", "Schedule1F1B"]
 LOOPED = ["ScheduleInterleaved1F1B", "ScheduleLoopedBFS", "ScheduleInterleavedZeroBubble"]

@@ -25,10 +25,12 @@ def train(pool: Pool, workers: int, kind: str, running: Running, given: dict[str
     [
         pytest.param(2, "batchnorm", {"compress": "sort:8"}, id="stateless codec, batch norm"),
         pytest.param(2, "dropout", {"compress": "power:4"}, id="warm-started codec, dropout"),
+        pytest.param(2, "batchnorm", {"compress": "tile:4+sr"}, id="stochastic rounding"),
         pytest.param(3, "dropout", {"layout": "linear", "optimizer": "adamw"}, id="a line, adamw"),
         pytest.param(2, "dropout", {"parallel": "data"}, id="two replicas"),
         pytest.param(3, "dropout", {"parallel": "data", "compress": "uniform:4"}, id="three replicas, error feedback"),
         pytest.param(2, "batchnorm", {"parallel": "data", "compress": "power:2"}, id="replicas, warm-started"),
+        pytest.param(2, "plain", {"parallel": "data", "compress": "tile:2+sr"}, id="replicas, stochastic rounding"),
         pytest.param(1, "dropout", {"parallel": "none", "chunks": 2}, id="one process"),
     ],
 )
@@ -50,11 +52,10 @@ def test_from_any_checkpoint_the_end_is_the_same(
         assert rest.end.best_metric == whole.end.best_metric
 
 
-def test_warm_started_codecs_would_end_elsewhere_without_their_memory(
-    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the test above holds for power is not so by chance: links that forget make a difference."""
-    given = {"compress": "power:4"}
+@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr"])
+def test_links_that_forget_end_elsewhere(pool: Pool, tmp_path: Path, spec: str) -> None:
+    """What the test above holds for warm-started codecs and for stochastic rounding is not so by chance."""
+    given = {"compress": spec}
     whole = pool.run(train_toy, 2, "plain", Running(save=tmp_path, save_every=3, keep=9), given)[0]
     forgetful = pool.run(_train_forgetting, 2, Running(resume=tmp_path / "step-00000003"), given)[0]
     assert forgetful.end.parameters_sha256 != whole.end.parameters_sha256
@@ -70,9 +71,10 @@ def _train_forgetting(group: Any, running: Running, given: dict[str, Any]) -> Ea
         PipelineEngine.recall = remember  # type: ignore[method-assign]
 
 
-def test_evaluation_changes_nothing(pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr"])
+def test_evaluation_changes_nothing(pool: Pool, tmp_path: Path, spec: str) -> None:
     """Stopping in the middle of an epoch evaluates once more than an unbroken run; the end is the same."""
-    given = {"compress": "power:4"}
+    given = {"compress": spec}
     whole = pool.run(train_toy, 2, "batchnorm", Running(), given)[0]
     pool.run(train_toy, 2, "batchnorm", Running(save=tmp_path, steps=3), given)
     rest = pool.run(train_toy, 2, "batchnorm", Running(resume=newest(tmp_path)), given)[0]

@@ -42,6 +42,7 @@ class _Part:
     gradient: Tensor  # a view into the bucket's buffer, as a matrix where the parameter has rows
     corrected: Tensor  # what is sent: the gradient itself, or wider where it is of half precision
     memory: Memory | None  # None: nothing can be lost, or nothing is to be made up for
+    key: int  # of stochastic rounding
     start: int
     stop: int
 
@@ -54,7 +55,7 @@ def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[T
     wire = torch.zeros(size, dtype=torch.uint8, device=buffer.device)
     for part in parts:
         kept = None if part.memory is None else part.memory.codec
-        part.codec.encode(part.corrected, wire[part.start : part.stop], state=kept)
+        part.codec.encode(part.corrected, wire[part.start : part.stop], state=kept, key=part.key)
     state.gradient_bytes += buffer.numel() * buffer.element_size()
     state.wire_bytes += size
     state.steps += bucket.is_last()
@@ -86,7 +87,7 @@ def _parts(state: DDPState, bucket: dist.GradBucket) -> Iterator[_Part]:
             if memory.error is not None:
                 corrected.view(-1).add_(memory.error)
         stop = start + chosen.wire_bytes(corrected.shape, corrected.dtype)
-        yield _Part(chosen, gradient, corrected, memory, start, stop)
+        yield _Part(chosen, gradient, corrected, memory, state.rounding_key(parameter), start, stop)
         first, start = first + parameter.numel(), math.ceil(stop / ALIGNMENT) * ALIGNMENT
 
 

@@ -12,18 +12,24 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinpipe.codecs.base import Codec
+from thinpipe.codecs.rounding import rounding_key
 from thinpipe.codecs.spec import codec
 
 
 def ddp_state(
-    spec: str | Codec, *, process_group: dist.ProcessGroup | None = None, error_feedback: bool = True
+    spec: str | Codec,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    error_feedback: bool = True,
+    seed: int = 0,
 ) -> DDPState:
     """What ``register_comm_hook`` wants beside ``ddp_hook``; one for each model.
 
     ``process_group`` is the one the model was given, if it was given one. With ``error_feedback`` what a codec lost
-    of a gradient is added to the next one, so that nothing is lost for good, only late.
+    of a gradient is added to the next one, so that nothing is lost for good, only late. ``seed`` is for codecs that
+    round at random (``+sr``): every replica, gradient and step has numbers of its own.
     """
-    return DDPState(codec(spec), process_group, error_feedback)
+    return DDPState(codec(spec), process_group, error_feedback, seed)
 
 
 @dataclass
@@ -37,16 +43,19 @@ class Memory:
 class DDPState:
     """The settings, memory and counters of one model's hook on one replica."""
 
-    def __init__(self, codec: Codec, process_group: dist.ProcessGroup | None, error_feedback: bool) -> None:
+    def __init__(self, codec: Codec, process_group: dist.ProcessGroup | None, error_feedback: bool, seed: int) -> None:
         self.codec = codec
         self.process_group = process_group
         self.error_feedback = error_feedback
+        self.seed = seed
         self.steps = 0
+        self.steps_before = 0  # those of the run before the first one here
         self.gradient_bytes = 0  # of all gradients this replica had to pass on, uncompressed
         self.wire_bytes = 0  # of the messages it made of them; every other replica received each once
         # By identity, with the parameter, which so keeps its identity: DDP regroups its buckets after the first step,
         # so that no place in a bucket stays a parameter's own.
         self._memories: dict[int, tuple[Tensor, Memory]] = {}
+        self._numbers: dict[int, int] = {}  # likewise by identity
 
     @property
     def rank(self) -> int:
@@ -55,6 +64,14 @@ class DDPState:
     @property
     def replicas(self) -> int:
         return dist.get_world_size(self.process_group)
+
+    def rounding_key(self, parameter: Tensor) -> int:
+        """Of this step's gradient of a parameter. Parameters count in the order in which the first step brings them.
+
+        That is DDP's first grouping, so it is the same when a run is taken up again.
+        """
+        number = self._numbers.setdefault(id(parameter), len(self._numbers))
+        return rounding_key(self.seed, self.rank, number, self.steps_before + self.steps)
 
     def memory(self, parameter: Tensor) -> Memory:
         return self._memories.setdefault(id(parameter), (parameter, Memory()))[1]
@@ -68,6 +85,7 @@ class DDPState:
             "spec": self.codec.spec,
             "rank": self.rank,
             "replicas": self.replicas,
+            "steps": self.steps_before + self.steps,
             "parameters": {
                 name: {"error": memory.error, "codec": dict(memory.codec)}
                 for name, parameter in _named(model)
@@ -90,6 +108,7 @@ class DDPState:
             raise ValueError(
                 f"what a hook remembers goes back to a model with the same parameters; this one has no {unknown[0]!r}"
             )
+        self.steps_before = saved["steps"] - self.steps
         self._memories.clear()
         for name, kept in saved["parameters"].items():
             parameter = parameters[name]

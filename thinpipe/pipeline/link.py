@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinpipe.codecs.base import FLOATS, Codec, as_bytes
+from thinpipe.codecs.rounding import rounding_key
 from thinpipe.pipeline.backend import wire_device
 from thinpipe.pipeline.counters import Counters, DeviceClock, Event, Ledger, Stamp, now
 
@@ -151,6 +152,8 @@ class SendLink(Link):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.state: dict[int, MutableMapping[str, Tensor]] = {}  # per slot, what the codec remembers
+        self.seed = 0  # of stochastic rounding
+        self.steps_before = 0  # steps of the run before the first one here: rounding goes on where it was
         self._spare: dict[int, list[Tensor]] = {}  # wire buffers by size
         self._under_way: deque[tuple[int, list[Tensor], _Sends]] = deque()  # chunk, wires, how they are sent
         self._handed_out: list[Tensor] = []  # wires that a schedule sends
@@ -197,13 +200,17 @@ class SendLink(Link):
         self._handed_out = []
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {f"{slot}.{name}": value for slot, state in self.state.items() for name, value in state.items()}
+        steps = self.steps_before + self.step
+        kept = {f"{slot}.{name}": value for slot, state in self.state.items() for name, value in state.items()}
+        return kept | ({"steps": torch.tensor(steps)} if steps else {})
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.state = {}
+        self.steps_before = int(state.get("steps", 0)) - self.step
         for key, value in state.items():
-            slot, _, name = key.partition(".")
-            self.state.setdefault(int(slot), {})[name] = value.to(self.device)
+            slot, dot, name = key.partition(".")
+            if dot:
+                self.state.setdefault(int(slot), {})[name] = value.to(self.device)
 
     def counters(self) -> Counters:
         self.ledger.counters.encode_ms = self.clock.total_ms()
@@ -224,7 +231,9 @@ class SendLink(Link):
             on_device = torch.empty(size, dtype=torch.uint8, device=self.device) if self.staged else None
             wire = self._buffer(size) if on_device is None else on_device
             with self.clock.measure():
-                self.codec.encode(tensor, wire, state=self.state.setdefault(index, {}))
+                step = self.steps_before + self.step
+                key = rounding_key(self.seed, self.source, self.target, index, step, chunk)
+                self.codec.encode(tensor, wire, state=self.state.setdefault(index, {}), key=key)
         if self.copies is not None:
             self.copies.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self.copies):

@@ -63,6 +63,7 @@ class PipelineStage(pipelining.PipelineStage):
         backward: codec of the gradients, likewise.
         deferred_batch_norm: running statistics see whole mini-batches, not chunks.
         recompute: keep only the inputs of each chunk and compute its activations again in backward.
+        seed: of codecs that round at random (``+sr``). With the same one, a run repeats bit for bit.
         post_ahead: post all receives when a step starts. Needs tags; by default where the backend has them (gloo).
         torch_options: everything else torch's stage takes (``group``, ``input_args``, ``output_args`` ...).
     """
@@ -78,6 +79,7 @@ class PipelineStage(pipelining.PipelineStage):
         backward: str | Codec = DEFAULT_CODEC,
         deferred_batch_norm: bool = False,
         recompute: bool = False,
+        seed: int = 0,
         post_ahead: bool | None = None,
         **torch_options: Any,
     ) -> None:
@@ -108,6 +110,7 @@ class PipelineStage(pipelining.PipelineStage):
         self.forward_send: SendLink | None = link(SendLink, self.forward_codec, me, after)
         self.backward_recv: RecvLink | None = link(RecvLink, self.backward_codec, after, me)
         self.backward_send: SendLink | None = link(SendLink, self.backward_codec, me, before)
+        self.set_seed(seed)
         _STAGES.add(self)
 
     @property
@@ -116,8 +119,13 @@ class PipelineStage(pipelining.PipelineStage):
         ends = (self.forward_recv, self.forward_send, self.backward_recv, self.backward_send)
         return [end for end in ends if end]
 
+    def set_seed(self, seed: int) -> None:
+        """From the next step on, codecs that round at random draw other numbers."""
+        for link in filter(None, (self.forward_send, self.backward_send)):
+            link.seed = seed
+
     def link_state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """What the codecs of this stage's links remember; to be saved beside the module's state."""
+        """What the codecs of this stage's links remember, and the steps so far; to be saved beside the module's."""
         return {link.direction: link.state_dict() for link in (self.forward_send, self.backward_send) if link}
 
     def load_link_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinpipe.codecs.rounding import rounding_key
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.link import SendLink, Slot
 from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stages_of
@@ -59,6 +60,7 @@ class PipelineEngine(Engine):
         self._trainer = self._schedule(self.training_stages, loss_of)
         self._evaluator = self._schedule(self._evaluation_stages, None)
         self._losses: list[Tensor] = []
+        self._predictions = 0  # since the last step of training
         self._sent_before = 0  # bytes, before the counters were last reset
 
     def _stage(self, module: StageModule, index: int, *, training: bool) -> CheckedStage:
@@ -75,6 +77,7 @@ class PipelineEngine(Engine):
             backward=settings.compress_backward,
             deferred_batch_norm=training,
             recompute=training and settings.recompute,
+            seed=settings.seed,
             amp=settings.amp,
         )
 
@@ -96,6 +99,7 @@ class PipelineEngine(Engine):
         inputs = to_device(batch.inputs, self.place.device) if batch and self.reads_inputs else ()
         labels = batch.labels.to(self.place.device) if batch and self.reads_labels else None
         self._losses = []
+        self._predictions = 0
         logits = self._trainer.step(*inputs, target=labels, losses=self._losses)
         if labels is None:
             return 0.0, 0
@@ -104,6 +108,9 @@ class PipelineEngine(Engine):
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | None:
         for trained, evaluated in zip(self.training_stages, self._evaluation_stages, strict=True):
             evaluated.load_link_state_dict(trained.link_state_dict())
+            # Rounded unlike any step of training and any other batch, and alike whenever this step is evaluated.
+            evaluated.set_seed(rounding_key(self._settings.seed, self._predictions))
+        self._predictions += 1
         with torch.no_grad():
             return self._evaluator.step(*to_device(inputs or (), self.place.device))
 

@@ -50,7 +50,7 @@ class ReplicaEngine(Engine):
                 process_group=place.group,
             )
             if settings.compress_backward != "none":
-                self._hook = ddp_state(settings.compress_backward, process_group=place.group)
+                self._hook = ddp_state(settings.compress_backward, process_group=place.group, seed=settings.seed)
                 self._replica.register_comm_hook(self._hook, ddp_hook)
         self._steps = 0
         self._outputs: dict[int, Tensor] = {}
@@ -122,8 +122,9 @@ class ReplicaEngine(Engine):
     def memory(self) -> dict[str, Tensor]:
         if self._hook is None:
             return {}
-        state = {}
-        for name, kept in self._hook.state_dict(self._module)["parameters"].items():
+        saved = self._hook.state_dict(self._module)
+        state = {f"replica/{self.place.worker}/steps": torch.tensor(saved["steps"])}
+        for name, kept in saved["parameters"].items():
             if kept["error"] is not None:
                 state[f"replica/{self.place.worker}/{name}/error"] = kept["error"]
             for key, value in kept["codec"].items():
@@ -133,6 +134,8 @@ class ReplicaEngine(Engine):
     def recall(self, memory: dict[str, Tensor]) -> None:
         if self._hook is None:
             return
+        memory = dict(memory)
+        steps = int(memory.pop(f"replica/{self.place.worker}/steps"))
         parameters: dict[str, dict[str, Any]] = {}
         for path, value in memory.items():
             _, _, name, kind, *key = path.split("/", 4)
@@ -145,6 +148,7 @@ class ReplicaEngine(Engine):
             "spec": self._hook.codec.spec,
             "rank": self._hook.rank,
             "replicas": self._hook.replicas,
+            "steps": steps,
             "parameters": parameters,
         }
         self._hook.load_state_dict(saved, self._module)

@@ -100,25 +100,25 @@ def _float(bits):
     return np.int32(bits).view(np.float32)
 
 
-def _store(values, out, start):
+def _store(values, out):
     raise AssertionError("compiled only")
 
 
 @overload(_store, jit_options={"error_model": "numpy"})
-def _store_by_type(values, out, start):
-    """The inverse of _load: float32 values into out from start on, rounded to even."""
+def _store_by_type(values, out):
+    """The inverse of _load: float32 values rounded to out's type, halfway to even."""
     if out.dtype == types.int16:
 
-        def to_bfloat16(values, out, start):
+        def to_bfloat16(values, out):
             bits = values.view(np.int32)
             for j in range(values.size):
                 rounded = np.int32(bits[j] + np.int32(0x7FFF + ((bits[j] >> 16) & 1))) >> 16
-                out[start + j] = np.int16(rounded if values[j] == values[j] else 0x7FC0)
+                out[j] = np.int16(rounded if values[j] == values[j] else 0x7FC0)
 
         return to_bfloat16
     if out.dtype == types.uint16:
 
-        def to_float16(values, out, start):
+        def to_float16(values, out):
             bits = values.view(np.int32)
             for j in range(values.size):
                 size = np.int32(bits[j] & _MAGNITUDE)
@@ -128,13 +128,13 @@ def _store_by_type(values, out, start):
                 half = small if size < (113 << 23) else normal
                 half = half if size < (143 << 23) else np.int32(0x7C00)
                 half = half if values[j] == values[j] else np.int32(0x7E00)
-                out[start + j] = np.uint16(half | np.int32((bits[j] >> 16) & 0x8000))
+                out[j] = np.uint16(half | np.int32((bits[j] >> 16) & 0x8000))
 
         return to_float16
 
-    def to_float(values, out, start):
+    def to_float(values, out):
         for j in range(values.size):
-            out[start + j] = values[j]
+            out[j] = values[j]
 
     return to_float
 
@@ -749,4 +749,4 @@ def decode_tiles(wire, words, out, first, last, bits, tile, rot, zero):
                     part[j] = -_FLOAT32_MAX if value < -_FLOAT32_MAX else value
             if rot:
                 _rotate(part)
-        _store(values[:wanted], out, start)
+        _store(values[:wanted], out[start : start + wanted])
