@@ -25,12 +25,21 @@ SPECS = [
     "kmeans:1",
     "kmeans:4",
     "kmeans:7",
+    "tile:1",
+    "tile:4",
+    "tile:2/64+sr",
+    "tile:3/16+zero",
+    "tile:5/4096",
+    "tile:4+rot",
+    "tile:8/32+sr+zero",
+    "tile:6/512+rot+sr",
     "svd:2",
     "power:2",
     "topk:0.1",
     "topk:0.01",
     "topk:1",
 ]
+TILES = [spec for spec in SPECS if spec.startswith("tile:")]
 QUANTIZERS = [spec for spec in SPECS if spec.split(":")[0] in ("uniform", "sort", "fast", "kmeans")]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinpipe
-from tests.codecs.helpers import QUANTIZERS, SPECS, round_trip
+from tests.codecs.helpers import QUANTIZERS, SPECS, TILES, round_trip
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 SHAPES = [(), (1,), (7,), (2048,), (2049,), (3, 5, 11), (4, 40, 60), (2, 3, 64, 64)]
@@ -124,7 +124,7 @@ def test_non_finite_values_are_not_hidden(spec, bad, dtype):
         assert not round_trip(spec, x).isfinite().all()
 
 
-@pytest.mark.parametrize("spec", QUANTIZERS)
+@pytest.mark.parametrize("spec", [*QUANTIZERS, *TILES])
 def test_float64_beyond_float32_is_not_hidden(spec):
     assert not round_trip(spec, torch.tensor([1e300, 0.0, 1.0], dtype=torch.float64)).isfinite().any()
 
@@ -139,6 +139,16 @@ def test_wrong_sizes_are_errors_that_say_so(spec):
             codec.decode(wrong, torch.empty(40, 60))
         with pytest.raises(ValueError, match=rf"{wire.numel()} bytes, got {wrong.numel()}"):
             codec.encode(x, out=wrong.clone())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_keys_have_64_bits(spec):
+    codec = thinpipe.codec(spec)
+    x = torch.randn(40, 60)
+    codec.encode(x, key=2**64 - 1)
+    for key in (-1, 2**64):
+        with pytest.raises(ValueError, match=f"64 bits.*got {key}"):
+            codec.encode(x, key=key)
 
 
 def test_buffers_of_the_wrong_kind_are_errors():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinpipe
-from tests.codecs.helpers import QUANTIZERS, SPECS, content
+from tests.codecs.helpers import QUANTIZERS, SPECS, TILES, content
 from thinpipe.codecs.kernels.cpu import order
 from thinpipe.codecs.kernels.cpu.codebook import key_floats
 from thinpipe.measure.meter import peak_extra_bytes
@@ -68,7 +68,7 @@ def test_order_statistics_survive_a_sample_that_misleads(monkeypatch, unfair):
     assert np.array_equal(key_floats(order.order_statistics(x, ranks)[2]), np.sort(x)[ranks])
 
 
-@pytest.mark.parametrize("spec", [*QUANTIZERS, "topk:0.1", "topk:0.01"])
+@pytest.mark.parametrize("spec", [*QUANTIZERS, *TILES, "topk:0.1", "topk:0.01"])
 def test_the_wire_does_not_depend_on_the_number_of_threads(spec):
     x = content("relu6", LARGE)
     codec = thinpipe.codec(spec)
@@ -111,7 +111,9 @@ def test_a_forked_process_may_encode_too():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from Linux")
-@pytest.mark.parametrize("spec", ["uniform:8", "sort:6+2", "fast:12+4", "kmeans:4", "kmeans:8", "topk:0.1"])
+@pytest.mark.parametrize(
+    "spec", ["uniform:8", "sort:6+2", "fast:12+4", "kmeans:4", "kmeans:8", "tile:2/16+rot+sr", "topk:0.1"]
+)
 @pytest.mark.parametrize("kind", ["relu6", "laplace"])
 def test_encoding_needs_less_than_a_quarter_of_the_tensor(spec, kind):
     x = content(kind, LARGE)

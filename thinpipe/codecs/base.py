@@ -36,7 +36,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
-        """Fill ``wire`` (of ``float_bytes``) from ``x``: contiguous, float, not empty. ``key`` is for those that draw."""
+        """Fill ``wire`` (of ``float_bytes``) from ``x``: contiguous, float, not empty."""
 
     @abstractmethod
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:

@@ -66,7 +66,13 @@ def _bucket_bits(argument: str) -> tuple[int, int]:
 def _tile(argument: str) -> Tile:
     size, options = _options(argument, ("rot", "sr", "zero"))
     bits, slash, tile = size.partition("/")
-    return Tile(_integer(bits), _integer(tile) if slash else DEFAULT_TILE, **dict.fromkeys(options, True))
+    return Tile(
+        _integer(bits),
+        _integer(tile) if slash else DEFAULT_TILE,
+        rot="rot" in options,
+        sr="sr" in options,
+        zero="zero" in options,
+    )
 
 
 _TILE_RULE = (

@@ -22,13 +22,13 @@ With ``+zero``, lo and hi are at most and at least 0:
     value   (code - point) * step
 
 - Steps other than 0 are at least 2^-126. No step and no low is infinite: what lies beyond the largest bfloat16 gets it.
-- Where |lo| or |hi| reaches 2^112, all of the above is done with values, low and step times 2^-12, which is exact. Where
-  |low| or step does, the value is computed from low and step times 2^-12, multiplied by 2^12 and kept finite.
+- Where |lo| or |hi| reaches 2^112, all of this is done on values times 2^-12, which is exact and cannot overflow. Where
+  |low| or step does, the value is computed from both times 2^-12, then multiplied by 2^12 and kept finite.
 - A tile with NaN or infinity has a step and a low of NaN, a point of 0, and so comes back as NaN. Its codes are 0.
 - ``+sr`` rounds at random: code = floor(t) + (1 if u < t - floor(t) else 0), with u drawn as ``rounding`` says for the
   value's place in the tensor. On average the value is t; a t that is whole stays what it is, so zeros do under +zero.
-- ``+rot`` fills the tensor up with zeros to whole tiles, all of which travel, and takes the place of each tile's values
-  by their Hadamard transform: for h = 1, 2, 4 ... T/2 all pairs h apart become (a + b, a - b), and in the end all are
+- ``+rot`` fills the tensor up with zeros to whole tiles, all of which travel, and replaces each tile's values by
+  their Hadamard transform: for h = 1, 2, 4 ... T/2 all pairs h apart become (a + b, a - b), and in the end all are
   multiplied by T^-0.5. The decoder does the same to what it has decoded.
 """
 

@@ -565,7 +565,7 @@ def place_by_index(positions, values, out):
 
 @jit
 def _rotate(values):
-    """The orthogonal Hadamard transform of 2^k values, k >= 4, in place: h = 1, 2, 4 on eight at once, then the rest."""
+    """The Hadamard transform of a tile in place: distances 1, 2 and 4 on eight values at once, then the larger ones."""
     for j in range(0, values.size, 8):
         a, b, c, d = values[j], values[j + 1], values[j + 2], values[j + 3]
         e, f, g, h = values[j + 4], values[j + 5], values[j + 6], values[j + 7]
@@ -679,7 +679,7 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
                 low_key = min(low_key, key_j)
                 high_key = max(high_key, key_j)
             t = (start + s) // tile
-            if not (~_INFINITY < low_key and high_key < _INFINITY):
+            if low_key <= ~_INFINITY or high_key >= _INFINITY:
                 words[0, t], words[1, t] = _NAN_WORD, np.uint16(0) if zero else _NAN_WORD
                 chosen[:] = 0
                 continue
