@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinpipe
+from thinpipe.codecs.tile import Tile
 from thinpipe.ddp import DDPState
 
 SIZES = {"0.weight": 24 * 48, "0.bias": 48, "2.weight": 48 * 40, "2.bias": 40}
@@ -92,6 +94,19 @@ def resume(group: Any, hook: str) -> tuple[dict[str, Tensor], dict[str, Tensor],
     forgot, _ = wrapped(group, hook)
     backward(forgot, 2, group.rank())
     return gradients(model), gradients(restored), gradients(forgot)
+
+
+def rounding_keys(group: Any, seed: int) -> list[int]:
+    """Those of the compressed gradients of three steps: DDP regroups its buckets after the first."""
+    model, state = wrapped(group, "tile:4+sr", seed=seed)
+    assert state is not None
+    keys: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        encode = Tile.encode_floats
+        patch.setattr(Tile, "encode_floats", lambda *args: keys.append(args[-1]) or encode(*args))
+        for step in range(3):
+            backward(model, step, group.rank())
+    return keys
 
 
 def refuse(group: Any, change: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ddp.replica import SIZES, count, feed_back, overflow, refuse, resume, run
+from tests.ddp.replica import SIZES, count, feed_back, overflow, refuse, resume, rounding_keys, run
 
 SPECS = ["fp16", "uniform:8", "uniform:2", "sort:8", "kmeans:4", "tile:4+sr", "power:4", "topk:0.1"]
 
@@ -71,6 +71,13 @@ def test_memory_is_saved_and_restored(pool, spec):
     for unbroken, restored, forgot in pool.run(resume, 2, spec):
         assert all(torch.equal(unbroken[name], restored[name]) for name in unbroken)
         assert not torch.equal(unbroken["2.weight"], forgot["2.weight"])
+
+
+def test_every_replica_gradient_and_step_is_rounded_by_itself(pool):
+    first, again, other = ([k for keys in pool.run(rounding_keys, 2, seed) for k in keys] for seed in (1, 1, 2))
+    assert len(first) == 2 * 2 * 3  # replicas, weights, steps; biases are too small to be compressed
+    assert len({*first, *other}) == 2 * len(first)
+    assert first == again
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch.distributed import pipelining
 from tests.pipeline.models import batch, cut, reference, seeded
 from tests.pipeline.pipelines import make, run_step, twins
 from tests.pool import Pool
+from thinpipe.codecs.tile import Tile
 from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
 from thinpipe.pipeline.link import SendLink
 
@@ -230,6 +231,31 @@ def link_memory(group: Any) -> None:
 
 def test_links_save_and_load_what_codecs_remember(pool: Pool) -> None:
     pool.run(link_memory, 2)
+
+
+def keys_of_messages(group: Any, seed: int) -> list[int]:
+    """The keys with which this worker encodes what it sends in three steps; the last one of a stage that goes on."""
+    keys: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        encode = Tile.encode_floats
+        patch.setattr(Tile, "encode_floats", lambda *args: keys.append(args[-1]) or encode(*args))
+        piped, options = seeded(4, 256), {"forward": "tile:4+sr", "backward": "tile:4+sr", "seed": seed}
+        stages, schedule = make(group, "client-server", "gpipe", CHUNKS, piped, **options)
+        for step in range(2):
+            run_step(stages, schedule, *batch(width=256, seed=step))
+        resumed, schedule = make(group, "client-server", "gpipe", CHUNKS, piped, **options)
+        for before, after in zip(stages, resumed, strict=True):
+            after.load_link_state_dict(before.link_state_dict())
+        run_step(resumed, schedule, *batch(width=256, seed=2))
+    return keys
+
+
+def test_no_two_messages_are_rounded_alike(pool: Pool) -> None:
+    """Three workers, three links in two directions, three steps, four chunks."""
+    first, again, other = ([k for keys in pool.run(keys_of_messages, 3, seed) for k in keys] for seed in (1, 1, 2))
+    assert len(first) == 3 * 2 * 3 * CHUNKS
+    assert len({*first, *other}) == 2 * len(first)
+    assert first == again
 
 
 def wrong_schedules(group: Any) -> list[str]:

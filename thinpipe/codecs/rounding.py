@@ -1,8 +1,8 @@
 """Keys of stochastic rounding: the numbers that ``+sr`` draws follow from a key of 64 bits and a value's place alone.
 
 Whoever sends a message names it by a few numbers, and ``rounding_key`` makes its key of them: so no two messages
-round alike, and a run that is repeated, or taken up again, rounds as it did before. Keys that were counted, 0, 1, 2 ...,
-would not do: with the high word the same, their draws are those of other places of one tensor.
+round alike, and a run that is repeated, or taken up again, rounds as it did before. Keys 0, 1, 2 ... would
+not do: where the high word is the same, one key's draws are another's in other places.
 
 From the key to the draw of value i, the same on every machine (all words have 32 bits and wrap):
 
