@@ -564,7 +564,7 @@ def place_by_index(positions, values, out):
 
 
 @jit
-def _rotate(values):
+def _rotate(values, scale):
     """The Hadamard transform of a tile in place: distances 1, 2 and 4 on eight values at once, then the larger ones."""
     for j in range(0, values.size, 8):
         a, b, c, d = values[j], values[j + 1], values[j + 2], values[j + 3]
@@ -582,7 +582,6 @@ def _rotate(values):
                 left[j] = a + b
                 right[j] = a - b
         distance *= 2
-    scale = np.float32(values.size**-0.5)
     for j in range(values.size):
         values[j] *= scale
 
@@ -658,6 +657,7 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
     top = np.float32((1 << bits) - 1)
     nothing, half = np.float32(0), np.float32(0.5)
     key_low, key_high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    scale = np.float32(tile**-0.5)
     total = words.shape[1] * tile if rot else x.size
     for u in range(first, last):
         start = u * unit_size
@@ -668,7 +668,7 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
             block[given:count] = 0
             values = block[:count]
             for s in range(0, count, tile):
-                _rotate(values[s : s + tile])
+                _rotate(values[s : s + tile], scale)
         for s in range(0, count, tile):
             part = values[s : min(s + tile, count)]
             chosen = codes[s : s + part.size]
@@ -721,6 +721,7 @@ def decode_tiles(wire, words, out, first, last, bits, tile, rot, zero):
     unit_size = max(tile, BLOCK)
     block = np.empty(unit_size, np.float32)
     codes = np.empty(unit_size, np.uint8)
+    scale = np.float32(tile**-0.5)
     total = words.shape[1] * tile if rot else out.size
     nothing = np.float32(0)
     for u in range(first, last):
@@ -748,5 +749,5 @@ def decode_tiles(wire, words, out, first, last, bits, tile, rot, zero):
                     value = _FLOAT32_MAX if value > _FLOAT32_MAX else value
                     part[j] = -_FLOAT32_MAX if value < -_FLOAT32_MAX else value
             if rot:
-                _rotate(part)
+                _rotate(part, scale)
         _store(values[:wanted], out[start : start + wanted])
