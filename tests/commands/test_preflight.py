@@ -44,6 +44,7 @@ def test_directories_are_made_and_nothing_else_is_left(tmp_path):
         save=tmp_path / "save",
         json=tmp_path / "out" / "r.json",
         trace=tmp_path / "t.json",
+        capture=tmp_path / "out" / "c.safetensors",
         save_bytes=10,
     )
     assert everything(tmp_path) == [tmp_path / name for name in ("logs", "logs/a", "out", "save")]

@@ -21,15 +21,15 @@ class Missing(ToyTask):
         raise ValueError("put it here")
 
 
-def too_full(size: int) -> None:
-    raise ValueError(f"no room for {size} bytes")
+def too_full(save_bytes: int, capture_bytes: int) -> None:
+    raise ValueError(f"no room for {save_bytes} bytes")
 
 
 def setup_error(group: Any, case: str, save: Path, given: dict[str, Any]) -> str:
     task = Missing() if case == "data" else ToyTask()
     if case == "disagree" and group.rank() == 1:
         given = given | {"lr": 0.5}
-    room = too_full if case == "disk" else lambda size: None
+    room = too_full if case == "disk" else lambda save_bytes, capture_bytes: None
     running = Running(save=save, keep=1)
     try:
         train(task, settings_for(task, group, **given), running, place_in(group), Ears, room)

@@ -116,6 +116,15 @@ def train(
         Path | None,
         _option(_OUT, "One step as a picture (.png) or for chrome://tracing (.json).", metavar="FILE"),
     ] = None,
+    capture: Annotated[
+        Path | None,
+        _option(_OUT, "Activations and gradients, before compression, for `bench codecs --from`.", metavar="FILE"),
+    ] = None,
+    capture_steps: Annotated[
+        str | None, _option(_OUT, "Which steps, as in 10,100.", "3, spread over the run", metavar="N,...")
+    ] = None,
+    capture_chunks: Annotated[int | None, _option(_OUT, "How many chunks of each.", "1", metavar="N")] = None,
+    capture_limit: Annotated[str | None, _option(_OUT, "The most to write.", "1GiB", metavar="SIZE")] = None,
     save: Annotated[Path | None, _option(_SAVE, "Folder for checkpoints.", metavar="DIR")] = None,
     save_every: Annotated[int | None, _option(_SAVE, "Steps from one to the next.", "an epoch", metavar="N")] = None,
     keep: Annotated[int, typer.Option(help="Of the newest.", rich_help_panel=_SAVE, metavar="N")] = 2,
@@ -139,7 +148,7 @@ def train(
     """
     # Not at the top: the other verbs need not wait for what training needs.
     from thinpipe.commands.train_run import already_there, carry_out
-    from thinpipe.commands.train_settle import parse_rate, settle_run
+    from thinpipe.commands.train_settle import parse_capture, parse_rate, settle_run
     from thinpipe.commands.train_views import make_listener, preflight
     from thinpipe.training.foresight import check_possible
 
@@ -186,6 +195,7 @@ def train(
             keep=keep,
             steps=steps,
             trace=trace,
+            capture=parse_capture(capture, capture_steps, capture_chunks, capture_limit),
             link=parse_rate(link),
         )
     if running.resume is not None and already_there(running.resume, running):
@@ -194,7 +204,7 @@ def train(
         if "RANK" not in os.environ:  # torchrun's workers are there already; those who read data find out
             check_possible(find_task(settings.task), settings)
         if int(os.environ.get("RANK", "0")) == 0:
-            preflight(log=log, json=json, save=running.save, trace=trace)
+            preflight(log=log, json=json, save=running.save, trace=trace, capture=capture)
     listener = partial(
         make_listener,
         config={"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), "link_mbit_per_s": running.link},

@@ -101,7 +101,7 @@ def _work(
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    check_room = partial(_check_room, running.save)
+    check_room = partial(_check_room, running)
     try:
         train(find_task(settings.task), settings, running, place(settings.device), listener, check_room)
     except SetupError as error:
@@ -111,8 +111,9 @@ def _work(
     return Outcome(0)
 
 
-def _check_room(save: Path | None, size: int) -> None:
-    preflight(save=save, save_bytes=size)
+def _check_room(running: Running, save_bytes: int, capture_bytes: int) -> None:
+    capture = None if running.capture is None else running.capture.path
+    preflight(save=running.save, save_bytes=save_bytes, capture=capture, capture_bytes=capture_bytes)
 
 
 def _tell(code: int, message: str, running: Running) -> int:

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from thinpipe.bench.inputs import check_launch
 from thinpipe.measure.network import parse_link
+from thinpipe.measure.sizes import parse_size
 from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
-from thinpipe.training.settings import Device, Running, Settings, settle, settle_again
+from thinpipe.training.settings import Capture, Device, Running, Settings, settle, settle_again
 from thinpipe.workloads.tasks import task
 
 
@@ -56,6 +57,10 @@ def _check(settings: Settings, running: Running, max_restarts: int) -> None:
         raise ValueError("--device cuda needs a GPU that torch can use, and there is none; take --device cpu")
     if running.trace is not None and settings.parallel != "pipeline":
         raise ValueError(f"--trace shows the stages of a pipeline; leave it out with --parallel {settings.parallel}")
+    if running.capture is not None and settings.parallel != "pipeline":
+        raise ValueError(
+            f"--capture keeps what crosses the links of a pipeline; leave it out with --parallel {settings.parallel}"
+        )
     if running.link is not None and settings.parallel == "none":
         raise ValueError("--link joins several workers, and --parallel none is one process; leave one of them out")
     check_launch([settings.workers], [running.link])
@@ -75,6 +80,26 @@ def parse_rate(text: str | None) -> float | None:
             "several, or start a run for each"
         )
     return parse_link(text)
+
+
+def parse_capture(path: Path | None, steps: str | None, chunks: int | None, limit: str | None) -> Capture | None:
+    """What is captured, of the options as they were given."""
+    details: dict[str, Any] = {
+        "steps": None if steps is None else _step_numbers(steps),
+        "chunks": chunks,
+        "limit": None if limit is None else parse_size(limit),
+    }
+    given = {name: value for name, value in details.items() if value is not None}
+    if path is None and given:
+        raise ValueError(f"--capture-{next(iter(given))} says more about a capture: name its file with --capture")
+    return None if path is None else Capture(path=path, **given)
+
+
+def _step_numbers(text: str) -> tuple[int, ...]:
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"--capture-steps are numbers of steps, as in 10,100; got {text}")
+    return tuple(sorted({int(number) for number in numbers}))
 
 
 def _two_numbers(text: str | None) -> tuple[int, int] | None:

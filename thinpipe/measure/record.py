@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from thinpipe.measure.environment import environment
+from thinpipe.measure.whole import temporary_beside, written_whole
 from thinpipe.version import __version__
 
 FORMAT = 1  # raised when a reader of the old shape would misread the new one
@@ -64,13 +64,8 @@ class Record:
     def write(self, path: Path) -> None:
         """Write the record whole or not at all."""
         data = _without_nonfinite({"format": FORMAT, **asdict(self)})
-        temporary = _temporary_beside(path)
-        try:
+        with written_whole(path) as temporary:
             temporary.write_text(_dump(data))
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
     @classmethod
     def read(cls, path: Path) -> Record:
@@ -110,18 +105,13 @@ def check_writable(path: Path) -> None:
     if path.exists() and not path.is_file():  # renaming onto /dev/null would do away with it
         raise ValueError(f"{path}: results go to a file, this is a device or a pipe; name another")
     try:
-        temporary = _temporary_beside(path)
+        temporary = temporary_beside(path)
         temporary.touch(exist_ok=False)
         temporary.unlink()
     except OSError as error:
         raise ValueError(
             f"{path}: results go to a file in a directory that can be written; {path.parent}: {error.strerror}"
         ) from None
-
-
-def _temporary_beside(path: Path) -> Path:
-    """A name on the same file system, so that renaming it is atomic."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _dump(data: Mapping[str, Any]) -> str:

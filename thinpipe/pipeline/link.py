@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -143,6 +143,8 @@ class Link:
             ) from error
 
 
+Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, what is to be sent
+
 _Sends = list[dist.Work | None] | Future[list[dist.Work | None]]
 
 
@@ -154,6 +156,7 @@ class SendLink(Link):
         self.state: dict[int, MutableMapping[str, Tensor]] = {}  # per slot, what the codec remembers
         self.seed = 0  # of stochastic rounding
         self.steps_before = 0  # steps of the run before the first one here: rounding goes on where it was
+        self.tap: Tap | None = None  # is shown every tensor before it is encoded
         self._spare: dict[int, list[Tensor]] = {}  # wire buffers by size
         self._under_way: deque[tuple[int, list[Tensor], _Sends]] = deque()  # chunk, wires, how they are sent
         self._handed_out: list[Tensor] = []  # wires that a schedule sends
@@ -223,6 +226,8 @@ class SendLink(Link):
                 f"all chunks of all steps have one shape: the {self} was set up for {slot}, but tensor {index} of "
                 f"chunk {chunk} is {Slot.of(tensor, self.codec)}. Pad or drop a batch that does not fill its chunks."
             )
+        if self.tap is not None:
+            self.tap(self, chunk, index, tensor)
         began = now()
         if slot.raw:
             wire = as_bytes(tensor.detach().contiguous())

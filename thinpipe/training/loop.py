@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from threading import Event
+from typing import Protocol
 
 import torch
 
@@ -17,9 +19,20 @@ from thinpipe.training.progress import Progress
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.state import digest, worker_state
 from thinpipe.training.step import train_step
-from thinpipe.training.tracing import StepTrace
 from thinpipe.training.usage import Usage
 from thinpipe.workloads.task import Metric, Split
+
+
+class StepWatcher(Protocol):
+    """Looks closely at some of the steps; the same ones on every worker."""
+
+    def begin(self, engine: Engine, step: int) -> bool:
+        """Whether it looks at this step, which is about to start."""
+        ...
+
+    def end(self, engine: Engine) -> None:
+        """That step is done. A collective."""
+        ...
 
 
 class Loop:
@@ -40,13 +53,13 @@ class Loop:
         stages: int,
         usage: Usage,
         listener: Listener | None,  # on the client
-        trace: StepTrace,
+        watchers: Sequence[StepWatcher] = (),
     ) -> None:
         self.engine, self.optimizer, self.progress = engine, optimizer, progress
         self.settings, self.running = settings, running
         self.batches, self.validation, self.validation_samples = batches, validation, validation_samples
         self.metric, self.stages, self.usage, self.listener = metric, stages, usage, listener
-        self.trace = trace
+        self.watchers = watchers
         self.steps_per_epoch = progress.steps // settings.epochs
         self._first_step = progress.step
         self._seconds = self._epoch_seconds = 0.0  # of training steps
@@ -92,7 +105,7 @@ class Loop:
             number, steps=self.progress.steps, peak=settings.lr, schedule=settings.lr_schedule, warmup=settings.warmup
         )
         set_learning_rate(self.optimizer, lr)
-        traced = self.trace.begin(self.engine, number + 1)
+        watching = [watcher for watcher in self.watchers if watcher.begin(self.engine, number + 1)]
         batch = None if self.batches is None else self.batches.batch(epoch, position)
         done = train_step(
             self.engine,
@@ -104,8 +117,8 @@ class Loop:
             interrupted=interrupted,
         )
         seconds = time.perf_counter() - began
-        if traced:
-            self.trace.end(self.engine)
+        for watcher in watching:
+            watcher.end(self.engine)
         self._count(seconds, done.waited_s)
         self.progress.count(loss=done.loss, correct=done.correct, samples=settings.batch_size)
         if self.listener is not None:

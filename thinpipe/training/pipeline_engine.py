@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.codecs.spec import codec
-from thinpipe.pipeline.link import SendLink, Slot
+from thinpipe.pipeline.link import SendLink, Slot, Tap
 from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
@@ -131,8 +131,10 @@ class PipelineEngine(Engine):
         ]
 
     def sent_bytes(self) -> int:
-        links = [link for stage in self.training_stages for link in stage.links if isinstance(link, SendLink)]
-        return self._sent_before + sum(link.ledger.counters.wire_bytes for link in links)
+        return self._sent_before + sum(link.ledger.counters.wire_bytes for link in self._sends())
+
+    def _sends(self) -> list[SendLink]:
+        return [link for stage in self.training_stages for link in stage.links if isinstance(link, SendLink)]
 
     def collect_links(self) -> tuple[list[LinkReport], float]:
         reports = report(self.training_stages)
@@ -162,6 +164,16 @@ class PipelineEngine(Engine):
         """Whether the next step is traced."""
         for stage in self.training_stages:
             stage.trace(on)
+
+    def tap(self, tap: Tap | None) -> None:
+        """What is shown every tensor that this worker sends in training, from the next step on."""
+        for link in self._sends():
+            link.tap = tap
+
+    def float_bytes_per_chunk(self) -> int:
+        """Of all activations and gradients that cross the links of the whole pipeline."""
+        crossing = [meta for metas in self._between[1:-1] for meta in metas if meta.has_gradient]
+        return 2 * sum(meta.bytes for meta in crossing)
 
     def holdings(self) -> tuple[Holding, ...]:
         return self._holdings

@@ -115,6 +115,23 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Capture:
+    """What of a run is kept to try codecs on."""
+
+    path: Path
+    steps: tuple[int, ...] | None = None  # counted from 1; None: a few, spread over the run
+    chunks: int = 1  # of each such step, the first ones
+    limit: int = 1 << 30  # bytes
+
+    def __post_init__(self) -> None:
+        if self.path.suffix != ".safetensors":
+            raise ValueError(f"--capture writes FILE.safetensors; got {self.path}")
+        _check("capture_chunks", self.chunks, "1 or more", lambda value: value >= 1)
+        for step in self.steps or ():
+            _check("capture_steps", step, "steps counted from 1", lambda value: value >= 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Running:
     """How a run is carried out: may differ each time it is taken up, and changes nothing about where it ends."""
 
@@ -124,6 +141,7 @@ class Running:
     resume: Path | None = None  # one checkpoint to go on from
     steps: int | None = None  # stop after so many, counted from the very first
     trace: Path | None = None  # a picture or a Chrome trace of one step
+    capture: Capture | None = None  # what crosses the links in a few steps
     link: float | None = None  # Mbit/s between the workers; None: as the machine is
 
     def __post_init__(self) -> None:

@@ -12,11 +12,12 @@ from torch import nn
 from thinpipe.pipeline.agreement import DisagreementError, agree
 from thinpipe.pipeline.backend import CPU
 from thinpipe.training.batches import TrainingBatches
+from thinpipe.training.capture import StepCapture
 from thinpipe.training.checkpoint import load, read_manifest
 from thinpipe.training.engine import Engine
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.interrupt import noted_interrupts
-from thinpipe.training.loop import Loop
+from thinpipe.training.loop import Loop, StepWatcher
 from thinpipe.training.optimize import make_optimizer
 from thinpipe.training.pipeline_engine import PipelineEngine
 from thinpipe.training.place import Place
@@ -64,11 +65,11 @@ def train(
     running: Running,
     place: Place,
     make_listener: Callable[[], Listener],
-    check_room: Callable[[int], None] = lambda size: None,
+    check_room: Callable[[int, int], None] = lambda save_bytes, capture_bytes: None,
 ) -> Finished:
     """One worker's run; the client's result counts.
 
-    ``make_listener`` is called on the client; ``check_room`` too, with the bytes that the checkpoints will take.
+    ``make_listener`` is called on the client; ``check_room`` too, with the bytes that checkpoints and capture take.
     """
     if place.workers > 1:
         try:
@@ -91,10 +92,15 @@ def train(
     if running.resume is not None:
         progress = read_manifest(running.resume).progress
         load_worker_state(engine, optimizer, load(running.resume, lambda key: belongs_here(engine, key)))
-    if running.save is not None:
-        size = _state_bytes(engine, settings) * (running.keep + 1)  # the new one is whole before the oldest goes
-        _together(place, lambda: check_room(size) if place.is_client else None)
     last = min(progress.steps, running.steps or progress.steps)
+    capture = _together(place, lambda: _capture(running, settings, engine, progress.step, last))
+    # Of checkpoints the new one is whole before the oldest goes, and so is the new capture.
+    save_bytes = 0 if running.save is None else _state_bytes(engine, settings) * (running.keep + 1)
+    capture_bytes = 0 if capture is None else 2 * capture.file_bytes
+    _together(place, lambda: check_room(save_bytes, capture_bytes) if place.is_client else None)
+    watchers: list[StepWatcher] = [StepTrace(running.trace, progress.step, last)]
+    if capture is not None:
+        watchers.append(capture)
     plan = _plan(task, settings, facts, engine, progress, last)
     loop = Loop(
         engine,
@@ -114,7 +120,7 @@ def train(
             messages_per_step=messages_per_step([link.shapes for link in plan.links], settings.chunks),
         ),
         listener=(listener := make_listener() if place.is_client else None),
-        trace=StepTrace(running.trace, progress.step, last),
+        watchers=watchers,
     )
     try:
         if listener is not None:
@@ -181,6 +187,13 @@ def _batches(data: Data | None, settings: Settings, engine: Engine) -> TrainingB
     if data is None:
         return None
     return TrainingBatches(data.train, batch_size=settings.batch_size, seed=settings.seed, share=engine.shares)
+
+
+def _capture(running: Running, settings: Settings, engine: Engine, first: int, last: int) -> StepCapture | None:
+    if running.capture is None:
+        return None
+    assert isinstance(engine, PipelineEngine)  # the command line sees to it
+    return StepCapture(running.capture, settings, engine, first_step=first, last_step=last)
 
 
 def _state_bytes(engine: Engine, settings: Settings) -> int:

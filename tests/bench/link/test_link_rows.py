@@ -3,7 +3,7 @@
 import pytest
 
 from thinpipe.bench.link.rows import COLUMNS, make_row, with_lines
-from thinpipe.bench.link.settings import Settings, parse_sizes, size_text
+from thinpipe.bench.link.settings import Settings, parse_sizes
 from thinpipe.bench.link.views import plot_times, result_tables, row_line
 
 WIRE = 1_000_000
@@ -63,9 +63,8 @@ def test_lines_and_gains():
     assert "100mbit" in row_line(rows[0])
 
 
-def test_sizes_are_read_and_written():
+def test_sizes_are_read():
     assert parse_sizes("1kB,1.5MB, 100MB,4B,1kb") == (1_000, 1_500_000, 100_000_000, 4)
-    assert [size_text(size) for size in (4, 1_000, 1_500_000)] == ["4 B", "1 kB", "1.5 MB"]
 
 
 @pytest.mark.parametrize("text", ["", "1", "big", "2B", "-1kB"])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 
 import torch
 
 from thinpipe.bench.inputs import check_launch, find_device
 from thinpipe.codecs import codec
+from thinpipe.measure.sizes import parse_size
 
 WORKERS = 2
 DEFAULT_SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +47,11 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     """``1kB,1.5MB,...``: thousands, as networks count."""
     sizes = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(B|KB|MB|GB)", part.strip().upper())
-        size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+        try:
+            size = parse_size(part)
+        except ValueError:
+            size = 0
         if size < 4:
             raise ValueError(f"--sizes are bytes of tensors, 4 or more, as in 1kB,1MB,100MB; got {part!r}")
         sizes.append(size - size % 4)  # whole floats
     return tuple(dict.fromkeys(sizes))
-
-
-def size_text(size: int) -> str:
-    """Bytes as a user writes them."""
-    unit, count = next(((unit, count) for unit, count in reversed(_UNITS.items()) if size >= count), ("B", 1))
-    return f"{size / count:.4g} {unit.replace('K', 'k')}"

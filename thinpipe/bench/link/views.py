@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from thinpipe.bench.link.rows import COLUMNS, LINE
-from thinpipe.bench.link.settings import size_text
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
 from thinpipe.measure.report import Table
+from thinpipe.measure.sizes import size_text
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 _SIZE = Column(name="size", heading="tensor", key=True)

@@ -18,12 +18,15 @@ def preflight(
     json: Path | None = None,
     save: Path | None = None,
     trace: Path | None = None,
+    capture: Path | None = None,
     save_bytes: int = 0,
+    capture_bytes: int = 0,
 ) -> None:
     """Try every output of a run, and make the directories it needs; ValueError for the first that fails.
 
     ``save_bytes`` is what the checkpoints of the whole run take at their most: one more than are kept, since a new one
-    is whole before the oldest goes. After an error nothing is left of what was made here.
+    is whole before the oldest goes; ``capture_bytes`` likewise of a capture. After an error nothing is left of what was
+    made here.
     """
     made: list[Path] = []
     needs: dict[int, list[tuple[str, Path, int]]] = defaultdict(list)  # by file system
@@ -33,6 +36,7 @@ def preflight(
             ("--save", save, True, max(save_bytes, SMALL_BYTES)),
             ("--json", json, False, SMALL_BYTES),
             ("--trace", trace, False, SMALL_BYTES),
+            ("--capture", capture, False, max(capture_bytes, SMALL_BYTES)),
         ):
             if path is None:
                 continue
@@ -95,5 +99,5 @@ def _check_room(outputs: list[tuple[str, Path, int]]) -> None:
         options = " and ".join(option for option, _, _ in outputs)
         raise ValueError(
             f"{options} will need {needed / 1e6:.1f} MB in {directory}, where {free / 1e6:.1f} MB are free. "
-            f"Make room, name another place, or keep fewer checkpoints"
+            f"Make room, name another place, or keep fewer checkpoints or captured steps"
         )

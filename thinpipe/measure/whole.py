@@ -1,0 +1,25 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Where to write what is to be at ``path``: it gets there when the block has ended without an error."""
+    temporary = temporary_beside(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name on the same file system, so that renaming it is atomic."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
