@@ -17,6 +17,7 @@ ALLOWED = {
     "thinpipe.pipeline": {
         "thinpipe.pipeline",
         "thinpipe.codecs.base",
+        "thinpipe.codecs.delta",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
     },
@@ -31,6 +32,7 @@ ALLOWED = {
         "thinpipe.codecs.base",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
+        "thinpipe.codecs.delta",
         "thinpipe.measure",
     },
     "thinpipe.bench": {

@@ -166,7 +166,8 @@ def what_was_warmed(group: Any, given: dict[str, Any]) -> tuple[list[Any], int, 
     model = task.build(Shape(classes=CLASSES), settings.source)
     engine: Any
     if settings.parallel == "pipeline":
-        engine = PipelineEngine(model, (Meta((settings.chunk_size, FEATURES), torch.float32),), settings, place)
+        chunk = (Meta((settings.chunk_size, FEATURES), torch.float32),)
+        engine = PipelineEngine(model, chunk, settings, place, samples=80)
     else:
         engine = ReplicaEngine(model, settings, place)
     met = []
@@ -188,5 +189,8 @@ def test_codecs_are_warm_before_the_first_step_and_nothing_is_counted(pool: Pool
     given = {"compress_forward": "uniform:8", "compress_backward": "uniform:4"}
     both_directions = [("uniform:4", chunk), ("uniform:8", chunk)]
     assert pool.run(what_was_warmed, 2, given) == [(both_directions, 0, True)] * 2
+    given["compress_forward"] = "delta(uniform:2)"
+    three_codecs = [("uniform:2", chunk), *both_directions]
+    assert pool.run(what_was_warmed, 2, given) == [(three_codecs, 0, True)] * 2
     replicas = pool.run(what_was_warmed, 2, {"parallel": "data", "compress": "uniform:8"})
     assert replicas == [([("uniform:8", (FEATURES, FEATURES))], 0, True)] * 2

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from thinpipe.codecs.spec import codec
+from thinpipe.codecs.spec import codec, split_specs
 
 CODEC_KEYS = {"forward": "compress-forward", "backward": "compress-backward"}  # of a plan -> options of thinpipe train
 
@@ -35,6 +35,8 @@ def _entry(entry: Any) -> list[dict[str, str]]:
 def _specs(text: Any) -> list[str]:
     if not isinstance(text, str):
         raise ValueError(f'a codec is named by its spec, as in "sort:8"; got {text!r}')
+    if "(" in text:  # a comma in brackets is not one between specs
+        return [codec(spec).spec for spec in split_specs(text)]
     name, colon, arguments = text.partition(":")
     return [codec(f"{name}{colon}{argument.strip()}").spec for argument in arguments.split(",")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -97,7 +98,7 @@ def _ticks(bits: Sequence[float]) -> dict[float, str]:
 
 def _line(codec: str, bits: float, panel: Mapping[str, Sequence[_Point]]) -> str:
     """The family; a second codec of a family with as many bits (2+2 beside 3+1) stands for itself."""
-    family = "/".join(side.partition(":")[0] for side in codec.split("/"))
+    family = re.sub(r":[^/,)]*", "", codec)
     taken = any(abs(other[0] - bits) < 0.01 * bits for other in panel.get(family, []))
     return codec if taken else family
 

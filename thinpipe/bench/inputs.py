@@ -12,17 +12,18 @@ import torch.distributed as dist
 
 from thinpipe.bench.codecs import DEFAULT_GPU_SHAPES, DEFAULT_SHAPES
 from thinpipe.bench.contents import CONTENTS, Case, cases_from_file, made_cases
-from thinpipe.codecs import Codec, codec
+from thinpipe.codecs import Codec
 from thinpipe.codecs.base import KernelCodec
+from thinpipe.codecs.spec import split_specs, tensor_codec
 from thinpipe.measure.network import check_links
 
 
 def parse_codecs(text: str) -> list[Codec]:
     """Specs separated by commas; the same codec written twice is one."""
-    specs = [spec for spec in text.split(",") if spec.strip()]
+    specs = split_specs(text)
     if not specs:
         raise ValueError("--codecs takes specs separated by commas, as in sort:8,uniform:8; got none")
-    return list(dict.fromkeys(codec(spec) for spec in specs))
+    return list(dict.fromkeys(tensor_codec(spec) for spec in specs))
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from thinpipe.bench.link.settings import DEFAULT_SIZES, Settings, parse_sizes
+from thinpipe.codecs.spec import split_specs
 from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import Outputs, one_line_errors
 from thinpipe.measure import report
@@ -92,7 +93,7 @@ def bench_link(
     with one_line_errors():
         settings = Settings(
             sizes=parse_sizes(sizes),
-            compress=tuple(compress.split(",")) if compress else (),
+            compress=tuple(split_specs(compress or "")),
             links=tuple(parse_links(link)),
             device=device,
             repeat=repeat,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from thinpipe.bench.models import CUTTABLE, Shapes
+from thinpipe.codecs.spec import split_specs
 from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import Outputs, one_line_errors
 from thinpipe.measure import report
@@ -136,7 +137,7 @@ def bench_pipeline(
             layouts=_words(layout),
             schedules=_words(schedule),
             chunks=_numbers("--chunks", chunks),
-            compress=_words(compress),
+            compress=tuple(dict.fromkeys(split_specs(compress))),
             client_layers=None if client_layers is None else _pair(client_layers),
             device=device,
             threads=threads,

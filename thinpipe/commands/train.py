@@ -77,10 +77,20 @@ def train(
         str | None, _option(_LINKS, "Codec of both directions.", "sort:8; none for data", metavar="SPEC")
     ] = None,
     compress_forward: Annotated[
-        str | None, _option(_LINKS, "Codec of activations.", "as --compress", metavar="SPEC")
+        str | None,
+        _option(
+            _LINKS, "Codec of activations; delta(SPEC) sends what changed of them.", "as --compress", metavar="SPEC"
+        ),
     ] = None,
     compress_backward: Annotated[
         str | None, _option(_LINKS, "Codec of gradients.", "as --compress", metavar="SPEC")
+    ] = None,
+    delta_cache: Annotated[
+        Path | None,
+        _option(_LINKS, "Where delta(...) keeps its copies of samples.", "in memory", metavar="DIR"),
+    ] = None,
+    delta_cache_limit: Annotated[
+        str | None, _option(_LINKS, "The most of them on one machine.", "4GiB", metavar="SIZE")
     ] = None,
     link: Annotated[
         str | None,
@@ -148,7 +158,7 @@ def train(
     """
     # Not at the top: the other verbs need not wait for what training needs.
     from thinpipe.commands.train_run import already_there, carry_out
-    from thinpipe.commands.train_settle import parse_capture, parse_rate, settle_run
+    from thinpipe.commands.train_settle import parse_capture, parse_delta_cache, parse_rate, settle_run
     from thinpipe.commands.train_views import make_listener, preflight
     from thinpipe.training.foresight import check_possible
 
@@ -195,6 +205,7 @@ def train(
             keep=keep,
             steps=steps,
             trace=trace,
+            **parse_delta_cache(delta_cache, delta_cache_limit),
             capture=parse_capture(capture, capture_steps, capture_chunks, capture_limit),
             link=parse_rate(link),
         )

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from thinpipe.bench.inputs import check_launch
+from thinpipe.codecs.delta import Delta
+from thinpipe.codecs.spec import codec
 from thinpipe.measure.network import parse_link
 from thinpipe.measure.sizes import parse_size
 from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
@@ -61,6 +63,12 @@ def _check(settings: Settings, running: Running, max_restarts: int) -> None:
         raise ValueError(
             f"--capture keeps what crosses the links of a pipeline; leave it out with --parallel {settings.parallel}"
         )
+    cached = running.delta_cache is not None or running.delta_cache_limit != Running.delta_cache_limit
+    if cached and not isinstance(codec(settings.compress_forward), Delta):
+        raise ValueError(
+            "--delta-cache and --delta-cache-limit are for delta(...), and activations travel through "
+            f"{settings.compress_forward}; leave them out"
+        )
     if running.link is not None and settings.parallel == "none":
         raise ValueError("--link joins several workers, and --parallel none is one process; leave one of them out")
     check_launch([settings.workers], [running.link])
@@ -93,6 +101,12 @@ def parse_capture(path: Path | None, steps: str | None, chunks: int | None, limi
     if path is None and given:
         raise ValueError(f"--capture-{next(iter(given))} says more about a capture: name its file with --capture")
     return None if path is None else Capture(path=path, **given)
+
+
+def parse_delta_cache(directory: Path | None, limit: str | None) -> dict[str, Any]:
+    """The fields of ``Running`` that say where copies of samples are kept, as far as they were given."""
+    given = {"delta_cache": directory, "delta_cache_limit": None if limit is None else parse_size(limit)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _step_numbers(text: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.rounding import rounding_key
-from thinpipe.codecs.spec import codec
+from thinpipe.codecs.spec import tensor_codec
 
 
 def ddp_state(
@@ -29,7 +29,7 @@ def ddp_state(
     of a gradient is added to the next one, so that nothing is lost for good, only late. ``seed`` is for codecs that
     round at random (``+sr``): every replica, gradient and step has numbers of its own.
     """
-    return DDPState(codec(spec), process_group, error_feedback, seed)
+    return DDPState(tensor_codec(spec), process_group, error_feedback, seed)
 
 
 @dataclass

@@ -22,11 +22,11 @@ and ``report`` compares them.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,8 +34,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinpipe.codecs.base import FLOATS, Codec, as_bytes
+from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.pipeline.backend import wire_device
+from thinpipe.pipeline.copies import SampleCopies
 from thinpipe.pipeline.counters import Counters, DeviceClock, Event, Ledger, Stamp, now
 
 RAW_BELOW = 4096  # bytes; a smaller tensor fits in three Ethernet frames, encoding it saves nothing
@@ -54,16 +56,21 @@ class Slot:
 
     shape: torch.Size
     dtype: torch.dtype
+    codec: Codec
     wire_bytes: int
     raw: bool  # the tensor's own bytes travel, no codec
+    change: Slot | None = None  # how it travels where its change does: delta(...)
 
     @staticmethod
     def of(like: Any, codec: Codec) -> Slot:
         """The slot of a tensor, or of anything else with a shape and a dtype."""
+        if isinstance(codec, Delta):
+            change = Slot.of(like, codec.change)
+            return replace(Slot.of(like, codec.first), change=None if change.raw else change)
         shape, dtype = torch.Size(like.shape), like.dtype
         size, wire_bytes = shape.numel() * dtype.itemsize, codec.wire_bytes(shape, dtype)
         raw = codec.spec == "none" or dtype not in FLOATS or size < RAW_BELOW or wire_bytes >= size
-        return Slot(shape, dtype, size if raw else wire_bytes, raw)
+        return Slot(shape, dtype, codec, size if raw else wire_bytes, raw)
 
     @property
     def tensor_bytes(self) -> int:
@@ -89,12 +96,13 @@ class Link:
         self.device, self.group = device, group
         self.peer = -1  # the worker at the other end: its rank in the group; the schedule decides where stages live
         self.slots: list[Slot] = []
+        self.copies: SampleCopies | None = None  # of the samples, for delta(...)
         self.step = 0
         self.events = events  # the stage's
         self.ledger = Ledger()
         self.clock = DeviceClock(device)
         self.staged = wire_device(group, device).type != device.type  # through pinned host buffers
-        self.copies = torch.cuda.Stream(device) if self.staged else None
+        self.copier = torch.cuda.Stream(device) if self.staged else None
         self._threads: ThreadPoolExecutor | None = None
 
     def threads(self, count: int) -> ThreadPoolExecutor:
@@ -127,6 +135,43 @@ class Link:
             if count > limit:
                 raise ValueError(f"a pipeline has at most {limit} {what}, got {count}")
 
+    def begin_samples(self, samples: Tensor | None, chunks: int) -> None:
+        """Which samples the step has that is about to start, for the copies of them; None: an evaluation."""
+        if self.copies is None:
+            return
+        for index, slot in enumerate(self.slots):
+            if slot.change is None:
+                continue
+            if samples is not None and slot.shape[0] * chunks != len(samples):
+                raise ValueError(
+                    f"{self.codec} keeps a copy of every sample: the {self} carries {chunks} chunks of {slot}, whose "
+                    f"first dimension is to be that of the samples, but the step was said to have {len(samples)}"
+                )
+            self.copies.reserve(index, slot.shape[1:])
+        self.copies.begin(samples, chunks)
+
+    def message(self, chunk: int, index: int) -> Slot:
+        """How a tensor of a chunk travels in this step: both ends find the same."""
+        slot, copies = self.slots[index], self._copies_of(index)
+        return slot.change if copies is not None and copies.knows(chunk) else slot  # type: ignore[return-value]
+
+    def _copies_of(self, index: int) -> SampleCopies | None:
+        return None if self.slots[index].change is None else self.copies
+
+    def open_message(self, chunk: int, index: int, wire: Tensor, out: Tensor) -> None:
+        """Decode into ``out``. Copies change by what was decoded, so the sender opens its messages too."""
+        slot, copies = self.message(chunk, index), self._copies_of(index)
+        if copies is not None and copies.knows(chunk):
+            change = slot.codec.decode(wire, torch.empty(slot.shape, dtype=torch.float32, device=self.device))
+            out.copy_(copies.apply(chunk, index, change))
+            return
+        if slot.raw:
+            as_bytes(out).copy_(wire)
+        else:
+            slot.codec.decode(wire, out)
+        if copies is not None:
+            copies.remember(chunk, index, out)
+
     def host_buffer(self, size: int) -> Tensor:
         device = "cpu" if self.staged else self.device
         return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=self.staged)
@@ -145,6 +190,7 @@ class Link:
 
 Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, what is to be sent
 
+_Message = tuple[Slot, Tensor]  # and its wire
 _Sends = list[dist.Work | None] | Future[list[dist.Work | None]]
 
 
@@ -158,8 +204,8 @@ class SendLink(Link):
         self.steps_before = 0  # steps of the run before the first one here: rounding goes on where it was
         self.tap: Tap | None = None  # is shown every tensor before it is encoded
         self._spare: dict[int, list[Tensor]] = {}  # wire buffers by size
-        self._under_way: deque[tuple[int, list[Tensor], _Sends]] = deque()  # chunk, wires, how they are sent
-        self._handed_out: list[Tensor] = []  # wires that a schedule sends
+        self._under_way: deque[tuple[int, list[_Message], _Sends]] = deque()  # chunk, what is sent, how
+        self._handed_out: list[_Message] = []  # what a schedule sends
 
     def configure(self, slots: list[Slot], chunks: int) -> None:
         if slots != self.slots:
@@ -171,25 +217,25 @@ class SendLink(Link):
         """(2) Encode and send. Waits for nothing, unless WINDOW chunks are under way already."""
         while len(self._under_way) >= WINDOW:
             self._await_oldest()
-        wires = [self._encode(chunk, slot, tensor) for slot, tensor in enumerate(tensors)]
-        if self.copies is None:
-            works: _Sends = self._hand_over(chunk, self.step, wires)
+        messages = [self._encode(chunk, index, tensor) for index, tensor in enumerate(tensors)]
+        if self.copier is None:
+            works: _Sends = self._hand_over(chunk, self.step, messages)
         else:
             left = torch.cuda.Event()
-            left.record(self.copies)
-            works = self.threads(1).submit(self._hand_over, chunk, self.step, wires, left)
-        self._under_way.append((chunk, wires, works))
+            left.record(self.copier)
+            works = self.threads(1).submit(self._hand_over, chunk, self.step, messages, left)
+        self._under_way.append((chunk, messages, works))
 
     def send_ops(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
         """The same as operations for a schedule that orders and awaits them."""
-        wires = [self._encode(chunk, slot, tensor) for slot, tensor in enumerate(tensors)]
-        if self.copies is not None:
-            self.copies.synchronize()  # the schedule sends at once
-        self._stamp(chunk, self.step)
-        self._handed_out += wires
+        messages = [self._encode(chunk, index, tensor) for index, tensor in enumerate(tensors)]
+        if self.copier is not None:
+            self.copier.synchronize()  # the schedule sends at once
+        self._stamp(chunk, self.step, messages)
+        self._handed_out += messages
         return [
-            dist.P2POp(dist.isend, wire, group=self.group, tag=self.tag(chunk, slot), group_peer=self.peer)
-            for slot, wire in enumerate(wires)
+            dist.P2POp(dist.isend, wire, group=self.group, tag=self.tag(chunk, index), group_peer=self.peer)
+            for index, (_, wire) in enumerate(messages)
         ]
 
     def finish(self) -> None:
@@ -219,8 +265,8 @@ class SendLink(Link):
         self.ledger.counters.encode_ms = self.clock.total_ms()
         return self.ledger.counters
 
-    def _encode(self, chunk: int, index: int, tensor: Tensor) -> Tensor:
-        slot = self.slots[index]
+    def _encode(self, chunk: int, index: int, tensor: Tensor) -> _Message:
+        slot, copies = self.message(chunk, index), self._copies_of(index)
         if tensor.shape != slot.shape or tensor.dtype != slot.dtype:
             raise ValueError(
                 f"all chunks of all steps have one shape: the {self} was set up for {slot}, but tensor {index} of "
@@ -236,50 +282,54 @@ class SendLink(Link):
             on_device = torch.empty(size, dtype=torch.uint8, device=self.device) if self.staged else None
             wire = self._buffer(size) if on_device is None else on_device
             with self.clock.measure():
+                sent = copies.change(chunk, index, tensor) if copies is not None and copies.knows(chunk) else tensor
                 step = self.steps_before + self.step
                 key = rounding_key(self.seed, self.source, self.target, index, step, chunk)
-                self.codec.encode(tensor, wire, state=self.state.setdefault(index, {}), key=key)
-        if self.copies is not None:
-            self.copies.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(self.copies):
-                wire.record_stream(self.copies)
+                slot.codec.encode(sent, wire, state=self.state.setdefault(index, {}), key=key)
+        if copies is not None and copies.are_kept:
+            with self.clock.measure():
+                self.open_message(chunk, index, wire, torch.empty(slot.shape, dtype=slot.dtype, device=self.device))
+        if self.copier is not None:
+            self.copier.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self.copier):
+                wire.record_stream(self.copier)
                 wire = self._buffer(slot.wire_bytes).copy_(wire, non_blocking=True)
         if not slot.raw:
             self.events.append(Event("encode", self.source, chunk, began, now()))
         self.ledger.counters.count(slot.tensor_bytes, slot.wire_bytes)
-        return wire
+        return slot, wire
 
     def _hand_over(
-        self, chunk: int, step: int, wires: Sequence[Tensor], left: torch.cuda.Event | None = None
+        self, chunk: int, step: int, messages: Sequence[_Message], left: torch.cuda.Event | None = None
     ) -> list[dist.Work | None]:
         """Give wires to the network, once they have left the GPU."""
         if left is not None:
             left.synchronize()
-        self._stamp(chunk, step)
+        self._stamp(chunk, step, messages)
         return [
-            dist.isend(wire, group=self.group, tag=self.tag(chunk, slot), group_dst=self.peer)
-            for slot, wire in enumerate(wires)
+            dist.isend(wire, group=self.group, tag=self.tag(chunk, index), group_dst=self.peer)
+            for index, (_, wire) in enumerate(messages)
         ]
 
-    def _stamp(self, chunk: int, step: int) -> None:
+    def _stamp(self, chunk: int, step: int, messages: Sequence[_Message]) -> None:
         ended = now()
-        for index, slot in enumerate(self.slots):
+        for index, (slot, _) in enumerate(messages):
             self.ledger.stamps.append(Stamp(step, chunk, index, ended, ended, wire_bytes=slot.wire_bytes))
 
     def _await_oldest(self) -> None:
-        chunk, wires, works = self._under_way.popleft()
+        chunk, messages, works = self._under_way.popleft()
         began = now()
         for work in works.result() if isinstance(works, Future) else works:
             self.await_work(work, self.source, chunk, "send")
         self.ledger.counters.blocked_ms += (now() - began) * 1e3
-        self._recycle(wires)
+        self._recycle(messages)
 
     def _buffer(self, size: int) -> Tensor:
         spares = self._spare.get(size)
         return spares.pop() if spares else self.host_buffer(size)
 
-    def _recycle(self, wires: list[Tensor]) -> None:
-        for slot, wire in zip(itertools.cycle(self.slots), wires, strict=False):
+    def _recycle(self, messages: list[_Message]) -> None:
+        for slot, wire in messages:
             if self.staged or not slot.raw:  # the others are the tensors themselves
                 self._spare.setdefault(wire.numel(), []).append(wire)
 
@@ -334,8 +384,8 @@ class RecvLink(Link):
     def receive(self, chunk: int) -> list[Tensor]:
         """(3) Wait for a chunk that was posted, or take one that the schedule has waited for; decode it."""
         tensors = []
-        for index, slot in enumerate(self.slots):
-            key, needed = (chunk, index), now()
+        for index in range(len(self.slots)):
+            slot, key, needed = self.message(chunk, index), (chunk, index), now()
             arrived = self._arrivals.pop(key).result() if key in self._arrivals else None
             if arrived is not None:
                 del self._works[key]
@@ -366,18 +416,19 @@ class RecvLink(Link):
         chunk, index = key
         wire = self._wire(key)
         if slot.raw and not self.staged:
-            return wire.view(slot.dtype).view(slot.shape)
+            received = wire.view(slot.dtype).view(slot.shape)
+            copies = self._copies_of(index)
+            if copies is not None:
+                copies.remember(chunk, index, received)
+            return received
         spares = self._spare.get(index)
         tensor = spares.pop() if spares else torch.empty(slot.shape, dtype=slot.dtype, device=self.device)
         self._lent.setdefault(chunk, []).append((index, tensor))
         if self.staged:
             torch.cuda.current_stream(self.device).wait_event(self._copied[key])
-            wire = self._on_device[key]
-        if slot.raw:
-            as_bytes(tensor).copy_(wire)
-        else:
-            with self.clock.measure():
-                self.codec.decode(wire, tensor)
+            wire = self._on_device[key][: slot.wire_bytes]
+        with self.clock.measure() if not slot.raw else nullcontext():
+            self.open_message(chunk, index, wire, tensor)
         if self.staged:
             self._decoded[key] = torch.cuda.Event()
             self._decoded[key].record()
@@ -385,8 +436,9 @@ class RecvLink(Link):
 
     def _wire(self, key: tuple[int, int]) -> Tensor:
         if key not in self._wires:
-            self._wires[key] = self.host_buffer(self.slots[key[1]].wire_bytes)
-        return self._wires[key]
+            slot = self.slots[key[1]]
+            self._wires[key] = self.host_buffer(max(slot.wire_bytes, slot.change.wire_bytes if slot.change else 0))
+        return self._wires[key][: self.message(*key).wire_bytes]
 
     def _arrival(self, key: tuple[int, int]) -> float:
         self.await_work(self._works[key], self.target, key[0], "receive")
@@ -396,14 +448,14 @@ class RecvLink(Link):
         return arrived
 
     def _copy(self, key: tuple[int, int]) -> None:
-        """Move a wire onto the GPU, on the stream of copies, once what lay there has been decoded."""
-        assert self.copies is not None
-        with torch.cuda.stream(self.copies):
+        """Move a wire onto the GPU, on the stream for that, once what lay there has been decoded."""
+        assert self.copier is not None
+        with torch.cuda.stream(self.copier):
             if key in self._decoded:
-                self.copies.wait_event(self._decoded[key])
+                self.copier.wait_event(self._decoded[key])
             wire = self._wire(key)
             if key not in self._on_device:
-                self._on_device[key] = torch.empty_like(wire, device=self.device, pin_memory=False)
-            self._on_device[key].copy_(wire, non_blocking=True)
+                self._on_device[key] = torch.empty_like(self._wires[key], device=self.device, pin_memory=False)
+            self._on_device[key][: len(wire)].copy_(wire, non_blocking=True)
             self._copied[key] = torch.cuda.Event()
             self._copied[key].record()

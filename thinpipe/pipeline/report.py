@@ -114,7 +114,7 @@ def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float
 
     Half a round trip is the error; on one machine, where all processes read one clock, there is none.
     """
-    machines = gather(_machine(), group, device)
+    machines = gather(machine_id(), group, device)
     device = wire_device(group, device)
     worker, offset, quickest = dist.get_rank(group), 0.0, float("inf")
     for other, machine in enumerate(machines):
@@ -136,7 +136,7 @@ def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float
     return offset
 
 
-def _machine() -> str | None:
+def machine_id() -> str | None:
     """What all processes of one running machine have in common, and no others; None where nobody knows."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -24,8 +24,9 @@ sends to the wrong worker; ``_stage_meta`` (2.13) and ``get_outputs_meta`` (2.11
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -36,10 +37,12 @@ from torch.distributed import pipelining
 from torch.utils.checkpoint import checkpoint
 
 from thinpipe.codecs.base import Codec
+from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.agreement import agree
 from thinpipe.pipeline.backend import backend_of, wire_device
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
+from thinpipe.pipeline.copies import SampleCopies, check_samples
 from thinpipe.pipeline.counters import DeviceClock, Event, now
 from thinpipe.pipeline.expected import Expected
 from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
@@ -64,6 +67,8 @@ class PipelineStage(pipelining.PipelineStage):
         deferred_batch_norm: running statistics see whole mini-batches, not chunks.
         recompute: keep only the inputs of each chunk and compute its activations again in backward.
         seed: of codecs that round at random (``+sr``). With the same one, a run repeats bit for bit.
+        samples: how many different samples there are; ``forward="delta(...)"`` needs to know.
+        copies_in: where to keep its copies of them on disk; None: in memory.
         post_ahead: post all receives when a step starts. Needs tags; by default where the backend has them (gloo).
         torch_options: everything else torch's stage takes (``group``, ``input_args``, ``output_args`` ...).
     """
@@ -80,6 +85,8 @@ class PipelineStage(pipelining.PipelineStage):
         deferred_batch_norm: bool = False,
         recompute: bool = False,
         seed: int = 0,
+        samples: int | None = None,
+        copies_in: Path | None = None,
         post_ahead: bool | None = None,
         **torch_options: Any,
     ) -> None:
@@ -93,6 +100,12 @@ class PipelineStage(pipelining.PipelineStage):
                 "which gloo cannot"
             )
         self.forward_codec, self.backward_codec = codec(forward), codec(backward)
+        if isinstance(self.backward_codec, Delta):
+            raise self.backward_codec.not_for_gradients()
+        if isinstance(self.forward_codec, Delta) and samples is None:
+            raise ValueError(f"{self.forward_codec} keeps a copy of every sample: say how many there are, samples=N")
+        self.sample_count = samples if isinstance(self.forward_codec, Delta) else None
+        self._samples: Tensor | None = None  # of the next training step
         self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
         self.recompute = recompute
         self.post_ahead = backend_of(self.group, device) == "gloo" if post_ahead is None else post_ahead
@@ -111,6 +124,9 @@ class PipelineStage(pipelining.PipelineStage):
         self.backward_recv: RecvLink | None = link(RecvLink, self.backward_codec, after, me)
         self.backward_send: SendLink | None = link(SendLink, self.backward_codec, me, before)
         self.set_seed(seed)
+        for end in filter(None, (self.forward_recv, self.forward_send)):
+            if self.sample_count is not None:
+                end.copies = SampleCopies(self.sample_count, copies_in)
         _STAGES.add(self)
 
     @property
@@ -124,13 +140,34 @@ class PipelineStage(pipelining.PipelineStage):
         for link in filter(None, (self.forward_send, self.backward_send)):
             link.seed = seed
 
+    def tell_samples(self, samples: Sequence[int] | Tensor) -> None:
+        """Which samples the next training step has, in the order of its batch: for ``forward="delta(...)"``.
+
+        All stages of all workers are told the same before ``schedule.step``. An evaluation needs no word: it leaves
+        the copies alone, and what it sends travels as a sample's first pass does.
+        """
+        if self.sample_count is None:
+            raise ValueError(f"only delta(...) asks for the samples of a step, and this stage has {self.forward_codec}")
+        self._samples = check_samples(samples, self.sample_count)
+
     def link_state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """What the codecs of this stage's links remember, and the steps so far; to be saved beside the module's."""
-        return {link.direction: link.state_dict() for link in (self.forward_send, self.backward_send) if link}
+        """What this stage's links remember; to be saved beside the module's state.
+
+        ``forward`` and ``backward``: what the codecs do, and the steps so far. ``sent`` and ``received``: copies of
+        samples, the same at both ends of a link.
+        """
+        state = {link.direction: link.state_dict() for link in (self.forward_send, self.backward_send) if link}
+        return state | {name: copies.state_dict() for name, copies in self._copies().items()}
 
     def load_link_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
         for link in filter(None, (self.forward_send, self.backward_send)):
             link.load_state_dict(state.get(link.direction, {}))
+        for name, copies in self._copies().items():
+            copies.load_state_dict(state.get(name, {}))
+
+    def _copies(self) -> dict[str, SampleCopies]:
+        ends = {"sent": self.forward_send, "received": self.forward_recv}
+        return {name: end.copies for name, end in ends.items() if end is not None and end.copies is not None}
 
     def trace(self, on: bool = True) -> None:
         """From the next step on, also stamp the arrival of each message (``report``, ``draw``)."""
@@ -210,10 +247,25 @@ class PipelineStage(pipelining.PipelineStage):
             self._agree(stage._traffic() for stage in stages)
         for stage in stages:
             stage._posted, stage._unchecked = True, False
+            stage._begin_samples()
             if stage.post_ahead:
                 for link in stage.links:
                     if isinstance(link, RecvLink) and (stage.has_backward or link.direction == "forward"):
                         link.post()
+
+    def _begin_samples(self) -> None:
+        if self.sample_count is None:
+            return
+        samples = None
+        if self.has_backward:
+            samples, self._samples = self._samples, None
+            if samples is None:
+                raise ValueError(
+                    f"{self.forward_codec} sends what changed of each sample: before a training step tell all stages "
+                    f"which ones it has, stage.tell_samples(indices); stage {self.stage_index} was told nothing"
+                )
+        for link in filter(None, (self.forward_recv, self.forward_send)):
+            link.begin_samples(samples, self._chunks)
 
     # (4) to (7): its actions
 
@@ -353,6 +405,7 @@ class PipelineStage(pipelining.PipelineStage):
             "worker of each stage": [self.stage_index_to_group_rank[stage] for stage in range(self.num_stages)],
             "forward codec": self.forward_codec.spec,
             "backward codec": self.backward_codec.spec,
+            "samples with copies": self.sample_count,
         } | ({"model and cuts": plan} if plan else {})
 
     def _traffic(self) -> dict[str, Any]:

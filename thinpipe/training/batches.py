@@ -25,6 +25,20 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
     return torch.randperm(samples, generator=generator)
 
 
+class SampleOrder:
+    """Which samples each batch has: every worker knows, whether or not it has the data."""
+
+    def __init__(self, samples: int, *, batch_size: int, seed: int) -> None:
+        self.samples, self.batch_size, self.seed = samples, batch_size, seed
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def batch(self, epoch: int, position: int) -> Tensor:
+        """Of all replicas together, in order; epoch and position are counted from 0."""
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, epoch_order(self.samples, seed=self.seed, epoch=epoch)
+        return self._order[position * self.batch_size : (position + 1) * self.batch_size]
+
+
 class TrainingBatches:
     """The batches of one worker: whole ones, or with several replicas its share of each.
 
@@ -33,18 +47,15 @@ class TrainingBatches:
     """
 
     def __init__(self, split: Split, *, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
-        self.split, self.batch_size, self.seed = split, batch_size, seed
+        self.split, self.seed = split, seed
         self.replica, self.replicas = share
-        self._epoch, self._order = -1, torch.empty(0)
+        self._order = SampleOrder(len(split), batch_size=batch_size, seed=seed)
 
     def batch(self, epoch: int, position: int) -> Batch:
         """The batch at a position of an epoch, both counted from 0; augmented alike every time it is asked for."""
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, epoch_order(len(self.split), seed=self.seed, epoch=epoch)
-        size = self.batch_size // self.replicas
-        start = position * self.batch_size + self.replica * size
+        samples = self._order.batch(epoch, position).view(self.replicas, -1)[self.replica]
         seed = mixed_seed(self.seed, epoch, position, self.replica)
-        return self.split.batch(self._order[start : start + size], augment_seed=seed)
+        return self.split.batch(samples, augment_seed=seed)
 
 
 def evaluation_batch(split: Split, start: int, batch_size: int) -> Batch:

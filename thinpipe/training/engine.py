@@ -54,6 +54,10 @@ class Engine(ABC):
         """Let the codecs compile what they need: before the first step, not in it."""
 
     @abstractmethod
+    def tell_samples(self, samples: Tensor) -> None:
+        """The numbers of the samples in the next training step, on every worker."""
+
+    @abstractmethod
     def train_step(self, batch: Batch | None) -> tuple[float, int]:
         """Forward and backward of one batch: this worker's part of the mean loss, and how many were right."""
 

@@ -37,6 +37,7 @@ class LinkPlan:
     shapes: tuple[tuple[int, ...], ...]  # of the tensors of one chunk
     tensor_bytes: int
     wire_bytes: int
+    first_wire_bytes: int | None = None  # delta(...): of a step whose samples were never sent before
 
 
 @dataclass(frozen=True, kw_only=True)

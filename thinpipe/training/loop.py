@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from thinpipe.training.batches import TrainingBatches
+from thinpipe.training.batches import SampleOrder, TrainingBatches
 from thinpipe.training.checkpoint import Manifest, save
 from thinpipe.training.engine import Engine
 from thinpipe.training.evaluate import evaluate
@@ -46,6 +46,7 @@ class Loop:
         settings: Settings,
         running: Running,
         *,
+        order: SampleOrder,
         batches: TrainingBatches | None,  # where this worker reads data
         validation: Split | None,  # likewise
         validation_samples: int,
@@ -57,6 +58,7 @@ class Loop:
     ) -> None:
         self.engine, self.optimizer, self.progress = engine, optimizer, progress
         self.settings, self.running = settings, running
+        self.order = order
         self.batches, self.validation, self.validation_samples = batches, validation, validation_samples
         self.metric, self.stages, self.usage, self.listener = metric, stages, usage, listener
         self.watchers = watchers
@@ -107,6 +109,7 @@ class Loop:
         set_learning_rate(self.optimizer, lr)
         watching = [watcher for watcher in self.watchers if watcher.begin(self.engine, number + 1)]
         batch = None if self.batches is None else self.batches.batch(epoch, position)
+        self.engine.tell_samples(self.order.batch(epoch, position))
         done = train_step(
             self.engine,
             self.optimizer,

@@ -6,14 +6,17 @@ leaves it as it is, its bytes do not count as training's, and nothing is set up 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.rounding import rounding_key
-from thinpipe.codecs.spec import codec
+from thinpipe.codecs.spec import codec, tensor_codecs
+from thinpipe.pipeline.copies import SampleCopies, copies_bytes
 from thinpipe.pipeline.link import SendLink, Slot, Tap
 from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, report, reset_counters
@@ -34,8 +37,19 @@ from thinpipe.workloads.task import Batch
 class PipelineEngine(Engine):
     """This worker's stages of a model that every worker has built alike."""
 
-    def __init__(self, model: nn.Module, chunk_inputs: tuple[Meta, ...], settings: Settings, place: Place) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        chunk_inputs: tuple[Meta, ...],
+        settings: Settings,
+        place: Place,
+        *,
+        samples: int,
+        copies_in: Path | None = None,
+    ) -> None:
         self.place, self._settings = place, settings
+        self._samples, self._copies_in = samples, copies_in
+        self._forward = codec(settings.compress_forward)
         units = units_of(model)
         traced = trace_units(units, chunk_inputs, amp=settings.amp, device=place.device)
         self._cuts = choose_cuts(
@@ -65,6 +79,8 @@ class PipelineEngine(Engine):
 
     def _stage(self, module: StageModule, index: int, *, training: bool) -> CheckedStage:
         device, settings = self.place.device, self._settings
+        # What is evaluated is seen once: it travels as the first pass of a sample does.
+        once = self._forward.first if isinstance(self._forward, Delta) else self._forward
         return CheckedStage(
             module,
             index,
@@ -73,8 +89,10 @@ class PipelineEngine(Engine):
             tuple(meta.example(device, gradient=training and index > 0) for meta in self._between[index]),
             tuple(meta.example(device, gradient=training) for meta in self._between[index + 1]),
             group=self.place.group,
-            forward=settings.compress_forward,
+            forward=self._forward if training else once,
             backward=settings.compress_backward,
+            samples=self._samples,
+            copies_in=self._copies_in,
             deferred_batch_norm=training,
             recompute=training and settings.recompute,
             seed=settings.seed,
@@ -91,9 +109,31 @@ class PipelineEngine(Engine):
         specs = {self._settings.compress_forward, self._settings.compress_backward}
         cuts = {cut for index in self.stages for cut in (index, index + 1) if 0 < cut < self._count}
         for meta in {meta for cut in cuts for meta in self._between[cut]}:
-            for spec in specs:
-                if not Slot.of(meta, codec(spec)).raw:
-                    warm_codec(codec(spec), meta.shape, meta.dtype, self.place.device)
+            for each in {each for spec in specs for each in tensor_codecs(spec)}:
+                if not Slot.of(meta, each).raw:
+                    warm_codec(each, meta.shape, meta.dtype, self.place.device)
+
+    def tell_samples(self, samples: Tensor) -> None:
+        if isinstance(self._forward, Delta):
+            for stage in self.training_stages:
+                stage.tell_samples(samples)
+
+    def _kept(self) -> Iterator[tuple[SampleCopies, int, Slot]]:
+        """The tensors of which this worker keeps copies, at each end of a link."""
+        for stage in self.training_stages:
+            for end, cut in ((stage.forward_recv, stage.stage_index), (stage.forward_send, stage.stage_index + 1)):
+                for index, meta in enumerate(self._between[cut]):
+                    slot = Slot.of(meta, self._forward)
+                    if end is not None and end.copies is not None and slot.change is not None:
+                        yield end.copies, index, slot
+
+    def copies_bytes(self) -> int:
+        """What this worker will keep of the samples."""
+        return sum(copies_bytes(self._samples, slot.shape) for _, _, slot in self._kept())
+
+    def reserve_copies(self) -> None:
+        for copies, index, slot in self._kept():
+            copies.reserve(index, slot.shape[1:])
 
     def train_step(self, batch: Batch | None) -> tuple[float, int]:
         inputs = to_device(batch.inputs, self.place.device) if batch and self.reads_inputs else ()
@@ -148,6 +188,7 @@ class PipelineEngine(Engine):
             f"link/{stage.stage_index}/{direction}/{key}": value
             for stage in self.training_stages
             for direction, state in stage.link_state_dict().items()
+            if direction != "received"  # what the sender saves
             for key, value in state.items()
         }
 
@@ -158,6 +199,8 @@ class PipelineEngine(Engine):
                 _, index, direction, key = name.split("/", 3)
                 if int(index) == stage.stage_index:
                     state.setdefault(direction, {})[key] = value
+                if int(index) == stage.stage_index - 1 and direction == "sent":
+                    state.setdefault("received", {})[key] = value
             stage.load_link_state_dict(state)
 
     def trace(self, on: bool) -> None:
@@ -211,6 +254,8 @@ class PipelineEngine(Engine):
 
     def _link_plan(self, source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
         slots = [Slot.of(meta, codec(spec)) for meta in metas]
+        first_bytes = self._settings.chunks * sum(slot.wire_bytes for slot in slots)
+        again_bytes = self._settings.chunks * sum((slot.change or slot).wire_bytes for slot in slots)
         return LinkPlan(
             source=source,
             target=target,
@@ -220,5 +265,6 @@ class PipelineEngine(Engine):
             spec=spec,
             shapes=tuple(meta.shape for meta in metas),
             tensor_bytes=self._settings.chunks * sum(slot.tensor_bytes for slot in slots),
-            wire_bytes=self._settings.chunks * sum(slot.wire_bytes for slot in slots),
+            wire_bytes=again_bytes,
+            first_wire_bytes=first_bytes if any(slot.change for slot in slots) else None,
         )

@@ -86,6 +86,9 @@ class ReplicaEngine(Engine):
         with torch.autocast(self.place.device.type, dtype=torch.bfloat16, enabled=self._settings.amp):
             return module(*inputs)
 
+    def tell_samples(self, samples: Tensor) -> None:
+        """Replicas keep nothing of a sample."""
+
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | None:
         assert inputs is not None
         with torch.no_grad():

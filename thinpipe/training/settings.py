@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
@@ -54,7 +55,12 @@ class Settings:
     samples: int | None
 
     def __post_init__(self) -> None:
-        codec(self.compress_forward), codec(self.compress_backward)  # a ValueError of theirs says what is wrong
+        # A ValueError of theirs says what is wrong.
+        forward, backward = codec(self.compress_forward), codec(self.compress_backward)
+        if isinstance(backward, Delta):
+            raise backward.not_for_gradients()
+        if isinstance(forward, Delta) and self.parallel != "pipeline":
+            raise forward.misplaced()
         hints = get_type_hints(Settings)
         for name in ("parallel", "layout", "schedule", "optimizer", "lr_schedule", "device"):
             _check_one_of(name, getattr(self, name), get_args(hints[name]))
@@ -141,6 +147,8 @@ class Running:
     resume: Path | None = None  # one checkpoint to go on from
     steps: int | None = None  # stop after so many, counted from the very first
     trace: Path | None = None  # a picture or a Chrome trace of one step
+    delta_cache: Path | None = None  # where delta(...) keeps its copies of samples; None: in memory
+    delta_cache_limit: int = 4 << 30  # bytes of them on one machine
     capture: Capture | None = None  # what crosses the links in a few steps
     link: float | None = None  # Mbit/s between the workers; None: as the machine is
 

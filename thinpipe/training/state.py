@@ -40,8 +40,12 @@ def belongs_here(engine: Engine, key: str) -> bool:
         return rest in _tensors(engine)
     if kind == "optimizer":
         return rest.rpartition("/")[0] in _parameters(engine)
-    owner = int(rest.partition("/")[0])
-    return owner in engine.stages if kind == "link" else owner == engine.place.worker
+    owner, _, what = rest.partition("/")
+    if kind != "link":
+        return int(owner) == engine.place.worker
+    # Copies of samples are the same at both ends of a link: the sender saves them, the receiver loads them too.
+    is_receiver = what.startswith("sent/") and int(owner) + 1 in engine.stages
+    return int(owner) in engine.stages or is_receiver
 
 
 def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:

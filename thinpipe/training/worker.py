@@ -11,9 +11,10 @@ from torch import nn
 
 from thinpipe.pipeline.agreement import DisagreementError, agree
 from thinpipe.pipeline.backend import CPU
-from thinpipe.training.batches import TrainingBatches
+from thinpipe.training.batches import SampleOrder, TrainingBatches
 from thinpipe.training.capture import StepCapture
 from thinpipe.training.checkpoint import load, read_manifest
+from thinpipe.training.copies import reserve_copies
 from thinpipe.training.engine import Engine
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.interrupt import noted_interrupts
@@ -77,7 +78,7 @@ def train(
         except DisagreementError as error:
             raise SetupError(str(error)) from None
     data, facts = _read(task, settings, place)
-    engine = _make_engine(task, settings, place, facts)
+    engine = _make_engine(task, settings, running, place, facts)
     engine.warm_up()
     optimizer = make_optimizer(
         engine.parameters(),
@@ -108,6 +109,7 @@ def train(
         progress,
         settings,
         running,
+        order=SampleOrder(facts.train_samples, batch_size=settings.batch_size, seed=settings.seed),
         batches=_batches(data, settings, engine),
         validation=None if data is None else data.validation,
         validation_samples=facts.validation_samples,
@@ -171,7 +173,7 @@ def _read(task: Task, settings: Settings, place: Place) -> tuple[Data | None, Fa
     return (found[0] if found else None), Facts.from_json(told[0])
 
 
-def _make_engine(task: Task, settings: Settings, place: Place, facts: Facts) -> Engine:
+def _make_engine(task: Task, settings: Settings, running: Running, place: Place, facts: Facts) -> Engine:
     def build() -> nn.Module:
         torch.manual_seed(settings.seed)  # the same weights on all workers, and whatever is parallel
         return task.build(facts.shape, settings.source)
@@ -180,7 +182,12 @@ def _make_engine(task: Task, settings: Settings, place: Place, facts: Facts) -> 
     if settings.parallel != "pipeline":
         return ReplicaEngine(model, settings, place)
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
-    return _together(place, lambda: PipelineEngine(model, chunk, settings, place))
+    samples, copies_in = facts.train_samples, running.delta_cache
+    engine = _together(
+        place, lambda: PipelineEngine(model, chunk, settings, place, samples=samples, copies_in=copies_in)
+    )
+    _together(place, lambda: reserve_copies(engine, running))
+    return engine
 
 
 def _batches(data: Data | None, settings: Settings, engine: Engine) -> TrainingBatches | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from thinpipe.bench.inputs import check_launch, find_device
-from thinpipe.codecs import codec
+from thinpipe.codecs.spec import tensor_codec
 from thinpipe.measure.sizes import parse_size
 
 WORKERS = 2
@@ -29,12 +29,12 @@ class Settings:
 
     def check(self) -> None:
         """ValueError for what cannot be measured here."""
-        find_device(self.device, [codec(spec) for spec in self.compress])
+        find_device(self.device, [tensor_codec(spec) for spec in self.compress])
         check_launch([WORKERS], self.links)
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(["none", *(codec(spec).spec for spec in self.compress)]))
+        return tuple(dict.fromkeys(["none", *(tensor_codec(spec).spec for spec in self.compress)]))
 
     def backend(self, link: float | None) -> str:
         """NCCL joins GPUs, one per worker; it would pass by a link that is shaped."""

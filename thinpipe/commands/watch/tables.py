@@ -57,7 +57,7 @@ def plan_tables(plan: Plan) -> list[Table]:
     tables = [Table(title=_title(plan), columns=columns, rows=rows)]
     if plan.links:
         links = [_link_row(link) | {"tensors": _shapes_text(link)} for link in plan.links]
-        tables.append(Table(title="What travels per step", columns=_LINK_COLUMNS, rows=links))
+        tables.append(Table(title="What travels per step", columns=_LINK_COLUMNS, rows=links, note=_first_pass(plan)))
     return tables
 
 
@@ -127,6 +127,16 @@ def _unit_range(holding: Holding) -> str:
 
 def _shapes_text(link: LinkPlan) -> str:
     return " + ".join("x".join(map(str, shape)) for shape in link.shapes)
+
+
+def _first_pass(plan: Plan) -> str:
+    """What the table does not say where links carry more while samples are new to them."""
+    more = [link for link in plan.links if link.first_wire_bytes is not None]
+    if not more:
+        return ""
+    first_kb = sum(link.first_wire_bytes or 0 for link in more) / 1e3
+    again_kb = sum(link.wire_bytes for link in more) / 1e3
+    return f"{more[0].spec}: {first_kb:.1f} kB a step forward while samples are new, {again_kb:.1f} kB after that."
 
 
 def _link_row(link: LinkPlan | LinkUse, steps: int = 1) -> dict[str, object]:

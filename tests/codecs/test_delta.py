@@ -1,0 +1,88 @@
+"""delta(SPEC) as a spec: what parses, what it is called, and what it is told where it does not belong."""
+
+import pytest
+import torch
+
+import thinpipe
+from thinpipe.ablation.codec_lists import expand_codecs
+from thinpipe.bench.inputs import parse_codecs
+from thinpipe.codecs.delta import DEFAULT_FIRST
+from thinpipe.codecs.spec import split_specs
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("delta(uniform:2)", "delta(uniform:2)"),
+        (" delta( sort:8 , first = fp16 ) ", "delta(sort:6+2,first=fp16)"),
+        (f"delta(kmeans:2,first={DEFAULT_FIRST})", "delta(kmeans:2)"),
+        ("delta(topk:0.1,first=none)", "delta(topk:0.1,first=none)"),
+    ],
+)
+def test_one_canonical_form(written, canonical):
+    codec = thinpipe.codec(written)
+    assert codec.spec == str(codec) == canonical
+    assert thinpipe.codec(canonical) == codec
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("delta(uniform:2", "its bracket is not closed"),
+        ("delta()", "no codec ''"),
+        ("delta(uniform:99)", "99 bits"),
+        ("delta(none)", "saves nothing"),
+        ("delta(delta(uniform:2))", "one delta in a spec"),
+        ("delta(uniform:2,first=delta(uniform:4))", "one delta in a spec"),
+        ("delta(uniform:2,last=fp16)", "'last=fp16' is not first=SPEC"),
+        ("delta(uniform:2,fp16)", "'fp16' is not first=SPEC"),
+        ("delta(uniform:2,first=fp16,first=bf16)", "is not first=SPEC"),
+    ],
+)
+def test_what_makes_no_sense_is_told_the_rule(spec, reason):
+    with pytest.raises(ValueError, match="makes no sense") as error:
+        thinpipe.codec(spec)
+    assert reason in str(error.value)
+    assert "as in delta(kmeans:2) or delta(kmeans:2,first=fp16)" in str(error.value)
+
+
+def test_without_a_colon_it_is_listed_among_those_there_are():
+    with pytest.raises(ValueError, match=r"there are: none, .*delta\(kmeans:2\)"):
+        thinpipe.codec("delta:2")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda codec: codec.encode(torch.ones(9)),
+        lambda codec: codec.decode(torch.zeros(9, dtype=torch.uint8), torch.ones(9)),
+        lambda codec: codec.wire_bytes((9,), torch.float32),
+        lambda codec: thinpipe.ddp_state(codec),
+        lambda codec: parse_codecs(f"none,{codec}"),
+    ],
+    ids=["encode", "decode", "wire_bytes", "ddp", "bench"],
+)
+def test_outside_a_link_it_says_where_it_belongs(use):
+    with pytest.raises(ValueError, match=r"delta\(uniform:2\) sends changes against copies .* here take uniform:2"):
+        use(thinpipe.codec("delta(uniform:2)"))
+
+
+@pytest.mark.parametrize(
+    ("text", "specs"),
+    [
+        ("none,sort:8", ["none", "sort:8"]),
+        ("none, delta(kmeans:2,first=fp16),sort:8,", ["none", "delta(kmeans:2,first=fp16)", "sort:8"]),
+        ("delta(kmeans:2),delta(kmeans:4,first=none)", ["delta(kmeans:2)", "delta(kmeans:4,first=none)"]),
+        ("", []),
+    ],
+)
+def test_lists_are_split_between_specs_only(text, specs):
+    assert split_specs(text) == specs
+
+
+def test_plans_take_it_forward():
+    entry = {"forward": "delta(sort:2,first=fp16)", "backward": "sort:8,4"}
+    assert expand_codecs([entry]) == [
+        {"compress-forward": "delta(sort:1+1,first=fp16)", "compress-backward": backward}
+        for backward in ("sort:6+2", "sort:3+1")
+    ]
