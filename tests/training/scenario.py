@@ -1,6 +1,6 @@
 """A toy run as the command line carries it out, in which a worker is killed; run by test_killed.py as a user runs it.
 
-python scenario.py '{"save": ..., "compress": ..., "kill_unit": ..., "kill_call": ..., "slow": ...}'
+python scenario.py '{"save": ..., "compress_forward": ..., "kill_unit": ..., "kill_call": ..., "slow": ...}'
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def find_task(facts: dict[str, Any], name: str) -> ToyTask:
 
 if __name__ == "__main__":
     facts = json.loads(sys.argv[1])
-    settings = settings_for(ToyTask(), None, workers=2, compress=facts["compress"], epochs=facts.get("epochs", 2))
+    settings = settings_for(
+        ToyTask(), None, workers=2, compress_forward=facts["compress_forward"], epochs=facts.get("epochs", 2)
+    )
     running = Running(save=Path(facts["save"]), save_every=1)
     restarts = facts.get("max_restarts", 0)
     sys.exit(carry_out(settings, running, Ears, max_restarts=restarts, find_task=partial(find_task, facts)))

@@ -27,14 +27,14 @@ def facts_for(directory: Path, compress: str, unit: int) -> dict[str, Any]:
     """A kill at some chunk of some step: another one every time, and named if the test fails."""
     call = random.randint(1, STEPS * CHUNKS)
     print(f"unit {unit} is killed at call {call}")
-    return {"save": str(directory / "saved"), "compress": compress, "kill_unit": unit, "kill_call": call}
+    return {"save": str(directory / "saved"), "compress_forward": compress, "kill_unit": unit, "kill_call": call}
 
 
 def unbroken_sha256(pool: Pool, compress: str) -> str:
-    return pool.run(train_toy, 2, "dropout", Running(), {"compress": compress})[0].end.parameters_sha256
+    return pool.run(train_toy, 2, "dropout", Running(), {"compress_forward": compress})[0].end.parameters_sha256
 
 
-@pytest.mark.parametrize(("compress", "unit"), [("sort:8", SERVER), ("power:4", CLIENT)])
+@pytest.mark.parametrize(("compress", "unit"), [("sort:8", SERVER), ("power:4", CLIENT), ("delta(uniform:2)", SERVER)])
 def test_killed_and_resumed_ends_as_unbroken(pool: Pool, tmp_path: Path, compress: str, unit: int) -> None:
     facts = facts_for(tmp_path, compress, unit)
     code, output = run_script(SCENARIO, json.dumps(facts), limit_s=120)
@@ -46,11 +46,11 @@ def test_killed_and_resumed_ends_as_unbroken(pool: Pool, tmp_path: Path, compres
     if done:
         assert f"the last checkpoint is {done[-1]}; go on with: thinpipe train --resume {saved}" in output
     rest = Running(resume=newest(saved) if done else None)
-    resumed = pool.run(train_toy, 2, "dropout", rest, {"compress": compress})[0]
+    resumed = pool.run(train_toy, 2, "dropout", rest, {"compress_forward": compress})[0]
     assert resumed.end.parameters_sha256 == unbroken_sha256(pool, compress)
 
 
-@pytest.mark.parametrize(("compress", "unit"), [("sort:8", CLIENT), ("power:4", SERVER)])
+@pytest.mark.parametrize(("compress", "unit"), [("sort:8", CLIENT), ("power:4", SERVER), ("delta(uniform:2)", CLIENT)])
 def test_killed_with_a_restart_left_ends_as_unbroken(pool: Pool, tmp_path: Path, compress: str, unit: int) -> None:
     facts = facts_for(tmp_path, compress, unit) | {"max_restarts": 1}
     code, output = run_script(SCENARIO, json.dumps(facts), limit_s=120)
@@ -70,7 +70,14 @@ def test_a_signal_ends_all_workers_and_the_last_checkpoint_is_named_once(
     tmp_path: Path, number: signal.Signals, code: int, said: str
 ) -> None:
     saved = tmp_path / "saved"
-    facts = {"save": str(saved), "compress": "none", "kill_unit": 2, "kill_call": 0, "slow": 0.05, "epochs": 1000}
+    facts = {
+        "save": str(saved),
+        "compress_forward": "none",
+        "kill_unit": 2,
+        "kill_call": 0,
+        "slow": 0.05,
+        "epochs": 1000,
+    }
     ended, output = run_script(
         SCENARIO,
         json.dumps(facts),

@@ -26,6 +26,7 @@ def train(pool: Pool, workers: int, kind: str, running: Running, given: dict[str
         pytest.param(2, "batchnorm", {"compress": "sort:8"}, id="stateless codec, batch norm"),
         pytest.param(2, "dropout", {"compress": "power:4"}, id="warm-started codec, dropout"),
         pytest.param(2, "batchnorm", {"compress": "tile:4+sr"}, id="stochastic rounding"),
+        pytest.param(2, "dropout", {"compress_forward": "delta(tile:2+sr)"}, id="copies of samples, dropout"),
         pytest.param(3, "dropout", {"layout": "linear", "optimizer": "adamw"}, id="a line, adamw"),
         pytest.param(2, "dropout", {"parallel": "data"}, id="two replicas"),
         pytest.param(3, "dropout", {"parallel": "data", "compress": "uniform:4"}, id="three replicas, error feedback"),
@@ -52,12 +53,12 @@ def test_from_any_checkpoint_the_end_is_the_same(
         assert rest.end.best_metric == whole.end.best_metric
 
 
-@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr"])
+@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)"])
 def test_links_that_forget_end_elsewhere(pool: Pool, tmp_path: Path, spec: str) -> None:
-    """What the test above holds for warm-started codecs and for stochastic rounding is not so by chance."""
-    given = {"compress": spec}
-    whole = pool.run(train_toy, 2, "plain", Running(save=tmp_path, save_every=3, keep=9), given)[0]
-    forgetful = pool.run(_train_forgetting, 2, Running(resume=tmp_path / "step-00000003"), given)[0]
+    """What the test above holds for links that remember something is not so by chance."""
+    given = {"compress_forward": spec}
+    whole = pool.run(train_toy, 2, "plain", Running(save=tmp_path, save_every=5, keep=9), given)[0]
+    forgetful = pool.run(_train_forgetting, 2, Running(resume=tmp_path / "step-00000005"), given)[0]
     assert forgetful.end.parameters_sha256 != whole.end.parameters_sha256
 
 
@@ -71,14 +72,23 @@ def _train_forgetting(group: Any, running: Running, given: dict[str, Any]) -> Ea
         PipelineEngine.recall = remember  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr"])
+@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)"])
 def test_evaluation_changes_nothing(pool: Pool, tmp_path: Path, spec: str) -> None:
     """Stopping in the middle of an epoch evaluates once more than an unbroken run; the end is the same."""
-    given = {"compress": spec}
+    given = {"compress_forward": spec}
     whole = pool.run(train_toy, 2, "batchnorm", Running(), given)[0]
     pool.run(train_toy, 2, "batchnorm", Running(save=tmp_path, steps=3), given)
     rest = pool.run(train_toy, 2, "batchnorm", Running(resume=newest(tmp_path)), given)[0]
     assert rest.end.parameters_sha256 == whole.end.parameters_sha256
+
+
+def test_copies_on_disk_are_those_in_memory_and_leave_no_file(pool: Pool, tmp_path: Path) -> None:
+    given, cache = {"compress_forward": "delta(uniform:2)"}, tmp_path / "cache"
+    whole = pool.run(train_toy, 2, "plain", Running(), given)[0]
+    pool.run(train_toy, 2, "plain", Running(save=tmp_path / "saved", steps=5, delta_cache=cache), given)
+    rest = Running(resume=newest(tmp_path / "saved"), delta_cache=cache)
+    assert pool.run(train_toy, 2, "plain", rest, given)[0].end.parameters_sha256 == whole.end.parameters_sha256
+    assert not list(cache.iterdir())
 
 
 def test_only_the_newest_are_kept_and_the_last_is_complete(tmp_path: Path) -> None:

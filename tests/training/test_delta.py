@@ -1,0 +1,126 @@
+"""delta(...) in training: what it gains, what it counts, and the room its copies take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.pool import Pool
+from tests.training.toy import Ears, ToyTask, place_in, run_toy, settings_for, train_toy
+from thinpipe import codec
+from thinpipe.pipeline.link import Link, RecvLink
+from thinpipe.training.batches import SampleOrder
+from thinpipe.training.settings import Capture, Running
+from thinpipe.training.worker import train
+from thinpipe.workloads.tasks import task
+
+SPEC = "delta(uniform:2)"
+
+
+def grammar_received(group: Any, spec: str, path: Path) -> dict[str, torch.Tensor]:
+    """What arrives at this worker's forward links, under the names of the capture; that has what was sent."""
+    received, opened = {}, Link.open_message
+
+    def note(link: Link, chunk: int, index: int, wire: torch.Tensor, out: torch.Tensor) -> None:
+        opened(link, chunk, index, wire, out)
+        if isinstance(link, RecvLink) and link.direction == "forward" and torch.is_grad_enabled():
+            name = f"forward/{link.source}-{link.target}/{index}/step{link.step:06d}/chunk{chunk}"
+            received[name] = out.detach().clone()
+
+    options = {"samples": 64, "batch_size": 16, "chunks": 2, "epochs": 2, "lr": 2e-4, "compress_forward": spec}
+    grammar = task("grammar")
+    settings = settings_for(grammar, group, **options)
+    running = Running(capture=Capture(path=path, steps=tuple(range(1, 9)), chunks=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Link, "open_message", note)
+        train(grammar, settings, running, place_in(group), Ears)
+    return received
+
+
+def errors(pool: Pool, spec: str, path: Path) -> dict[str, float]:
+    """Relative error of the activations of the first link, in each pass over the samples."""
+    received, sent = pool.run(grammar_received, 2, spec, path)[1], load_file(path)
+    passes = {"first": range(1, 5), "second": range(5, 9)}
+    sums = {}
+    for name, steps in passes.items():
+        keys = [f"forward/0-1/0/step{step:06d}/chunk{chunk}" for step in steps for chunk in range(2)]
+        wrong = sum(float((received[key] - sent[key]).square().sum()) for key in keys)
+        sums[name] = (wrong / sum(float(sent[key].square().sum()) for key in keys)) ** 0.5
+    return sums
+
+
+def test_samples_that_come_again_arrive_better_than_with_the_plain_codec(pool: Pool, tmp_path: Path) -> None:
+    """Sentences are not augmented: from one pass to the next activations change only as the weights do."""
+    plain = errors(pool, "uniform:2", tmp_path / "plain.safetensors")
+    delta = errors(pool, SPEC, tmp_path / "delta.safetensors")
+    assert plain["second"] > 0.1
+    assert delta["first"] < 0.05
+    assert 0 < delta["second"] < 0.2 * plain["second"]
+
+
+def test_bytes_are_those_that_travelled(pool: Pool) -> None:
+    """Of 80 samples an epoch of four batches leaves out eight, so in the second one a few chunks are still new."""
+    first, again = (codec(spec).wire_bytes((6, 256), torch.float32) for spec in ("uniform:8", "uniform:2"))
+    order, seen, expected = SampleOrder(80, batch_size=18, seed=0), set[int](), []
+    for step in range(8):
+        chunks = [set(chunk) for chunk in order.batch(*divmod(step, 4)).view(3, 6).tolist()]
+        expected.append(2 * sum(again if chunk <= seen else first for chunk in chunks))
+        seen |= set.union(*chunks)
+    assert {2 * 3 * first} == set(expected[:4])
+    assert min(expected) < max(expected[4:]) < 2 * 3 * first  # of the second pass: all sorts
+    ears = pool.run(train_toy, 2, "plain", Running(), {"compress_forward": SPEC, "compress_backward": "none"})[0]
+    gradients = 2 * 18 * 256 * 4
+    assert [step.wire_bytes - gradients for step in ears.steps] == expected
+    forward = [link for link in ears.end.links if link.direction == "forward"]
+    assert sum(link.wire_bytes for link in forward) == sum(expected)
+    assert [link.spec for link in forward] == [SPEC, SPEC]
+    planned = [link for link in ears.plan.links if link.direction == "forward"]
+    assert [(link.first_wire_bytes, link.wire_bytes) for link in planned] == [(3 * first, 3 * again)] * 2
+    assert {link.first_wire_bytes for link in ears.plan.links if link.direction == "backward"} == {None}
+
+
+def refusal(group: Any, running: Running) -> str:
+    try:
+        run_toy(group, ToyTask(), running, compress_forward=SPEC)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_more_copies_than_may_be_kept_are_an_error_before_the_first_step(pool: Pool) -> None:
+    """Both workers are on this machine: two links, two ends, 80 samples of 256 half floats."""
+    room = 2 * 2 * 80 * 256 * 2
+    for error in pool.run(refusal, 2, Running(delta_cache_limit=room - 1)):
+        assert "163.8 kB on this machine, and --delta-cache-limit allows 163.8 kB. Allow more" in error
+    assert pool.run(refusal, 2, Running(delta_cache_limit=room)) == ["", ""]
+
+
+def test_a_place_for_copies_that_cannot_be_is_an_error_on_all_workers(pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for error in pool.run(refusal, 2, Running(delta_cache=tmp_path / "file")):
+        assert "copies of samples need" in error
+
+
+def checkpoint_room(group: Any, spec: str) -> int:
+    told: list[int] = []
+    toy = ToyTask()
+    running = Running(save=Path("never"), steps=1)
+    settings = settings_for(toy, group, compress_forward=spec)
+
+    def stop(save_bytes: int, capture_bytes: int) -> None:
+        told.append(save_bytes)
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        train(toy, settings, running, place_in(group), Ears, stop)
+    return sum(told)
+
+
+def test_the_room_for_checkpoints_counts_copies_once(pool: Pool) -> None:
+    """The same copies are at both ends of a link: one end saves them. Two checkpoints stay while a third is written."""
+    more = pool.run(checkpoint_room, 2, SPEC)[0] - pool.run(checkpoint_room, 2, "uniform:2")[0]
+    assert more == 3 * 2 * (80 * 256 * 2 + 80)
