@@ -32,6 +32,8 @@ def test_one_canonical_form(written, canonical):
         ("delta()", "no codec ''"),
         ("delta(uniform:99)", "99 bits"),
         ("delta(none)", "saves nothing"),
+        ("delta(power:4)", "must decode the same bits, and power:4 does not promise that"),
+        ("delta(uniform:2,first=svd:4)", "must decode the same bits, and svd:4 does not promise that"),
         ("delta(delta(uniform:2))", "one delta in a spec"),
         ("delta(uniform:2,first=delta(uniform:4))", "one delta in a spec"),
         ("delta(uniform:2,last=fp16)", "'last=fp16' is not first=SPEC"),

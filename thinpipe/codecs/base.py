@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ class Codec(ABC):
     starts from its last result (``power``) is the mapping it passes as ``state``; what names a message apart from
     all others, for a codec that rounds at random (``+sr``), is the ``key``.
     """
+
+    decodes_alike: ClassVar[bool] = True  # to the same bits on every machine and device
 
     @property
     @abstractmethod

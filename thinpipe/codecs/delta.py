@@ -26,6 +26,11 @@ class Delta(Codec):
     def __post_init__(self) -> None:
         if isinstance(self.change, Delta) or isinstance(self.first, Delta):
             raise ValueError("a change of changes is not sent: there is one delta in a spec")
+        for each in (self.change, self.first):
+            if not each.decodes_alike:
+                raise ValueError(
+                    f"both ends of a link must decode the same bits, and {each.spec} does not promise that"
+                )
         if self.change.spec == "none":
             raise ValueError("a change that travels as it is saves nothing; none alone sends the same bytes")
 

@@ -24,6 +24,8 @@ class LowRank(Codec):
     dimensions), its values travel as float32 instead.
     """
 
+    decodes_alike = False  # products of matrices: every machine adds in another order
+
     name: Literal["svd", "power"]
     rank: int
 
