@@ -10,7 +10,7 @@ from tests.ablation.helpers import FAKE_TRAIN, make_plan
 from thinpipe.ablation.rows import methods, row_of, to_record
 from thinpipe.ablation.runner import carry_out
 from thinpipe.ablation.store import Store
-from thinpipe.ablation.views import plot_metric_against_bits, result_tables
+from thinpipe.ablation.views import _line, plot_metric_against_bits, result_tables
 from thinpipe.measure.diff import compare
 from thinpipe.measure.report import plain_text
 
@@ -69,6 +69,18 @@ def test_codecs_of_a_family_with_as_many_bits_have_lines_of_their_own(tmp_path: 
         store.append(result)
     plot = plot_metric_against_bits("t", methods(runs, store))
     assert {name: len(points) for name, points in plot.panels["digits"].items()} == {"sort": 2, "sort:3+2": 1}
+
+
+@pytest.mark.parametrize(
+    ("codec", "family"),
+    [
+        ("fp16", "fp16"),
+        ("kmeans:2/sort:6+2", "kmeans/sort"),
+        ("delta(sort:1+1,first=fp16)/sort:6+2", "delta(sort,first=fp16)/sort"),
+    ],
+)
+def test_lines_are_named_after_families(codec: str, family: str) -> None:
+    assert _line(codec, 4.0, {}) == family
 
 
 def test_two_records_of_an_ablation_can_be_compared(tmp_path: Path, store: Store) -> None:

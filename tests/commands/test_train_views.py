@@ -85,6 +85,14 @@ def test_the_plan_says_who_holds_what_and_what_travels():
     assert "2 to 1  backward   sort:6+2   8x320x2x2    327.7   82.2  0.251" in links
 
 
+def test_the_plan_says_what_delta_sends_while_samples_are_new():
+    plan = make_plan()
+    first, *rest = plan.links
+    delta = replace(first, spec="delta(sort:2)", wire_bytes=65_536, first_wire_bytes=262_144)
+    links = report.plain_text(plan_tables(replace(plan, links=(delta, *rest)))[1])
+    assert "delta(sort:2): 262.1 kB a step forward while samples are new, 65.5 kB after that." in links
+
+
 def test_the_end_says_where_the_time_went():
     result, links, times = (report.plain_text(table) for table in end_tables(make_plan(), make_end(), 12 * 689152))
     assert "digits     86.7%  87.1%      0.3330  0.4000        802      3.9     689,152" in result

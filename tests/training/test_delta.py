@@ -63,18 +63,24 @@ def test_samples_that_come_again_arrive_better_than_with_the_plain_codec(pool: P
     assert 0 < delta["second"] < 0.2 * plain["second"]
 
 
-def test_bytes_are_those_that_travelled(pool: Pool) -> None:
-    """Of 80 samples an epoch of four batches leaves out eight, so in the second one a few chunks are still new."""
-    first, again = (codec(spec).wire_bytes((6, 256), torch.float32) for spec in ("uniform:8", "uniform:2"))
-    order, seen, expected = SampleOrder(80, batch_size=18, seed=0), set[int](), []
-    for step in range(8):
-        chunks = [set(chunk) for chunk in order.batch(*divmod(step, 4)).view(3, 6).tolist()]
+@pytest.mark.parametrize(
+    ("rows", "value_bytes", "given"),
+    [pytest.param(6, 4, {}, id="float32"), pytest.param(12, 2, {"amp": True, "batch_size": 36}, id="bfloat16")],
+)
+def test_bytes_are_those_that_travelled(pool: Pool, rows: int, value_bytes: int, given: dict[str, Any]) -> None:
+    """Of 80 samples an epoch leaves out eight, so in the second one a few chunks are still new."""
+    first, again = (codec(spec).wire_bytes((rows, 256), torch.float32) for spec in ("uniform:8", "uniform:2"))
+    batch, per_epoch = 3 * rows, 80 // (3 * rows)
+    order, seen, expected = SampleOrder(80, batch_size=batch, seed=0), set[int](), []
+    for step in range(2 * per_epoch):
+        chunks = [set(chunk) for chunk in order.batch(*divmod(step, per_epoch)).view(3, rows).tolist()]
         expected.append(2 * sum(again if chunk <= seen else first for chunk in chunks))
         seen |= set.union(*chunks)
-    assert {2 * 3 * first} == set(expected[:4])
-    assert min(expected) < max(expected[4:]) < 2 * 3 * first  # of the second pass: all sorts
-    ears = pool.run(train_toy, 2, "plain", Running(), {"compress_forward": SPEC, "compress_backward": "none"})[0]
-    gradients = 2 * 18 * 256 * 4
+    assert set(expected[:per_epoch]) == {2 * 3 * first}
+    assert min(expected) < 2 * 3 * first
+    given = {"compress_forward": SPEC, "compress_backward": "none", **given}
+    ears = pool.run(train_toy, 2, "plain", Running(), given)[0]
+    gradients = 2 * batch * 256 * value_bytes
     assert [step.wire_bytes - gradients for step in ears.steps] == expected
     forward = [link for link in ears.end.links if link.direction == "forward"]
     assert sum(link.wire_bytes for link in forward) == sum(expected)

@@ -152,8 +152,10 @@ class Link:
 
     def message(self, chunk: int, index: int) -> Slot:
         """How a tensor of a chunk travels in this step: both ends find the same."""
-        slot, copies = self.slots[index], self._copies_of(index)
-        return slot.change if copies is not None and copies.knows(chunk) else slot  # type: ignore[return-value]
+        slot = self.slots[index]
+        if slot.change is None or self.copies is None or not self.copies.knows(chunk):
+            return slot
+        return slot.change
 
     def _copies_of(self, index: int) -> SampleCopies | None:
         return None if self.slots[index].change is None else self.copies
