@@ -98,7 +98,7 @@ def _ticks(bits: Sequence[float]) -> dict[float, str]:
 
 def _line(codec: str, bits: float, panel: Mapping[str, Sequence[_Point]]) -> str:
     """The family; a second codec of a family with as many bits (2+2 beside 3+1) stands for itself."""
-    family = re.sub(r":[^/,)]*", "", codec)
+    family = re.sub(r":[^/,)]*(/\d[^/,)]*)?", "", codec)  # a slash may be a tile's, or between the directions
     taken = any(abs(other[0] - bits) < 0.01 * bits for other in panel.get(family, []))
     return codec if taken else family
 
