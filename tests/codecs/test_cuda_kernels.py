@@ -57,6 +57,11 @@ def decoded(spec: str, wire: Tensor, like: Tensor, kernels: ModuleType = cuda) -
     return out.cpu()
 
 
+def receiving(x: Tensor) -> Tensor:
+    """What to decode into: the interpreter cuts off what bfloat16 has no room for, where a GPU rounds."""
+    return x if ON_GPU or x.dtype != torch.bfloat16 else x.float()
+
+
 def with_kernels(codec: KernelCodec, kernels: ModuleType) -> KernelCodec:
     object.__setattr__(codec, "kernels_on", lambda device: kernels)
     return codec
@@ -96,8 +101,7 @@ def test_other_float_types(spec: str, dtype: torch.dtype) -> None:
     wire = encoded(spec, x)
     if not spec.startswith("kmeans"):
         assert torch.equal(wire, encoded(spec, x, cpu))
-    # The interpreter cuts off what bfloat16 has no room for, where a GPU rounds.
-    into = x if ON_GPU or dtype != torch.bfloat16 else x.float()
+    into = receiving(x)
     assert torch.equal(decoded(spec, wire, into), decoded(spec, wire, into, cpu))
 
 
@@ -130,10 +134,73 @@ def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) ->
     searched = []
     search = cuda.select._search_everything
     monkeypatch.setattr(cuda.select, "_search_everything", lambda *args: (searched.append(1), search(*args)))
-    monkeypatch.setattr(cuda.select, "slots_per_column", lambda n, programs: 4)
+    monkeypatch.setattr(cuda.select, "slots_per_column", lambda n, programs: cuda.select.ROWS.value)
     x = content("laplace", (20_000,))
     assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
     assert searched
+
+
+@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
+@pytest.mark.parametrize("name", ["outliers", "laplace"])
+def test_the_lists_around_cuts_are_enough(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search by the bits of keys, which is the slow way and gives the same."""
+    monkeypatch.setattr(cuda.select, "_count_all", None)
+    x = content(name, (9000,))
+    assert torch.equal(encoded("sort:6+2", x), encoded("sort:6+2", x, cpu))
+
+
+@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
+def test_lists_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search by the bits of keys takes over."""
+    searched = []
+    search = cuda.select._count_all
+    monkeypatch.setattr(cuda.select, "_count_all", lambda *args: (searched.append(1), search(*args)))
+    monkeypatch.setattr(cuda.narrow, "ROOM", tl.constexpr(2))
+    x = content("laplace", (9000,))
+    assert torch.equal(encoded("sort:6+2", x), encoded("sort:6+2", x, cpu))
+    assert searched
+
+
+TILES = [
+    "tile:4",
+    "tile:1",
+    "tile:3/16",
+    "tile:5/512",
+    "tile:2+zero",
+    "tile:2/64+sr+zero",
+    "tile:4+rot",
+    "tile:8/4096+rot+sr",
+]
+
+
+@pytest.mark.parametrize("spec", TILES)
+@pytest.mark.parametrize("count", [7, 2048, 4500])
+def test_tiles_are_those_of_the_cpu(spec: str, count: int) -> None:
+    x = torch.randn(count, generator=torch.Generator().manual_seed(count)) * torch.logspace(-42, 37, count)
+    assert_tiles_alike(spec, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_tiles_of_other_float_types(dtype: torch.dtype) -> None:
+    assert_tiles_alike("tile:4", torch.randn(3000, generator=torch.Generator().manual_seed(0)).to(dtype))
+
+
+@pytest.mark.parametrize("spec", ["tile:4", "tile:2+sr+zero", "tile:4+rot"])
+def test_a_tile_that_is_not_finite_spoils_itself_alone(spec: str) -> None:
+    x = torch.randn(2304, generator=torch.Generator().manual_seed(0))
+    x[300], x[2100] = torch.nan, -torch.inf
+    x[600:900] = -0.0
+    assert_tiles_alike(spec, x)
+    spoilt = decoded(spec, encoded(spec, x), x).isnan().view(-1, 256).all(1)
+    assert spoilt.nonzero().view(-1).tolist() == [1, 8]
+
+
+def assert_tiles_alike(spec: str, x: Tensor) -> None:
+    wire = encoded(spec, x)
+    assert torch.equal(wire, encoded(spec, x, cpu))
+    ours, right = decoded(spec, wire, receiving(x)), decoded(spec, wire, receiving(x), cpu)
+    assert torch.equal(ours.isnan(), right.isnan())
+    assert torch.equal(ours.nan_to_num(0), right.nan_to_num(0))
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ import functools
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.cuda import codebook, codes, largest, select
+from thinpipe.codecs.kernels.cuda import codebook, codes, largest, select, tiles
 from thinpipe.codecs.kernels.cuda.launch import INTERPRETED, launch
 from thinpipe.codecs.layout import BLOCK, chunk_bounds, header_bytes, positions_are_bits
 
 DIRECT = 1 << 17  # so few values need no sample
 PROGRAMS_PER_PROCESSOR = 2
 COOPERATIVE = {"num_warps": 8, "maxnreg": 128, "launch_cooperative_grid": True}  # so many programs run at once
+ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}  # each operation rounded by itself, as everywhere
 BLOCKS = 4  # of 2048 codes, to a program
 
 
@@ -46,6 +47,30 @@ def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) 
 
 def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
     _decode(wire, out, 1 << bits, 0, header_bytes(1 << bits))
+
+
+def encode_tile(x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bool, zero: bool, key: int) -> None:
+    n, span = x.numel(), max(tile, BLOCK)
+    arguments = (x, n, wire, -(-n // tile), _signed(key & 0xFFFFFFFF), _signed(key >> 32))
+    constants = (bits, tile, span, rot, sr, zero)
+    if n >= span:
+        launch(tiles.encode_tile_kernel, n // span, arguments, constants, **ONE_WARP)
+    if n % span:
+        spare = torch.empty(span, dtype=torch.uint8, device=x.device)
+        launch(tiles.encode_rest_kernel, 1, (*arguments, spare), constants, **ONE_WARP)
+
+
+def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero: bool) -> None:
+    n, span = out.numel(), max(tile, BLOCK)
+    constants = (bits, tile, span, rot, zero)
+    if n >= span:
+        launch(tiles.decode_tile_kernel, n // span, (wire, out, -(-n // tile)), constants, **ONE_WARP)
+    if n % span:
+        launch(tiles.decode_rest_kernel, 1, (wire, out, n, -(-n // tile)), constants, **ONE_WARP)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
 
 
 def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:

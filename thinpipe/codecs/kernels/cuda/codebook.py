@@ -18,8 +18,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.device import float_of, key_of, load_values, sample_places, store_bytes, wait_for_all
-from thinpipe.codecs.kernels.cuda.select import COLUMNS, MOST_PROGRAMS, ROWS, TILE, load_part, parts, read
+from thinpipe.codecs.kernels.cuda.device import (
+    COLUMNS,
+    ROWS,
+    TILE,
+    float_of,
+    key_of,
+    load_values,
+    sample_places,
+    store_bytes,
+    wait_for_all,
+)
+from thinpipe.codecs.kernels.cuda.select import MOST_PROGRAMS, load_part, parts, read
 
 SAMPLE = tl.constexpr(4096)
 TAIL = tl.constexpr(1024)  # one in so many values of the sample lies beyond the middle, at either end
@@ -61,7 +71,7 @@ KEPT = tl.constexpr(16 + 26 * 512 + 21 * 1024 + 8192 + 5 * (131072 + 8192 + 64))
 def slots_per_column(n: int, programs: int) -> int:
     """Room for values of the tails: for all of a small tensor, else for ten times as many as expected."""
     most = (n // TILE.value // programs + 2) * ROWS.value
-    return min(most, 16 + most // 50)
+    return min(most, 64 + most // 50)
 
 
 def scratch_doubles(n: int, programs: int) -> int:

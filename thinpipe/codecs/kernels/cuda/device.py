@@ -5,6 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+TILE = tl.constexpr(4096)  # values that a program reads at a time
+ROWS = tl.constexpr(16)  # of a tile
+COLUMNS = tl.constexpr(256)  # as many as threads: what each of them keeps is a column of its own
+
 
 @triton.jit
 def wait_for_all(counter, arrivals):
@@ -54,7 +58,12 @@ def sample_places(index, stride):
 @triton.jit
 def load_values(x, places, mask, MAGNITUDE: tl.constexpr):
     """Values as float32, -0 as 0; or their magnitudes, where NaN counts as infinity. Anything where the mask is off."""
-    values = tl.load(x + places, mask=mask).to(tl.float32) + 0.0
+    return as_values(tl.load(x + places, mask=mask), MAGNITUDE)
+
+
+@triton.jit
+def as_values(loaded, MAGNITUDE: tl.constexpr):
+    values = loaded.to(tl.float32) + 0.0
     if MAGNITUDE:
         values = tl.where(values != values, float("inf"), tl.abs(values))
     return values

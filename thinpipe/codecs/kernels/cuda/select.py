@@ -19,6 +19,10 @@ import triton
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.device import (
+    COLUMNS,
+    ROWS,
+    TILE,
+    as_values,
     float_of,
     key_of,
     load_values,
@@ -27,11 +31,19 @@ from thinpipe.codecs.kernels.cuda.device import (
     store_bytes,
     wait_for_all,
 )
+from thinpipe.codecs.kernels.cuda.narrow import (
+    NO_KEY,
+    ROOM,
+    collect,
+    count_bins,
+    load_kept,
+    overflown,
+    pick_bins,
+    possible,
+    rank_lists,
+)
 
 CUTS = tl.constexpr(3)  # at a time
-ROWS = tl.constexpr(4)
-COLUMNS = tl.constexpr(1024)
-TILE = tl.constexpr(4096)  # ROWS * COLUMNS: what a program reads at a time
 SAMPLE = tl.constexpr(4096)
 SPLITTERS = tl.constexpr(40)  # around each cut
 LANES = tl.constexpr(128)  # of the splitters of all cuts; the last 8 idle
@@ -43,10 +55,13 @@ MOST_PROGRAMS = tl.constexpr(512)
 # Places in the counters, int32, all zero at the launch.
 ARRIVED = tl.constexpr(0)
 FAILED = tl.constexpr(1)
+PICKED = tl.constexpr(16)  # of every cut: the wanted bins of its bracket, and the rank among their values
+LENGTHS = tl.constexpr(32)  # of the lists of values in those bins
 BELOW = tl.constexpr(128)  # values of the larger sample below each splitter
 ABOVE = tl.constexpr(256)  # and above each
-HISTOGRAM = tl.constexpr(512)
-COUNTERS = 512 + 8 * 3 * 2048
+BRACKET_COUNTS = tl.constexpr(512)
+HISTOGRAM = tl.constexpr(512 + 4 * 512)
+COUNTERS = 512 + 4 * 512 + 8 * 3 * 2048
 
 # Places in the scratch memory, float32, not initialised. First what is int64: numbers found for each cut, partial sums.
 FOUND = tl.constexpr(0)
@@ -56,6 +71,7 @@ SPLITTER_VALUES = tl.constexpr(64 + 35 * 512)
 EDGES = tl.constexpr(64 + 35 * 512 + 128)  # first value of every chunk, then last value of every chunk
 PARAMETERS = tl.constexpr(64 + 36 * 512 + 128)  # what encode_kernel wants for every chunk
 DRAWN = tl.constexpr(64 + 38 * 512 + 128)  # the smaller sample, then the larger one, then the kept values
+LISTS = tl.constexpr(3 * ROOM.value)  # of values around cuts, where the larger sample was
 
 # Places in the numbers found for a cut, int64.
 WORDS = tl.constexpr(8)
@@ -65,6 +81,7 @@ RANK = tl.constexpr(2)  # of it among those
 UP_TO = tl.constexpr(3)  # values of the tensor below LOW_KEY; in the end, up to the found value
 DONE = tl.constexpr(4)
 NEXT_KEY = tl.constexpr(5)  # of the least value above the found one
+LISTED_KEY = tl.constexpr(6)  # of the value at the next rank, if it is in the cut's list
 
 SUMS = tl.constexpr(16)  # partial sums of a program: counts above the lower ends of brackets; from 4, of ties
 
@@ -77,11 +94,13 @@ def larger_sample(n: int) -> int:
 def slots_per_column(n: int, programs: int) -> int:
     """Room for kept values: for all of a small tensor, else for three times as many as expected."""
     most = (n // TILE.value // programs + 2) * ROWS.value
-    return min(most, 24 + most // 10)
+    return min(most, 96 + most // 10)
 
 
 def scratch_floats(n: int, programs: int, sampled: bool) -> int:
-    kept = larger_sample(n) + slots_per_column(n, programs) * COLUMNS.value * programs if sampled else 0
+    kept = (
+        max(larger_sample(n), LISTS.value) + slots_per_column(n, programs) * COLUMNS.value * programs if sampled else 0
+    )
     return DRAWN.value + SAMPLE.value + kept
 
 
@@ -96,17 +115,33 @@ def _places_around(rank, n, lane):
 
 
 @triton.jit
-def _draw(x, n, size, drawn, MAGNITUDE: tl.constexpr):
-    """Every program draws a part of both samples."""
+def _load_drawn(x, n, size, index):
+    """Values of a sample as they are in the tensor, those beyond it anything."""
+    return tl.load(x + sample_places(index, tl.cast(n // size, tl.int64)), mask=index < size)
+
+
+@triton.jit
+def _draw(x, n, size, drawn, begin, MAGNITUDE: tl.constexpr):
+    """Every program draws a part of a sample, from some value of it on."""
     MANY: tl.constexpr = 1024
-    total = size + SAMPLE
-    for start in range(tl.program_id(0) * MANY, total, tl.num_programs(0) * MANY):
+    for start in range(begin + tl.program_id(0) * MANY, size, tl.num_programs(0) * MANY):
         index = start + tl.arange(0, MANY)
-        small = index < SAMPLE
-        stride = tl.where(small, n // SAMPLE, n // size).to(tl.int64)
-        places = sample_places(tl.where(small, index, index - SAMPLE), stride)
-        values = load_values(x, places, index < total, MAGNITUDE)
-        tl.store(drawn + index, values, mask=index < total)
+        tl.store(drawn + index, as_values(_load_drawn(x, n, size, index), MAGNITUDE), mask=index < size)
+
+
+@triton.jit
+def _draw_and_rank(x, n, size, drawn, splitters, rank0, rank1, rank2, MAGNITUDE: tl.constexpr):
+    """Most of the larger sample is under way while the smaller one is ranked: nothing may touch it before."""
+    MANY: tl.constexpr = 1024
+    index = tl.program_id(0) * MANY + tl.arange(0, MANY)
+    further = index + tl.num_programs(0) * MANY
+    loaded = _load_drawn(x, n, size, index)
+    further_loaded = _load_drawn(x, n, size, further)
+    _rank_sample(drawn, splitters, n, rank0, rank1, rank2)
+    larger = drawn + SAMPLE
+    tl.store(larger + index, as_values(loaded, MAGNITUDE), mask=index < size)
+    tl.store(larger + further, as_values(further_loaded, MAGNITUDE), mask=further < size)
+    _draw(x, n, size, larger, 2 * tl.num_programs(0) * MANY, MAGNITUDE)
 
 
 @triton.jit
@@ -187,23 +222,23 @@ def _add_tie(tie, count, value, shared):
 
 
 @triton.jit
-def _read_row(
-    values, there, columns, held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5,
+def _read_values(
+    values, there, columns, held, low, high, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5,
     lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
     CUTS_HERE: tl.constexpr, TIES: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One value for every column: extent, counts, and if it is inside a bracket, to the column's next free slot.
 
-    Comparisons are signs of differences, which cost half as much to count and to combine.
+    Comparisons are signs of differences, which cost half as much to count and to combine. Once a value is NaN, so is
+    the extent.
     """
     if MASKED:
-        low = tl.minimum(low, tl.where(there, values, float("inf")))
-        high = tl.maximum(high, tl.where(there, values, float("-inf")))
+        low = tl.minimum(low, tl.where(there, values, float("inf")), propagate_nan=tl.PropagateNan.ALL)
+        high = tl.maximum(high, tl.where(there, values, float("-inf")), propagate_nan=tl.PropagateNan.ALL)
         values = tl.where(there, values, 0.0)
     else:
-        low = tl.minimum(low, values)
-        high = tl.maximum(high, values)
-    odd += values * 0.0  # NaN as soon as a value is NaN or infinite
+        low = tl.minimum(low, values, propagate_nan=tl.PropagateNan.ALL)
+        high = tl.maximum(high, values, propagate_nan=tl.PropagateNan.ALL)
     if CUTS_HERE > 0:
         above = _difference(lo0, values, there, MASKED)
         above0 += negative(above)
@@ -226,11 +261,28 @@ def _read_row(
             tie3 += negative(_difference(hi1, values, there, MASKED))
             tie4 += negative(_difference(values, lo2, there, MASKED))
             tie5 += negative(_difference(hi2, values, there, MASKED))
-        # Not contiguous at all, but saying so keeps the store in the layout of the load; the mask keeps it single.
-        free = tl.max_contiguous(tl.multiple_of(columns + held * COLUMNS, 16), 4)
-        tl.store(free, values, mask=inside < 0)
+        tl.store(columns + held * COLUMNS, values, mask=inside < 0)
         held += negative(inside)
-    return held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5
+    return held, low, high, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5
+
+
+@triton.jit
+def _read_quarter(
+    values, columns, held, low, high, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5,
+    lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie, CUTS_HERE: tl.constexpr, TIES: tl.constexpr,
+):  # fmt: skip
+    """Four values for every column, which a thread has loaded at once."""
+    pairs = tl.reshape(values, [COLUMNS, 2, 2])
+    even, odd = tl.split(pairs)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    for part in tl.static_range(4):
+        held, low, high, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_values(
+            first if part == 0 else second if part == 1 else third if part == 2 else fourth,
+            None, columns, held, low, high, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5,
+            lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie, CUTS_HERE, TIES, False,
+        )  # fmt: skip
+    return held, low, high, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5
 
 
 @triton.jit
@@ -243,11 +295,12 @@ def _difference(a, b, there, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _load_row(x, tile, row, MAGNITUDE: tl.constexpr):
-    """A row of a whole tile. Columns are rotated, or a channel full of kept values would fill one column."""
-    rotation = ((tile * 40503) >> 3) & (COLUMNS - 8)
-    columns = (tl.arange(0, COLUMNS) + rotation) & (COLUMNS - 1)
-    places = tl.max_contiguous(tl.multiple_of(columns, 8), 8) + row * COLUMNS
+def _load_quarter(x, tile, quarter: tl.constexpr, MAGNITUDE: tl.constexpr):
+    """A quarter of a whole tile. Places are rotated, or a channel full of kept values would fill one column."""
+    MANY: tl.constexpr = TILE // 4
+    rotation = ((tile * 40503) >> 3) & (MANY - 8)
+    places = (tl.arange(0, MANY) + rotation) & (MANY - 1)
+    places = tl.max_contiguous(tl.multiple_of(places, 8), 8) + quarter * MANY
     return load_values(x + tl.cast(tile, tl.int64) * TILE, places, None, MAGNITUDE)
 
 
@@ -261,7 +314,6 @@ def read(
     lost = tl.zeros([COLUMNS], tl.int32)
     low = tl.full([COLUMNS], float("inf"), tl.float32)
     high = tl.full([COLUMNS], float("-inf"), tl.float32)
-    odd = tl.zeros([COLUMNS], tl.float32)
     above0 = tl.zeros([COLUMNS], tl.int32)
     above1 = tl.zeros([COLUMNS], tl.int32)
     above2 = tl.zeros([COLUMNS], tl.int32)
@@ -276,41 +328,27 @@ def read(
     tiles = tl.cast(n // TILE, tl.int32)
     if program < tiles:
         # A tile is under way while the one before it is counted.
-        next0 = _load_row(x, program, 0, MAGNITUDE)
-        next1 = _load_row(x, program, 1, MAGNITUDE)
-        next2 = _load_row(x, program, 2, MAGNITUDE)
-        next3 = _load_row(x, program, 3, MAGNITUDE)
+        next0 = _load_quarter(x, program, 0, MAGNITUDE)
+        next1 = _load_quarter(x, program, 1, MAGNITUDE)
+        next2 = _load_quarter(x, program, 2, MAGNITUDE)
+        next3 = _load_quarter(x, program, 3, MAGNITUDE)
         for tile in range(program, tiles, tl.num_programs(0)):
             values0, values1, values2, values3 = next0, next1, next2, next3
             ahead = tl.minimum(tile + tl.num_programs(0), tiles - 1)
-            next0 = _load_row(x, ahead, 0, MAGNITUDE)
-            next1 = _load_row(x, ahead, 1, MAGNITUDE)
-            next2 = _load_row(x, ahead, 2, MAGNITUDE)
-            next3 = _load_row(x, ahead, 3, MAGNITUDE)
+            next0 = _load_quarter(x, ahead, 0, MAGNITUDE)
+            next1 = _load_quarter(x, ahead, 1, MAGNITUDE)
+            next2 = _load_quarter(x, ahead, 2, MAGNITUDE)
+            next3 = _load_quarter(x, ahead, 3, MAGNITUDE)
             # A column that might overflow starts anew, and what it held is lost.
             full = held > room - ROWS
             lost |= full.to(tl.int32)
             held = tl.where(full, 0, held)
-            held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_row(
-                values0, None, columns, held, low, high, odd, above0, above1, above2,
-                tie0, tie1, tie2, tie3, tie4, tie5, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
-                CUTS_HERE, TIES, False,
-            )  # fmt: skip
-            held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_row(
-                values1, None, columns, held, low, high, odd, above0, above1, above2,
-                tie0, tie1, tie2, tie3, tie4, tie5, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
-                CUTS_HERE, TIES, False,
-            )  # fmt: skip
-            held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_row(
-                values2, None, columns, held, low, high, odd, above0, above1, above2,
-                tie0, tie1, tie2, tie3, tie4, tie5, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
-                CUTS_HERE, TIES, False,
-            )  # fmt: skip
-            held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_row(
-                values3, None, columns, held, low, high, odd, above0, above1, above2,
-                tie0, tie1, tie2, tie3, tie4, tie5, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
-                CUTS_HERE, TIES, False,
-            )  # fmt: skip
+            for quarter in tl.static_range(4):
+                held, low, high, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_quarter(
+                    values0 if quarter == 0 else values1 if quarter == 1 else values2 if quarter == 2 else values3,
+                    columns, held, low, high, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5,
+                    lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie, CUTS_HERE, TIES,
+                )  # fmt: skip
     if tiles % tl.num_programs(0) == program:
         full = held > room - ROWS
         lost |= full.to(tl.int32)
@@ -318,14 +356,15 @@ def read(
         for start in range(tl.cast(tiles, tl.int64) * TILE, n, COLUMNS):
             places = start + tl.arange(0, COLUMNS)
             values = load_values(x, places, places < n, MAGNITUDE)
-            held, low, high, odd, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_row(
-                values, places < n, columns, held, low, high, odd, above0, above1, above2,
+            held, low, high, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5 = _read_values(
+                values, places < n, columns, held, low, high, above0, above1, above2,
                 tie0, tie1, tie2, tie3, tie4, tie5, lo0, hi0, lo1, hi1, lo2, hi2, lo_tie, hi_tie,
                 CUTS_HERE, TIES, True,
             )  # fmt: skip
+    untouched = (low == float("inf")) & (high == float("-inf"))
     tl.store(extents + program, tl.min(low, axis=0))
     tl.store(extents + MOST_PROGRAMS + program, tl.max(high, axis=0))
-    tl.store(extents + 2 * MOST_PROGRAMS + program, tl.sum(odd, axis=0))
+    tl.store(extents + 2 * MOST_PROGRAMS + program, tl.sum(tl.where(untouched, 0.0, low * 0.0 + high * 0.0), axis=0))
     mine = partials + SUMS * program
     if CUTS_HERE > 0:
         tl.store(mine + 0, tl.sum(above0.to(tl.int64), axis=0))
@@ -480,18 +519,6 @@ def _all_done(found, CUTS_HERE: tl.constexpr):
 
 
 @triton.jit
-def _load_slots(store, held, start):
-    """The kept values of ROWS slots of every column, and which of them there are.
-
-    One value at a time, as the mask wants it anyway: a wider load would only be reordered for what comes after.
-    """
-    slots = start + tl.arange(0, ROWS)[:, None]
-    there = slots < held[None, :]
-    places = tl.max_contiguous(slots * COLUMNS + tl.arange(0, COLUMNS)[None, :], [1, 1])
-    return tl.load(store + places, mask=there, other=0.0, cache_modifier=".cg"), there
-
-
-@triton.jit
 def _load_tile(x, n, tile, MAGNITUDE: tl.constexpr):
     places = tl.cast(tile, tl.int64) * TILE + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     there = places < n
@@ -502,7 +529,7 @@ def _load_tile(x, n, tile, MAGNITUDE: tl.constexpr):
 def load_part(x, n, store, held, part, KEPT: tl.constexpr, MAGNITUDE: tl.constexpr):
     """A part of what is searched: of the kept values, or of the whole tensor."""
     if KEPT:
-        return _load_slots(store, held, part * ROWS)
+        return load_kept(store, held, part * ROWS)
     else:
         return _load_tile(x, n, tl.program_id(0) + part * tl.num_programs(0), MAGNITUDE)
 
@@ -602,10 +629,10 @@ def select_kernel(
     if SAMPLED:
         drawn = scratch + DRAWN
         splitters = scratch + SPLITTER_VALUES
-        store = drawn + SAMPLE + size + program.to(tl.int64) * room * COLUMNS
-        _draw(x, n, size, drawn, MAGNITUDE)
+        store = drawn + SAMPLE + tl.maximum(size, LISTS) + program.to(tl.int64) * room * COLUMNS
+        _draw(x, n, SAMPLE, drawn, 0, MAGNITUDE)
         wait_for_all(arrived, arrivals)
-        _rank_sample(drawn, splitters, n, rank0, rank1, rank2)
+        _draw_and_rank(x, n, size, drawn, splitters, rank0, rank1, rank2, MAGNITUDE)
         wait_for_all(arrived, arrivals + programs)
         _count_sample(drawn + SAMPLE, size, splitters, counters)
         wait_for_all(arrived, arrivals + 2 * programs)
@@ -639,15 +666,38 @@ def select_kernel(
         slots = tl.max(held, axis=0)
         if tl.max(lost, axis=0) > 0:
             tl.store(counters + FAILED, 1)
+        quick = possible(lo0, hi0, lo1, hi1, lo2, hi2, CUTS_HERE)
+        picked, lengths = counters + PICKED, counters + LENGTHS
+        lists = drawn + SAMPLE  # where the larger sample was
+        if quick:
+            tl.debug_barrier()  # what other threads of this program have kept
+            count_bins(store, held, slots, counters + BRACKET_COUNTS, lo0, hi0, lo1, hi1, lo2, hi2, CUTS_HERE)
         wait_for_all(arrived, arrivals)
         for cut in range(program, CUTS_HERE, programs):
+            row = found + cut * WORDS
             rank = _of_cut(cut, rank0, rank1, rank2)
             low, high = _of_cut(cut, lo0, lo1, lo2), _of_cut(cut, hi0, hi1, hi2)
-            _begin(counters, found + cut * WORDS, partials, n, rank, low, high, ties, lo_tie, cut)
+            _begin(counters, row, partials, n, rank, low, high, ties, lo_tie, cut)
+            if quick:
+                tl.store(row + LISTED_KEY, tl.full([], NO_KEY, tl.int64))
+                tl.debug_barrier()
+                among = tl.load(row + RANK, cache_modifier=".cg")
+                if pick_bins(counters + BRACKET_COUNTS, picked, among, cut) <= among:
+                    _take_high_end(counters, row, partials, n, rank, high, ties, hi_tie, cut)
         wait_for_all(arrived, arrivals + programs)
         arrivals += 2 * programs
+        if quick:
+            collect(store, held, slots, picked, lengths, lists, lo0, hi0, lo1, hi1, lo2, hi2, CUTS_HERE)
+            wait_for_all(arrived, arrivals)
+            arrivals += programs
+            quick = ~overflown(lengths, CUTS_HERE)
         failed = tl.load(counters + FAILED, cache_modifier=".cg")
-        again = failed == 0  # once in any case: the value after the found one is wanted too
+        quick = quick & (failed == 0)
+        if quick:
+            rank_lists(picked, lengths, lists, found + LOW_KEY, found + LISTED_KEY, WORDS, CUTS_HERE)
+            wait_for_all(arrived, arrivals)
+            arrivals += programs
+        again = ~quick & (failed == 0)  # once in any case: the value after the found one is wanted too
         while again:
             _count_all(x, n, store, held, slots, counters, found, CUTS_HERE, True, MAGNITUDE)
             wait_for_all(arrived, arrivals)
@@ -668,23 +718,28 @@ def select_kernel(
         wait_for_all(arrived, arrivals)
         arrivals += programs
         failed = 1
+        quick = False
     if CUTS_HERE > 0:
         if failed != 0:
             _search_everything(x, n, counters, found, arrivals, rank0, rank1, rank2, CUTS_HERE, MAGNITUDE)
     if program == 0:
-        _store_edges(scratch + EDGES, found, n, rank0, rank1, rank2, first_cut, CUTS_HERE, CHUNKS)
+        _store_edges(scratch + EDGES, found, quick, n, rank0, rank1, rank2, first_cut, CUTS_HERE, CHUNKS)
         if LAST:
             tl.debug_barrier()
             _finish(wire, scratch + EDGES, scratch + PARAMETERS, extents, levels, CHUNKS)
 
 
 @triton.jit
-def _store_edges(edges, found, n, rank0, rank1, rank2, first_cut, CUTS_HERE: tl.constexpr, CHUNKS: tl.constexpr):
+def _store_edges(edges, found, quick, n, rank0, rank1, rank2, first_cut, CUTS_HERE: tl.constexpr, CHUNKS: tl.constexpr):
     """The value at a cut's rank ends a chunk; the value after it begins the next one."""
     for cut in tl.static_range(CUTS_HERE):
         row = found + cut * WORDS
         value = float_of(tl.load(row + LOW_KEY, cache_modifier=".cg").to(tl.int32))
-        after = float_of(tl.load(row + NEXT_KEY, cache_modifier=".cg").to(tl.int32))
+        after_key = tl.load(row + NEXT_KEY, cache_modifier=".cg")
+        if quick:
+            listed = tl.load(row + LISTED_KEY, cache_modifier=".cg")
+            after_key = tl.where(listed == NO_KEY, after_key, listed)
+        after = float_of(after_key.to(tl.int32))
         rank = _of_cut(cut, rank0, rank1, rank2)
         same = tl.load(row + UP_TO, cache_modifier=".cg") > tl.minimum(rank + 1, n - 1)
         tl.store(edges + CHUNKS + first_cut + cut, value)

@@ -1,0 +1,314 @@
+"""Tiles to packed codes and back, each in one pass, as thinpipe.codecs.tile has it.
+
+A program is one warp that holds a span: 2048 values, a whole block of codes, or 4096 where a tile has as many. Values
+next to each other are in one thread or in neighbouring ones, and those 256 apart in one thread: so the ends of a
+tile and its Hadamard transform take exchanges within the warp, and packing takes none. What is left of a tensor beyond
+whole spans is a launch of its own, of one program.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from thinpipe.codecs.kernels.cuda.codes import BLOCK, PIECE, ROUND, _width_at
+from thinpipe.codecs.layout import BFLOAT16_MAX as _BFLOAT16_MAX
+from thinpipe.codecs.layout import TILE_HUGE, TILE_LEAST_STEP, TILE_UNIT
+
+HUGE = tl.constexpr(TILE_HUGE)
+UNIT = tl.constexpr(TILE_UNIT)
+LEAST_STEP = tl.constexpr(TILE_LEAST_STEP)
+BFLOAT16_MAX = tl.constexpr(_BFLOAT16_MAX)
+FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.constexpr_function
+def _bits_of(count):
+    return count.bit_length() - 1
+
+
+@triton.jit
+def _transformed(values, SPAN: tl.constexpr, TILE: tl.constexpr):
+    """The Hadamard transform of every tile: pairs of neighbours first, then ever further apart."""
+    bits: tl.constexpr = _bits_of(SPAN)
+    cube = tl.reshape(values, [2] * bits)
+    for stage in tl.static_range(_bits_of(TILE)):
+        word = cube.to(tl.int32, bitcast=True)
+        other = (word ^ tl.xor_sum(word, bits - 1 - stage, True)).to(tl.float32, bitcast=True)
+        sign = tl.reshape(1.0 - 2.0 * tl.arange(0, 2), [1] * (bits - stage - 1) + [2] + [1] * stage)
+        cube = other + cube * sign  # a + b in the place of a, a - b in that of b
+    return tl.reshape(cube, [SPAN]) * TILE**-0.5
+
+
+@triton.jit
+def _lesser(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _greater(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _bfloat16_down(x):
+    """The largest finite bfloat16 that is not above x; the lowest if all are."""
+    bits = x.to(tl.int32, bitcast=True)
+    down = bits & -65536
+    down = tl.where((bits < 0) & (bits != down), down + 65536, down)
+    return tl.maximum(down.to(tl.float32, bitcast=True), -BFLOAT16_MAX)
+
+
+@triton.jit
+def _bfloat16_up(x):
+    """The smallest bfloat16 that is not below x >= 0, and a step at least."""
+    up = (x.to(tl.int32, bitcast=True) + 65535) & -65536
+    return tl.maximum(up.to(tl.float32, bitcast=True), LEAST_STEP)
+
+
+@triton.jit
+def _or_next(step, too_small):
+    following = (step.to(tl.int32, bitcast=True) + 65536).to(tl.float32, bitcast=True)
+    return tl.where(too_small, following, step)
+
+
+@triton.jit
+def _step(low, hi, TOP: tl.constexpr):
+    step = _bfloat16_up(tl.div_rn(hi - low, 0.0 * hi + TOP))
+    step = _or_next(step, low + step * TOP < hi)
+    return tl.where(hi > low, step, 0.0)
+
+
+@triton.jit
+def _step_with_zero(lo, hi, TOP: tl.constexpr):
+    constant = lo == hi
+    point = tl.div_rn(-lo, tl.where(constant, 1.0, hi - lo)) * TOP
+    point = (point + ROUND) - ROUND  # ties to even
+    point = tl.where(lo < 0, tl.maximum(point, 1.0), point)
+    point = tl.where(hi > 0, tl.minimum(point, TOP - 1.0), point)
+    above = TOP - point
+    below_least = tl.where(point > 0, tl.div_rn(-lo, tl.maximum(point, 1.0)), 0.0)
+    above_least = tl.where(above > 0, tl.div_rn(hi, tl.maximum(above, 1.0)), 0.0)
+    step = _bfloat16_up(tl.maximum(below_least, above_least))
+    step = _or_next(step, (point * step < -lo) | (above * step < hi))
+    return tl.where(constant, 0.0, step), tl.where(constant, 0.0, point)
+
+
+@triton.jit
+def _mix(z):
+    z = (z ^ (z >> 16)) * 0x7FEB352D
+    z = (z ^ (z >> 15)) * 0x846CA68B
+    return z ^ (z >> 16)
+
+
+@triton.jit
+def _draw(start, key_low, key_high, SPAN: tl.constexpr):
+    """Numbers from 0 to 1, 1 excluded, as thinpipe.codecs.rounding has it. All places of a span share the high word."""
+    place = start.to(tl.uint32) + tl.arange(0, SPAN).to(tl.uint32)
+    high = key_high.to(tl.uint32) + (start >> 32).to(tl.uint32) * 0x9E3779B9
+    return (_mix(_mix(place ^ key_low.to(tl.uint32)) + high) >> 8).to(tl.float32) * 2.0**-24
+
+
+@triton.jit
+def _store_words(wire, index, values, there):
+    """16 bits of each: a wire may start anywhere."""
+    tl.store(wire + 2 * index, (values & 255).to(tl.uint8), mask=there)
+    tl.store(wire + 2 * index + 1, ((values >> 8) & 255).to(tl.uint8), mask=there)
+
+
+@triton.jit
+def _load_words(wire, index, there):
+    low = tl.load(wire + 2 * index, mask=there, other=0).to(tl.int32)
+    return low | (tl.load(wire + 2 * index + 1, mask=there, other=0).to(tl.int32) << 8)
+
+
+@triton.jit
+def _codes_of(
+    values, start, wire, tiles, key_low, key_high,
+    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, SR: tl.constexpr, ZERO: tl.constexpr,
+):  # fmt: skip
+    """The codes of a span; the header of its tiles, those that there are, goes to the wire."""
+    COUNT: tl.constexpr = SPAN // TILE
+    TOP: tl.constexpr = (1 << BITS) - 1
+    if ROT:
+        values = _transformed(values, SPAN, TILE)
+    rows = tl.reshape(values, [COUNT, TILE])
+    lo, hi = tl.reduce(rows, 1, _lesser) + 0.0, tl.reduce(rows, 1, _greater) + 0.0
+    finite = (lo - lo == 0) & (hi - hi == 0)
+    lo, hi = tl.where(finite, lo, 0.0), tl.where(finite, hi, 0.0)
+    unit = tl.where(tl.maximum(tl.abs(lo), tl.abs(hi)) >= HUGE, UNIT, 1.0)
+    if ZERO:
+        step, point = _step_with_zero(tl.minimum(lo, 0.0) * unit, tl.maximum(hi, 0.0) * unit, TOP)
+        second = point.to(tl.int32)
+    else:
+        low = _bfloat16_down(lo)
+        step = _step(low * unit, hi * unit, TOP)
+        second = tl.where(finite, low, float("nan")).to(tl.int32, bitcast=True) >> 16
+    step = tl.minimum(step, unit * BFLOAT16_MAX)
+    inverse = tl.where(step > 0, tl.div_rn(0.0 * step + 1.0, tl.where(step > 0, step, 1.0)), 0.0)
+    tile = start // TILE + tl.arange(0, COUNT)
+    first = tl.where(finite, step * tl.where(unit < 1, 1 / UNIT, 1.0), float("nan")).to(tl.int32, bitcast=True) >> 16
+    _store_words(wire, tile, first, tile < tiles)
+    _store_words(wire + 2 * tiles, tile, second, tile < tiles)
+    scaled = rows * unit[:, None]
+    t = scaled * inverse[:, None] + point[:, None] if ZERO else (scaled - (low * unit)[:, None]) * inverse[:, None]
+    t = tl.reshape(tl.minimum(tl.maximum(t, 0.0), 1.0 * TOP), [SPAN])  # NaN becomes 0
+    if SR:
+        whole = tl.floor(t)
+        chance = _draw(start, key_low, key_high, SPAN)
+        return whole.to(tl.int32) + (chance < t - whole).to(tl.int32)
+    else:
+        return (t + 0.5).to(tl.int32)
+
+
+@triton.jit
+def _store_plane(codes, wire, BIT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, BLOCKS: tl.constexpr):
+    """The plane of WIDTH bits of every code of whole blocks, from BIT on, if one starts there: WIDTH is 0 if not."""
+    if WIDTH > 0:
+        parts = tl.reshape((codes >> BIT) & ((1 << WIDTH) - 1), [BLOCKS, 8 // WIDTH, WIDTH, PIECE])
+        shifts = tl.reshape(tl.arange(0, 8 // WIDTH) * WIDTH, [1, 8 // WIDTH, 1, 1])
+        packed = tl.reshape(tl.sum(parts << shifts, axis=1), [BLOCKS * WIDTH * PIECE])
+        index = tl.arange(0, BLOCKS * WIDTH * PIECE)
+        row = index // PIECE
+        place = (row // WIDTH) * (PIECE * BITS) + (BIT + row % WIDTH) * PIECE + index % PIECE
+        tl.store(wire + tl.max_contiguous(place, PIECE), packed.to(tl.uint8))
+
+
+@triton.jit
+def _store_short_plane(codes, count, piece, wire, BIT: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of a block of fewer codes, which are in memory."""
+    if WIDTH > 0:
+        column = tl.arange(0, PIECE)
+        for g in tl.static_range(WIDTH):
+            packed = tl.zeros([PIECE], tl.int32)
+            for i in tl.static_range(8 // WIDTH):
+                place = (g + i * WIDTH) * piece + column
+                code = tl.load(codes + place, mask=(column < piece) & (place < count), other=0).to(tl.int32)
+                packed |= ((code >> BIT) & ((1 << WIDTH) - 1)) << (i * WIDTH)
+            tl.store(wire + (BIT + g) * piece + column, packed.to(tl.uint8), mask=column < piece)
+
+
+@triton.jit(do_not_specialize=["n", "tiles", "key_low", "key_high"])
+def encode_tile_kernel(
+    x, n, wire, tiles, key_low, key_high,
+    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, SR: tl.constexpr, ZERO: tl.constexpr,
+):  # fmt: skip
+    """A whole span for every program."""
+    start = tl.program_id(0).to(tl.int64) * SPAN
+    key_low, key_high = tl.cast(key_low, tl.int32), tl.cast(key_high, tl.int32)
+    values = tl.load(x + start + tl.arange(0, SPAN)).to(tl.float32) + 0.0
+    codes = _codes_of(values, start, wire, tiles, key_low, key_high, BITS, TILE, SPAN, ROT, SR, ZERO)
+    codes_at = wire + 4 * tiles + start // 8 * BITS
+    for bit in tl.static_range(BITS):
+        _store_plane(codes, codes_at, bit, _width_at(bit, BITS), BITS, SPAN // BLOCK)
+
+
+@triton.jit(do_not_specialize=["n", "tiles", "key_low", "key_high"])
+def encode_rest_kernel(
+    x, n, wire, tiles, key_low, key_high, spare,
+    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, SR: tl.constexpr, ZERO: tl.constexpr,
+):  # fmt: skip
+    """One program for what whole spans leave. Its codes go through spare memory: they lie in shorter pieces."""
+    start = tl.cast(n, tl.int64) // SPAN * SPAN
+    key_low, key_high = tl.cast(key_low, tl.int32), tl.cast(key_high, tl.int32)
+    place = tl.arange(0, SPAN)
+    if ROT:
+        values = tl.load(x + start + place, mask=start + place < n, other=0.0).to(tl.float32) + 0.0
+        count = tl.cast(tiles, tl.int64) * TILE - start
+    else:  # the last value again, which changes neither end of its tile
+        values = tl.load(x + tl.minimum(start + place, n - 1)).to(tl.float32) + 0.0
+        count = n - start
+    codes = _codes_of(values, start, wire, tiles, key_low, key_high, BITS, TILE, SPAN, ROT, SR, ZERO)
+    tl.store(spare + place, codes.to(tl.uint8))
+    tl.debug_barrier()
+    codes_at = wire + 4 * tiles + start // 8 * BITS
+    for block in tl.static_range(SPAN // BLOCK):
+        held = tl.minimum(tl.maximum(count - block * BLOCK, 0), BLOCK)
+        for bit in tl.static_range(BITS):
+            _store_short_plane(
+                spare + block * BLOCK, held, tl.cdiv(held, 8), codes_at + block * (PIECE * BITS), bit, _width_at(bit, BITS)
+            )  # fmt: skip
+
+
+@triton.jit
+def _load_plane(wire, BIT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr):
+    """What a plane adds to the codes of whole blocks; 0 if none starts at this bit."""
+    if WIDTH > 0:
+        BLOCKS: tl.constexpr = SPAN // BLOCK
+        index = tl.arange(0, BLOCKS * WIDTH * PIECE)
+        row = index // PIECE
+        place = (row // WIDTH) * (PIECE * BITS) + (BIT + row % WIDTH) * PIECE + index % PIECE
+        packed = tl.load(wire + tl.max_contiguous(place, PIECE)).to(tl.int32)
+        packed = tl.reshape(packed, [BLOCKS, 1, WIDTH, PIECE])
+        shifts = tl.reshape(tl.arange(0, 8 // WIDTH) * WIDTH, [1, 8 // WIDTH, 1, 1])
+        return tl.reshape(((packed >> shifts) & ((1 << WIDTH) - 1)) << BIT, [SPAN])
+    else:
+        return tl.zeros([SPAN], tl.int32)
+
+
+@triton.jit
+def _load_short_plane(wire, count, BIT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr):
+    """The same of fewer codes than a span holds."""
+    if WIDTH > 0:
+        place = tl.arange(0, SPAN)
+        block = place // BLOCK
+        held = tl.minimum(count - block * BLOCK, BLOCK)
+        piece = tl.maximum((held + 7) // 8, 1)
+        within = place % BLOCK
+        at = block * (PIECE * BITS) + (BIT + (within // piece) % WIDTH) * piece + within % piece
+        packed = tl.load(wire + at, mask=place < count, other=0).to(tl.int32)
+        return ((packed >> ((within // piece) // WIDTH * WIDTH).to(tl.int32)) & ((1 << WIDTH) - 1)) << BIT
+    else:
+        return tl.zeros([SPAN], tl.int32)
+
+
+@triton.jit
+def _values_of(
+    codes, start, wire, tiles, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, ZERO: tl.constexpr
+):
+    COUNT: tl.constexpr = SPAN // TILE
+    tile = start // TILE + tl.arange(0, COUNT)
+    step = (_load_words(wire, tile, tile < tiles) << 16).to(tl.float32, bitcast=True)
+    second = _load_words(wire + 2 * tiles, tile, tile < tiles) << 16
+    rows = tl.reshape(codes, [COUNT, TILE])
+    if ZERO:
+        unit = tl.where(step >= HUGE, UNIT, 1.0)
+        scaled = (rows - (second >> 16)[:, None]).to(tl.float32) * (step * unit)[:, None]
+    else:
+        low = second.to(tl.float32, bitcast=True)
+        unit = tl.where(tl.maximum(tl.abs(low), step) >= HUGE, UNIT, 1.0)
+        scaled = (low * unit)[:, None] + rows.to(tl.float32) * (step * unit)[:, None]
+    kept_finite = tl.minimum(tl.maximum(scaled * (1 / UNIT), -FLOAT_MAX), FLOAT_MAX)
+    values = tl.reshape(tl.where(unit[:, None] < 1, kept_finite, scaled), [SPAN])
+    if ROT:
+        values = _transformed(values, SPAN, TILE)
+    return values
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def decode_tile_kernel(
+    wire, out, tiles, BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, ZERO: tl.constexpr
+):
+    """The inverse of encode_tile_kernel."""
+    start = tl.program_id(0).to(tl.int64) * SPAN
+    codes = tl.zeros([SPAN], tl.int32)
+    for bit in tl.static_range(BITS):
+        codes |= _load_plane(wire + 4 * tiles + start // 8 * BITS, bit, _width_at(bit, BITS), BITS, SPAN)
+    values = _values_of(codes, start, wire, tiles, TILE, SPAN, ROT, ZERO)
+    tl.store(out + start + tl.arange(0, SPAN), values.to(out.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["n", "tiles"])
+def decode_rest_kernel(
+    wire, out, n, tiles,
+    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, ZERO: tl.constexpr,
+):  # fmt: skip
+    """The inverse of encode_rest_kernel."""
+    start = tl.cast(n, tl.int64) // SPAN * SPAN
+    count = tl.cast(tiles, tl.int64) * TILE - start if ROT else n - start
+    codes = tl.zeros([SPAN], tl.int32)
+    for bit in tl.static_range(BITS):
+        codes |= _load_short_plane(wire + 4 * tiles + start // 8 * BITS, count, bit, _width_at(bit, BITS), BITS, SPAN)
+    values = _values_of(codes, start, wire, tiles, TILE, SPAN, ROT, ZERO)
+    place = start + tl.arange(0, SPAN)
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=place < n)
