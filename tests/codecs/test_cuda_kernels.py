@@ -63,7 +63,7 @@ def with_kernels(codec: KernelCodec, kernels: ModuleType) -> KernelCodec:
 
 
 @pytest.mark.parametrize("name", CONTENTS)
-@pytest.mark.parametrize("spec", ["sort:6+2", "sort:3+1", "fast:6+2", "uniform:8"])
+@pytest.mark.parametrize("spec", ["sort:6+2", "sort:3+1", "fast:6+2", "uniform:8", "sort:3+1+zero", "fast:4+3+zero"])
 def test_wires_are_those_of_the_cpu(spec: str, name: str) -> None:
     x = content(name, (5001,))
     wire = encoded(spec, x)
@@ -77,6 +77,29 @@ def test_every_width_is_packed_as_on_the_cpu(bits: int) -> None:
     wire = encoded(f"uniform:{bits}", x)
     assert torch.equal(wire, encoded(f"uniform:{bits}", x, cpu))
     assert torch.equal(decoded(f"uniform:{bits}", wire, x), decoded(f"uniform:{bits}", wire, x, cpu))
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_a_level_is_zero_for_every_width(bits: int) -> None:
+    spec = f"uniform:{bits}+zero"
+    for seed in range(2):
+        x = content("laplace", (300,), seed) * (torch.arange(300) % 5 > 0)
+        wire = encoded(spec, x)
+        assert torch.equal(wire, encoded(spec, x, cpu))
+        assert (decoded(spec, wire, x)[x == 0] == 0).all()
+
+
+@pytest.mark.parametrize("bits", [2, 6])
+def test_a_codebook_with_zero(bits: int) -> None:
+    spec = f"kmeans:{bits}+zero"
+    x = content("laplace", (5000,)) * (torch.arange(5000) % 3 > 0) + 1e-5 * (torch.arange(5000) % 3)
+    assert (decoded(spec, encoded(spec, x), x)[x == 0] == 0).all()
+    assert squared_error(spec, x) <= 1.02 * squared_error(spec, x, cpu)
+
+
+def test_a_codebook_with_room_for_zero_gives_up_nothing() -> None:
+    x = torch.tensor([-0.5, 1.0])[torch.arange(3000) % 2]
+    assert torch.equal(decoded("kmeans:2+zero", encoded("kmeans:2+zero", x), x), x)
 
 
 @pytest.mark.parametrize("count", [1, 5, 2048, 2049])
