@@ -444,8 +444,9 @@ def _make_codebook(
         for border in range(program * 4, GROUPS + 1, programs * 4):
             borders = border + tl.arange(0, 4)
             wanted = borders.to(tl.float64) * all_shares / GROUPS
-            places = tl.minimum(_search(sums + 3 * MOST_POINTS, wanted, points + 1, False), points)
-            places = tl.where(borders == GROUPS, points, tl.where(borders == 0, 0, places))
+            # Before the point: what gives it its share is the gap there, which is where a border belongs.
+            places = tl.maximum(_search(sums + 3 * MOST_POINTS, wanted, points + 1, False) - 1, 0)
+            places = tl.where(borders == GROUPS, points, tl.where(borders == 0, 0, tl.minimum(places, points)))
             there = borders <= GROUPS
             group_mass = tl.load(sums + places, mask=there, other=0.0, cache_modifier=".cg")
             group_first = tl.load(sums + MOST_POINTS + places, mask=there, other=0.0, cache_modifier=".cg")
