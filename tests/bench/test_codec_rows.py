@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from thinpipe.bench.codecs import COLUMNS, Settings, measure_codecs, relative_squared_error
+from thinpipe.bench.codecs import COLUMNS, Settings, measure_codecs
 from thinpipe.bench.contents import made_cases
 from thinpipe.codecs import codec
 
@@ -14,14 +14,6 @@ def measure(specs, shapes=((2, 24, 8, 8),), contents=("relu6",), reference="none
     settings = Settings(device=torch.device("cpu"), repeat=2, budget_s=0.01, reference=reference)
     codecs = [codec(spec) for spec in specs]
     return list(measure_codecs(made_cases(shapes, contents), codecs, settings))
-
-
-def test_relative_squared_error():
-    x = torch.tensor([3.0, 4.0])
-    assert relative_squared_error(x, x) == 0
-    assert relative_squared_error(x, torch.tensor([3.0, 3.0])) == pytest.approx(1 / 25)
-    assert relative_squared_error(torch.zeros(2), torch.ones(2)) is None
-    assert relative_squared_error(torch.tensor([math.nan]), torch.ones(1)) is None
 
 
 def test_one_row_per_tensor_and_codec_with_every_column():
@@ -43,10 +35,18 @@ def test_an_exact_codec_has_no_error_and_a_lossy_one_has():
 def test_figures_agree_with_each_other():
     (row,) = measure(["sort:8"], reference="all")
     assert row["tensor_bytes"] == 4 * 2 * 24 * 8 * 8
+    assert row["bits_per_value"] == pytest.approx(32 * row["wire_ratio"])
     assert row["encode_gb_per_s"] == pytest.approx(row["tensor_bytes"] / row["encode_ms"] / 1e6)
     assert row["encode_copies"] == pytest.approx(row["encode_ms"] / row["copy_ms"])
     assert row["encode_speedup"] == pytest.approx(row["reference_encode_ms"] / row["encode_ms"])
     assert row["snr_db"] == pytest.approx(-10 * math.log10(row["relative_error"]))
+
+
+def test_zeros_in_the_middle_are_exact_with_zero_alone():
+    plain, exact = measure(["kmeans:2", "kmeans:2+zero"], contents=["masked"])
+    assert 0.4 < plain["zero_fraction"] == exact["zero_fraction"] < 0.6
+    assert exact["zero_error"] == 0 < plain["zero_error"] < 0.1
+    assert abs(plain["bias"]) < abs(exact["bias"])  # a mean is where errors are as often up as down
 
 
 @pytest.mark.parametrize(("reference", "timed"), [("none", 0), ("largest", 1), ("all", 4)])

@@ -42,6 +42,12 @@ def test_laplace_has_both_signs_and_long_tails():
     assert 4.5 < kurtosis < 7.5  # 6 for Laplace, 3 for a normal distribution
 
 
+def test_half_of_a_masked_gradient_is_zero_between_both_signs():
+    x = load("masked")
+    assert 0.45 < (x == 0).float().mean() < 0.55
+    assert x.min() < 0 < x.max()
+
+
 def test_a_file_gives_its_float_tensors(tmp_path):
     path = tmp_path / "tensors.safetensors"
     tensors = {"a": torch.randn(3, 4), "half": torch.ones(5).half(), "ids": torch.arange(3), "empty": torch.ones(0)}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thinpipe.bench.codecs import DEFAULT_CODECS, DEFAULT_SHAPES
-from thinpipe.bench.contents import CONTENTS
+from thinpipe.bench.contents import DEFAULT_CONTENTS
 from thinpipe.bench.inputs import choose_cases, find_device, parse_codecs, parse_shape
 from thinpipe.codecs import FAMILIES, codec
 
@@ -31,8 +31,8 @@ def test_shapes_that_make_no_sense(text):
 def test_nothing_given_means_every_default():
     cases = choose_cases([], [], None)
     assert {case.shape for case in cases} == set(DEFAULT_SHAPES)
-    assert {case.content for case in cases} == set(CONTENTS)
-    assert len(cases) == len(DEFAULT_SHAPES) * len(CONTENTS)
+    assert {case.content for case in cases} == set(DEFAULT_CONTENTS)
+    assert len(cases) == len(DEFAULT_SHAPES) * len(DEFAULT_CONTENTS)
 
 
 def test_given_shapes_meet_given_contents():
@@ -41,7 +41,7 @@ def test_given_shapes_meet_given_contents():
 
 
 def test_unknown_content_and_file_with_shape_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="relu6, outliers, laplace; got 'relu7'"):
+    with pytest.raises(ValueError, match="relu6, outliers, laplace, masked; got 'relu7'"):
         choose_cases([], ["relu7"], None)
     with pytest.raises(ValueError, match="not both"):
         choose_cases(["2,3"], [], tmp_path / "tensors.safetensors")

@@ -67,7 +67,7 @@ def with_kernels(monkeypatch, name, broken):
 
 
 def test_wrong_buckets_are_caught(monkeypatch):
-    def encode_sort(x, wire, level_bits, split_bits):
+    def encode_sort(x, wire, level_bits, split_bits, zero):
         reference.encode_sort(x * 1.0001, wire, level_bits, split_bits)
 
     with_kernels(monkeypatch, "encode_sort", encode_sort)

@@ -68,7 +68,7 @@ def with_kernels(codec: KernelCodec, kernels: ModuleType) -> KernelCodec:
 
 
 @pytest.mark.parametrize("name", CONTENTS)
-@pytest.mark.parametrize("spec", ["sort:6+2", "sort:3+1", "fast:6+2", "uniform:8"])
+@pytest.mark.parametrize("spec", ["sort:6+2", "sort:3+1", "fast:6+2", "uniform:8", "sort:3+1+zero", "fast:4+3+zero"])
 def test_wires_are_those_of_the_cpu(spec: str, name: str) -> None:
     x = content(name, (5001,))
     wire = encoded(spec, x)
@@ -82,6 +82,29 @@ def test_every_width_is_packed_as_on_the_cpu(bits: int) -> None:
     wire = encoded(f"uniform:{bits}", x)
     assert torch.equal(wire, encoded(f"uniform:{bits}", x, cpu))
     assert torch.equal(decoded(f"uniform:{bits}", wire, x), decoded(f"uniform:{bits}", wire, x, cpu))
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_a_level_is_zero_for_every_width(bits: int) -> None:
+    spec = f"uniform:{bits}+zero"
+    for seed in range(2):
+        x = content("laplace", (300,), seed) * (torch.arange(300) % 5 > 0)
+        wire = encoded(spec, x)
+        assert torch.equal(wire, encoded(spec, x, cpu))
+        assert (decoded(spec, wire, x)[x == 0] == 0).all()
+
+
+@pytest.mark.parametrize("bits", [2, 6])
+def test_a_codebook_with_zero(bits: int) -> None:
+    spec = f"kmeans:{bits}+zero"
+    x = content("laplace", (5000,)) * (torch.arange(5000) % 3 > 0) + 1e-5 * (torch.arange(5000) % 3)
+    assert (decoded(spec, encoded(spec, x), x)[x == 0] == 0).all()
+    assert squared_error(spec, x) <= 1.02 * squared_error(spec, x, cpu)
+
+
+def test_a_codebook_with_room_for_zero_gives_up_nothing() -> None:
+    x = torch.tensor([-0.5, 1.0])[torch.arange(3000) % 2]
+    assert torch.equal(decoded("kmeans:2+zero", encoded("kmeans:2+zero", x), x), x)
 
 
 @pytest.mark.parametrize("count", [1, 5, 2048, 2049])
@@ -209,7 +232,7 @@ def assert_tiles_alike(spec: str, x: Tensor) -> None:
         torch.full((4000,), 2.5),
         torch.zeros(4000),
         torch.arange(4000) % 7 - 3.0,
-        torch.randn(4000) * 1e-40,
+        torch.randn(4000, generator=torch.Generator().manual_seed(0)) * 1e-40,
         torch.linspace(-3, 3, 4000) * 1e38,
         torch.arange(4000.0),
         torch.cat([torch.full((2000,), -1e30), torch.full((2000,), 1e30)]) * torch.linspace(1, 2, 4000),
@@ -243,6 +266,14 @@ def squared_error(spec: str, x: Tensor, kernels: ModuleType = cuda) -> float:
 def test_small_codebooks_are_as_good_as_on_the_cpu(bits: int, name: str) -> None:
     x = content(name, (8000,))
     assert squared_error(f"kmeans:{bits}", x) <= 1.01 * squared_error(f"kmeans:{bits}", x, cpu)
+
+
+def test_values_far_from_the_crowd_have_codes_of_their_own() -> None:
+    """As where a gradient is clipped: the only borders that matter are those beside the crowd."""
+    generator = torch.Generator().manual_seed(0)
+    x = 1e-6 * torch.randn(4000, generator=generator)
+    x[::20] = 2.0 * torch.randint(0, 2, (200,), generator=generator) - 1
+    assert squared_error("kmeans:2", x) <= 1e-6 * x.square().sum()
 
 
 @pytest.mark.parametrize("name", CONTENTS)

@@ -1,5 +1,6 @@
 """k-means: as good as a converged search, exact where it can be, stable where values are far apart."""
 
+import numpy as np
 import pytest
 import torch
 from sklearn.cluster import KMeans
@@ -17,6 +18,55 @@ def test_within_a_hundredth_of_the_best_of_ten_converged_runs(bits, kind):
     points = (x.double() / x.double().std()).reshape(-1, 1).numpy()
     best = KMeans(1 << bits, n_init=10, tol=1e-9, max_iter=1000, random_state=0).fit(points).inertia_
     assert squared_error(f"kmeans:{bits}", x) <= 1.01 * best * x.double().var().item()
+
+
+def gradient(kind: str, count: int) -> np.ndarray:
+    """Most of the mass next to zero, most of the squared size far from it."""
+    random = np.random.default_rng(0)
+    if kind == "laplace":
+        return random.laplace(size=count)
+    if kind in ("t2", "t3"):
+        return random.standard_t(int(kind[1]), size=count)
+    if kind == "sparse":
+        return np.where(random.random(count) < 0.95, 0, random.laplace(size=count))
+    if kind == "clipped":
+        return np.where(
+            random.random(count) < 0.95, 1e-6 * random.normal(size=count), 2 * random.integers(0, 2, count) - 1
+        )
+    if kind == "outliers":
+        return random.normal(size=count) * np.where(np.arange(count) % 1000, 1, 100)
+    small = {"mixed": 1e-4, "half mixed": 1e-2}[kind]
+    return random.normal(size=count) * np.where(random.random(count) < 0.999, small, 1)
+
+
+def least_error(values: np.ndarray, count: int) -> float:
+    """The best of five starts by k-means++, each followed by 50 of Lloyd's steps over all values."""
+    random = np.random.default_rng(0)
+    ordered = np.sort(values)
+    sums = np.concatenate([[0], np.cumsum(ordered)])
+    drawn = random.choice(values, min(values.size, 100_000), replace=False)
+    errors = []
+    for _ in range(5):
+        centres = [random.choice(drawn)]
+        while len(centres) < count:
+            distance = np.min([(drawn - centre) ** 2 for centre in centres], axis=0)
+            centres.append(random.choice(drawn, p=distance / distance.sum()))
+        centres = np.sort(centres)
+        for _ in range(50):
+            borders = np.searchsorted(ordered, (centres[1:] + centres[:-1]) / 2, side="right")
+            borders = np.concatenate([[0], borders, [values.size]])
+            population, total = np.diff(borders), np.diff(sums[borders])
+            centres = np.where(population > 0, total / np.maximum(population, 1), centres)
+        errors.append(((ordered - np.repeat(centres, population)) ** 2).sum())
+    return min(errors)
+
+
+@pytest.mark.parametrize("count", [20_000, 2_000_000])
+@pytest.mark.parametrize("kind", ["laplace", "t2", "t3", "mixed", "half mixed", "sparse", "clipped", "outliers"])
+def test_gradients_are_as_near_as_after_fifty_steps_over_all_values(kind, count):
+    x = torch.from_numpy(gradient(kind, count)).float()
+    for bits in (2, 3, 4):
+        assert squared_error(f"kmeans:{bits}", x) <= 1.05 * least_error(x.double().numpy(), 1 << bits)
 
 
 @pytest.mark.parametrize("bits", [5, 6, 7, 8])

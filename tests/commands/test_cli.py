@@ -29,8 +29,21 @@ def test_version():
 
 def test_help_names_every_option_family_and_content():
     text = invoke("bench", "codecs", "--help", width=120).output
-    options = "--codecs --shape --content --from --verify --threads --device --repeat --budget --json --markdown --plot"
-    for word in (*options.split(), "kmeans", "topk", "relu6", "outliers", "laplace", "32,32,112,112", "Example"):
+    options = "--codecs --shape --content --from --verify --threads --device --repeat --budget"
+    results = "--by-bits --json --markdown --plot"
+    for word in (
+        *options.split(),
+        *results.split(),
+        "kmeans",
+        "topk",
+        "relu6",
+        "outliers",
+        "laplace",
+        "masked",
+        "nf4",
+        "32,32,112,112",
+        "Example",
+    ):
         assert word in text
 
 
@@ -69,6 +82,24 @@ def test_compresses_the_tensors_of_a_file(tmp_path):
     }
 
 
+def test_captured_tensors_are_kept_apart_and_shown_together(tmp_path):
+    path = tmp_path / "captured.safetensors"
+    names = [f"{link}/0/step{step:06d}/chunk0" for link in ("forward/0-1", "backward/1-0") for step in range(20)]
+    save_file({name: torch.randn(4, 50) for name in names}, path)
+    result = invoke(
+        *QUICK, "--codecs", "uniform:4+zero,fp16", "--from", path, "--by-bits", "--json", tmp_path / "r.json"
+    )
+    assert result.exit_code == 0, result.output
+    assert {row["content"] for row in Record.read(tmp_path / "r.json").rows} == set(names)
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if line.startswith("4x50")] == [
+        "4x50, 0.8 kB: what travels and what is lost",
+        "4x50, 0.8 kB: bias and zeros",
+        "4x50, 0.8 kB: what it costs, the slowest of 40 tensors",
+    ]
+    assert max(map(len, lines[1:])) <= 80
+
+
 def test_threads_are_set_and_recorded(tmp_path):
     before = torch.get_num_threads()
     try:
@@ -85,7 +116,7 @@ def test_threads_are_set_and_recorded(tmp_path):
         (["--codecs", "uniform:17"], "'uniform:17' makes no sense"),
         (["--codecs", ","], "got none"),
         (["--shape", "2,x"], "--shape takes whole numbers above 0"),
-        (["--content", "noise"], "--content is one of relu6, outliers, laplace; got 'noise'"),
+        (["--content", "noise"], "--content is one of relu6, outliers, laplace, masked; got 'noise'"),
         (["--from", "none.safetensors"], "cannot be read"),
         (["--device", "gpu"], "--device is cpu, or cuda"),
         (["--device", "cuda:99"], "--device is cpu, or cuda"),

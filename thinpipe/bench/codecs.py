@@ -5,7 +5,6 @@ Every time stands beside a plain copy of the same tensor, measured next to it, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from thinpipe.bench import losses
 from thinpipe.bench.contents import Case
 from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
@@ -23,7 +23,7 @@ DEFAULT_SHAPES = ((32, 32, 112, 112), (32, 1280, 7, 7), (8, 128, 768), (16, 24, 
 DEFAULT_GPU_SHAPES = ((256, 32, 112, 112), (32, 128, 768))
 DEFAULT_CODECS = (
     "none,fp16,bf16,uniform:4,uniform:8,sort:4,sort:8,sort:12,sort:16,fast:4,fast:8,"
-    "kmeans:2,kmeans:4,kmeans:8,svd:14,power:14,topk:0.01,topk:0.1"
+    "kmeans:2,kmeans:4,kmeans:8,tile:4,svd:14,power:14,topk:0.01,topk:0.1"
 )
 
 COLUMNS = (
@@ -33,8 +33,8 @@ COLUMNS = (
     Column(name="tensor_bytes", heading="tensor\nbytes", format="d"),
     Column(name="wire_bytes", heading="wire\nbytes", format="d", better="lower"),
     Column(name="wire_ratio", heading="wire", format=".3f", better="lower"),
-    Column(name="relative_error", heading="error", format=".1e", better="lower"),
-    Column(name="snr_db", heading="SNR\ndB", format=".1f", better="higher"),
+    Column(name="bits_per_value", heading="bits", format=".2f", better="lower"),
+    *losses.COLUMNS,
     Column(name="copy_ms", heading="copy\nms", format=".2f"),
     Column(name="encode_ms", heading="encode\nms", format=".2f", better="lower"),
     Column(name="encode_p95_ms", heading="encode\np95 ms", format=".2f", better="lower"),
@@ -79,14 +79,6 @@ def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: Set
             }
 
 
-def relative_squared_error(x: Tensor, decoded: Tensor) -> float | None:
-    """Squared error over squared size: 0.01 is a hundredth of the energy; None where there is none to divide by."""
-    difference, size = decoded.double() - x.double(), x.double()
-    energy = size.square().sum().item()
-    error = difference.square().sum().item() / energy if energy else math.nan
-    return error if math.isfinite(error) else None
-
-
 def _measure(x: Tensor, codec_: Codec, settings: Settings, with_reference: bool) -> Row:
     def timed(call: Callable[[], object], compiles: bool = False) -> Times:
         return time_calls(
@@ -101,7 +93,7 @@ def _measure(x: Tensor, codec_: Codec, settings: Settings, with_reference: bool)
     encode = timed(lambda: codec_.encode(x, out=wire), compiles)
     decode = timed(lambda: codec_.decode(wire, decoded), compiles)
     extra_bytes = peak_extra_bytes(lambda: codec_.encode(x, out=wire), device=settings.device)
-    error = relative_squared_error(x, decoded)
+    lost = losses.measure_losses(x, decoded)
     reference_ms = None
     if with_reference and isinstance(codec_, KernelCodec):
         literal = codec(codec_.spec, kernels="reference")
@@ -113,8 +105,8 @@ def _measure(x: Tensor, codec_: Codec, settings: Settings, with_reference: bool)
         "tensor_bytes": tensor_bytes,
         "wire_bytes": wire.numel(),
         "wire_ratio": wire.numel() / (4 * x.numel()),
-        "relative_error": error,
-        "snr_db": -10 * math.log10(error) if error else None,
+        "bits_per_value": 8 * wire.numel() / x.numel(),
+        **lost,
         "copy_ms": copy.median_ms,
         "encode_ms": encode.median_ms,
         "encode_p95_ms": encode.p95_ms,

@@ -54,11 +54,19 @@ def laplace(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return x.mul_(torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1))
 
 
+def masked(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """A gradient that came back through a ReLU: half of it is exactly zero, in the middle of the rest."""
+    x = laplace(shape, generator)
+    return x.mul_(torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8))
+
+
 CONTENTS: dict[str, Callable[[Sequence[int], torch.Generator], Tensor]] = {
     "relu6": relu6,
     "outliers": outliers,
     "laplace": laplace,
+    "masked": masked,
 }
+DEFAULT_CONTENTS = ("relu6", "outliers", "laplace")
 
 
 def made_cases(shapes: Sequence[tuple[int, ...]], contents: Sequence[str]) -> list[Case]:

@@ -11,19 +11,22 @@ import torch
 import torch.distributed as dist
 
 from thinpipe.bench.codecs import DEFAULT_GPU_SHAPES, DEFAULT_SHAPES
-from thinpipe.bench.contents import CONTENTS, Case, cases_from_file, made_cases
+from thinpipe.bench.contents import CONTENTS, DEFAULT_CONTENTS, Case, cases_from_file, made_cases
+from thinpipe.bench.outside import NAMES as OUTSIDE_NAMES
+from thinpipe.bench.outside import outside_codec
 from thinpipe.codecs import Codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.spec import split_specs, tensor_codec
 from thinpipe.measure.network import check_links
 
 
-def parse_codecs(text: str) -> list[Codec]:
-    """Specs separated by commas; the same codec written twice is one."""
+def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
+    """Specs separated by commas; the same codec written twice is one. ``outside``: quantizers of others, too."""
     specs = split_specs(text)
     if not specs:
         raise ValueError("--codecs takes specs separated by commas, as in sort:8,uniform:8; got none")
-    return list(dict.fromkeys(tensor_codec(spec) for spec in specs))
+    chosen = [outside_codec(spec) if outside and spec in OUTSIDE_NAMES else tensor_codec(spec) for spec in specs]
+    return list(dict.fromkeys(chosen))
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -47,7 +50,7 @@ def choose_cases(
         raise ValueError(f"--content is one of {', '.join(CONTENTS)}; got {unknown[0]!r}")
     defaults = DEFAULT_SHAPES if device == "cpu" else DEFAULT_GPU_SHAPES
     chosen = list(dict.fromkeys(map(parse_shape, shapes))) or list(defaults)
-    return made_cases(chosen, list(dict.fromkeys(contents)) or list(CONTENTS))
+    return made_cases(chosen, list(dict.fromkeys(contents)) or DEFAULT_CONTENTS)
 
 
 def check_launch(workers: Sequence[int], links: Sequence[float | None]) -> None:

@@ -12,8 +12,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from thinpipe.bench.codecs import relative_squared_error
 from thinpipe.bench.contents import Case
+from thinpipe.bench.losses import relative_squared_error
 from thinpipe.codecs import codec
 from thinpipe.codecs.buckets import Buckets
 from thinpipe.measure.record import Check

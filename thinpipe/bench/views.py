@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 
+from thinpipe.bench.captured import NOTE as MEANS_NOTE
+from thinpipe.bench.captured import mean_over_steps
 from thinpipe.bench.codecs import COLUMNS
+from thinpipe.bench.losses import COLUMNS as LOSS_COLUMNS
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
 from thinpipe.measure.report import Table
+
+CONTENTS_ABREAST = 3  # so many fit into 80 columns
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 _COSTS = tuple(
@@ -35,7 +41,13 @@ _GPU_COSTS = (
     _BY_NAME["encode_extra_ratio"],
 )
 
-LOSS_NOTE = "wire: bytes sent / bytes of float32. error: squared error / squared size."
+LOSS_NOTE = (
+    "wire: bytes sent / bytes of float32. bits: sent per value, header included.\nerror: squared error / squared size."
+)
+ZEROS_NOTE = (
+    "bias: mean error in standard errors of that mean; beyond 3 it is hardly chance.\n"
+    "zeros: how many there are, and root mean square of what they decode to / of all."
+)
 COST_NOTE = (
     "copies: times of a plain copy of the tensor. times faster: than encoding by the\n"
     "literal algorithm. extra memory: while encoding, tensors."
@@ -46,32 +58,49 @@ GPU_COST_NOTE = (
 )
 
 
-def result_tables(rows: Sequence[Row], device: str = "cpu") -> list[Table]:
-    """Two tables per shape: what is lost, which depends on the content, and what it costs, which hardly does.
+def result_tables(rows: Sequence[Row], device: str = "cpu", by_bits: bool = False) -> list[Table]:
+    """Per shape what is lost and what becomes of zeros, which depends on the content, and what it costs.
 
-    The notes that explain the columns stand under the first two alone.
+    The notes that explain the columns stand under the tables of the first shape alone. ``by_bits``: what sends the
+    same stands together.
     """
     result: list[Table] = []
     costs, cost_note = (_COSTS, COST_NOTE) if device == "cpu" else (_GPU_COSTS, f"{COST_NOTE}\n{GPU_COST_NOTE}")
     for shape in _distinct(rows, "shape"):
         of_shape = [row for row in rows if row["shape"] == shape]
+        if by_bits:
+            of_shape.sort(key=itemgetter("bits_per_value"))
+        means = mean_over_steps(of_shape)
         tensor = f"{shape}, {_size_text(of_shape[0]['tensor_bytes'])}"
-        contents = _distinct(of_shape, "content")
-        result.append(
-            Table(
-                title=f"{tensor}: what travels and what is lost",
-                columns=_loss_columns(contents),
-                rows=[_loss_row(codec_rows) for codec_rows in _by_codec(of_shape)],
-                note="" if result else LOSS_NOTE,
+        contents, tensors = _distinct(means, "content"), len(_distinct(of_shape, "content"))
+        means_note = "" if len(contents) == tensors else f"\n{MEANS_NOTE}"
+        notes = ("", "", "") if result else (LOSS_NOTE + means_note, ZEROS_NOTE + means_note, cost_note)
+        for start in range(0, len(contents), CONTENTS_ABREAST):
+            some = [row for row in means if row["content"] in contents[start : start + CONTENTS_ABREAST]]
+            result.append(
+                Table(
+                    title=f"{tensor}: what travels and what is lost",
+                    columns=_loss_columns(some),
+                    rows=[_beside(codec_rows) for codec_rows in _by_codec(some)],
+                    note=notes[0],
+                )
             )
-        )
-        slowest = f", the slowest of {len(contents)} contents" if len(contents) > 1 else ""
+            result.append(
+                Table(
+                    title=f"{tensor}: bias and zeros",
+                    columns=_zeros_columns(some),
+                    rows=[_beside(codec_rows) for codec_rows in _by_codec(some)],
+                    note=notes[1],
+                )
+            )
+        of_many = "contents" if len(contents) == tensors else "tensors"
+        slowest = f", the slowest of {tensors} {of_many}" if tensors > 1 else ""
         result.append(
             Table(
                 title=f"{tensor}: what it costs{slowest}",
                 columns=(_BY_NAME["codec"], *costs),
                 rows=[_cost_row(codec_rows, costs) for codec_rows in _by_codec(of_shape)],
-                note="" if len(result) > 1 else cost_note,
+                note=notes[2],
             )
         )
     return result
@@ -81,13 +110,10 @@ def plot_error_against_bits(rows: Sequence[Row]) -> Plot:
     """The rows of the first shape: a panel per content, a line per family; what loses nothing has no place in it."""
     shape = rows[0]["shape"]
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for row in rows:
-        if row["shape"] != shape:
-            continue
+    for row in mean_over_steps([row for row in rows if row["shape"] == shape]):
         panel = panels.setdefault(row["content"], {})
         if row["relative_error"]:
-            family = row["codec"].partition(":")[0]
-            panel.setdefault(family, []).append((32 * row["wire_ratio"], row["relative_error"]))
+            panel.setdefault(_family(row["codec"]), []).append((row["bits_per_value"], row["relative_error"]))
     return Plot(
         title=f"Error against bits, {shape}",
         x_label="bits per value on the wire",
@@ -96,21 +122,44 @@ def plot_error_against_bits(rows: Sequence[Row]) -> Plot:
     )
 
 
-def _loss_columns(contents: Sequence[str]) -> list[Column]:
-    columns = [_BY_NAME["codec"], _BY_NAME["wire_ratio"]]
-    for content in contents:
-        error, snr = _BY_NAME["relative_error"], _BY_NAME["snr_db"]
-        columns.append(replace(error, name=f"{content} error", heading=f"{content}\nerror"))
-        columns.append(replace(snr, name=f"{content} snr"))
+def _loss_columns(rows: Sequence[Row]) -> list[Column]:
+    columns = [_BY_NAME["codec"], _BY_NAME["wire_ratio"], _BY_NAME["bits_per_value"]]
+    for content in _distinct(rows, "content"):
+        columns += [_of_content(content, "relative_error", f"{_lines(content)}\nerror"), _of_content(content, "snr_db")]
     return columns
 
 
-def _loss_row(rows: Sequence[Row]) -> Row:
-    shown = {"codec": rows[0]["codec"], "wire_ratio": rows[0]["wire_ratio"]}
+def _zeros_columns(rows: Sequence[Row]) -> list[Column]:
+    columns = [_BY_NAME["codec"], _BY_NAME["bits_per_value"]]
+    for content in _distinct(rows, "content"):
+        part = next(row["zero_fraction"] for row in rows if row["content"] == content)
+        zeros = "zeros" if part is None else f"zeros\n{100 * part:.3g}%"
+        columns += [_of_content(content, "bias", f"{_lines(content)}\nbias"), _of_content(content, "zero_error", zeros)]
+    return columns
+
+
+def _of_content(content: str, name: str, heading: str | None = None) -> Column:
+    """A column as it stands beside those of other contents."""
+    return replace(_BY_NAME[name], name=f"{content} {name}", heading=heading or _BY_NAME[name].heading)
+
+
+def _lines(content: str) -> str:
+    """The name of a direction and link narrow enough to head a column."""
+    return content.replace("/", "\n")
+
+
+def _beside(rows: Sequence[Row]) -> Row:
+    """The rows of one codec as one: the losses of every content under names of their own."""
+    beside = dict(rows[0])
     for row in rows:
-        shown[f"{row['content']} error"] = row["relative_error"]
-        shown[f"{row['content']} snr"] = row["snr_db"]
-    return shown
+        beside |= {f"{row['content']} {column.name}": row[column.name] for column in LOSS_COLUMNS}
+    return beside
+
+
+def _family(spec: str) -> str:
+    """What of a spec a line of the plot is of: ``sort:3+1+zero`` is of ``sort+zero``."""
+    name, _, argument = spec.partition(":")
+    return "+".join([name, *(part for part in argument.split("+") if part.isalpha())])
 
 
 def _cost_row(rows: Sequence[Row], costs: Sequence[Column]) -> Row:

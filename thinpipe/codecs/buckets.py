@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import KernelCodec
-from thinpipe.codecs.layout import header_bytes, packed_bytes, read_header
+from thinpipe.codecs.layout import check_room_for_zero, header_bytes, packed_bytes, read_header
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Buckets(KernelCodec):
     name: Literal["sort", "fast"]
     level_bits: int
     split_bits: int
+    zero: bool = False  # zeros travel exactly; else the minimum and maximum of the bucket they are in do
 
     def __post_init__(self) -> None:
         if self.level_bits < 1:
@@ -32,6 +33,8 @@ class Buckets(KernelCodec):
             raise ValueError(f"{self.split_bits} split bits are not from 0 to 8")
         if self.bits > 16:
             raise ValueError(f"{self.level_bits}+{self.split_bits} bits are more than 16")
+        if self.zero:
+            check_room_for_zero(self.level_bits)
 
     @property
     def bits(self) -> int:
@@ -39,7 +42,7 @@ class Buckets(KernelCodec):
 
     @property
     def spec(self) -> str:
-        return f"{self.name}:{self.level_bits}+{self.split_bits}"
+        return f"{self.name}:{self.level_bits}+{self.split_bits}" + "+zero" * self.zero
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return header_bytes(2 << self.split_bits) + packed_bytes(math.prod(shape), self.bits)
@@ -47,7 +50,7 @@ class Buckets(KernelCodec):
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
         module = self.kernels_on(x.device)
         encode = module.encode_sort if self.name == "sort" else module.encode_fast
-        encode(x, wire, self.level_bits, self.split_bits)
+        encode(x, wire, self.level_bits, self.split_bits, self.zero)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
         module = self.kernels_on(out.device)

@@ -18,6 +18,7 @@ class KMeans(KernelCodec):
     """Every value travels as the index of the nearest of 2^bits codebook values, which travel in the header."""
 
     bits: int
+    zero: bool = False  # one of them is zero, if there are values on both sides of it
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
@@ -25,13 +26,13 @@ class KMeans(KernelCodec):
 
     @property
     def spec(self) -> str:
-        return f"kmeans:{self.bits}"
+        return f"kmeans:{self.bits}" + "+zero" * self.zero
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return header_bytes(1 << self.bits) + packed_bytes(math.prod(shape), self.bits)
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
-        self.kernels_on(x.device).encode_kmeans(x, wire, self.bits)
+        self.kernels_on(x.device).encode_kmeans(x, wire, self.bits, self.zero)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
         self.kernels_on(out.device).decode_kmeans(wire, out, self.bits)

@@ -91,12 +91,43 @@ def bucket_affine(lo: Tensor, hi: Tensor, levels: int) -> tuple[Tensor, Tensor, 
     return p.float(), (lo * p).float(), scale.float()
 
 
+def check_room_for_zero(level_bits: int) -> None:
+    """ValueError where levels are too few to be on both sides of a zero."""
+    if level_bits < 2:
+        raise ValueError("+zero needs 2 level bits or more: of two levels one would be zero, and one sign be lost")
+
+
+def move_to_zero(lo: Tensor, hi: Tensor, level_bits: int) -> tuple[Tensor, Tensor]:
+    """Ends of buckets, moved so that a level of the one with values of both signs is zero exactly.
+
+    The step is rounded up to as many bits as leave every multiple of it a float32: lo = -k * step and
+    hi = (levels - k) * step are then exact, and so is the value of level k. No value is further from a level than half
+    a step, though the ends may lie inside of the values by that much. With 2 level bits -2.9 .. 3 becomes a step of
+    59 / 30, rounded up, and 1 level below zero: -1.97 .. 3.93. Ends that would leave float32 stay where they are.
+    """
+    levels = (1 << level_bits) - 1
+    low, high = lo.double(), hi.double()
+    step = (high - low) / levels
+    exponent = torch.frexp(step).exponent - (24 - level_bits)
+    unit = torch.ldexp(torch.ones_like(step), exponent.clamp(min=-149))  # no float32 is finer than 2^-149
+    step = torch.ceil(step / unit) * unit
+    # Not a half: rounding must not find the least value at level -1.
+    below = torch.ceil(-low / step - 0.499)
+    moved_lo, moved_hi = (-below * step).float(), ((levels - below) * step).float()
+    moves = (low < 0) & (high > 0) & moved_lo.isfinite() & moved_hi.isfinite()
+    return torch.where(moves, moved_lo, lo), torch.where(moves, moved_hi, hi)
+
+
 def bucket_values(lo: Tensor, hi: Tensor, level_bits: int) -> Tensor:
-    """The float32 value of every code: lo + level * (hi - lo) / levels, with lo and hi themselves exact."""
+    """The float32 value of every code: lo + level * (hi - lo) / levels, with lo and hi themselves exact.
+
+    Multiplied first and divided then: where levels are a short step apart, as ``move_to_zero`` makes them, all of it is
+    exact, and dividing first would leave some 1e-17 in place of zero.
+    """
     levels = (1 << level_bits) - 1
     low, high = lo.double()[:, None], hi.double()[:, None]
-    steps = torch.arange(levels + 1, dtype=torch.float64, device=lo.device) / levels
-    values = low + (high - low) * steps
+    level = torch.arange(levels + 1, dtype=torch.float64, device=lo.device)
+    values = low + (high - low) * level / levels
     values[:, -1:] = high
     return values.float().reshape(-1)
 
@@ -105,6 +136,14 @@ def midpoints(codebook: Tensor) -> Tensor:
     """The thresholds between rising codebook values, float32; a value on one belongs to the lower side."""
     codebook = codebook.double()
     return ((codebook[1:] + codebook[:-1]) / 2).float()
+
+
+def with_zero(codebook: Tensor) -> Tensor:
+    """A rising codebook with zero in it, in place of a value that is there twice, else of the one nearest zero."""
+    repeats = (codebook[1:] == codebook[:-1]).nonzero()
+    codebook = codebook.clone()
+    codebook[repeats[0, 0] if len(repeats) else codebook.abs().argmin()] = 0
+    return codebook.sort().values
 
 
 def positions_are_bits(count: int, kept: int) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 from thinpipe.codecs.base import Codec, KernelCodec
 from thinpipe.codecs.buckets import Buckets
@@ -55,14 +57,25 @@ def _nothing(codec: Codec) -> Callable[[str], Codec]:
     return parse
 
 
-def _bucket_bits(argument: str) -> tuple[int, int]:
+def _buckets(name: Literal["sort", "fast"], argument: str) -> Codec:
+    argument, options = _options(argument, ["zero"])
     level_text, plus, split_text = argument.partition("+")
     if plus:
-        return _integer(level_text), _integer(split_text)
+        return Buckets(name, _integer(level_text), _integer(split_text), "zero" in options)
     bits = _integer(argument)
     # The seeds' 3:1 split: 16 -> 12+4, 12 -> 9+3, 8 -> 6+2, 4 -> 3+1; below 4 bits one bit still splits.
     split = min(max(bits // 4, 1), bits - 1) if bits > 1 else 0
-    return bits - split, split
+    return Buckets(name, bits - split, split, "zero" in options)
+
+
+def _one_number(codec: Callable[[int, bool], Codec]) -> Callable[[str], Codec]:
+    """Parse an argument that is a number of bits, and +zero or not."""
+
+    def parse(argument: str) -> Codec:
+        bits, options = _options(argument, ["zero"])
+        return codec(_integer(bits), "zero" in options)
+
+    return parse
 
 
 def _tile(argument: str) -> Tile:
@@ -84,17 +97,25 @@ _TILE_RULE = (
 
 _BUCKETS_RULE = (
     "Q level bits and S split bits with Q from 1 to 16, S from 0 to 8 and Q+S at most 16, "
-    "or the total B from 1 to 16, which is split 3:1"
+    "or the total B from 1 to 16, which is split 3:1; optionally followed by +zero"
 )
 
 FAMILIES: dict[str, Family] = {
     "none": Family(usage="none", rule="no argument", parse=_nothing(Cast("none"))),
     "fp16": Family(usage="fp16", rule="no argument", parse=_nothing(Cast("fp16"))),
     "bf16": Family(usage="bf16", rule="no argument", parse=_nothing(Cast("bf16"))),
-    "uniform": Family(usage="uniform:8", rule="the bits per value, from 1 to 16", parse=lambda a: Uniform(_integer(a))),
-    "sort": Family(usage="sort:6+2 or sort:8", rule=_BUCKETS_RULE, parse=lambda a: Buckets("sort", *_bucket_bits(a))),
-    "fast": Family(usage="fast:6+2 or fast:8", rule=_BUCKETS_RULE, parse=lambda a: Buckets("fast", *_bucket_bits(a))),
-    "kmeans": Family(usage="kmeans:4", rule="the bits per value, from 1 to 8", parse=lambda a: KMeans(_integer(a))),
+    "uniform": Family(
+        usage="uniform:8",
+        rule="the bits per value, from 1 to 16, optionally followed by +zero",
+        parse=_one_number(Uniform),
+    ),
+    "sort": Family(usage="sort:6+2 or sort:8", rule=_BUCKETS_RULE, parse=partial(_buckets, "sort")),
+    "fast": Family(usage="fast:6+2 or fast:8", rule=_BUCKETS_RULE, parse=partial(_buckets, "fast")),
+    "kmeans": Family(
+        usage="kmeans:4",
+        rule="the bits per value, from 1 to 8, optionally followed by +zero",
+        parse=_one_number(KMeans),
+    ),
     "tile": Family(usage="tile:4 or tile:2/64+sr", rule=_TILE_RULE, parse=_tile),
     "svd": Family(usage="svd:14", rule="the rank, 1 or more", parse=lambda a: LowRank("svd", _integer(a))),
     "power": Family(usage="power:14", rule="the rank, 1 or more", parse=lambda a: LowRank("power", _integer(a))),

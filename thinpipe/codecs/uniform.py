@@ -10,28 +10,31 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import KernelCodec
-from thinpipe.codecs.layout import header_bytes, packed_bytes
+from thinpipe.codecs.layout import check_room_for_zero, header_bytes, packed_bytes
 
 
 @dataclass(frozen=True)
 class Uniform(KernelCodec):
-    """``bits`` bits per value; the tensor's minimum and maximum travel exactly."""
+    """``bits`` bits per value; the tensor's minimum and maximum travel exactly, or with ``zero`` its zeros."""
 
     bits: int
+    zero: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 16:
             raise ValueError(f"{self.bits} bits are not from 1 to 16")
+        if self.zero:
+            check_room_for_zero(self.bits)
 
     @property
     def spec(self) -> str:
-        return f"uniform:{self.bits}"
+        return f"uniform:{self.bits}" + "+zero" * self.zero
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return header_bytes(2) + packed_bytes(math.prod(shape), self.bits)
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
-        self.kernels_on(x.device).encode_uniform(x, wire, self.bits)
+        self.kernels_on(x.device).encode_uniform(x, wire, self.bits, self.zero)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
         self.kernels_on(out.device).decode_buckets(wire, out, self.bits, 0)

@@ -12,8 +12,9 @@ import torch
 import typer
 
 from thinpipe.bench.codecs import COLUMNS, DEFAULT_CODECS, DEFAULT_SHAPES, Settings, measure_codecs
-from thinpipe.bench.contents import Case
+from thinpipe.bench.contents import DEFAULT_CONTENTS, Case
 from thinpipe.bench.inputs import choose_cases, find_device, parse_codecs
+from thinpipe.bench.outside import NAMES as OUTSIDE_NAMES
 from thinpipe.bench.targets import check_gpu_targets, check_targets
 from thinpipe.bench.verify import NOTE as CHECKS_NOTE
 from thinpipe.bench.verify import verify_codecs
@@ -31,7 +32,8 @@ def bench_codecs(
         str,
         typer.Option(
             metavar="SPEC,...",
-            help=f"Codecs by their specs, separated by commas. The families: {', '.join(FAMILIES)}.",
+            help=f"Codecs by their specs, separated by commas. The families: {', '.join(FAMILIES)}. To compare with: "
+            f"{', '.join(OUTSIDE_NAMES)} of bitsandbytes, if installed.",
             rich_help_panel=_WHAT,
             show_default="several of each",
         ),
@@ -50,9 +52,9 @@ def bench_codecs(
         typer.Option(
             metavar="NAME",
             help="What they hold; repeat for several. relu6: an activation, half zeros. outliers: normal, six "
-            "channels 20 times larger. laplace: a gradient.",
+            "channels 20 times larger. laplace: a gradient. masked: a gradient, half zeros.",
             rich_help_panel=_WHAT,
-            show_default="all three",
+            show_default=" ".join(DEFAULT_CONTENTS),
         ),
     ] = None,
     from_file: Annotated[
@@ -60,7 +62,8 @@ def bench_codecs(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Compress the float tensors of this .safetensors file instead.",
+            help="Compress the float tensors of this .safetensors file instead. Of captured ones, such as "
+            "forward/0-1/0/step000003/chunk0, tables show the mean of each link.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -89,6 +92,14 @@ def bench_codecs(
         float,
         typer.Option(min=0, metavar="SECONDS", help="Time for the runs of a call, about.", rich_help_panel=_HOW),
     ] = 0.2,
+    by_bits: Annotated[
+        bool,
+        typer.Option(
+            "--by-bits",
+            help="Order tables by the bits per value on the wire: what sends the same stands together.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = False,
     json: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keep all rows, settings, environment.", rich_help_panel=_RESULTS),
@@ -113,7 +124,7 @@ def bench_codecs(
         torch.set_num_threads(threads)  # the codecs use as many
     outputs = Outputs(json=json, markdown=markdown, plot=plot)
     with one_line_errors():
-        chosen = parse_codecs(codecs)
+        chosen = parse_codecs(codecs, outside=True)
         cases = choose_cases(shape or [], content or [], from_file, device)
         on = find_device(device, chosen)
         outputs.check()
@@ -137,7 +148,7 @@ def bench_codecs(
         rows=tuple(rows),
         checks=tuple(checks),
     )
-    tables = [*result_tables(rows, on.type), *([report.check_table(checks, CHECKS_NOTE)] if checks else [])]
+    tables = [*result_tables(rows, on.type, by_bits), *([report.check_table(checks, CHECKS_NOTE)] if checks else [])]
     typer.echo(report.summary(record))
     report.show(tables)
     outputs.save(record, tables, "Codecs", plot_error_against_bits(rows))

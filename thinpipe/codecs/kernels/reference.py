@@ -21,10 +21,12 @@ from thinpipe.codecs.layout import (
     chunk_bounds,
     header_bytes,
     midpoints,
+    move_to_zero,
     packed_bytes,
     planes,
     positions_are_bits,
     read_header,
+    with_zero,
     write_header,
     write_poisoned,
 )
@@ -35,19 +37,19 @@ _FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
 LLOYD_STEPS = 20  # the smaller of the two counts the seeds measured (20 and 50)
 
 
-def encode_uniform(x: Tensor, wire: Tensor, bits: int) -> None:
+def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
     values = x.reshape(-1).float()
-    _write_buckets(wire, values, [torch.arange(values.numel(), device=x.device)], bits, 0)
+    _write_buckets(wire, values, [torch.arange(values.numel(), device=x.device)], bits, 0, zero)
 
 
-def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> None:
+def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
     """Algorithm 1: sort, cut the sorted list into chunks of equal count, quantize each chunk by itself."""
     values = x.reshape(-1).float()
     order = torch.sort(values).indices
-    _write_buckets(wire, values, order.tensor_split(1 << split_bits), level_bits, split_bits)
+    _write_buckets(wire, values, order.tensor_split(1 << split_bits), level_bits, split_bits, zero)
 
 
-def encode_fast(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> None:
+def encode_fast(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
     """Algorithm 2: the last value of each chunk is a kth value; a value belongs to the first chunk that reaches it.
 
     Where equal values straddle a cut they all land in the lower chunk. The upper chunk's minimum is still the
@@ -68,7 +70,7 @@ def encode_fast(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> No
         write_poisoned(wire, 2 << split_bits)
         return
     bucket = torch.bucketize(values, high[:-1].contiguous())
-    _write_codes(wire, values, bucket, low, high, level_bits, split_bits)
+    _write_codes(wire, values, bucket, low, high, level_bits, split_bits, zero)
 
 
 def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) -> None:
@@ -76,7 +78,7 @@ def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) 
     _look_up(wire[header_bytes(2 << split_bits) :], out, bucket_values(lo, hi, level_bits), level_bits + split_bits)
 
 
-def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
+def encode_kmeans(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
     """Lloyd: start from evenly spaced values, then move each to the mean of the values nearest to it."""
     values = x.reshape(-1).float()
     if not torch.isfinite(values).all():
@@ -90,6 +92,8 @@ def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
         total = torch.bincount(nearest, weights=values.double(), minlength=1 << bits)
         codebook = torch.where(population > 0, total / population.clamp(min=1), codebook)
     codebook = codebook.float()
+    if zero and lo <= 0 <= hi:
+        codebook = with_zero(codebook)
     write_header(wire, codebook)
     pack(_nearest(values, codebook), wire[header_bytes(1 << bits) :], bits)
 
@@ -297,7 +301,12 @@ def unpack(wire: Tensor, count: int, bits: int) -> Tensor:
 
 
 def _write_buckets(
-    wire: Tensor, values: Tensor, chunks: list[Tensor] | tuple[Tensor, ...], level_bits: int, split_bits: int
+    wire: Tensor,
+    values: Tensor,
+    chunks: list[Tensor] | tuple[Tensor, ...],
+    level_bits: int,
+    split_bits: int,
+    zero: bool,
 ) -> None:
     if not torch.isfinite(values).all():
         write_poisoned(wire, 2 << split_bits)
@@ -311,13 +320,15 @@ def _write_buckets(
         lo.append(low)
         hi.append(high)
         bucket[chunk] = i
-    _write_codes(wire, values, bucket, torch.stack(lo), torch.stack(hi), level_bits, split_bits)
+    _write_codes(wire, values, bucket, torch.stack(lo), torch.stack(hi), level_bits, split_bits, zero)
 
 
 def _write_codes(
-    wire: Tensor, values: Tensor, bucket: Tensor, lo: Tensor, hi: Tensor, level_bits: int, split_bits: int
+    wire: Tensor, values: Tensor, bucket: Tensor, lo: Tensor, hi: Tensor, level_bits: int, split_bits: int, zero: bool
 ) -> None:
     levels = (1 << level_bits) - 1
+    if zero:
+        lo, hi = move_to_zero(lo, hi, level_bits)
     p, offset, scale = bucket_affine(lo, hi, levels)
     level = ((values * p[bucket] - offset[bucket]) * scale[bucket]).round().clamp(0, levels)
     write_header(wire, torch.stack([lo, hi]))

@@ -17,8 +17,10 @@ from thinpipe.codecs.layout import (
     chunk_bounds,
     header_bytes,
     midpoints,
+    move_to_zero,
     positions_are_bits,
     read_header,
+    with_zero,
     write_header,
     write_poisoned,
 )
@@ -26,11 +28,11 @@ from thinpipe.codecs.layout import (
 _INFINITY = 0x7F800000  # its key; the key of -infinity is ~_INFINITY
 
 
-def encode_uniform(x: Tensor, wire: Tensor, bits: int) -> None:
-    encode_sort(x, wire, bits, 0)
+def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
+    encode_sort(x, wire, bits, 0, zero)
 
 
-def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> None:
+def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
     values = _array(x)
     bounds = chunk_bounds(values.size, 1 << split_bits)
     if split_bits:
@@ -47,9 +49,11 @@ def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> No
     # Fewer values than buckets leaves the last ones empty: they repeat the largest value.
     missing = len(bounds) - len(edges)
     lo, hi = torch.from_numpy(key_floats(np.concatenate([edges, np.full((missing, 2), high)]).T)).contiguous()
+    cuts = hi[:-1].numpy()  # where values are, wherever +zero moves the levels
+    if zero:
+        lo, hi = move_to_zero(lo, hi, level_bits)
     write_header(wire, torch.stack([lo, hi]))
     p, offset, scale = (t.numpy() for t in bucket_affine(lo, hi, (1 << level_bits) - 1))
-    cuts = hi[:-1].numpy()
     codes = wire.numpy()[header_bytes(2 << split_bits) :]
     parallel(
         lambda first, last: loops.encode_buckets(
@@ -67,13 +71,15 @@ def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) 
     _look_up(wire[header_bytes(2 << split_bits) :], bucket_values(lo, hi, level_bits), out, level_bits + split_bits)
 
 
-def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
+def encode_kmeans(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
     values = _array(x)
     low, high, points, weights = groups_of(values)
     if not ~_INFINITY < low <= high < _INFINITY:
         write_poisoned(wire, 1 << bits)
         return
     codebook = torch.from_numpy(best_codebook(points, weights, bits))
+    if zero and low <= 0 and high >= -1:  # keys, -1 that of -0
+        codebook = with_zero(codebook)
     write_header(wire, codebook)
     thresholds = midpoints(codebook).numpy()
     codes = wire.numpy()[header_bytes(1 << bits) :]

@@ -6,10 +6,12 @@ import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit
 
+CAPPINGS = 8  # each brings the unit nearer to where no group's share is above it
+
 
 @jit
-def merge(points, weights, most):
-    """Means and weights of about ``most`` groups of rising weighted points.
+def group_ends(points, weights, most):
+    """Where up to ``most`` groups of rising weighted points end: behind which points.
 
     A stretch of given mass and width deserves mass^(1/3) * width^(2/3) of the centres (Panter and Dite), and gets
     that share of the groups; a value that stands far from the rest becomes a group of its own. Up to ``most`` distinct
@@ -25,18 +27,33 @@ def merge(points, weights, most):
     for i in range(1, points.size):
         distinct += points[i] != points[i - 1]
     unit = share.sum() / most if distinct > most else 0.0
-    room = min(distinct, most + 1)
-    means, masses = np.empty(room), np.empty(room)
-    groups, mass, total, reached = 0, 0.0, 0.0, 0.0
+    # A few points far apart would have most of the share and can be but a group each: the others get what is left.
+    for _ in range(CAPPINGS):
+        unit = np.minimum(share, stretch * unit).sum() / most
+    ends = np.empty(min(distinct, most + 1), np.int64)
+    groups, reached = 0, 0.0
     for i in range(points.size):
-        mass += weights[i]
-        total += weights[i] * points[i]
         reached += share[i // stretch] / stretch
         if i + 1 == points.size or (reached >= unit and points[i + 1] != points[i]):
-            means[groups], masses[groups] = total / mass, mass
+            ends[groups] = i + 1
             groups += 1
-            mass, total, reached = 0.0, 0.0, 0.0
-    return means[:groups].copy(), masses[:groups].copy()
+            reached = 0.0
+    return ends[:groups].copy()
+
+
+@jit
+def merge(points, weights, most):
+    """Means and weights of up to ``most`` groups of rising weighted points."""
+    ends = group_ends(points, weights, most)
+    means, masses = np.zeros(ends.size), np.zeros(ends.size)
+    start = 0
+    for group in range(ends.size):
+        for i in range(start, ends[group]):
+            masses[group] += weights[i]
+            means[group] += weights[i] * points[i]
+        means[group] /= masses[group]
+        start = ends[group]
+    return means, masses
 
 
 @jit

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from thinpipe.codecs.kernels.cpu import loops
-from thinpipe.codecs.kernels.cpu.cells import lloyd, merge, optimal_centres
+from thinpipe.codecs.kernels.cpu.cells import group_ends, lloyd, merge, optimal_centres
 from thinpipe.codecs.kernels.cpu.order import Keys, close_up, sample, shares
 from thinpipe.codecs.kernels.cpu.threads import parallel
 from thinpipe.codecs.layout import BLOCK, bucket_affine
@@ -27,6 +27,7 @@ SAMPLE = 16384
 FEW = 65536  # values that are sorted instead
 TAIL = 1024  # one in so many values at each end is gathered
 BINS = 32768  # 128 for each of the most centres, on tensors large enough to fill them
+CROWD = 64  # different values of the sample in one bin
 GROUPS = 4096
 GROUPS_FOR_OPTIMUM = 768
 LLOYD_STEPS = 24
@@ -55,12 +56,13 @@ def groups_of(x: np.ndarray) -> tuple[int, int, Floats, Floats]:
         size *= 8  # ends so much longer than the sample's say that it was not a fair one
     if not np.isfinite(key_floats(np.array([low, high]))).all():
         return low, high, np.zeros(1), np.ones(1)
-    values, counts = _bin_values(middle, counts.size)[counts > 0], counts[counts > 0]
+    values, masses = _weighted_points(middle, counts)
+    del counts
     tails.sort()
     start = np.searchsorted(tails, middle[0])
     ends = key_floats(tails).astype(np.float64)
     points = np.concatenate([ends[:start], values, ends[start:]])
-    weights = np.concatenate([np.ones(start), counts, np.ones(tails.size - start)])
+    weights = np.concatenate([np.ones(start), masses, np.ones(tails.size - start)])
     return low, high, *merge(points, weights, GROUPS)
 
 
@@ -86,17 +88,28 @@ def _binning(left: np.int32, right: np.int32, bins: int) -> tuple[np.float32, np
     return np.float32(p), np.float32(offset), np.float32(scale)
 
 
-def _bin_values(middle: Keys, bins: int) -> Floats:
-    """What stands for each bin: the mean of the sample's values in it, so that a value that many share is exact."""
-    floats = key_floats(middle)
+def _weighted_points(middle: Keys, counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Rising values with weights for the counts of bins.
+
+    A bin stands for the mean of the sample's values in it, so that a value that many share is exact. Where so many
+    different ones are in one bin that the best codebook may want several there, each of the sample's stands for its
+    part.
+    """
+    floats, bins = key_floats(middle), counts.size
     p, offset, scale = _binning(middle[0], middle[-1], bins)
     bin_of = np.minimum((floats * p - offset) * scale, np.float32(bins - 1)).astype(np.int64)
-    population = np.bincount(bin_of, minlength=bins)
-    total = np.bincount(bin_of, weights=floats, minlength=bins)
     left, right = float(floats[0]), float(floats[-1])
     half = (right - left) / (2 * bins)
-    centres = np.linspace(left + half, right - half, bins)
-    return np.divide(total, population, out=centres, where=population > 0)
+    values = np.linspace(left + half, right - half, bins)
+    population = np.bincount(bin_of, minlength=bins)
+    # In place, here and below: arrays of all bins are most of the memory that encoding takes.
+    np.divide(np.bincount(bin_of, weights=floats, minlength=bins), population, out=values, where=population > 0)
+    crowded = np.bincount(bin_of[1:][floats[1:] > floats[:-1]], minlength=bins) >= CROWD
+    np.copyto(population, counts > 0, where=~crowded)  # points of each bin, from here on
+    points = np.repeat(values, population)
+    points[np.repeat(crowded, population)] = floats[crowded[bin_of]]
+    np.divide(counts, population, out=values, where=population > 0)
+    return points, np.repeat(values, population)
 
 
 def best_codebook(values: Floats, weights: Floats, bits: int) -> NDArray[np.float32]:
@@ -112,7 +125,7 @@ def best_codebook(values: Floats, weights: Floats, bits: int) -> NDArray[np.floa
     np.cumsum(weights * points, out=sums[1, 1:])
     np.cumsum(weights * points * points, out=sums[2, 1:])
     if bits <= 4:
-        edges = np.unique(np.linspace(0, points.size, GROUPS_FOR_OPTIMUM + 1).astype(np.int64))
+        edges = np.append(0, group_ends(points, weights, GROUPS_FOR_OPTIMUM))
         starts = [optimal_centres(sums, edges, count)]
     else:
         spread = ((np.arange(count) + 0.5) * points.size / count).astype(np.int64)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thinpipe.codecs.kernels.cuda import codebook, codes, largest, select, tiles
 from thinpipe.codecs.kernels.cuda.launch import INTERPRETED, launch
+from thinpipe.codecs.kernels.cuda.zero import move_to_zero_kernel
 from thinpipe.codecs.layout import BLOCK, chunk_bounds, header_bytes, positions_are_bits
 
 DIRECT = 1 << 17  # so few values need no sample
@@ -18,23 +19,25 @@ ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}  # each operation rounded
 BLOCKS = 4  # of 2048 codes, to a program
 
 
-def encode_uniform(x: Tensor, wire: Tensor, bits: int) -> None:
-    encode_sort(x, wire, bits, 0)
+def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
+    encode_sort(x, wire, bits, 0, zero)
 
 
-def encode_kmeans(x: Tensor, wire: Tensor, bits: int) -> None:
+def encode_kmeans(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
     n, programs = x.numel(), _programs(x.device.index)
     counters = torch.zeros(codebook.COUNTERS, dtype=torch.int32, device=x.device)
     scratch = torch.empty(codebook.scratch_doubles(n, programs), dtype=torch.float64, device=x.device)
     room = codebook.slots_per_column(n, programs)
-    launch(codebook.codebook_kernel, programs, (x, n, wire, counters, scratch, room), (bits,), **COOPERATIVE)
+    launch(codebook.codebook_kernel, programs, (x, n, wire, counters, scratch, room), (bits, zero), **COOPERATIVE)
     _encode(x, wire, scratch.view(torch.float32), 2 * codebook.PARAMETERS.value, header_bytes(1 << bits), 1 << bits, 0)
 
 
-def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int) -> None:
+def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
     chunks = 1 << split_bits
     cuts = [max(start - 1, 0) for start, _ in chunk_bounds(x.numel(), chunks)[1:]]
     scratch = order_statistics(x, cuts, wire, chunks=chunks, levels=(1 << level_bits) - 1)
+    if zero:
+        launch(move_to_zero_kernel, 1, (wire, scratch), (select.PARAMETERS.value, chunks, level_bits))
     _encode(x, wire, scratch, select.PARAMETERS.value, header_bytes(2 * chunks), chunks, level_bits)
 
 

@@ -258,7 +258,7 @@ def _choose_borders(sums, costs, choices, arrived, arrivals, COUNT: tl.constexpr
 
 
 @triton.jit(do_not_specialize=["n", "room"])
-def codebook_kernel(x, n, wire, counters, scratch, room, BITS: tl.constexpr):
+def codebook_kernel(x, n, wire, counters, scratch, room, BITS: tl.constexpr, ZERO: tl.constexpr):
     """The codebook into the header of the wire, and the thresholds between its values into the scratch memory."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
@@ -318,7 +318,9 @@ def codebook_kernel(x, n, wire, counters, scratch, room, BITS: tl.constexpr):
     high = tl.max(highs, axis=0).to(tl.float64)
     odd = tl.sum(tl.load(extents + 2 * MOST_PROGRAMS + lanes, mask=running, other=0.0, cache_modifier=".cg"), axis=0)
     if odd == 0:
-        _make_codebook(counters, scratch, partials, arrived, arrivals + programs, left, right, low, high, n, wire, BITS)
+        _make_codebook(
+            counters, scratch, partials, arrived, arrivals + programs, left, right, low, high, n, wire, BITS, ZERO
+        )
     elif program == 0:
         codes = tl.arange(0, 1 << BITS)
         store_bytes(wire, codes, tl.full([1 << BITS], float("nan"), tl.float32))
@@ -329,7 +331,10 @@ def codebook_kernel(x, n, wire, counters, scratch, room, BITS: tl.constexpr):
 
 
 @triton.jit
-def _make_codebook(counters, scratch, partials, arrived, arrivals, left, right, low, high, n, wire, BITS: tl.constexpr):
+def _make_codebook(
+    counters, scratch, partials, arrived, arrivals, left, right, low, high, n, wire,
+    BITS: tl.constexpr, ZERO: tl.constexpr,
+):  # fmt: skip
     """Steps 3 and 4: from the counts to the header of the wire and the thresholds between its values."""
     COUNT: tl.constexpr = 1 << BITS
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -449,8 +454,9 @@ def _make_codebook(counters, scratch, partials, arrived, arrivals, left, right, 
         for border in range(program * 4, GROUPS + 1, programs * 4):
             borders = border + tl.arange(0, 4)
             wanted = borders.to(tl.float64) * all_shares / GROUPS
-            places = tl.minimum(_search(sums + 3 * MOST_POINTS, wanted, points + 1, False), points)
-            places = tl.where(borders == GROUPS, points, tl.where(borders == 0, 0, places))
+            # Before the point: what gives it its share is the gap there, which is where a border belongs.
+            places = tl.maximum(_search(sums + 3 * MOST_POINTS, wanted, points + 1, False) - 1, 0)
+            places = tl.where(borders == GROUPS, points, tl.where(borders == 0, 0, tl.minimum(places, points)))
             there = borders <= GROUPS
             group_mass = tl.load(sums + places, mask=there, other=0.0, cache_modifier=".cg")
             group_first = tl.load(sums + MOST_POINTS + places, mask=there, other=0.0, cache_modifier=".cg")
@@ -463,11 +469,24 @@ def _make_codebook(counters, scratch, partials, arrived, arrivals, left, right, 
         arrivals += programs
         _choose_borders(group_sums, scratch + COSTS, scratch + CHOICES, arrived, arrivals, COUNT)
     if program == 0:
-        _finish(scratch, values, sums, points, all_shares, centre, low, high, wire, BITS)
+        _finish(scratch, values, sums, points, all_shares, centre, low, high, wire, BITS, ZERO)
 
 
 @triton.jit
-def _finish(scratch, values, sums, points, all_shares, centre, low, high, wire, BITS: tl.constexpr):
+def _with_zero(code, centres, COUNT: tl.constexpr):
+    """As thinpipe.codecs.layout.with_zero: zero in place of a value that is there twice, else of the one nearest it."""
+    cells = tl.arange(0, COUNT)
+    tl.store(centres + cells, code.to(tl.float64))
+    tl.debug_barrier()
+    following = tl.load(centres + cells + 1, mask=cells + 1 < COUNT, other=float("inf"), cache_modifier=".cg")
+    tl.debug_barrier()
+    twice = tl.min(tl.where(code.to(tl.float64) == following, cells, COUNT), axis=0)
+    nearest = tl.argmin(tl.abs(code), axis=0)
+    return tl.sort(tl.where(cells == tl.where(twice < COUNT, twice, nearest), 0.0, code))
+
+
+@triton.jit
+def _finish(scratch, values, sums, points, all_shares, centre, low, high, wire, BITS: tl.constexpr, ZERO: tl.constexpr):
     """From the best borders, or an even start, by Lloyd's steps to the centres; header and thresholds."""
     COUNT: tl.constexpr = 1 << BITS
     STEPS: tl.constexpr = 6 if BITS <= 4 else 32
@@ -507,6 +526,9 @@ def _finish(scratch, values, sums, points, all_shares, centre, low, high, wire, 
         first = tl.load(sums + MOST_POINTS + end) - tl.load(sums + MOST_POINTS + begin)
         centre_now = tl.where(mass > 0, first / tl.where(mass > 0, mass, 1.0), centre_now)
     code = tl.minimum(tl.maximum(centre_now + centre, low), high).to(tl.float32)
+    if ZERO:
+        if (low <= 0) & (high >= 0):
+            code = _with_zero(code, centres, COUNT)
     store_bytes(wire, cells, code)
     tl.store(centres + cells, code.to(tl.float64))
     tl.debug_barrier()

@@ -156,8 +156,7 @@ def table_kernel(wire, table, CHUNKS: tl.constexpr, LEVEL_BITS: tl.constexpr, SI
         there = chunk < CHUNKS
         low = load_bytes(wire, chunk, there).to(tl.float64)
         high = load_bytes(wire, CHUNKS + chunk, there).to(tl.float64)
-        span = high - low
-        part = span * (level.to(tl.float64) / levels)
+        part = (high - low) * level.to(tl.float64) / levels
         values = tl.where(level == levels, high, low + part).to(tl.float32)
     tl.store(table + code, values)
 

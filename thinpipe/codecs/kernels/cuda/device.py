@@ -70,6 +70,16 @@ def as_values(loaded, MAGNITUDE: tl.constexpr):
 
 
 @triton.jit
+def bucket_affine(lo, hi, levels):
+    """What values between lo and hi are quantized with, as thinpipe.codecs.layout.bucket_affine has it."""
+    span = hi.to(tl.float64) - lo.to(tl.float64)
+    factor = tl.where(span > 2.0**126, 2.0**-3, tl.where((span > 0) & (span < 2.0**-96), 2.0**100, 1.0)).to(tl.float64)
+    offset = (lo.to(tl.float64) * factor).to(tl.float32)
+    scale = tl.where(span > 0, levels / (span * factor), 0.0).to(tl.float32)
+    return factor.to(tl.float32), offset, scale
+
+
+@triton.jit
 def store_bytes(wire, index, values, mask=None):
     """float32 values byte by byte: a wire may start anywhere."""
     bits = values.to(tl.int32, bitcast=True)
