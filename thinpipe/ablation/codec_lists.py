@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+from thinpipe.codecs.recipes import RECIPES, directions
 from thinpipe.codecs.spec import codec, split_specs
 
 CODEC_KEYS = {"forward": "compress-forward", "backward": "compress-backward"}  # of a plan -> options of thinpipe train
@@ -21,13 +22,16 @@ def expand_codecs(entries: Sequence[Any]) -> list[dict[str, str]]:
 
 
 def _entry(entry: Any) -> list[dict[str, str]]:
+    if isinstance(entry, str) and entry in RECIPES:
+        return [dict(zip(CODEC_KEYS.values(), map(in_full, directions(entry)), strict=True))]
     if isinstance(entry, str):
         return [{"compress": spec} for spec in _specs(entry)]
     if isinstance(entry, dict) and entry.keys() == CODEC_KEYS.keys():
         sides = [[(CODEC_KEYS[side], spec) for spec in _specs(entry[side])] for side in CODEC_KEYS]
         return [dict(pairs) for pairs in product(*sides)]
     raise ValueError(
-        'a codec is a spec for both directions, as in "sort:8", or { forward = "kmeans:2", backward = "sort:8" }; '
+        'a codec is a spec for both directions, as in "sort:8", a recipe, as in "4bit", or '
+        '{ forward = "kmeans:2", backward = "sort:8" }; '
         f"got {entry!r}"
     )
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from thinpipe.ablation.codec_lists import CODEC_KEYS, expand_codecs, in_full
+from thinpipe.codecs.recipes import recipe_of
 from thinpipe.training.settings import Settings
 
 _TABLES = ("title", "train", "matrix")
@@ -85,9 +86,9 @@ def identity(settings: Mapping[str, Any]) -> str:
 
 
 def codec_text(settings: Mapping[str, Any]) -> str:
-    """The codec of both directions, or forward/backward."""
-    forward, backward = settings["compress_forward"], settings["compress_backward"]
-    return str(forward) if forward == backward else f"{forward}/{backward}"
+    """The codec of both directions, the recipe, or forward/backward."""
+    forward, backward = str(settings["compress_forward"]), str(settings["compress_backward"])
+    return forward if forward == backward else recipe_of(forward, backward) or f"{forward}/{backward}"
 
 
 def read_plan(path: Path, settle: Settle, overrides: Sequence[str] = ()) -> Plan:

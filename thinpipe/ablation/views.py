@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from thinpipe.ablation.rows import Method, places, row_of
+from thinpipe.codecs.recipes import RECIPES
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
 from thinpipe.measure.report import Table
@@ -98,6 +99,8 @@ def _ticks(bits: Sequence[float]) -> dict[float, str]:
 
 def _line(codec: str, bits: float, panel: Mapping[str, Sequence[_Point]]) -> str:
     """The family; a second codec of a family with as many bits (2+2 beside 3+1) stands for itself."""
+    if codec in RECIPES:
+        return "recipe"
     family = re.sub(r":[^/,)]*(/\d[^/,)]*)?", "", codec)  # a slash may be a tile's, or between the directions
     taken = any(abs(other[0] - bits) < 0.01 * bits for other in panel.get(family, []))
     return codec if taken else family

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinpipe.codecs.base import Codec
+from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.codecs.spec import tensor_codec
 
@@ -29,6 +30,7 @@ def ddp_state(
     of a gradient is added to the next one, so that nothing is lost for good, only late. ``seed`` is for codecs that
     round at random (``+sr``): every replica, gradient and step has numbers of its own.
     """
+    spec = directions(spec)[1] if isinstance(spec, str) else spec
     return DDPState(tensor_codec(spec), process_group, error_feedback, seed)
 
 

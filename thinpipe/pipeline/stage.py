@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.delta import Delta
-from thinpipe.codecs.spec import codec
+from thinpipe.codecs.recipes import backward_codec, forward_codec
 from thinpipe.pipeline.agreement import agree
 from thinpipe.pipeline.backend import backend_of, wire_device
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
@@ -61,8 +61,8 @@ class PipelineStage(pipelining.PipelineStage):
 
     Args:
         submodule, stage_index, num_stages, device: as torch's.
-        forward: codec of the activations, a spec such as ``"sort:8"`` or a Codec. All stages have the same. ``"none"``
-            sends them as they are.
+        forward: codec of the activations: a spec such as ``"sort:8"``, a recipe such as ``"4bit"``, or a Codec. All
+            stages have the same. ``"none"`` sends them as they are.
         backward: codec of the gradients, likewise.
         deferred_batch_norm: running statistics see whole mini-batches, not chunks.
         recompute: keep only the inputs of each chunk and compute its activations again in backward.
@@ -99,7 +99,7 @@ class PipelineStage(pipelining.PipelineStage):
                 "output_args: examples of one chunk. Without them torch would send shapes in tensors on the GPU, "
                 "which gloo cannot"
             )
-        self.forward_codec, self.backward_codec = codec(forward), codec(backward)
+        self.forward_codec, self.backward_codec = forward_codec(forward), backward_codec(backward)
         if isinstance(self.backward_codec, Delta):
             raise self.backward_codec.not_for_gradients()
         if isinstance(self.forward_codec, Delta) and samples is None:

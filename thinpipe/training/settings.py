@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from thinpipe.codecs.delta import Delta
+from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
@@ -179,9 +180,9 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, workers: int | None, dev
         raise ValueError(f"{options} shape a pipeline; leave them out with --parallel {parallel}")
     if not client_server and "client_layers" in chosen:
         raise ValueError("--client-layers is for --parallel pipeline with --layout client-server; leave it out")
-    both = chosen.pop("compress", None)
-    if both is not None and {"compress_forward", "compress_backward"} & chosen.keys():
+    if "compress" in chosen and {"compress_forward", "compress_backward"} & chosen.keys():
         raise ValueError("--compress sets both directions: give it, or --compress-forward and --compress-backward")
+    chosen = _with_codecs(chosen, parallel)
     default = DEFAULT_CODEC if parallel == "pipeline" else "none"
     defaults: dict[str, Any] = {
         "task": "digits",
@@ -190,8 +191,8 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, workers: int | None, dev
         "layout": layout,
         "client_layers": recipe.client_layers if client_server else None,
         "schedule": "gpipe",
-        "compress_forward": both or default,
-        "compress_backward": both or default,
+        "compress_forward": default,
+        "compress_backward": default,
         "amp": False,
         "recompute": False,
         "seed": 0,
@@ -208,10 +209,7 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, workers: int | None, dev
 
 def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
     """The settings a run was saved with; ValueError if the user gave others."""
-    asked = {name: value for name, value in given.items() if value is not None}
-    both = asked.pop("compress", None)
-    if both is not None:
-        asked |= {"compress_forward": both, "compress_backward": both}
+    asked = _with_codecs({name: value for name, value in given.items() if value is not None}, saved.parallel)
     differing = [
         f"  --{name.replace('_', '-')}: {_words(getattr(saved, name))} when it was saved, {_words(value)} now"
         for name, value in asked.items()
@@ -224,6 +222,19 @@ def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
             + "\nLeave them out: --resume knows them. Or start a new run without it."
         )
     return saved
+
+
+def _with_codecs(given: Mapping[str, Any], parallel: str) -> dict[str, Any]:
+    """Options in which every direction has a codec of its own, and no recipe. Replicas send gradients alone."""
+    settled = dict(given)
+    if "compress" in settled:
+        both = settled.pop("compress")
+        settled |= {"compress_forward": both, "compress_backward": both}
+    if "compress_forward" in settled:
+        settled["compress_forward"] = directions(settled["compress_forward"])[parallel == "data"]
+    if "compress_backward" in settled:
+        settled["compress_backward"] = directions(settled["compress_backward"])[1]
+    return settled
 
 
 def _words(value: Any) -> str:

@@ -20,6 +20,7 @@ BINS = tl.constexpr(170)  # of a bracket
 ALL_BINS = tl.constexpr(512)  # of three, and two more: the last is of what is not there
 COPIES = tl.constexpr(4)  # of the counts, so that programs seldom wait for each other
 ROOM = tl.constexpr(8192)  # values in a list
+APART = tl.constexpr(64)  # between the lengths of two lists: all programs add to them at once
 NO_KEY = tl.constexpr(-(1 << 40))  # less than any
 
 
@@ -145,7 +146,7 @@ def collect(
         first = tl.where(cut == 0, first0, tl.where(cut == 1, first1, first2))
         last = tl.where(cut == 0, last0, tl.where(cut == 1, last1, last2))
         wanted = there & (bins >= first) & (bins <= last)
-        place = tl.atomic_add(lengths + cut, 1, mask=wanted, sem="relaxed")
+        place = tl.atomic_add(lengths + cut * APART, 1, mask=wanted, sem="relaxed")
         tl.store(lists + cut * ROOM + place, values, mask=wanted & (place < ROOM))
 
 
@@ -153,7 +154,7 @@ def collect(
 def overflown(lengths, CUTS_HERE: tl.constexpr):
     most = tl.load(lengths, cache_modifier=".cg")
     for cut in tl.static_range(1, CUTS_HERE):
-        most = tl.maximum(most, tl.load(lengths + cut, cache_modifier=".cg"))
+        most = tl.maximum(most, tl.load(lengths + cut * APART, cache_modifier=".cg"))
     return most > ROOM
 
 
@@ -172,7 +173,7 @@ def rank_lists(picked, lengths, lists, keys, afters, words, CUTS_HERE: tl.conste
     member = tl.where(shared, program // CUTS_HERE, 0)
     for cut in range(tl.where(shared, program % CUTS_HERE, 0), CUTS_HERE, tl.where(shared, CUTS_HERE, 1)):
         members = tl.where(shared, tl.cdiv(programs - cut, CUTS_HERE), 1)
-        length = tl.load(lengths + cut, cache_modifier=".cg")
+        length = tl.load(lengths + cut * APART, cache_modifier=".cg")
         rank = tl.load(picked + 4 * cut + 2, cache_modifier=".cg")
         values_of = lists + cut * ROOM
         for start in range(member * FEW, length, members * FEW):

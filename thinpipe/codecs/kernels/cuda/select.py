@@ -56,12 +56,12 @@ MOST_PROGRAMS = tl.constexpr(512)
 ARRIVED = tl.constexpr(0)
 FAILED = tl.constexpr(1)
 PICKED = tl.constexpr(16)  # of every cut: the wanted bins of its bracket, and the rank among their values
-LENGTHS = tl.constexpr(32)  # of the lists of values in those bins
 BELOW = tl.constexpr(128)  # values of the larger sample below each splitter
 ABOVE = tl.constexpr(256)  # and above each
-BRACKET_COUNTS = tl.constexpr(512)
-HISTOGRAM = tl.constexpr(512 + 4 * 512)
-COUNTERS = 512 + 4 * 512 + 8 * 3 * 2048
+LENGTHS = tl.constexpr(384)  # of the lists of values in the wanted bins
+BRACKET_COUNTS = tl.constexpr(640)
+HISTOGRAM = tl.constexpr(640 + 4 * 512)
+COUNTERS = 640 + 4 * 512 + 8 * 3 * 2048
 
 # Places in the scratch memory, float32, not initialised. First what is int64: numbers found for each cut, partial sums.
 FOUND = tl.constexpr(0)
@@ -168,8 +168,27 @@ def _rank_sample(drawn, splitters, n, rank0, rank1, rank2):
 
 
 @triton.jit
+def _any_tied(splitters):
+    """Whether two neighbouring splitters of a cut are equal: then a part of all values is one value."""
+    lanes = tl.arange(0, LANES)
+    mine = lanes < CUTS * SPLITTERS
+    values = tl.load(splitters + lanes, mask=mine, other=0.0, cache_modifier=".cg")
+    following = tl.load(splitters + lanes + 1, mask=mine & (lanes % SPLITTERS < SPLITTERS - 1), cache_modifier=".cg", other=float("nan"))  # fmt: skip
+    return tl.max((values == following).to(tl.int32), axis=0) > 0
+
+
+@triton.jit
 def _count_sample(drawn, size, splitters, counters):
     """Every program counts a part of the larger sample against the splitters of all cuts."""
+    if _any_tied(splitters):
+        _count_part(drawn, size, splitters, counters, True)
+    else:
+        _count_part(drawn, size, splitters, counters, False)
+
+
+@triton.jit
+def _count_part(drawn, size, splitters, counters, BOTH: tl.constexpr):
+    """How many values are below each splitter; BOTH: and how many above, which without ties are all the others."""
     MANY: tl.constexpr = 32
     AHEAD: tl.constexpr = 4  # loads at a time: one after the other they would take longer than the counting
     lanes = tl.arange(0, LANES)
@@ -178,16 +197,22 @@ def _count_sample(drawn, size, splitters, counters):
     above = tl.zeros([LANES, MANY], tl.int32)
     for start in range(tl.program_id(0) * (MANY * AHEAD), size, tl.num_programs(0) * (MANY * AHEAD)):
         others = start + tl.arange(0, MANY)
-        against0 = tl.load(drawn + others, mask=others < size, other=0.0, cache_modifier=".cg")
-        against1 = tl.load(drawn + others + MANY, mask=others + MANY < size, other=0.0, cache_modifier=".cg")
-        against2 = tl.load(drawn + others + 2 * MANY, mask=others + 2 * MANY < size, other=0.0, cache_modifier=".cg")
-        against3 = tl.load(drawn + others + 3 * MANY, mask=others + 3 * MANY < size, other=0.0, cache_modifier=".cg")
+        against0 = tl.load(drawn + others, mask=others < size, other=float("nan"), cache_modifier=".cg")
+        against1 = tl.load(drawn + others + MANY, mask=others + MANY < size, other=float("nan"), cache_modifier=".cg")
+        against2 = tl.load(
+            drawn + others + 2 * MANY, mask=others + 2 * MANY < size, other=float("nan"), cache_modifier=".cg"
+        )
+        against3 = tl.load(
+            drawn + others + 3 * MANY, mask=others + 3 * MANY < size, other=float("nan"), cache_modifier=".cg"
+        )
         below += negative(against0[None, :] - values[:, None]) + negative(against1[None, :] - values[:, None])
         below += negative(against2[None, :] - values[:, None]) + negative(against3[None, :] - values[:, None])
-        above += negative(values[:, None] - against0[None, :]) + negative(values[:, None] - against1[None, :])
-        above += negative(values[:, None] - against2[None, :]) + negative(values[:, None] - against3[None, :])
+        if BOTH:
+            above += negative(values[:, None] - against0[None, :]) + negative(values[:, None] - against1[None, :])
+            above += negative(values[:, None] - against2[None, :]) + negative(values[:, None] - against3[None, :])
     tl.atomic_add(counters + BELOW + lanes, tl.sum(below, axis=1), sem="relaxed")
-    tl.atomic_add(counters + ABOVE + lanes, tl.sum(above, axis=1), sem="relaxed")
+    if BOTH:
+        tl.atomic_add(counters + ABOVE + lanes, tl.sum(above, axis=1), sem="relaxed")
 
 
 @triton.jit
@@ -198,7 +223,8 @@ def _bracket(splitters, counters, size, n, rank, CUT: tl.constexpr):
     places = _places_around(rank, n, lanes)
     values = tl.load(splitters + CUT * SPLITTERS + lanes, mask=mine, other=0.0, cache_modifier=".cg")
     below = tl.load(counters + BELOW + CUT * SPLITTERS + lanes, mask=mine, other=0, cache_modifier=".cg")
-    upto = size - tl.load(counters + ABOVE + CUT * SPLITTERS + lanes, mask=mine, other=0, cache_modifier=".cg")
+    above = tl.load(counters + ABOVE + CUT * SPLITTERS + lanes, mask=mine, other=0, cache_modifier=".cg")
+    upto = tl.where(_any_tied(splitters), size - above, below)
     share = rank.to(tl.float64) / n
     target = share * size
     deviation = tl.sqrt(target * (1 - share)) * DEVIATIONS + 1
