@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ablation.helpers import FAKE_TRAIN, make_plan
-from thinpipe.ablation.rows import methods, row_of, to_record
+from thinpipe.ablation.rows import methods, row_of, rows_of, to_record
 from thinpipe.ablation.runner import carry_out
 from thinpipe.ablation.store import Store
 from thinpipe.ablation.views import _line, plot_metric_against_bits, result_tables
@@ -37,6 +37,14 @@ def test_a_row_has_mean_spread_and_worst_of_the_seeds(tmp_path: Path, store: Sto
     assert rows[0]["wire_mb_per_step"] == pytest.approx(3.2)
     assert [(row["seeds_done"], row["seeds_failed"], row["seeds"]) for row in rows] == [(3, 0, 3), (0, 3, 3), (2, 0, 3)]
     assert rows[2]["accuracy_mean"] == pytest.approx(0.905)
+
+
+def test_methods_are_held_against_the_uncompressed_one(tmp_path: Path, store: Store) -> None:
+    """Over the seeds that both have: two of the last method's, which the made-up training gives the same metric."""
+    plain, failed, last = rows_of(methods(_runs(tmp_path), store))
+    assert "p_value" not in plain | failed
+    assert last["minus_none"] == pytest.approx(0)
+    assert last["p_value"] == 1.0
 
 
 def test_tables_tell_what_failed_and_what_is_not_in(tmp_path: Path, store: Store) -> None:

@@ -100,7 +100,28 @@ def test_what_makes_no_sense_is_named(tmp_path: Path, train: str, matrix: str, m
     assert str(error.value).startswith(str(path))
 
 
-@pytest.mark.parametrize("path", sorted(PLANS.glob("*.toml")), ids=lambda path: path.stem)
+FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
+
+
+@pytest.mark.parametrize("name", FEW_BITS)
+def test_plans_of_few_bits_hold_the_recipes_against_the_older_codecs(name: str) -> None:
+    plan = read_plan(PLANS / f"{name}.toml", settle)
+    assert {run.settings["task"] for run in plan.runs} == {FEW_BITS[name]}
+    assert {run.settings["seed"] for run in plan.runs} == {0, 1, 2, 3, 4}
+    assert {"none", "8bit", "4bit", "2bit", "uniform:2", "sort:3+1", "kmeans:2"} <= {run.codec for run in plan.runs}
+
+
+@pytest.mark.parametrize("task", ["digits", "grammar"])
+def test_plans_of_few_bits_share_runs_with_the_plan_of_their_task(task: str) -> None:
+    few, all_codecs = (
+        {run.identity for run in read_plan(PLANS / f"{name}.toml", settle).runs} for name in (f"few_bits_{task}", task)
+    )
+    assert len(few & all_codecs) == 3 * 9  # none, three of uniform, three of sort, two of kmeans
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(PLANS.glob("*.toml")) if path.stem not in FEW_BITS], ids=lambda path: path.stem
+)
 def test_shipped_plans_are_what_train_would_accept(path: Path) -> None:
     plan = read_plan(path, settle)
     assert {run.settings["task"] for run in plan.runs} == {path.stem}
@@ -118,4 +139,5 @@ def test_all_the_plans_that_there_should_be_are_shipped() -> None:
         "food101",
         "rte",
         "cola",
+        *FEW_BITS,
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+from thinpipe.ablation.paired import p_value
 from thinpipe.ablation.plan import Run
 from thinpipe.ablation.store import Result, Store
 from thinpipe.measure.record import Column, Record, Row
@@ -26,6 +27,7 @@ _COSTS = (
     Column(name="seeds_done", heading="done", format="d", better="higher"),
     Column(name="seeds_failed", heading="failed", format="d", better="lower"),
 )
+P_VALUE = Column(name="p_value", heading="p", format=".2f")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Method:
     @property
     def done(self) -> list[Result]:
         return [result for result in self.results if not result.failed]
+
+    @property
+    def metrics(self) -> dict[int, float]:
+        """By seed, of those that came to an end."""
+        return {result.settings["seed"]: result.figures["metric"] for result in self.done if result.figures}
 
     @property
     def failed(self) -> list[Result]:
@@ -57,6 +64,24 @@ def methods(runs: Sequence[Run], store: Store) -> list[Method]:
     return found
 
 
+def rows_of(found: Sequence[Method]) -> list[dict[str, Any]]:
+    """One for every method; where there is an uncompressed one too, with the difference and how likely it is chance."""
+    plain = {_without_seed_and_codec(method): method for method in found if method.runs[0].codec == "none"}
+    return [row_of(method) | _against(method, plain.get(_without_seed_and_codec(method))) for method in found]
+
+
+def _against(method: Method, plain: Method | None) -> dict[str, Any]:
+    """Over the seeds that both have."""
+    if plain is None or plain is method:
+        return {}
+    theirs = plain.metrics
+    ours = {seed: metric for seed, metric in method.metrics.items() if seed in theirs}
+    if not ours:
+        return {}
+    paired = [theirs[seed] for seed in ours]
+    return {"minus_none": mean(ours.values()) - mean(paired), "p_value": p_value(list(ours.values()), paired)}
+
+
 def row_of(method: Method) -> dict[str, Any]:
     """Figures are of the seeds that came to an end; how many did not stands beside them."""
     run, done = method.runs[0], method.done
@@ -70,7 +95,7 @@ def row_of(method: Method) -> dict[str, Any]:
     }
     if not done:
         return row
-    metrics = [result.figures["metric"] for result in done if result.figures]
+    metrics = list(method.metrics.values())
     ratio, wire_bytes = _mean_figure(done, "wire_ratio"), _mean_figure(done, "wire_bytes_per_step")
     metric = done[0].metric
     return row | {
@@ -95,9 +120,11 @@ def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
         *_KEYS,
         *(Column(name=_column_name(name), heading=name, key=True) for name in varied),
         *(column for name, form in formats.items() for column in metric_columns(name, form)),
+        Column(name="minus_none", heading="minus\nnone", format="+.4f"),
+        P_VALUE,
         *_COSTS,
     )
-    rows: tuple[Row, ...] = tuple(map(row_of, found))
+    rows: tuple[Row, ...] = tuple(rows_of(found))
     if not done:
         return Record(kind=KIND, config=config, columns=columns, rows=rows)
     newest = max(done, key=lambda result: result.finished)
@@ -113,6 +140,11 @@ def metric_columns(metric: str, form: str) -> tuple[Column, ...]:
         Column(name=f"{metric}_worst", heading="worst\nseed", format=form, better="higher"),
         Column(name=f"{metric}_best", heading="best\nseed", format=form, better="higher"),
     )
+
+
+def _without_seed_and_codec(method: Method) -> str:
+    settings = method.runs[0].settings
+    return _without_seed({name: value for name, value in settings.items() if not name.startswith("compress_")})
 
 
 def places(found: Sequence[Method]) -> Counter[str]:

@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from thinpipe.ablation.rows import Method, places, row_of
+from thinpipe.ablation.rows import P_VALUE, Method, places, row_of, rows_of
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
 from thinpipe.measure.report import Table
 
 _NOTE = (
-    "wire ratio: bytes sent / bytes of float32, both directions, all that travels. ±: standard deviation over seeds."
+    "wire ratio: bytes sent / bytes of float32, both directions, all that travels. ±: standard deviation over seeds.\n"
+    "p: chance of a difference to none this large if there were none, by a paired t-test over seeds."
 )
 _FAILED = (Column(name="name", heading="run", key=True), Column(name="error", heading="error", key=True))
 _Point = tuple[float, float, float, float]  # bits; the metric's mean, worst and best seed
@@ -111,8 +112,7 @@ def _task_table(task: str, found: Sequence[Method]) -> Table:
     metric = done.metric if done else "metric"
     varied = dict.fromkeys(name for method in found for name in method.runs[0].varied)
     rows = []
-    for method in found:
-        row = row_of(method)
+    for method, row in zip(found, rows_of(found), strict=True):
         shown: dict[str, Any] = {**row, "seeds": _seeds_text(method)}
         if done and method.done:
             shown[metric] = metric_text(row, metric, done.metric_format)
@@ -123,6 +123,7 @@ def _task_table(task: str, found: Sequence[Method]) -> Table:
         Column(name="wire_ratio", heading="wire\nratio", format=".3f"),
         Column(name=metric, heading=f"{metric}\nmean ± std"),
         Column(name=f"{metric}_worst", heading="worst\nseed", format=done.metric_format if done else ""),
+        P_VALUE,
         Column(name="seeds", heading="seeds"),
         Column(name="samples_per_s", heading="samples/s", format=".0f"),
         Column(name="wire_mb_per_step", heading="wire\nMB/step", format=".3f"),
