@@ -23,6 +23,7 @@ from thinpipe.codecs.kernels.cuda.device import (
     ROWS,
     TILE,
     as_values,
+    bucket_affine,
     float_of,
     key_of,
     load_values,
@@ -816,11 +817,8 @@ def _finish(wire, edges, parameters, extents, levels, CHUNKS: tl.constexpr):
     if CHUNKS == 1:
         padding = tl.arange(0, 2)
         store_bytes(wire + 8, padding, tl.zeros([2], tl.float32))
-    span = hi.to(tl.float64) - lo.to(tl.float64)
-    factor = tl.where(span > 2.0**126, 2.0**-3, tl.where((span > 0) & (span < 2.0**-96), 2.0**100, 1.0)).to(tl.float64)
-    offset = (lo.to(tl.float64) * factor).to(tl.float32)
-    scale = tl.where(span > 0, levels / (span * factor), 0.0).to(tl.float32)
+    factor, offset, scale = bucket_affine(lo, hi, levels)
     tl.store(parameters + chunks, tl.where(finite, hi, float("inf")) + 0.0)  # never -0, see negative
-    tl.store(parameters + CHUNKS + chunks, factor.to(tl.float32))
+    tl.store(parameters + CHUNKS + chunks, factor)
     tl.store(parameters + 2 * CHUNKS + chunks, tl.where(finite, offset, 0.0))
     tl.store(parameters + 3 * CHUNKS + chunks, tl.where(finite, scale, 0.0))
