@@ -29,7 +29,7 @@ class Place:
         return self.worker == 0
 
     def hold(self, module: nn.Module) -> nn.Module:
-        """Move a module here. On a CPU convolutions run twice as fast with the channels of a pixel side by side."""
+        """Move a module here. On a CPU convolutions are faster with the channels of a pixel side by side."""
         if self.device.type == "cpu":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
