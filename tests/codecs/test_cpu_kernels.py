@@ -16,7 +16,6 @@ import thinpipe
 from tests.codecs.helpers import QUANTIZERS, SPECS, TILES, content
 from thinpipe.codecs.kernels.cpu import order
 from thinpipe.codecs.kernels.cpu.codebook import key_floats
-from thinpipe.measure.meter import peak_extra_bytes
 
 LARGE = (8, 32, 112, 112)  # 12.8 MB of float32: every thread has work, samples are small parts
 
@@ -110,24 +109,34 @@ def test_a_forked_process_may_encode_too():
     assert torch.equal(wire, expected)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from Linux")
-@pytest.mark.parametrize(
-    "spec", ["uniform:8", "sort:6+2", "fast:12+4", "kmeans:4", "kmeans:8", "tile:2/16+rot+sr", "topk:0.1"]
-)
-@pytest.mark.parametrize("kind", ["relu6", "laplace"])
-def test_encoding_needs_less_than_a_quarter_of_the_tensor(spec, kind):
-    x = content(kind, LARGE)
-    codec = thinpipe.codec(spec)
-    wire = codec.encode(x)
-    assert peak_extra_bytes(lambda: codec.encode(x, out=wire)) < x.numel() * x.itemsize / 4
-
-
 def run(code: str, **environment: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+PEAKS = """
+from tests.codecs.helpers import content
+import thinpipe
+from thinpipe.measure.meter import peak_extra_bytes
+x = content(KIND, LARGE)
+for spec in SPECS:
+    codec = thinpipe.codec(spec)
+    wire = codec.encode(x)
+    print(peak_extra_bytes(lambda: codec.encode(x, out=wire)) / (x.numel() * x.itemsize))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from Linux")
+@pytest.mark.parametrize("kind", ["relu6", "laplace"])
+def test_encoding_needs_less_than_a_quarter_of_the_tensor(kind):
+    """In a process of its own: the peak is the whole process's, and the tests before this one leave threads behind."""
+    specs = ["uniform:8", "sort:6+2", "fast:12+4", "kmeans:4", "kmeans:8", "tile:2/16+rot+sr", "topk:0.1"]
+    code = PEAKS.replace("KIND", repr(kind)).replace("LARGE", repr(LARGE)).replace("SPECS", repr(specs))
+    peaks = dict(zip(specs, map(float, run(code)), strict=True))
+    assert {spec: peak for spec, peak in peaks.items() if peak >= 0.25} == {}
 
 
 def test_loops_compile_where_nothing_can_be_kept():
