@@ -30,9 +30,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of
 @pytest.fixture(autouse=True)
 def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_GPU:
-        for name, value in (("SAMPLE", 256), ("COPIES", 1)):
-            for module in (cuda.select, cuda.codebook):
-                monkeypatch.setattr(module, name, tl.constexpr(value))
+        for module in (cuda.brackets, cuda.select, cuda.codebook):
+            monkeypatch.setattr(module, "SAMPLE", tl.constexpr(256))
+        for module in (cuda.search, cuda.codebook):
+            monkeypatch.setattr(module, "COPIES", tl.constexpr(1))
         for name, value in (("MIDDLE", 1024), ("GROUPS", 128)):
             monkeypatch.setattr(cuda.codebook, name, tl.constexpr(value))
         monkeypatch.setattr(cuda, "DIRECT", 3000)
@@ -136,7 +137,7 @@ def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -
         def forbidden(*args: object) -> None:
             raise AssertionError("a bracket did not hold its cut")
 
-        monkeypatch.setattr(cuda.select, "_search_everything", forbidden)
+        monkeypatch.setattr(cuda.select, "search_everything", forbidden)
     x = content(name, (40_000 if ON_GPU else 9000,))
     assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
 
@@ -144,7 +145,7 @@ def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
 def test_zeros_of_both_signs_are_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a mask makes them of positive and negative gradients; searching everything for them would be slow."""
-    monkeypatch.setattr(cuda.select, "_search_everything", None)
+    monkeypatch.setattr(cuda.select, "search_everything", None)
     x = content("laplace", (9000,)) * (torch.arange(9000) % 4 == 0)
     assert torch.signbit(x[x == 0]).any()
     assert torch.equal(
@@ -155,9 +156,9 @@ def test_zeros_of_both_signs_are_one_value(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
 def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = []
-    search = cuda.select._search_everything
-    monkeypatch.setattr(cuda.select, "_search_everything", lambda *args: (searched.append(1), search(*args)))
-    monkeypatch.setattr(cuda.select, "slots_per_column", lambda n, programs: cuda.select.ROWS.value)
+    search = cuda.select.search_everything
+    monkeypatch.setattr(cuda.select, "search_everything", lambda *args: (searched.append(1), search(*args)))
+    monkeypatch.setattr(cuda.select, "slots_per_column", lambda n, programs: cuda.reading.ROWS.value)
     x = content("laplace", (20_000,))
     assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
     assert searched
@@ -167,7 +168,7 @@ def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["outliers", "laplace"])
 def test_the_lists_around_cuts_are_enough(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No search by the bits of keys, which is the slow way and gives the same."""
-    monkeypatch.setattr(cuda.select, "_count_all", None)
+    monkeypatch.setattr(cuda.select, "count_all", None)
     x = content(name, (9000,))
     assert torch.equal(encoded("sort:6+2", x), encoded("sort:6+2", x, cpu))
 
@@ -176,8 +177,8 @@ def test_the_lists_around_cuts_are_enough(name: str, monkeypatch: pytest.MonkeyP
 def test_lists_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search by the bits of keys takes over."""
     searched = []
-    search = cuda.select._count_all
-    monkeypatch.setattr(cuda.select, "_count_all", lambda *args: (searched.append(1), search(*args)))
+    search = cuda.select.count_all
+    monkeypatch.setattr(cuda.select, "count_all", lambda *args: (searched.append(1), search(*args)))
     monkeypatch.setattr(cuda.narrow, "ROOM", tl.constexpr(2))
     x = content("laplace", (9000,))
     assert torch.equal(encoded("sort:6+2", x), encoded("sort:6+2", x, cpu))

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.cuda import codebook, codes, largest, select, tiles
+from thinpipe.codecs.kernels.cuda import brackets, codebook, codes, largest, places, select, tiles
 from thinpipe.codecs.kernels.cuda.launch import INTERPRETED, launch
 from thinpipe.codecs.kernels.cuda.zero import move_to_zero_kernel
 from thinpipe.codecs.layout import BLOCK, chunk_bounds, header_bytes, positions_are_bits
@@ -37,8 +37,8 @@ def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero:
     cuts = [max(start - 1, 0) for start, _ in chunk_bounds(x.numel(), chunks)[1:]]
     scratch = order_statistics(x, cuts, wire, chunks=chunks, levels=(1 << level_bits) - 1)
     if zero:
-        launch(move_to_zero_kernel, 1, (wire, scratch), (select.PARAMETERS.value, chunks, level_bits))
-    _encode(x, wire, scratch, select.PARAMETERS.value, header_bytes(2 * chunks), chunks, level_bits)
+        launch(move_to_zero_kernel, 1, (wire, scratch), (places.PARAMETERS.value, chunks, level_bits))
+    _encode(x, wire, scratch, places.PARAMETERS.value, header_bytes(2 * chunks), chunks, level_bits)
 
 
 encode_fast = encode_sort  # Algorithm 2 differs from Algorithm 1 in how it finds the buckets, not in what they are
@@ -79,7 +79,7 @@ def _signed(word: int) -> int:
 def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
     n = x.numel()
     scratch = order_statistics(x, [n - kept], wire, chunks=2, levels=0, magnitude=True)
-    threshold = select.EDGES.value + 2  # the last value of the first chunk
+    threshold = places.EDGES.value + 2  # the last value of the first chunk
     blocks = -(-n // largest.BLOCK.value)
     counts = torch.empty(blocks, 2, dtype=torch.int64, device=x.device)
     launch(largest.count_largest_kernel, blocks, (x, n, scratch, counts), (threshold,))
@@ -107,9 +107,9 @@ def order_statistics(
     programs = _programs(x.device.index)
     sampled = bool(ranks) and n > DIRECT
     groups = -(-len(ranks) // 3) or 1
-    counters = torch.zeros(groups, select.COUNTERS if ranks else 2, dtype=torch.int32, device=x.device)
+    counters = torch.zeros(groups, places.COUNTERS if ranks else 2, dtype=torch.int32, device=x.device)
     scratch = torch.empty(select.scratch_floats(n, programs, sampled), dtype=torch.float32, device=x.device)
-    size, room = select.larger_sample(n), select.slots_per_column(n, programs)
+    size, room = brackets.larger_sample(n), select.slots_per_column(n, programs)
     for i in range(groups):
         group = ranks[3 * i : 3 * i + 3]
         first, second, third = (group + 3 * group[-1:] + [0, 0, 0])[:3]

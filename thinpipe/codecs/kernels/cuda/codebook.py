@@ -29,7 +29,8 @@ from thinpipe.codecs.kernels.cuda.device import (
     store_bytes,
     wait_for_all,
 )
-from thinpipe.codecs.kernels.cuda.select import MOST_PROGRAMS, load_part, parts, read
+from thinpipe.codecs.kernels.cuda.places import MOST_PROGRAMS
+from thinpipe.codecs.kernels.cuda.reading import load_part, parts, read
 
 SAMPLE = tl.constexpr(4096)
 TAIL = tl.constexpr(1024)  # one in so many values of the sample lies beyond the middle, at either end
