@@ -119,7 +119,7 @@ def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
         (["--parallel", "none", "--trace", "step.png"], "leave it out with --parallel none"),
         (["--parallel", "data", "--capture", "c.safetensors"], "leave it out with --parallel data"),
         (["--capture-steps", "3"], "name its file with --capture"),
-        (["--delta-cache", "copies"], "are for delta(...), and activations travel through sort:8"),
+        (["--delta-cache", "copies"], "are for delta(...), and activations travel through tile:8"),
         (["--compress-forward", "delta(sort:2)", "--delta-cache-limit", "much"], "as in 100kB, 1.5MB or 4GiB"),
         (["--capture", "c.safetensors", "--capture-steps", "3,x"], "as in 10,100; got 3,x"),
         (["--link", "10mbit,100mbit"], "a run has links of one rate"),

@@ -18,14 +18,14 @@ def settled(workers: int | None = None, **given: Any) -> Settings:
 def test_what_is_not_given_is_the_recipes() -> None:
     settings = settled()
     assert (settings.batch_size, settings.chunks, settings.lr, settings.epochs) == (18, 3, 0.05, 2)
-    assert (settings.parallel, settings.workers, settings.compress_forward) == ("pipeline", 2, "sort:8")
+    assert (settings.parallel, settings.workers, settings.compress_backward) == ("pipeline", 2, "tile:8+zero")
     assert settings.client_layers == (1, 1)
 
 
 def test_what_is_given_wins() -> None:
     settings = settled(lr=0.5, compress_backward="none", workers=3, seed=4)
     assert (settings.lr, settings.workers, settings.seed) == (0.5, 3, 4)
-    assert (settings.compress_forward, settings.compress_backward) == ("sort:8", "none")
+    assert (settings.compress_forward, settings.compress_backward) == ("tile:8", "none")
 
 
 @pytest.mark.parametrize(("parallel", "workers"), [("data", 2), ("none", 1)])
@@ -76,7 +76,7 @@ def test_other_options_are_an_error_that_names_each_with_both_values() -> None:
         settle_again({"lr": 0.3, "compress": "none", "epochs": 2, "client_layers": (2, 2)}, settled())
     lines = str(error.value).splitlines()
     assert "  --lr: 0.05 when it was saved, 0.3 now" in lines
-    assert "  --compress-forward: sort:8 when it was saved, none now" in lines
+    assert "  --compress-forward: tile:8 when it was saved, none now" in lines
     assert "  --client-layers: 1,1 when it was saved, 2,2 now" in lines
     assert not any("--epochs" in line for line in lines)
 

@@ -1,7 +1,8 @@
 """Named pairs of codecs, one for activations and one for gradients: what to take if one does not want to choose.
 
-docs/few-bits.md has the measurements they are chosen by. Gradients get a level for zero, since most of them are close
-to it, and at few bits are rounded at random: an error that is the same every time would add up from step to step.
+docs/few-bits.md has the measurements they are chosen by. Scales are local: a global one loses the gradients of all
+samples but the few largest. Gradients have a level at zero where there are enough levels; of four, it would cost more
+than it is worth, and so would rounding at random. Activations at 2 bits want their four levels where the values are.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from thinpipe.codecs.spec import codec
 
 RECIPES: dict[str, tuple[str, str]] = {  # of activations, of gradients
     "8bit": ("tile:8", "tile:8+zero"),
-    "4bit": ("tile:4", "tile:4+sr+zero"),
-    "2bit": ("tile:2/64", "tile:2/64+sr+zero"),
+    "4bit": ("tile:4", "tile:4+zero"),
+    "2bit": ("kmeans:2", "tile:2/64"),
 }
+DEFAULT_RECIPE = "8bit"  # of a pipeline's links: a quarter of the bytes, and no accuracy
 
 
 def directions(text: str) -> tuple[str, str]:

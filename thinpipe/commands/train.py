@@ -75,7 +75,7 @@ def train(
     threads: Annotated[int | None, _option(_WHERE, "Of each worker.", "cores / workers", metavar="N")] = None,
     compress: Annotated[
         str | None,
-        _option(_LINKS, "Codec of both directions, or 8bit, 4bit, 2bit.", "sort:8; none for data", metavar="SPEC"),
+        _option(_LINKS, "Codec of both directions, or 8bit, 4bit, 2bit.", "8bit; none for data", metavar="SPEC"),
     ] = None,
     compress_forward: Annotated[
         str | None,

@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.delta import Delta
-from thinpipe.codecs.recipes import backward_codec, forward_codec
+from thinpipe.codecs.recipes import DEFAULT_RECIPE, backward_codec, forward_codec
 from thinpipe.pipeline.agreement import agree
 from thinpipe.pipeline.backend import backend_of, wire_device
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
@@ -47,8 +47,6 @@ from thinpipe.pipeline.counters import DeviceClock, Event, now
 from thinpipe.pipeline.expected import Expected
 from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
 from thinpipe.version import __version__
-
-DEFAULT_CODEC = "sort:8"  # a quarter of the bytes: whoever changes the import wants compression
 
 _NOTHING = torch.empty(0)  # where torch would keep a receive buffer
 
@@ -80,8 +78,8 @@ class PipelineStage(pipelining.PipelineStage):
         num_stages: int,
         device: torch.device | str,
         *torch_args: Any,
-        forward: str | Codec = DEFAULT_CODEC,
-        backward: str | Codec = DEFAULT_CODEC,
+        forward: str | Codec = DEFAULT_RECIPE,
+        backward: str | Codec = DEFAULT_RECIPE,
         deferred_batch_norm: bool = False,
         recompute: bool = False,
         seed: int = 0,

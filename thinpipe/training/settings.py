@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from thinpipe.codecs.delta import Delta
-from thinpipe.codecs.recipes import directions
+from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
@@ -16,8 +16,6 @@ from thinpipe.training.events import Parallel
 from thinpipe.workloads.task import LrSchedule, Optimizer, Recipe, Source
 
 Device = Literal["cpu", "cuda"]
-
-DEFAULT_CODEC = "sort:8"  # of a pipeline's links; replicas send their gradients as they are unless told otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +181,7 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, workers: int | None, dev
     if "compress" in chosen and {"compress_forward", "compress_backward"} & chosen.keys():
         raise ValueError("--compress sets both directions: give it, or --compress-forward and --compress-backward")
     chosen = _with_codecs(chosen, parallel)
-    default = DEFAULT_CODEC if parallel == "pipeline" else "none"
+    forward, backward = directions(DEFAULT_RECIPE if parallel == "pipeline" else "none")
     defaults: dict[str, Any] = {
         "task": "digits",
         "parallel": parallel,
@@ -191,8 +189,8 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, workers: int | None, dev
         "layout": layout,
         "client_layers": recipe.client_layers if client_server else None,
         "schedule": "gpipe",
-        "compress_forward": default,
-        "compress_backward": default,
+        "compress_forward": forward,
+        "compress_backward": backward,
         "amp": False,
         "recompute": False,
         "seed": 0,
