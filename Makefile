@@ -8,7 +8,8 @@ demo: .venv/installed
 	$(BIN)/thinpipe train
 
 test: .venv/installed
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto tests/codecs
+	$(BIN)/pytest --ignore tests/codecs
 
 check: .venv/installed
 	$(BIN)/ruff check .
