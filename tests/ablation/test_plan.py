@@ -108,7 +108,7 @@ def test_plans_of_few_bits_hold_the_recipes_against_the_older_codecs(name: str) 
     plan = read_plan(PLANS / f"{name}.toml", settle)
     assert {run.settings["task"] for run in plan.runs} == {FEW_BITS[name]}
     assert {run.settings["seed"] for run in plan.runs} == {0, 1, 2, 3, 4}
-    assert {"none", "8bit", "4bit", "2bit", "uniform:2", "sort:3+1", "kmeans:2"} <= {run.codec for run in plan.runs}
+    assert {"none", "8bit", "4bit", "2bit", "uniform:4", "sort:3+1", "kmeans:2"} <= {run.codec for run in plan.runs}
 
 
 def test_few_bits_of_digits_share_runs_with_the_plan_of_all_codecs() -> None:
