@@ -101,6 +101,7 @@ def test_what_makes_no_sense_is_named(tmp_path: Path, train: str, matrix: str, m
 
 
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
+CHOICE = "few_bits_choice"
 
 
 @pytest.mark.parametrize("name", FEW_BITS)
@@ -111,14 +112,20 @@ def test_plans_of_few_bits_hold_the_recipes_against_the_older_codecs(name: str) 
     assert {"none", "8bit", "4bit", "2bit", "uniform:4", "sort:3+1", "kmeans:2"} <= {run.codec for run in plan.runs}
 
 
-def test_few_bits_of_digits_share_runs_with_the_plan_of_all_codecs() -> None:
-    names = ("few_bits_digits", "digits")
-    few, all_codecs = ({run.identity for run in read_plan(PLANS / f"{name}.toml", settle).runs} for name in names)
-    assert len(few & all_codecs) == 3 * 9  # none, three of uniform, three of sort, two of kmeans
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ("few_bits_digits", "digits", 3 * 9),  # none, three of uniform, three of sort, two of kmeans
+        (CHOICE, "few_bits_grammar", 5 * 3),  # none, 4bit, 2bit
+    ],
+)
+def test_plans_that_may_share_a_file_of_results_share_runs(one: str, other: str, shared: int) -> None:
+    runs = [{run.identity for run in read_plan(PLANS / f"{name}.toml", settle).runs} for name in (one, other)]
+    assert len(runs[0] & runs[1]) == shared
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in sorted(PLANS.glob("*.toml")) if path.stem not in FEW_BITS], ids=lambda path: path.stem
+    "path", [path for path in sorted(PLANS.glob("*.toml")) if "few_bits" not in path.stem], ids=lambda path: path.stem
 )
 def test_shipped_plans_are_what_train_would_accept(path: Path) -> None:
     plan = read_plan(path, settle)
@@ -138,4 +145,5 @@ def test_all_the_plans_that_there_should_be_are_shipped() -> None:
         "rte",
         "cola",
         *FEW_BITS,
+        CHOICE,
     }
