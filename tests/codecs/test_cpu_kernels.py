@@ -132,7 +132,7 @@ for spec in SPECS:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from Linux")
 @pytest.mark.parametrize("kind", ["relu6", "laplace"])
 def test_encoding_needs_less_than_a_quarter_of_the_tensor(kind):
-    """In a process of its own: the peak is the whole process's, and the tests before this one leave threads behind."""
+    """In a process of its own: the peak is the whole process's, and what else the tests hold would count."""
     specs = ["uniform:8", "sort:6+2", "fast:12+4", "kmeans:4", "kmeans:8", "tile:2/16+rot+sr", "topk:0.1"]
     code = PEAKS.replace("KIND", repr(kind)).replace("LARGE", repr(LARGE)).replace("SPECS", repr(specs))
     peaks = dict(zip(specs, map(float, run(code)), strict=True))

@@ -1,8 +1,8 @@
 """Named pairs of codecs, one for activations and one for gradients: what to take if one does not want to choose.
 
 docs/few-bits.md has the measurements they are chosen by. Scales are local: a global one loses the gradients of all
-samples but the few largest. Gradients have a level at zero where there are enough levels; of four, it would cost more
-than it is worth, and so would rounding at random. Activations at 2 bits want their four levels where the values are.
+samples but the few largest. Gradients have a level at zero where there are enough levels: not of four. Activations at 2
+bits want their four levels where the values are.
 """
 
 from __future__ import annotations
