@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.device import as_values, negative, sample_places
+from thinpipe.codecs.kernels.cuda.device import load_values, negative, sample_places
 from thinpipe.codecs.kernels.cuda.places import ABOVE, BELOW, CUTS
 
 SAMPLE = tl.constexpr(4096)
@@ -34,55 +34,36 @@ def _places_around(rank, n, lane):
 
 
 @triton.jit
-def _load_drawn(x, n, size, index):
-    """Values of a sample as they are in the tensor, those beyond it anything."""
-    return tl.load(x + sample_places(index, tl.cast(n // size, tl.int64)), mask=index < size)
-
-
-@triton.jit
-def draw(x, n, size, drawn, begin, MAGNITUDE: tl.constexpr):
-    """Every program draws a part of a sample, from some value of it on."""
-    MANY: tl.constexpr = 1024
-    for start in range(begin + tl.program_id(0) * MANY, size, tl.num_programs(0) * MANY):
+def draw(x, n, size, drawn, program, MAGNITUDE: tl.constexpr):
+    """Every program draws a part of a sample."""
+    MANY: tl.constexpr = 2048
+    for start in range(program * MANY, size, tl.num_programs(0) * MANY):
         index = start + tl.arange(0, MANY)
-        tl.store(drawn + index, as_values(_load_drawn(x, n, size, index), MAGNITUDE), mask=index < size)
+        values = load_values(x, sample_places(index, tl.cast(n // size, tl.int64)), index < size, MAGNITUDE)
+        tl.store(drawn + index, values, mask=index < size)
 
 
 @triton.jit
-def draw_and_rank(x, n, size, drawn, splitters, rank0, rank1, rank2, MAGNITUDE: tl.constexpr):
-    """Most of the larger sample is under way while the smaller one is ranked: nothing may touch it before."""
-    MANY: tl.constexpr = 1024
-    index = tl.program_id(0) * MANY + tl.arange(0, MANY)
-    further = index + tl.num_programs(0) * MANY
-    loaded = _load_drawn(x, n, size, index)
-    further_loaded = _load_drawn(x, n, size, further)
-    _rank_sample(drawn, splitters, n, rank0, rank1, rank2)
-    larger = drawn + SAMPLE
-    tl.store(larger + index, as_values(loaded, MAGNITUDE), mask=index < size)
-    tl.store(larger + further, as_values(further_loaded, MAGNITUDE), mask=further < size)
-    draw(x, n, size, larger, 2 * tl.num_programs(0) * MANY, MAGNITUDE)
-
-
-@triton.jit
-def _rank_sample(drawn, splitters, n, rank0, rank1, rank2):
+def rank_sample(drawn, splitters, n, rank0, rank1, rank2):
     """Every program ranks a few values of the smaller sample and stores those that are splitters."""
     FEW: tl.constexpr = 16
-    MANY: tl.constexpr = 256
+    MANY: tl.constexpr = SAMPLE // 8
     lanes = tl.arange(0, LANES)
     cut = lanes // SPLITTERS
     rank = tl.where(cut == 0, rank0, tl.where(cut == 1, rank1, rank2))
     wanted = tl.where(cut < CUTS, _places_around(rank, n, lanes % SPLITTERS), -1)
     for start in range(tl.program_id(0) * FEW, SAMPLE, tl.num_programs(0) * FEW):
-        mine = start + tl.arange(0, FEW)
-        values = tl.load(drawn + mine, cache_modifier=".cg")
-        before = tl.zeros([FEW, MANY], tl.int32)
-        for other in range(0, SAMPLE, MANY):
-            others = other + tl.arange(0, MANY)
-            against = tl.load(drawn + others, cache_modifier=".cg")
-            less = against[None, :] < values[:, None]
-            tied = (against[None, :] == values[:, None]) & (others[None, :] < mine[:, None])
-            before += (less | tied).to(tl.int32)
-        found = tl.sum(before, axis=1)[:, None] == wanted[None, :]
+        values = tl.load(drawn + start + tl.arange(0, FEW), cache_modifier=".cg")
+        less = tl.zeros([FEW, MANY], tl.int32)
+        greater = tl.zeros([FEW, MANY], tl.int32)
+        for other in range(0, SAMPLE, 2 * MANY):
+            against0 = tl.load(drawn + other + tl.arange(0, MANY), cache_modifier=".cg")
+            against1 = tl.load(drawn + other + MANY + tl.arange(0, MANY), cache_modifier=".cg")
+            less += negative(against0[None, :] - values[:, None]) + negative(against1[None, :] - values[:, None])
+            greater += negative(values[:, None] - against0[None, :]) + negative(values[:, None] - against1[None, :])
+        before = tl.sum(less, axis=1)[:, None]
+        upto = SAMPLE - tl.sum(greater, axis=1)[:, None]
+        found = (before <= wanted[None, :]) & (wanted[None, :] < upto)
         tl.store(splitters + tl.broadcast_to(lanes[None, :], [FEW, LANES]), values[:, None] + tl.zeros([FEW, LANES], tl.float32), mask=found)  # fmt: skip
 
 

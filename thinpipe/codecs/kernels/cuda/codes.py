@@ -126,8 +126,7 @@ def encode_kernel(
     whole = tl.cast(n // BLOCK, tl.int32)
     column = tl.arange(0, PIECE)[None, :]
     if program < tl.num_programs(0) - 1:
-        # The last values first: of a large tensor they are still in the cache from when it was read before.
-        block = (tl.num_programs(0) - 2 - program) * BLOCKS + tl.arange(0, BLOCKS)[:, None]
+        block = program * BLOCKS + tl.arange(0, BLOCKS)[:, None]
         mask = tl.broadcast_to(block < whole, [BLOCKS, PIECE])
         wide = block.to(tl.int64)
         _encode_pieces(

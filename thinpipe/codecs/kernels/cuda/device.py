@@ -24,6 +24,21 @@ def wait_for_all(counter, arrivals):
 
 
 @triton.jit
+def hidden_one():
+    """1, where the compiler makes slower code of what it knows."""
+    return tl.num_programs(1)
+
+
+@triton.jit
+def single_columns():
+    """0 to COLUMNS - 1, one to a thread: if the compiler saw that they follow each other, it would give a thread four.
+
+    Their masks differ, so that four loads would follow, each of a quarter of the bytes that it fetches.
+    """
+    return tl.arange(0, COLUMNS) ^ (hidden_one() - 1)
+
+
+@triton.jit
 def key_of(x):
     """The bits of a float32 as an int32 whose order is the order of the floats."""
     bits = x.to(tl.int32, bitcast=True)
@@ -58,12 +73,7 @@ def sample_places(index, stride):
 @triton.jit
 def load_values(x, places, mask, MAGNITUDE: tl.constexpr):
     """Values as float32, -0 as 0; or their magnitudes, where NaN counts as infinity. Anything where the mask is off."""
-    return as_values(tl.load(x + places, mask=mask), MAGNITUDE)
-
-
-@triton.jit
-def as_values(loaded, MAGNITUDE: tl.constexpr):
-    values = loaded.to(tl.float32) + 0.0
+    values = tl.load(x + places, mask=mask).to(tl.float32) + 0.0
     if MAGNITUDE:
         values = tl.where(values != values, float("inf"), tl.abs(values))
     return values

@@ -14,25 +14,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.device import COLUMNS, ROWS, key_of, negative
+from thinpipe.codecs.kernels.cuda.device import COLUMNS, ROWS, key_of, negative, single_columns
 
 BINS = tl.constexpr(170)  # of a bracket
 ALL_BINS = tl.constexpr(512)  # of three, and two more: the last is of what is not there
 COPIES = tl.constexpr(4)  # of the counts, so that programs seldom wait for each other
 ROOM = tl.constexpr(8192)  # values in a list
 APART = tl.constexpr(64)  # between the lengths of two lists: all programs add to them at once
+FIELD = tl.constexpr(10)  # bits of a count of up to ROWS values
+MOST = tl.constexpr((1 << 10) - 1)  # in a field
 NO_KEY = tl.constexpr(-(1 << 40))  # less than any
 
 
 @triton.jit
 def load_kept(store, held, start):
-    """The kept values of ROWS slots of every column, and which of them there are.
-
-    One value at a time, as the mask wants it anyway: a wider load would only be reordered for what comes after.
-    """
-    slots = start + tl.arange(0, ROWS)[:, None]
-    there = slots < held[None, :]
-    places = tl.max_contiguous(slots * COLUMNS + tl.arange(0, COLUMNS)[None, :], [1, 1])
+    """The kept values of ROWS slots of every column, and which of them there are."""
+    slots = start + tl.arange(0, ROWS)[None, :]
+    there = slots < held[:, None]
+    places = slots * COLUMNS + single_columns()[:, None]
     return tl.load(store + places, mask=there, other=0.0, cache_modifier=".cg"), there
 
 
@@ -146,8 +145,25 @@ def collect(
         first = tl.where(cut == 0, first0, tl.where(cut == 1, first1, first2))
         last = tl.where(cut == 0, last0, tl.where(cut == 1, last1, last2))
         wanted = there & (bins >= first) & (bins <= last)
-        place = tl.atomic_add(lengths + cut * APART, 1, mask=wanted, sem="relaxed")
+        # What a column has for a list takes its places there at once. Counts of three cuts are fields of one number.
+        shift = cut * FIELD
+        one = tl.where(wanted, 1 << shift, 0)
+        upto = tl.cumsum(one, axis=1)
+        counts = tl.sum(one, axis=1)
+        place = _reserve(lengths, counts, 0)[:, None]
+        if CUTS_HERE > 1:
+            place = tl.where(cut == 1, _reserve(lengths, counts, 1)[:, None], place)
+        if CUTS_HERE > 2:
+            place = tl.where(cut == 2, _reserve(lengths, counts, 2)[:, None], place)
+        place += ((upto >> shift) & MOST) - 1
         tl.store(lists + cut * ROOM + place, values, mask=wanted & (place < ROOM))
+
+
+@triton.jit
+def _reserve(lengths, counts, CUT: tl.constexpr):
+    """Room in a cut's list for what each column has for it: the first place."""
+    many = (counts >> (CUT * FIELD)) & MOST
+    return tl.atomic_add(lengths + CUT * APART + tl.zeros(many.shape, tl.int32), many, mask=many > 0, sem="relaxed")
 
 
 @triton.jit
@@ -164,8 +180,8 @@ def rank_lists(picked, lengths, lists, keys, afters, words, CUTS_HERE: tl.conste
 
     The value at a rank is the greatest of those that no more than so many are less than.
     """
-    FEW: tl.constexpr = 64
-    MANY: tl.constexpr = 128
+    FEW: tl.constexpr = 32
+    MANY: tl.constexpr = 256
     AHEAD: tl.constexpr = 4  # loads at a time: one after the other they would take longer than the counting
     # The programs share the cuts; a single one, as Triton's interpreter has it, takes them all.
     program, programs = tl.program_id(0), tl.num_programs(0)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.device import COLUMNS, ROWS, TILE, load_values, negative
+from thinpipe.codecs.kernels.cuda.device import (
+    COLUMNS,
+    ROWS,
+    TILE,
+    hidden_one,
+    load_values,
+    negative,
+    single_columns,
+)
 from thinpipe.codecs.kernels.cuda.narrow import load_kept
 from thinpipe.codecs.kernels.cuda.places import MOST_PROGRAMS, SUMS
 
@@ -19,7 +27,8 @@ def _read_values(
     """One value for every column: extent, counts, and if it is inside a bracket, to the column's next free slot.
 
     Comparisons are signs of differences, which cost half as much to count and to combine. Once a value is NaN, so is
-    the extent.
+    the extent. Integer instructions limit the speed: a slot's address is multiplied out where floats are computed, and
+    the mask follows from how full the column is, or the compiler would pack the masks of 16 values into a word.
     """
     if MASKED:
         low = tl.minimum(low, tl.where(there, values, float("inf")), propagate_nan=tl.PropagateNan.ALL)
@@ -50,8 +59,11 @@ def _read_values(
             tie3 += negative(_difference(hi1, values, there, MASKED))
             tie4 += negative(_difference(values, lo2, there, MASKED))
             tie5 += negative(_difference(hi2, values, there, MASKED))
-        tl.store(columns + held * COLUMNS, values, mask=inside < 0)
-        held += negative(inside)
+        held_after = held + negative(inside)
+        bytes_on = (held * (4 * COLUMNS * hidden_one())).to(tl.uint32, bitcast=True)
+        slot = (columns.to(tl.int64) + bytes_on.to(tl.int64)).to(tl.pointer_type(tl.float32))
+        tl.store(slot, values, mask=held_after > held)
+        held = held_after
     return held, low, high, above0, above1, above2, tie0, tie1, tie2, tie3, tie4, tie5
 
 
@@ -172,7 +184,7 @@ def read(
 
 @triton.jit
 def _load_tile(x, n, tile, MAGNITUDE: tl.constexpr):
-    places = tl.cast(tile, tl.int64) * TILE + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    places = tl.cast(tile, tl.int64) * TILE + tl.arange(0, ROWS)[None, :] * COLUMNS + single_columns()[:, None]
     there = places < n
     return load_values(x, places, there, MAGNITUDE), there
 

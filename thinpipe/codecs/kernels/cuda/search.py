@@ -104,7 +104,7 @@ def _bins_of(keys, low, high, shift, count):
 @triton.jit
 def _least_above(least, keys, there, high):
     """The least key above a window, of every column."""
-    return tl.minimum(least, tl.min(tl.where(there & (keys > high), keys, 0x7FFFFFFF), axis=0))
+    return tl.minimum(least, tl.min(tl.where(there & (keys > high), keys, 0x7FFFFFFF), axis=1))
 
 
 @triton.jit

@@ -23,8 +23,8 @@ from thinpipe.codecs.kernels.cuda.brackets import (
     bracket,
     count_sample,
     draw,
-    draw_and_rank,
     larger_sample,
+    rank_sample,
 )
 from thinpipe.codecs.kernels.cuda.device import (
     COLUMNS,
@@ -100,9 +100,10 @@ def select_kernel(
         drawn = scratch + DRAWN
         splitters = scratch + SPLITTER_VALUES
         store = drawn + SAMPLE + tl.maximum(size, LISTS) + program.to(tl.int64) * room * COLUMNS
-        draw(x, n, SAMPLE, drawn, 0, MAGNITUDE)
+        draw(x, n, size, drawn + SAMPLE, program, MAGNITUDE)
+        draw(x, n, SAMPLE, drawn, programs - 1 - program, MAGNITUDE)  # by those that have least of the other
         wait_for_all(arrived, arrivals)
-        draw_and_rank(x, n, size, drawn, splitters, rank0, rank1, rank2, MAGNITUDE)
+        rank_sample(drawn, splitters, n, rank0, rank1, rank2)
         wait_for_all(arrived, arrivals + programs)
         count_sample(drawn + SAMPLE, size, splitters, counters)
         wait_for_all(arrived, arrivals + 2 * programs)
