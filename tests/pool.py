@@ -11,7 +11,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-LIMIT_S = 60  # a combination takes a fraction of a second; importing torch in all workers, on two cores, ten
+LIMIT_S = 150  # a combination takes a fraction of a second; importing torch in all workers, on two busy cores, thirty
 
 
 class Pool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 60  # of which importing torch in three processes on two busy cores may take half
+LIMIT_S = 150  # of which importing torch in three processes on two busy cores may take a fifth
 
 
 def run_script(

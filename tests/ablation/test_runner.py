@@ -12,7 +12,7 @@ from thinpipe.ablation import runner
 from thinpipe.ablation.runner import carry_out, threads_of
 from thinpipe.ablation.verdict import last_error
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(150)
 
 
 def test_figures_come_with_what_the_metric_is_and_where_it_was_measured(tmp_path: Path, fake_log: Path) -> None:
