@@ -101,7 +101,7 @@ def test_what_makes_no_sense_is_named(tmp_path: Path, train: str, matrix: str, m
 
 
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
-CHOICE = "few_bits_choice"
+CHOICE, DELTA = "few_bits_choice", "delta"
 
 
 @pytest.mark.parametrize("name", FEW_BITS)
@@ -117,6 +117,7 @@ def test_plans_of_few_bits_hold_the_recipes_against_the_older_codecs(name: str) 
     [
         ("few_bits_digits", "digits", 3 * 9),  # none, three of uniform, three of sort, two of kmeans
         (CHOICE, "few_bits_grammar", 5 * 3),  # none, 4bit, 2bit
+        (DELTA, "few_bits_hard", 5),  # none
     ],
 )
 def test_plans_that_may_share_a_file_of_results_share_runs(one: str, other: str, shared: int) -> None:
@@ -125,7 +126,9 @@ def test_plans_that_may_share_a_file_of_results_share_runs(one: str, other: str,
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in sorted(PLANS.glob("*.toml")) if "few_bits" not in path.stem], ids=lambda path: path.stem
+    "path",
+    [path for path in sorted(PLANS.glob("*.toml")) if path.stem not in (*FEW_BITS, CHOICE, DELTA)],
+    ids=lambda path: path.stem,
 )
 def test_shipped_plans_are_what_train_would_accept(path: Path) -> None:
     plan = read_plan(path, settle)
@@ -146,4 +149,5 @@ def test_all_the_plans_that_there_should_be_are_shipped() -> None:
         "cola",
         *FEW_BITS,
         CHOICE,
+        DELTA,
     }

@@ -36,6 +36,9 @@ def test_one_canonical_form(written, canonical):
         ("delta(uniform:2,first=svd:4)", "must decode the same bits, and svd:4 does not promise that"),
         ("delta(delta(uniform:2))", "one delta in a spec"),
         ("delta(uniform:2,first=delta(uniform:4))", "one delta in a spec"),
+        ("delta(uniform:1)", "the two levels of uniform:1 are the ends"),
+        ("delta(sort:1)", "the two levels of sort:1+0 are the ends"),
+        ("delta(tile:1/16+rot)", "the two levels of tile:1/16+rot are the ends"),
         ("delta(uniform:2,last=fp16)", "'last=fp16' is not first=SPEC"),
         ("delta(uniform:2,fp16)", "'fp16' is not first=SPEC"),
         ("delta(uniform:2,first=fp16,first=bf16)", "is not first=SPEC"),
@@ -46,6 +49,32 @@ def test_what_makes_no_sense_is_told_the_rule(spec, reason):
         thinpipe.codec(spec)
     assert reason in str(error.value)
     assert "as in delta(kmeans:2) or delta(kmeans:2,first=fp16)" in str(error.value)
+
+
+def drift(change: str) -> list[float]:
+    """How far a copy is from what it copies after each of 20 passes that change that a little; in sizes of a change."""
+    draw = torch.Generator().manual_seed(1)
+    codec = thinpipe.codec(change)
+    x = torch.randn(8192, generator=draw)
+    copy = x.clone()
+    far = []
+    for number in range(20):
+        step = 0.02 * torch.randn(x.shape, generator=draw)
+        x = x + step
+        copy = copy + codec.decode(codec.encode(x - copy, key=number), torch.empty_like(x))
+        far.append(float((x - copy).norm() / step.norm()))
+    return far
+
+
+@pytest.mark.parametrize("change", ["kmeans:1", "uniform:2", "sort:2", "tile:2", "tile:2/64", "tile:2+sr", "topk:0.1"])
+def test_copies_stay_close(change):
+    far = drift(change)
+    assert far[19] < 1.1 * far[9] < 4
+
+
+def test_copies_would_drift_away_by_what_is_refused():
+    far = drift("tile:1")
+    assert far[19] > 1.3 * far[9]
 
 
 def test_without_a_colon_it_is_listed_among_those_there_are():

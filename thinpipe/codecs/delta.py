@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinpipe.codecs.base import Codec
+from thinpipe.codecs.buckets import Buckets
+from thinpipe.codecs.tile import Tile
 from thinpipe.codecs.uniform import Uniform
 
 # Of the first pass: its error is small beside what a pass over the data changes, at a quarter of the bytes.
@@ -33,6 +35,11 @@ class Delta(Codec):
                 )
         if self.change.spec == "none":
             raise ValueError("a change that travels as it is saves nothing; none alone sends the same bytes")
+        if isinstance(self.change, Uniform | Buckets | Tile) and self.change.bits == 1:
+            raise ValueError(
+                f"the two levels of {self.change.spec} are the ends of what it covers: what it leaves of a change is "
+                "as wide as the change was, and copies drift away pass by pass. Take 2 bits or more, or kmeans:1"
+            )
 
     @property
     def spec(self) -> str:
