@@ -22,7 +22,7 @@ COPIES = tl.constexpr(4)  # of the counts, so that programs seldom wait for each
 ROOM = tl.constexpr(8192)  # values in a list
 APART = tl.constexpr(64)  # between the lengths of two lists: all programs add to them at once
 FIELD = tl.constexpr(10)  # bits of a count of up to ROWS values
-MOST = tl.constexpr((1 << 10) - 1)  # in a field
+MOST = tl.constexpr((1 << FIELD.value) - 1)  # in a field
 NO_KEY = tl.constexpr(-(1 << 40))  # less than any
 
 
