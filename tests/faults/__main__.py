@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -22,10 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time (2)")
     parser.add_argument("--table", type=Path, metavar="FILE.md", help="where the table goes, too")
     parser.add_argument("--case", type=int, metavar="SEED", help="this case alone, with all it says; keeps its folder")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="keeps undisturbed runs from one call to the next")
     given = parser.parse_args(arguments)
-    if given.case is not None:
-        return _one(given.case)
-    results = _many(seeds(given.seed, given.count, given.only), given.jobs)
+    with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
+        undisturbed = Undisturbed(given.cache or Path(temporary))
+        if given.case is not None:
+            return _one(given.case, undisturbed)
+        results = _many(seeds(given.seed, given.count, given.only), given.jobs, undisturbed)
     words = table(results)
     print(f"\n{words}")
     if given.table is not None:
@@ -33,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(result.problems for result in results))
 
 
-def _many(wanted: Sequence[int], jobs: int) -> list[Result]:
-    undisturbed, results = Undisturbed(), []
+def _many(wanted: Sequence[int], jobs: int, undisturbed: Undisturbed) -> list[Result]:
+    results = []
     with ThreadPoolExecutor(jobs) as pool:
         for done in as_completed([pool.submit(run_case, seed, undisturbed) for seed in wanted]):
             result, folder = done.result()
@@ -43,8 +47,8 @@ def _many(wanted: Sequence[int], jobs: int) -> list[Result]:
     return results
 
 
-def _one(seed: int) -> int:
-    result, folder = run_case(seed, Undisturbed(), keep=True)
+def _one(seed: int, undisturbed: Undisturbed) -> int:
+    result, folder = run_case(seed, undisturbed, keep=True)
     for path in sorted(folder.glob("*.txt")):
         print(f"--- {path}\n{path.read_text(errors='replace')}")
     print(line(result))

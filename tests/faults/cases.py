@@ -59,10 +59,13 @@ def seeds(first: int, cases: int, only: str | None) -> list[int]:
     return list(islice((seed for seed in count(first) if only in (None, kind_of(seed))), cases))
 
 
-def run_case(seed: int, undisturbed: Undisturbed, *, keep: bool = False) -> tuple[Result, Path]:
-    """Carry out the case of a seed; its folder stays if asked for, or if it failed."""
+def run_case(
+    seed: int, undisturbed: Undisturbed, *, setting: Setting | None = None, keep: bool = False
+) -> tuple[Result, Path]:
+    """Carry out the case of a seed, in its setting or another one; its folder stays if asked for, or if it failed."""
     drawn, kind, began = random.Random(f"{seed}"), kind_of(seed), time.monotonic()
-    setting = draw_setting(drawn)
+    own = draw_setting(drawn)
+    setting = setting or own
     result = Result(seed, kind, "")
     folder = Path(tempfile.mkdtemp(prefix=f"fault-{seed}-"))
     try:

@@ -11,9 +11,10 @@ from tests.faults.undisturbed import LIMIT_S, final_sha256
 
 # Lines of ours that say how things stand, not why a run ended.
 _NOTES = re.compile(
-    r"thinpipe: (the last checkpoint is|there is no checkpoint|waiting for|worker \d+ (is back|has come)"
+    r"thinpipe: (the last checkpoint is|no checkpoint of step|waiting for|worker \d+ is back|.* s after the start$"
     r"|starting again|.*\bgo(es|ing) on\b|.* the run does not)"
 )
+_KEPT_BY_TORCH = "torchinductor_"  # its cache of compiled code, whether it compiles or not
 _GONE_S = 8.0  # what a command leaves running must be gone by then: the grace it gives them, and some
 
 
@@ -65,7 +66,7 @@ def check_clean(run: Run, result: Result) -> None:
     """What is on disk and in the kernel after the run was taken up again, or needed not be."""
     if left := namespaces_of([machine.pid for machine in run.machines]):
         result.blame("other", f"namespaces left: {', '.join(left)}")
-    if left := sorted(path.name for path in run.tmp.iterdir()):
+    if left := sorted(path.name for path in run.tmp.iterdir() if not path.name.startswith(_KEPT_BY_TORCH)):
         result.blame("other", f"temporary files left: {', '.join(left)}")
     if left := sorted(path.name for path in run.saved.glob("*.partial")):
         result.blame("other", f"half checkpoints left: {', '.join(left)}")
@@ -95,8 +96,10 @@ def check_recovery(run: Run, sha256: str, result: Result, *, at_least: int, opti
 
 def check_result(saved: Path, sha256: str, result: Result) -> None:
     found = final_sha256(saved)
-    if found != sha256:
-        result.blame("silent difference", f"ends with parameters {found[:12] or 'nobody knows'}, not {sha256[:12]}")
+    if not found:
+        result.blame("other", "has not come to the end of its training")
+    elif found != sha256:
+        result.blame("silent difference", f"ends with parameters {found[:12]}, not {sha256[:12]}")
 
 
 def first_step(machine: Machine) -> int:

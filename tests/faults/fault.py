@@ -52,7 +52,6 @@ def starting(*options: str, env: Mapping[str, str] | None = None, save_every: in
 
 def carry_out(fault: Fault, setting: Setting, folder: Path, undisturbed: Undisturbed, result: Result) -> None:
     """The case, from its start to the last check."""
-    sha256 = undisturbed.sha256(setting)
     run = Run(folder, setting, fault.how)
     try:
         fault.start(run)
@@ -69,7 +68,7 @@ def carry_out(fault: Fault, setting: Setting, folder: Path, undisturbed: Undistu
             fault.also(run, result)
         run.end()
         fault.before_recovery(run)
-        _recover(run, fault, sha256, result, known=known[-1] if known else 0)
+        _recover(run, fault, undisturbed, result, known=known[-1] if known else 0)
         check_clean(run, result)
     finally:
         run.end()
@@ -84,12 +83,13 @@ def _has_ended(run: Run, expected: Expected, result: Result, *, struck: bool) ->
     return False
 
 
-def _recover(run: Run, fault: Fault, sha256: str, result: Result, *, known: int) -> None:
+def _recover(run: Run, fault: Fault, undisturbed: Undisturbed, result: Result, *, known: int) -> None:
     steps = run.steps()
     ended_well = all(machine.code == 0 for machine in run.machines)
     if fault.expected.completes or (ended_well and steps and steps[-1] == STEPS):
-        check_result(run.saved, sha256, result)
-    elif run.saved.exists() and any(run.saved.iterdir()):  # else there is nothing that a second start would meet
+        check_result(run.saved, undisturbed.sha256(run.setting), result)
+    elif any(run.saved.glob("step-*")):  # else there is nothing that a second start would meet
+        sha256 = undisturbed.sha256(run.setting)
         check_recovery(run, sha256, result, at_least=known, options=fault.recover_options)
 
 

@@ -29,11 +29,18 @@ class Moment:
         return f"{self.phase}, {self.after_s * 1e3:.0f} ms after the sign of it at step {self.step}"
 
 
-def draw_moment(random: random.Random, *, phases: tuple[Phase, ...] = PHASES) -> Moment:
+# Seconds of computing that a process has behind it while it starts: computing, not time, since others compute here,
+# too. A command imports torch; before, the interpreter itself is being loaded, which is in nobody's hands. A worker
+# that is forked has all that already.
+COMMAND_STARTS_S, WORKER_STARTS_S = (0.3, 4.5), (0.0, 1.5)
+
+
+def draw_moment(
+    random: random.Random, *, phases: tuple[Phase, ...] = PHASES, starts_s: tuple[float, float] = COMMAND_STARTS_S
+) -> Moment:
     phase = random.choice(phases)
     if phase == "start":
-        # An interpreter that is just being loaded is in nobody's hands. Computing, not time: others compute here too.
-        return Moment(phase, 0, random.uniform(0.3, 4.5))
+        return Moment(phase, 0, random.uniform(*starts_s))
     if phase == "step":
         return Moment(phase, random.randint(1, STEPS - 2), random.uniform(0, 0.2))
     if phase == "save":

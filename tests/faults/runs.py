@@ -19,7 +19,7 @@ from tests.processes import Process, processes_of
 ROOT = Path(__file__).parents[2]
 EPOCHS, STEPS_PER_EPOCH = 4, 2
 STEPS = EPOCHS * STEPS_PER_EPOCH
-PATIENCE_S = 10  # of every run: what is silent for longer counts as lost
+PATIENCE_S = 15  # of every run: what is silent for longer counts as lost
 CODECS = ("none", "8bit", "sort:8", "delta(tile:2)", "topk:0.1", "power:4")
 
 How = Literal["launcher", "machines", "torchrun"]
@@ -71,18 +71,20 @@ class Machine:
         return processes_of(self.pid, self.strays)
 
     def workers(self) -> list[Process]:
-        """The workers that a launcher or an agent of torchrun started, by number."""
-        return [each for each in self.processes() if each.parent == self.pid and _is_worker(each)]
+        """The workers that a launcher or an agent of torchrun started, by number: in the order of their start."""
+        agents = [each for each in self.processes() if each.parent == self.pid and "-m thinpipe" in each.command]
+        return agents or [each for each in self.processes() if each.parent == self.forking_server()]
+
+    def forking_server(self) -> int | None:
+        """The process that a launcher's workers are forked from."""
+        found = [each.pid for each in self.processes() if each.parent == self.pid and "forkserver" in each.command]
+        return found[0] if found else None
 
     def stdout(self) -> str:
         return self.out.read_text(errors="replace")
 
     def stderr(self) -> str:
         return self.err.read_text(errors="replace")
-
-
-def _is_worker(process: Process) -> bool:
-    return "spawn_main" in process.command or "-m thinpipe" in process.command
 
 
 class Run:

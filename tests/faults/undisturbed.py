@@ -18,10 +18,10 @@ KEPT = (4, 5, 6)  # checkpoints of these steps, with a quarter of the run still 
 
 
 class Undisturbed:
-    """One run for each setting that is asked for, kept on disk for as long as thinpipe and torch are the same."""
+    """One run for each setting that is asked for, kept in a folder for as long as thinpipe and torch are the same."""
 
-    def __init__(self) -> None:
-        self.home = Path(tempfile.gettempdir()) / f"faults-undisturbed-{_source_digest()}"
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / _source_digest()
         self._locks: dict[Setting, threading.Lock] = {}
         self._lock = threading.Lock()
 
@@ -39,7 +39,7 @@ class Undisturbed:
         folder = self.home / str(setting).replace(" ", "-")
         with lock:
             if not folder.exists():
-                self.home.mkdir(exist_ok=True)
+                self.home.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryDirectory(dir=self.home) as made:
                     _carry_out(Path(made) / "run", setting)
                     (Path(made) / "run").rename(folder)

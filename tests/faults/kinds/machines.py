@@ -76,7 +76,7 @@ def draw_absent(random: random.Random, setting: Setting) -> Fault:
     """A machine that comes late, or never."""
     absent = random.randrange(setting.workers)
     never = random.random() < 0.5
-    late_s = random.uniform(1, 0.5 * PATIENCE_S)
+    late_s = random.uniform(1, 0.3 * PATIENCE_S)
     others = [rank for rank in range(setting.workers) if rank != absent]
 
     def start(run: Run) -> None:

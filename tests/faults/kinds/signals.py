@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from tests.faults.expected import END_S, Expected, GoesOn
 from tests.faults.fault import Fault, starting
-from tests.faults.moments import draw_moment
+from tests.faults.moments import COMMAND_STARTS_S, WORKER_STARTS_S, draw_moment
 from tests.faults.runs import PATIENCE_S, STEPS, Run, Setting
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
@@ -19,22 +19,24 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 def draw_signal(random: random.Random, setting: Setting) -> Fault:
     """A signal that ends."""
     number = random.choice(ENDING)
-    target = random.choice(("client", "server", "launcher", "group"))
+    target = random.choice(("client", "server", "launcher", "group", "forking server"))
     worker = 0 if target == "client" else random.randrange(1, setting.workers) if target == "server" else None
-    moment = draw_moment(random)
+    moment = draw_moment(random, starts_s=COMMAND_STARTS_S if worker is None else WORKER_STARTS_S)
     return Fault(
         words=f"{number.name} to {_name(target, worker)}, {moment}",
         strike=lambda run: send(run, number, target, worker),
         moment=moment,
-        target=lambda run: run.machines[0].pid if worker is None else run.worker(worker),
-        expected=_expected(number, worker, late=moment.step >= STEPS - 1),
+        target=lambda run: _target(run, target, worker),
+        expected=_expected(number, target, worker, late=moment.step >= STEPS - 1),
         start=starting(),
     )
 
 
-def _expected(number: signal.Signals, worker: int | None, *, late: bool) -> Expected:
+def _expected(number: signal.Signals, target: str, worker: int | None, *, late: bool) -> Expected:
     # Who is told to end stops after the step under way; after the last one the run is as good as over.
     goes_on: GoesOn = "may" if late else "must not"
+    if target == "forking server":  # it ignores some, and its workers end with it
+        return Expected("may", frozenset({1, 128 + number, 128 + signal.SIGTERM}))
     if worker is None and number == signal.SIGKILL:  # nobody is left who could say anything
         return Expected(goes_on, frozenset({-number}), silent=frozenset({0}))
     shell = frozenset({128 + number})
@@ -74,15 +76,18 @@ def draw_stop(random: random.Random, setting: Setting) -> Fault:
 
 def send(run: Run, number: signal.Signals, target: str, worker: int | None) -> None:
     with suppress(ProcessLookupError):
-        if worker is not None:
-            pid = run.worker(worker)
-            if pid is not None:
-                os.kill(pid, number)
-        elif target == "group":
+        pid = _target(run, target, worker)
+        if target == "group":
             os.killpg(run.machines[0].pid, number)
-        else:
-            os.kill(run.machines[0].pid, number)
+        elif pid is not None:
+            os.kill(pid, number)
+
+
+def _target(run: Run, target: str, worker: int | None) -> int | None:
+    if target == "forking server":
+        return run.machines[0].forking_server()
+    return run.machines[0].pid if worker is None else run.worker(worker)
 
 
 def _name(target: str, worker: int | None) -> str:
-    return f"the {target}" if worker is None else f"the {target}, worker {worker},"
+    return f"the {target}" if worker is None else f"the {target} (worker {worker})"

@@ -1,0 +1,37 @@
+"""A few faults of different kinds, each on a real run; `make faults` has the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cases import kind_of, run_case
+from tests.faults.runs import Setting
+from tests.faults.undisturbed import Undisturbed
+
+SETTING = Setting(workers=2, codec="8bit")  # one for all, so that one undisturbed run speaks for all
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.mark.parametrize(
+    ("seed", "kind"),
+    [
+        (0, "signal"),
+    ],
+)
+def test_a_fault_ends_or_is_survived_as_promised(
+    undisturbed: Undisturbed, seed: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kind_of(seed) == kind
+    result, folder = run_case(seed, undisturbed, setting=SETTING)
+    if result.skipped:
+        pytest.skip(result.skipped)
+    words = "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("err-*.txt")))
+    assert not result.problems, f"{result.words}\n{result.problems}\n{words}"
