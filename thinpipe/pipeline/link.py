@@ -111,6 +111,9 @@ class Link:
             self._threads = ThreadPoolExecutor(count, thread_name_prefix=f"thinpipe-{self.source}-{self.target}")
         return self._threads
 
+    def begin_step(self) -> None:
+        """A step is about to start: what the last one still held is free."""
+
     def __str__(self) -> str:
         return f"{self.direction} link from stage {self.source} to stage {self.target}"
 
@@ -404,6 +407,11 @@ class RecvLink(Link):
             if not slot.raw:
                 self.events.append(Event("decode", self.target, chunk, usable, now()))
         return tensors
+
+    def begin_step(self) -> None:
+        """Take back what a step without a backward, an evaluation, still has."""
+        for chunk in list(self._lent):
+            self.release(chunk)
 
     def release(self, chunk: int) -> None:
         """(5) Take back the tensors of a chunk whose backward is done."""
