@@ -54,7 +54,7 @@ ALLOWED = {
     "thinpipe.ablation": {
         "thinpipe.ablation",
         "thinpipe.training.settings",
-        "thinpipe.pipeline.parent",
+        "thinpipe.pipeline.signals",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.spec",
         "thinpipe.measure",
@@ -65,7 +65,9 @@ ALLOWED = {
         "thinpipe.bench",
         "thinpipe.measure",
         "thinpipe.codecs",
+        "thinpipe.pipeline.errors",
         "thinpipe.pipeline.launch",
+        "thinpipe.pipeline.membership",
         "thinpipe.workloads",
         "thinpipe.training",
     },

@@ -13,7 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.scripts import ROOT, run_script, running
-from thinpipe.pipeline.launch import GRACE_S, run_workers
+from thinpipe.pipeline.control import GRACE_S
+from thinpipe.pipeline.launch import run_workers
 
 SCENARIO = str(Path(__file__).parent / "scenario.py")
 
@@ -65,8 +66,8 @@ def test_joins_under_torchrun() -> None:
 @pytest.mark.parametrize(
     ("scenario", "messages"),
     [
-        pytest.param("die", ["worker 1 with stage 1 is gone"], id="die"),
-        pytest.param("raise", ["worker 1: ", "this stage is broken"], id="raise"),
+        pytest.param("die", ["worker 1: killed by signal 9 (SIGKILL); worker 0 ended with it"], id="die"),
+        pytest.param("raise", ["worker 1: ", "this stage is broken", "worker 0 ended with it"], id="raise"),
         pytest.param("disagree", ['forward codec: "uniform:8" on worker 0; "uniform:4" on worker 1'], id="disagree"),
     ],
 )

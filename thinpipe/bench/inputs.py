@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from thinpipe.bench.codecs import DEFAULT_GPU_SHAPES, DEFAULT_SHAPES
 from thinpipe.bench.contents import CONTENTS, DEFAULT_CONTENTS, Case, cases_from_file, made_cases
@@ -18,6 +16,7 @@ from thinpipe.codecs import Codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.spec import split_specs, tensor_codec
 from thinpipe.measure.network import check_links
+from thinpipe.pipeline.membership import member
 
 
 def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
@@ -55,14 +54,14 @@ def choose_cases(
 
 def check_launch(workers: Sequence[int], links: Sequence[float | None]) -> None:
     """ValueError where torchrun has started other workers than are asked for, or links there cannot be shaped."""
-    if not dist.is_torchelastic_launched():
+    me = member()
+    if me is None:
         check_links(links)
         return
-    started = int(os.environ["WORLD_SIZE"])
-    if set(workers) != {started}:
-        raise ValueError(f"torchrun has started {started} workers, this would run with {', '.join(map(str, workers))}")
+    if set(workers) != {me.size}:
+        raise ValueError(f"torchrun has started {me.size} workers, this would run with {', '.join(map(str, workers))}")
     if any(link is not None for link in links):
-        raise ValueError("workers that torchrun started have their links already: leave out --link")
+        raise ValueError("workers on several machines have their links already: leave out --link")
 
 
 def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import typer
 
 from thinpipe.commands.train_views import preflight
 from thinpipe.commands.watch.record import metric_text
 from thinpipe.measure.network import thin_network
+from thinpipe.pipeline.errors import Interrupted, Terminated, WorkerError
+from thinpipe.pipeline.membership import member
 from thinpipe.training.checkpoint import checkpoints, read_manifest
 from thinpipe.training.events import Listener
 from thinpipe.training.nan import NotFiniteError
 from thinpipe.training.settings import Running, Settings
 from thinpipe.workloads.task import Task
 from thinpipe.workloads.tasks import task
-
-INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,28 @@ def carry_out(
     find_task: Callable[[str], Task] = task,
 ) -> int:
     """Run to the end and return the exit code. A worker's death is told, or made up for ``max_restarts`` times."""
-    from thinpipe.pipeline.launch import Terminated, WorkerError, run_workers
+    from thinpipe.pipeline.launch import leave, run_workers
 
-    workers = None if dist.is_torchelastic_launched() else settings.workers
+    workers = None if member() is not None else settings.workers
+
+    def end(cause: str) -> None:
+        """This process is a worker, whose main thread may never return."""
+        leave(_tell(1, cause, running))
+
     for restarts_left in range(max_restarts, -1, -1):
         try:
             with thin_network(running.link, settings.workers) as network:
                 arguments = (find_task, settings, running, listener)
-                outcome = run_workers(_work, *arguments, workers=workers, network=network)[0]
-        except KeyboardInterrupt:
-            return _tell(INTERRUPTED, "interrupted", running)
+                options: dict[str, Any] = {"network": network, "patience_s": running.patience_s, "end": end}
+                outcome = run_workers(_work, *arguments, workers=workers, **options)[0]
+        except KeyboardInterrupt as error:
+            number = error.number if isinstance(error, Interrupted) else signal.SIGINT
+            return _tell(128 + number, _ended_by(number), running)
         except Terminated as error:
-            return _tell(error.code, f"ended by {signal.Signals(error.code - 128).name}", running)
+            return _tell(error.code, _ended_by(error.code - 128), running)
         except WorkerError as error:
-            if not restarts_left:
-                return _tell(1, str(error), running)
+            if not restarts_left or error.code > 128:  # somebody wanted it to end
+                return _tell(error.code, str(error), running)
             last = _last_checkpoint(running)
             typer.echo(f"thinpipe: {error}", err=True)
             typer.echo(
@@ -66,9 +73,7 @@ def carry_out(
             )
             running = replace(running, resume=last)
         else:
-            if outcome.code and _speaks():
-                return _tell(outcome.code, outcome.message, running)
-            return outcome.code
+            return _tell(outcome.code, outcome.message, running) if outcome.code else 0
     raise AssertionError("the last restart returns")
 
 
@@ -108,7 +113,14 @@ def _work(
         return Outcome(2, str(error))
     except NotFiniteError as error:
         return Outcome(1, str(error))
+    except Interrupted as error:
+        who = "" if error.worker is None else f"worker {error.worker} was "
+        return Outcome(128 + error.number, who + _ended_by(error.number))
     return Outcome(0)
+
+
+def _ended_by(number: int) -> str:
+    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
 
 
 def _check_room(running: Running, save_bytes: int, capture_bytes: int) -> None:
@@ -117,6 +129,8 @@ def _check_room(running: Running, save_bytes: int, capture_bytes: int) -> None:
 
 
 def _tell(code: int, message: str, running: Running) -> int:
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")  # the cursor, which a progress bar that was killed has hidden
     typer.echo(f"thinpipe: {message}", err=True)
     last = _last_checkpoint(running)
     if last is not None:
@@ -132,5 +146,6 @@ def _last_checkpoint(running: Running) -> Path | None:
 
 
 def _speaks() -> bool:
-    """Under torchrun every worker is a command; the first speaks for all."""
-    return not dist.is_torchelastic_launched() or os.environ["RANK"] == "0"
+    """On several machines every worker is a command; the first speaks for all."""
+    me = member()
+    return me is None or me.rank == 0

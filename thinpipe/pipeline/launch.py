@@ -1,42 +1,43 @@
-"""Starts local workers, or joins those that torchrun started; ends all when one dies."""
+"""Starts local workers, or joins those that were started elsewhere; ends all when one fails, and says why.
+
+    this process                    a server that forks                the workers
+    (1)  asks for workers  ------>  has imported torch once  ------>   (2) join each other, call the function
+    (3)  waits for results <---------------------------------------------- and send back what it returned
+    (4)  one fails: the others have GRACE_S to end by themselves, then are made to
+
+The server is Python's own (``multiprocessing``, forkserver): what is imported before the workers are forked is imported
+once, and they share its memory. Only here does anything travel as a pickle, between processes of one user over pipes.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
+import atexit
+import itertools
+import multiprocessing
 import os
+import re
+import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import connection, forkserver, process
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from torch.multiprocessing import ProcessExitedException
+from thinpipe.pipeline.control import GRACE_S, Control
+from thinpipe.pipeline.errors import Interrupted, LinkError, Terminated, WorkerError, debugging, describe
+from thinpipe.pipeline.membership import PATIENCE_S, joined, member, set_member
+from thinpipe.pipeline.signals import ENDING, RaisedSignal, end_with_parent, raise_signals
 
-from thinpipe.pipeline.link import LinkError
-from thinpipe.pipeline.parent import end_with_parent
-
-# How long a worker that was told to end goes on. A worker whose neighbour died finds out by itself, at once if it is
-# waiting for it, and says which stage is missing; this leaves it the time.
-GRACE_S = 5.0
-
-
-class WorkerError(RuntimeError):
-    """A worker failed, and the others were ended."""
-
-
-class Terminated(SystemExit):
-    """This process was asked to end (SIGTERM and the like), and the workers have; the code is what shells say of it."""
-
-    code: int
+_PREFIX = "thinpipe-"  # of this process's temporary folder
+_serial = itertools.count()
 
 
 class Network(Protocol):
@@ -46,140 +47,320 @@ class Network(Protocol):
         """Move this process to the place of a worker."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every worker is to do."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    workers: int
+    network: Network | None
+    backend: str | None
+    patience_s: float
+    folder: str  # this process's
+    meeting_file: str
+    ignored: frozenset[int]  # signals
+
+
+@dataclass
+class _Worker:
+    """A worker that was started, and how it ended."""
+
+    rank: int
+    process: Any
+    results: connection.Connection
+    result: tuple[Any] | None = None
+    cause: str | None = None  # why it failed
+    failed_at: float = 0.0
+    code: int = 1
+    is_effect: bool = False  # of another's failure
+
+    @property
+    def ended(self) -> bool:
+        return self.result is not None or self.cause is not None
+
+    @property
+    def lives(self) -> bool:
+        """Looked up by its number: if the server of workers was killed, multiprocessing takes them for dead, too."""
+        try:
+            return Path("/proc", str(self.process.pid), "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+
+    def hear(self) -> None:
+        """Something has happened: its word, or its death."""
+        try:
+            good, word = self.results.recv() if self.results.poll() else (False, None)
+        except (EOFError, OSError):
+            good, word = False, None
+        if good:
+            self.result = (word,)
+        elif word is not None:
+            self.cause, self.code, self.is_effect = word
+        elif not self.lives:
+            self.process.join(GRACE_S)
+            self.cause, self.code = _end_of(self.process.exitcode)
+            self.cause = f"worker {self.rank}: {self.cause}"
+        self.failed_at = time.monotonic()
+
+
 def run_workers(
     function: Callable[..., Any],
     *args: Any,
     workers: int | None = None,
     network: Network | None = None,
     backend: str | None = None,
+    patience_s: float = PATIENCE_S,
+    end: Callable[[str], Any] | None = None,
 ) -> list[Any]:
     """Call ``function(*args)`` on every worker, inside a process group; return the results of the workers here.
 
-    Under torchrun this process is one of the workers already and joins. Otherwise ``workers`` local ones are started
-    with torch's elastic launcher, and ``function`` must be importable: defined at the top level of a module. In a
-    ``network`` each starts in its own place and counts as a machine. ``backend``: as ``joined``. Ctrl-C reaches all
-    of them, and is a KeyboardInterrupt here once they have ended; SIGTERM is ``Terminated``.
+    Where this process is a worker already (torchrun, ``become_member``) it joins the others; ``end`` then ends it, with
+    words, when another one is silent for longer than ``patience_s``. Otherwise ``workers`` local ones are started, and
+    ``function`` must be importable: defined at the top level of a module. In a ``network`` each starts in its own place
+    and counts as a machine. ``backend``: as ``joined``. Ctrl-C ends all of them, and is a KeyboardInterrupt here once
+    they have ended; SIGTERM and SIGHUP are ``Terminated``; a worker that fails is a ``WorkerError``.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        size = int(os.environ["WORLD_SIZE"])
-        if workers not in (None, size):
-            raise ValueError(f"torchrun started {size} workers, but {workers} were asked for; leave one of them out")
+    me = member()
+    if me is not None:
+        if workers not in (None, me.size):
+            raise ValueError(f"this is one of {me.size} workers, but {workers} were asked for; leave one of them out")
         if network is not None:
-            raise ValueError("workers that torchrun started are in their networks already; leave the links as they are")
-        with joined(backend):
-            return [function(*args)]
+            raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
+        return [_join(function, args, backend, patience_s, end or _end_here)]
     if workers is None or workers < 1:
         raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
-    for name in (
-        "distributed.elastic.agent.server.api",
-        "distributed.elastic.multiprocessing.api",
-        "multiprocessing.spawn",
-    ):
-        logging.getLogger(f"torch.{name}").addFilter(_is_news)
-    with tempfile.TemporaryDirectory(prefix="thinpipe-") as log_dir:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=workers,
-            run_id="thinpipe",
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=0,
-            start_method="spawn",
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=log_dir),
-        )
+    import_ahead()
+    folder = _folder()
+    job = Job(
+        function=function,
+        args=args,
+        workers=workers,
+        network=network,
+        backend=backend,
+        patience_s=patience_s,
+        folder=folder,
+        meeting_file=str(Path(folder) / f"meeting-{next(_serial)}"),
+        ignored=frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN),
+    )
+    with _signals_raised():
+        started: list[_Worker] = []
         try:
-            meeting = None if network is None else str(Path(log_dir) / "meeting")
-            results = elastic_launch(config, _work)(function, args, network, meeting, backend)
-        except ChildFailedError as error:
-            raise WorkerError(_causes(error, Path(log_dir))) from None
-        except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None  # which it was before torch's launcher got hold of it
-            raise Terminated(128 + error.sigval) from None
-    return [results[worker] for worker in range(workers)]
+            for rank in range(workers):
+                started.append(_start(job, rank))
+            _await(started)
+        except Interrupted as error:
+            _end(started, error.number)
+            if error.number == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise Terminated(128 + error.number) from None
+        except BaseException:
+            _end(started, signal.SIGTERM)
+            raise
+        finally:
+            Path(job.meeting_file).unlink(missing_ok=True)
+    return [worker.result[0] for worker in started if worker.result is not None]
+
+
+@cache
+def import_ahead(*modules: str) -> None:
+    """Let the server of workers start now and import these while this process does something else.
+
+    Only the first call of a process starts it; workers import for themselves what it has not.
+    """
+    _folder()
+    multiprocessing.set_forkserver_preload(["thinpipe.pipeline.preload", *modules])
+    forkserver.ensure_running()
+
+
+def leave(code: int) -> None:
+    """End this process at once. Threads of torch that wait for a lost peer would abort an ordinary exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _join(function: Callable[..., Any], args: Sequence[Any], backend: Any, patience_s: float, end: Any) -> Any:
+    """As a worker that was started elsewhere."""
+    if threading.current_thread() is threading.main_thread():
+        ignored = frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN)
+        raise_signals(leave, ignored)
+    end_with_parent()
+    control: Control | None = None
+    try:
+        with joined(backend, patience_s=patience_s, end=end) as control:
+            return function(*args)
+    except (Interrupted, ValueError):
+        raise
+    except Exception as error:
+        if debugging():
+            traceback.print_exc()
+        cause = describe(error) if control is None else control.first_cause(error)
+        raise WorkerError(cause) from None
+
+
+def _end_here(cause: str) -> None:
+    print(f"thinpipe: {cause}", file=sys.stderr)
+    leave(1)
+
+
+@cache
+def _folder() -> str:
+    """This process's temporary folder. Those of processes that were killed are removed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        match = re.match(rf"{_PREFIX}(\d+)-", path.name)
+        if match and not Path("/proc", match[1]).exists() and path.is_dir() and path.stat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Where multiprocessing keeps its socket: one folder is enough, and workers can remove it if this process is killed.
+    process.current_process()._config.setdefault("tempdir", folder)  # type: ignore[attr-defined]
+    return folder
+
+
+def _start(job: Job, rank: int) -> _Worker:
+    context = multiprocessing.get_context("forkserver")
+    results, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=_work, args=(job, rank, sender), name=f"thinpipe-worker-{rank}")
+    worker.start()
+    sender.close()
+    return _Worker(rank, worker, results)
+
+
+def _work(job: Job, rank: int, sender: connection.Connection) -> None:
+    """What a worker's process does. It always says how it ended, unless it is killed."""
+    report = _Report(sender, job.folder)
+    raise_signals(report.leave, job.ignored)
+    end_with_parent()  # the server
+    threading.Thread(target=_end_with_launcher, name="thinpipe-launcher", daemon=True).start()
+    backend, control = job.backend, None
+    try:
+        machine, local = 0, (rank, job.workers)
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # nothing listens to other machines
+        if job.network is not None:
+            job.network.enter(rank)  # first: threads and sockets stay where they were made
+            machine = rank
+            backend = backend or "gloo"  # NCCL would pass by the network, through the memory of the machine
+        set_member(rank, job.workers, machine=machine, local=local, master=("127.0.0.1", "0"))
+        options: dict[str, Any] = {"meeting_file": job.meeting_file, "patience_s": job.patience_s}
+        with joined(backend, end=report.failed, **options) as control:
+            result = job.function(*job.args)
+        report.done(result)
+    except BaseException as error:
+        if debugging():
+            traceback.print_exc()
+        code = 128 + error.number if isinstance(error, Interrupted) else 1
+        cause = f"worker {rank}: {describe(error)}" if control is None else control.first_cause(error)
+        report.failed(cause, code, isinstance(error, LinkError))
+
+
+class _Report:
+    """The way back to the process that started this worker; the first word counts, whichever thread says it."""
+
+    def __init__(self, sender: connection.Connection, folder: str) -> None:
+        self._sender, self._folder, self._lock = sender, folder, threading.Lock()
+
+    def done(self, result: Any) -> None:
+        with self._lock:
+            self._sender.send((True, result))
+
+    def failed(self, cause: str, code: int = 1, is_effect: bool = False) -> None:
+        with self._lock:
+            with suppress(OSError):  # nobody is there to hear it
+                self._sender.send((False, (cause, code, is_effect)))
+            self.leave(code)
+
+    def leave(self, code: int) -> None:
+        parent = multiprocessing.parent_process()
+        if parent is None or not parent.is_alive():
+            shutil.rmtree(self._folder, ignore_errors=True)  # nobody is there to do it
+        leave(code)
+
+
+def _end_with_launcher() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _await(workers: Sequence[_Worker]) -> None:
+    """Return when all have a result. When one fails, end the others and raise."""
+    while not all(worker.ended for worker in workers):
+        _listen(workers, None)
+        if any(worker.cause is not None for worker in workers):
+            _end(workers, signal.SIGTERM)
+            raise _error_of(workers)
+    _end(workers, None)
+
+
+def _listen(workers: Sequence[_Worker], seconds: float | None) -> None:
+    """Wait until something is heard of a worker; note it."""
+    ends: dict[Any, _Worker] = {}
+    for worker in workers:
+        if not worker.ended:
+            ends |= {worker.results: worker, worker.process.sentinel: worker}
+    for ready in connection.wait(list(ends), seconds):
+        if not ends[ready].ended:
+            ends[ready].hear()
+
+
+def _end(workers: Sequence[_Worker], number: int | None) -> None:
+    """See to it that no worker is left: they have GRACE_S to end by themselves, asked by a signal if there is one."""
+    deadline = time.monotonic() + GRACE_S
+    # A worker whose neighbour died finds out by itself, at once if it is waiting for it; it is asked if it does not.
+    ask_at = time.monotonic() + (1.0 if any(worker.cause for worker in workers) else 0.0)
+    while any(worker.lives for worker in workers):
+        if number is not None and time.monotonic() >= ask_at:
+            _signal(workers, number)
+            number, deadline = None, time.monotonic() + GRACE_S
+        if number is None and time.monotonic() >= deadline:
+            _signal(workers, signal.SIGKILL)
+        _listen(workers, 0.05)
+        time.sleep(0.02)
+    for worker in workers:
+        worker.process.join(GRACE_S)
+        if not worker.ended:
+            worker.hear()
+
+
+def _signal(workers: Sequence[_Worker], number: int) -> None:
+    for worker in workers:
+        if worker.lives:
+            try:
+                os.kill(worker.process.pid, number)
+            except ProcessLookupError:
+                continue
+
+
+def _error_of(workers: Sequence[_Worker]) -> WorkerError:
+    """The first cause, then who else ended; torch's neighbours of a dead worker often speak before it is found dead."""
+    failed = sorted((w for w in workers if w.cause is not None), key=lambda w: (w.is_effect, w.failed_at))
+    first, others = failed[0], [str(worker.rank) for worker in workers if worker is not failed[0]]
+    also = f"; worker{'s' * (len(others) > 1)} {', '.join(others)} ended with it" if others else ""
+    return WorkerError(f"{first.cause}{also}", first.code)
+
+
+def _end_of(code: int | None) -> tuple[str, int]:
+    """What an exit code without a word says, and the exit code that follows for all."""
+    if code is not None and code < 0:
+        return f"killed by signal {-code} ({signal.Signals(-code).name})", 1
+    if code is not None and code - 128 in ENDING:
+        return f"ended by {signal.Signals(code - 128).name}", code
+    return f"ended without a result, exit code {code}", 1
 
 
 @contextmanager
-def joined(backend: str | None = None, meeting: str | None = None) -> Iterator[None]:
-    """The process group that the environment describes (``RANK``, ``WORLD_SIZE`` ... as torchrun sets them).
-
-    Args:
-        backend: by default NCCL where every worker of this machine has a GPU of its own, gloo otherwise.
-        meeting: a file in which the workers of one machine find each other, instead of over a network.
-    """
-    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    own_gpu = torch.cuda.device_count() >= local_size
-    if own_gpu:
-        torch.cuda.set_device(local_rank)
-    if "OMP_NUM_THREADS" not in os.environ:  # every worker taking every core is slower than each taking its share
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = None if meeting is None else dist.FileStore(meeting, size)
-    dist.init_process_group(backend or ("nccl" if own_gpu else "gloo"), store=store, rank=rank, world_size=size)
-    yield
-    dist.destroy_process_group()  # not after an error: the others would see this worker leave before it says why
-
-
-def _is_news(entry: logging.LogRecord) -> bool:
-    """Whether torch's launcher says more than ``WorkerError`` will: the traceback of a worker that failed by itself.
-
-    It also reports every worker that it ends, and as a traceback of its own that one was killed.
-    """
-    if entry.levelno < logging.ERROR:
-        return False
-    error = entry.exc_info[1] if entry.exc_info else None
-    return not isinstance(error, ProcessExitedException) and LinkError.__name__ not in str(error)
-
-
-@record
-def _work(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    network: Network | None,
-    meeting: str | None,
-    backend: str | None,
-) -> Any:
-    if network is not None:
-        network.enter(int(os.environ["RANK"]))  # first: threads and sockets stay where they were made
-        os.environ["GROUP_RANK"] = os.environ["RANK"]  # which machine this is
-        backend = backend or "gloo"  # NCCL would pass by the network, through the memory of the machine
-    _end_late()
-    end_with_parent()
-    with joined(backend, meeting):
-        return function(*args)
-
-
-def _end_late() -> None:
-    """On SIGTERM go on for GRACE_S, then exit, even from inside a call that never returns to Python."""
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-
-    def watch() -> None:
-        while os.read(read, 1) != bytes([signal.SIGTERM]):
-            pass
-        time.sleep(GRACE_S)
-        os._exit(128 + signal.SIGTERM)
-
-    threading.Thread(target=watch, name="thinpipe-end-late", daemon=True).start()
-
-
-def _causes(error: ChildFailedError, log_dir: Path) -> str:
-    """One line per worker that failed: the signal that killed it, or the error it raised; causes before effects.
-
-    torch names the one it saw first, which may be the neighbour of the one that failed; each leaves a file.
-    """
-    lines = {
-        worker: f"killed by signal {-failure.exitcode} ({failure.signal_name()})"
-        for worker, failure in error.failures.items()
-        if failure.exitcode < 0
-    }
-    for path in log_dir.glob("**/error.json"):
-        lines.setdefault(int(path.parent.name), json.loads(path.read_text())["message"]["message"])
-    ordered = sorted(lines.items(), key=lambda item: (LinkError.__name__ in item[1], item))
-    return "a worker failed and the others were ended:\n" + "\n".join(
-        f"  worker {worker}: {line}" for worker, line in ordered
-    )
+def _signals_raised() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP as an exception, once: a second one must not interrupt the end of the workers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = RaisedSignal()
+    taken = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in taken}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -189,8 +189,7 @@ class PipelineStage(pipelining.PipelineStage):
         self._open, self._posted = True, False
         for link in self.links:
             link.step = self.steps
-            if isinstance(link, SendLink):
-                link.begin_step()
+            link.begin_step()
 
     def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
         if self.stage_index == min(self._local_indices()):

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
 from thinpipe.codecs.spec import codec
+from thinpipe.pipeline.membership import PATIENCE_S
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
@@ -150,10 +151,12 @@ class Running:
     delta_cache_limit: int = 4 << 30  # bytes of them on one machine
     capture: Capture | None = None  # what crosses the links in a few steps
     link: float | None = None  # Mbit/s between the workers; None: as the machine is
+    patience_s: float = PATIENCE_S  # how long a worker that is missing or silent is waited for
 
     def __post_init__(self) -> None:
         for name in ("save_every", "keep", "steps"):
             _check(name, getattr(self, name), "1 or more", lambda value: value >= 1)
+        _check("patience", self.patience_s, "seconds, 2 or more", lambda value: 2 <= value < float("inf"))
         if self.save is None and self.save_every is not None:
             raise ValueError("--save-every needs a folder for the checkpoints: name one with --save")
         if self.trace is not None and self.trace.suffix not in (".png", ".json"):

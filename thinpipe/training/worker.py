@@ -11,13 +11,13 @@ from torch import nn
 
 from thinpipe.pipeline.agreement import DisagreementError, agree
 from thinpipe.pipeline.backend import CPU
+from thinpipe.pipeline.signals import noted_signals
 from thinpipe.training.batches import SampleOrder, TrainingBatches
 from thinpipe.training.capture import StepCapture
 from thinpipe.training.checkpoint import load, read_manifest
 from thinpipe.training.copies import reserve_copies
 from thinpipe.training.engine import Engine
 from thinpipe.training.events import Finished, Listener, Plan
-from thinpipe.training.interrupt import noted_interrupts
 from thinpipe.training.loop import Loop, StepWatcher
 from thinpipe.training.optimize import make_optimizer
 from thinpipe.training.pipeline_engine import PipelineEngine
@@ -30,6 +30,7 @@ from thinpipe.training.shapes import Meta, meta_of
 from thinpipe.training.state import belongs_here, load_worker_state
 from thinpipe.training.tracing import StepTrace
 from thinpipe.training.usage import Usage, messages_per_step
+from thinpipe.version import __version__
 from thinpipe.workloads.task import Data, Shape, Task
 
 Result = TypeVar("Result")
@@ -74,7 +75,7 @@ def train(
     """
     if place.workers > 1:
         try:
-            agree(settings.to_json(), place.words, CPU)
+            agree(_must_agree(settings, running), place.words, CPU)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
     data, facts = _read(task, settings, place)
@@ -127,7 +128,7 @@ def train(
     try:
         if listener is not None:
             listener.planned(plan)
-        with noted_interrupts() as interrupted:
+        with noted_signals() as interrupted:
             end = loop.run(interrupted)
         if listener is not None:
             listener.finished(end)
@@ -136,6 +137,13 @@ def train(
         if listener is not None:
             listener.failed(error)
         raise
+
+
+def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
+    """What all workers must have been started with: each option that makes them do something together."""
+    shared = ("save", "save_every", "keep", "steps", "capture", "trace", "resume", "patience_s")
+    told = {name: None if getattr(running, name) is None else str(getattr(running, name)) for name in shared}
+    return settings.to_json() | told | {"torch version": torch.__version__, "thinpipe version": __version__}
 
 
 def _together(place: Place, function: Callable[[], Result]) -> Result:
