@@ -19,6 +19,7 @@ class Process:
     session: int
     started: int  # ticks since the machine was started
     cpu_s: float  # that it has computed
+    state: str  # R, S, T ...
     command: str
 
     @property
@@ -45,4 +46,6 @@ def _all() -> Iterator[Process]:
             continue
         if fields[0] != "Z":
             cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-            yield Process(int(stat.parent.name), int(fields[1]), int(fields[3]), int(fields[19]), cpu_s, command)
+            yield Process(
+                int(stat.parent.name), int(fields[1]), int(fields[3]), int(fields[19]), cpu_s, fields[0], command
+            )

@@ -11,7 +11,7 @@ from tests.faults.undisturbed import LIMIT_S, final_sha256
 
 # Lines of ours that say how things stand, not why a run ended.
 _NOTES = re.compile(
-    r"thinpipe: (the last checkpoint is|no checkpoint of step|waiting for|worker \d+ is back|.* s after the start$"
+    r"thinpipe: (the last checkpoint is|no checkpoint of step|waiting for|worker \d+ is back|.* s after the start\n"
     r"|starting again|.*\bgo(es|ing) on\b|.* the run does not)"
 )
 _KEPT_BY_TORCH = "torchinductor_"  # its cache of compiled code, whether it compiles or not
@@ -19,9 +19,9 @@ _GONE_S = 8.0  # what a command leaves running must be gone by then: the grace i
 
 
 def causes(machine: Machine) -> list[str]:
-    """The lines in which a command says why it ended."""
-    lines = [line for line in machine.stderr().splitlines() if line.startswith("thinpipe: ")]
-    return [line for line in lines if not _NOTES.match(line)]
+    """What a command says about why it ended: lines that begin with its name, with those that follow each."""
+    parts = re.split(r"^(?=thinpipe: )", machine.stderr(), flags=re.MULTILINE)
+    return [" ".join(part.split()) for part in parts if part.startswith("thinpipe: ") and not _NOTES.match(part)]
 
 
 def check_end(run: Run, expected: Expected, result: Result, *, struck: bool) -> None:
@@ -42,7 +42,8 @@ def check_end(run: Run, expected: Expected, result: Result, *, struck: bool) -> 
         allowed = expected.codes_of.get(number, expected.codes)
         if machine.code not in allowed:
             result.blame("other", f"{who}exit code {machine.code}, not {' or '.join(map(str, sorted(allowed)))}")
-        if number not in expected.silent and not expected.foreign_words:
+        starting = machine.was_killed and not run.steps()  # it could not take signals yet
+        if number not in expected.silent and not expected.foreign_words and not starting:
             _check_cause(machine, who, expected.cause, result)
     if struck and expected.told and not any(re.search(expected.told, each.stderr()) for each in run.machines):
         result.blame("other", f"stderr does not tell of it: no {expected.told!r}")
@@ -59,7 +60,9 @@ def _check_cause(machine: Machine, who: str, pattern: str, result: Result) -> No
 def check_left(run: Run, result: Result) -> None:
     """Processes of a run that has ended."""
     if left := run.left(_GONE_S):
-        result.blame("other", f"left running: {'; '.join(f'{each.pid} {each.command[:80]}' for each in left)}")
+        result.blame(
+            "other", f"left running: {'; '.join(f'{each.pid} {each.command[-80:]} ({each.state})' for each in left)}"
+        )
 
 
 def check_clean(run: Run, result: Result) -> None:

@@ -64,8 +64,14 @@ class Machine:
 
     @property
     def code(self) -> int:
+        """As a shell says it: 128 more than the signal that killed it."""
         assert self.process.returncode is not None
-        return self.process.returncode
+        return self.process.returncode if self.process.returncode >= 0 else 128 - self.process.returncode
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it before it took that into its own hands, so that it could say nothing."""
+        return self.process.returncode is not None and self.process.returncode < 0
 
     def processes(self) -> list[Process]:
         return processes_of(self.pid, self.strays)

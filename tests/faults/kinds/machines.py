@@ -49,7 +49,7 @@ def _signalled(random: random.Random, setting: Setting, how: How, number: signal
                 os.kill(pid, number)
 
     killed = number == signal.SIGKILL
-    own = frozenset({-number}) if killed else frozenset({128 + number})
+    own = frozenset({128 + number})
     expected = Expected(
         "must not",
         # All stop together where one is told to end in a step; elsewhere the others lose it.
