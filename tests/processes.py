@@ -45,7 +45,12 @@ def _all() -> Iterator[Process]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if fields[0] != "Z":
-            cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
             yield Process(
-                int(stat.parent.name), int(fields[1]), int(fields[3]), int(fields[19]), cpu_s, fields[0], command
+                pid=int(stat.parent.name),
+                parent=int(fields[1]),
+                session=int(fields[3]),
+                started=int(fields[19]),
+                cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+                state=fields[0],
+                command=command,
             )

@@ -60,9 +60,8 @@ def _check_cause(machine: Machine, who: str, pattern: str, result: Result) -> No
 def check_left(run: Run, result: Result) -> None:
     """Processes of a run that has ended."""
     if left := run.left(_GONE_S):
-        result.blame(
-            "other", f"left running: {'; '.join(f'{each.pid} {each.command[-80:]} ({each.state})' for each in left)}"
-        )
+        words = [f"{each.pid} {each.command[-80:]} ({each.state})" for each in left]
+        result.blame("other", f"left running: {'; '.join(words)}")
 
 
 def check_clean(run: Run, result: Result) -> None:

@@ -61,7 +61,7 @@ def carry_out(fault: Fault, setting: Setting, folder: Path, undisturbed: Undistu
             fault.strike(run)
         at = time.monotonic()
         if _has_ended(run, fault.expected, result, struck=struck):
-            if struck and any(machine.code for machine in run.machines):
+            if struck and not fault.moment.is_at_once and any(machine.code for machine in run.machines):
                 result.ended_s = time.monotonic() - at
             check_left(run, result)
             check_end(run, fault.expected, result, struck=struck)

@@ -23,6 +23,11 @@ class Moment:
     step: int  # whose checkpoint is seen, or being written
     after_s: float  # then; at the start: seconds of computing that the target has done
 
+    @property
+    def is_at_once(self) -> bool:
+        """The fault is there from the beginning, and meets the run when it may."""
+        return self.phase == "start" and not self.after_s
+
     def __str__(self) -> str:
         if self.phase == "start":
             return f"after {self.after_s:.1f} s of its start"
@@ -33,6 +38,9 @@ class Moment:
 # too. A command imports torch; before, the interpreter itself is being loaded, which is in nobody's hands. A worker
 # that is forked has all that already.
 COMMAND_STARTS_S, WORKER_STARTS_S = (0.3, 4.5), (0.0, 1.5)
+
+
+AT_ONCE = Moment("start", 0, 0.0)
 
 
 def draw_moment(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.faults.expected import Expected
 from tests.faults.fault import Fault, Impossible
-from tests.faults.moments import Moment, draw_moment
+from tests.faults.moments import AT_ONCE, Moment, draw_moment
 from tests.faults.runs import Run, Setting
 
 _OUTPUTS = {"--json": "record.json", "--log": "curves", "--capture": "tensors.safetensors", "--trace": "step.json"}
@@ -41,7 +41,7 @@ def _small_files(limit: int) -> Fault:
     return Fault(
         words=f"no file may be larger than {limit // 1000} kB",
         strike=lambda run: None,
-        moment=Moment("start", 0, 0.0),
+        moment=AT_ONCE,
         expected=Expected("may", frozenset({1, 2}), cause=_TOLD, told=_TOLD),
         start=start,
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tests.faults.expected import Expected
 from tests.faults.fault import Fault, Impossible
-from tests.faults.moments import Moment
+from tests.faults.moments import AT_ONCE
 from tests.faults.runs import Run, Setting
 
 _SOURCE = Path(__file__).parents[1] / "flip.c"
-_EVERY = (50_000, 200_000, 1_000_000)  # bytes; a worker receives about a megabyte of payload in all
+_EVERY = (100_000, 500_000, 2_000_000)  # bytes; a worker receives some megabytes in all
 
 
 def draw_flip(random: random.Random, setting: Setting) -> Fault:
@@ -33,7 +33,7 @@ def draw_flip(random: random.Random, setting: Setting) -> Fault:
     return Fault(
         words=f"one bit of about {every // 1000} kB received is flipped, in every worker",
         strike=lambda run: None,
-        moment=Moment("start", 0, 0.0),
+        moment=AT_ONCE,
         # What a flip hits is its own affair; whatever does not end as undisturbed must say so in one line.
         expected=Expected("may", frozenset({1, 2})),
         start=start,

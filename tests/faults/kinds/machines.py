@@ -11,10 +11,9 @@ from contextlib import suppress
 from tests.faults.expected import END_S, Expected
 from tests.faults.fault import Fault, starting
 from tests.faults.kinds.signals import ENDING
-from tests.faults.moments import Moment, draw_moment
+from tests.faults.moments import AT_ONCE, draw_moment
 from tests.faults.runs import PATIENCE_S, How, Run, Setting
 
-_AT_ONCE = Moment("start", 0, 0.0)
 _OTHER_OPTIONS = (
     ("--steps", "3"),
     ("--save-every", "3"),
@@ -93,7 +92,7 @@ def draw_absent(random: random.Random, setting: Setting) -> Fault:
     return Fault(
         words=f"machine {absent} {'never comes' if never else f'comes {late_s:.1f} s late'}",
         strike=strike,
-        moment=_AT_ONCE,
+        moment=AT_ONCE,
         expected=ends if never else Expected("must"),
         start=start,
         how="machines",
@@ -115,7 +114,7 @@ def draw_options(random: random.Random, setting: Setting) -> Fault:
     return Fault(
         words=f"machine {odd} has {name} {value}, the others have not",
         strike=lambda run: None,
-        moment=_AT_ONCE,
+        moment=AT_ONCE,
         expected=Expected("must not", frozenset({2}), cause=name.strip("-").replace("-", "."), within_s=4 * END_S),
         start=start,
         how="machines",

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.faults.checks import first_step
 from tests.faults.expected import Expected, Result
 from tests.faults.fault import Fault
-from tests.faults.moments import Moment
+from tests.faults.moments import AT_ONCE
 from tests.faults.runs import Run, Setting
 from tests.faults.undisturbed import KEPT, Undisturbed
 
@@ -42,7 +42,7 @@ def draw_rest(random: random.Random, setting: Setting, undisturbed: Undisturbed)
     return Fault(
         words=f"{words} in the checkpoint{'s' if both else ''} of step {' and '.join(map(str, damaged))}",
         strike=lambda run: None,
-        moment=Moment("start", 0, 0.0),
+        moment=AT_ONCE,
         expected=Expected("must"),
         start=start,
         also=also,
