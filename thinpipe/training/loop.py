@@ -151,6 +151,7 @@ class Loop:
     def _evaluate(self, epoch_began: float) -> None:
         """At the end of an epoch, and where the run is told to stop."""
         ACTIVITY.note("evaluation")
+        self.engine.check_replicas(self.progress.step)
         # Replicas evaluate apart, each with batches of its own size.
         size = self.settings.batch_size // self.settings.replicas
         loss, metric = evaluate(self.engine, self.validation, self.validation_samples, size, self.metric)
