@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from thinpipe.pipeline.control import GRACE_S, Control
-from thinpipe.pipeline.errors import Interrupted, LinkError, Terminated, WorkerError, debugging, describe
+from thinpipe.pipeline.errors import Interrupted, LinkError, Terminated, WorkerError, debugging, describe, root_of
 from thinpipe.pipeline.membership import PATIENCE_S, joined, member, set_member
 from thinpipe.pipeline.signals import ENDING, RaisedSignal, end_with_parent, raise_signals
 
@@ -251,7 +251,7 @@ def _work(job: Job, rank: int, sender: connection.Connection) -> None:
             traceback.print_exc()
         code = 128 + error.number if isinstance(error, Interrupted) else 1
         cause = f"worker {rank}: {describe(error)}" if control is None else control.first_cause(error)
-        report.failed(cause, code, isinstance(error, LinkError))
+        report.failed(cause, code, isinstance(root_of(error), LinkError))
 
 
 class _Report:
