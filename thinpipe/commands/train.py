@@ -173,6 +173,11 @@ def train(
     Example: thinpipe train --task digits --compress sort:8 --epochs 10
     """
     # Not at the top: the other verbs need not wait for what training needs.
+    from thinpipe.pipeline.forking import import_ahead
+
+    if rank is None and "RANK" not in os.environ:
+        known = TASKS.get(task or "digits")
+        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *(known.modules if known else ()))
     from thinpipe.commands.train_run import already_there, carry_out
     from thinpipe.commands.train_settle import join_machines, parse_capture, parse_delta_cache, parse_rate, settle_run
     from thinpipe.commands.train_views import make_listener, preflight

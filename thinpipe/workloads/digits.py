@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.workloads.augment import pad_and_crop, resized, to_model
-from thinpipe.workloads.mobilenet import UNITS, new_mobilenet
+from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, new_mobilenet
 from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.splits import Images, Part, at_most, split_fifth
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
@@ -34,6 +34,8 @@ class Digits(Task):
         warmup=0.1,
         client_layers=(1, 1),
     )
+
+    modules = (*MOBILENET_MODULES, "sklearn.datasets")
 
     def look_for(self, source: Source) -> int:
         self._check(source)

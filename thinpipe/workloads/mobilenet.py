@@ -7,6 +7,7 @@ from torch import nn
 from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.task import Shape
 
+MOBILENET_MODULES = ("transformers.models.mobilenet_v2.modeling_mobilenet_v2",)
 SMALL_IMAGE = 96  # pixels; below, the original's strides leave 2 x 2 values of an image and fewer
 BATCH_NORM_MOMENTUM = 0.1  # transformers' 0.997 would keep the statistics of the last step alone
 UNITS = 20  # first convolution, rest of the stem, 16 blocks, last convolution, classifier

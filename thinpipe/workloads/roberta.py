@@ -22,6 +22,7 @@ class Size:
     dropout: float
 
 
+ROBERTA_MODULES = ("transformers.models.roberta.modeling_roberta",)
 ENDS = 2  # units beside the layers: embeddings and classifier
 SMALL = Size(states=64, layers=4, heads=4, inner=2, dropout=0.0)  # six units; few epochs need no dropout
 BASE = Size(states=768, layers=12, heads=12, inner=4, dropout=0.1)  # roberta-base's

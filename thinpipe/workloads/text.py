@@ -13,7 +13,7 @@ from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.disk import columns_of, load_saved
 from thinpipe.workloads.hub import PublicData, load_public
 from thinpipe.workloads.options import positive, refuse_others
-from thinpipe.workloads.roberta import BASE, ENDS, Size, new_roberta, pretrained_roberta
+from thinpipe.workloads.roberta import BASE, ENDS, ROBERTA_MODULES, Size, new_roberta, pretrained_roberta
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source, Task
 from thinpipe.workloads.words import WordTokenizer
@@ -41,6 +41,7 @@ class RobertaTask(Task):
     """What tasks with RoBERTa of any source share: options, tokens, model."""
 
     recipe = RECIPE
+    modules = ROBERTA_MODULES
     checkpoint: str | None = CHECKPOINT
     size: Size = BASE  # of a model from scratch
 

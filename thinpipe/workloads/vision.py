@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.disk import columns_of, load_saved
 from thinpipe.workloads.hub import PublicData, datasets_library, load_public
-from thinpipe.workloads.mobilenet import UNITS, new_mobilenet, pretrained_mobilenet
+from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, new_mobilenet, pretrained_mobilenet
 from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.pictures import framed_images, tiny_images
 from thinpipe.workloads.splits import Images, at_most
@@ -38,6 +38,7 @@ class MobileNetTask(Task):
 
     metric: Metric = "accuracy"
     recipe = RECIPE
+    modules = MOBILENET_MODULES
     checkpoint: str | None = CHECKPOINT
 
     def check(self, source: Source) -> Weights | None:
