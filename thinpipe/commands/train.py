@@ -255,6 +255,6 @@ def train(
         json=json,
     )
     code = carry_out(settings, running, listener, max_restarts=max_restarts)
-    if code and me is not None:
+    if me is not None:
         leave(code)  # this process is a worker
     raise typer.Exit(code)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -221,7 +222,11 @@ def _signal(workers: Sequence[_Worker], number: int) -> None:
 def _error_of(workers: Sequence[_Worker]) -> WorkerError:
     """The first cause, then who else ended; torch's neighbours of a dead worker often speak before it is found dead."""
     failed = sorted((w for w in workers if w.cause is not None), key=lambda w: (w.is_effect, w.failed_at))
-    first, others = failed[0], [str(worker.rank) for worker in workers if worker is not failed[0]]
+    first = failed[0]
+    # The one that says it may speak of another: worker 0 of one that has been silent.
+    named = re.match(r"worker (\d+)", first.cause or "")
+    culprit = int(named[1]) if named else None
+    others = [str(worker.rank) for worker in workers if worker.rank != culprit]
     also = f"; worker{'s' * (len(others) > 1)} {', '.join(others)} ended with it" if others else ""
     return WorkerError(f"{first.cause}{also}", first.code)
 

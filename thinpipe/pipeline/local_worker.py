@@ -68,6 +68,7 @@ def work(job: Job, rank: int, sender: connection.Connection) -> None:
         with joined(backend, end=report.failed, **options) as control:
             result = job.function(*job.args)
         report.done(result)
+        report.leave(0)  # threads of gloo that still need Python would abort an ordinary exit
     except BaseException as error:
         if debugging():
             traceback.print_exc()
