@@ -44,7 +44,8 @@ def train() -> None:
 
     for link in report(stages):
         if client:
-            print(f"stage {link.source} to {link.target}: {link.tensor_bytes} bytes of tensors, {link.wire_bytes} on the wire")
+            sizes = f"{link.tensor_bytes} bytes of tensors, {link.wire_bytes} on the wire"
+            print(f"stage {link.source} to {link.target}: {sizes}")
 
 
 if __name__ == "__main__":
