@@ -24,14 +24,16 @@ COMMANDS = [" ".join(words) for words in commands(README)]
 PYTHON = [block.text for block in blocks(README) if block.language == "python"]
 
 TINY = "--samples 64 --epochs 1 --batch-size 16 --image-size 16 --threads 1"
-TRAINED = "thinpipe train --task digits --save runs/a --log runs/curves --json a.json"
-ADDED = {  # words that make a command small enough to run here, in this process
+TOUR = [  # run for real, one after the other, the first one small
+    "thinpipe train --task digits --save runs/a --log runs/curves --json a.json",
+    "thinpipe train --resume runs/a",
+    "thinpipe diff a.json b.json --fail-above 5%",
+]
+SMALL = {  # run for real with these words added
     "thinpipe ablate": "--dry-run",
     "thinpipe bench codecs": "--shape 2,24,8,8 --repeat 1 --budget 0.01 --reference none",
-    "thinpipe diff": "",
-    "thinpipe train --resume": "",
 }
-WITHOUT = {"--task images": "--no-pretrained"}  # of what only a network has: weights
+HERE = {"--task images": "--no-pretrained"}  # instead of weights, which only a network has
 NOT_RUN = {
     "make demo": "makes a virtual environment and trains for half a minute; its target is `thinpipe train`",
 }
@@ -41,44 +43,53 @@ class Started(Exception):
     """Options were accepted, data and outputs looked for: workers would start now."""
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which the first command of the tour ran, and what the others find there."""
-    directory = tmp_path_factory.mktemp("readme")
-    words = TRAINED.replace("runs/", f"{directory}/runs/").replace("a.json", f"{directory}/a.json").split()
-    code, output = run_script("-m", *words, *TINY.split())
-    assert code == 0, output
-    assert "Where the time of a step goes" in output
-    shutil.copy(directory / "a.json", directory / "b.json")
-    shutil.copytree(ROOT / "ablations", directory / "ablations")
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where commands run: with the plans, and pictures in two folders."""
+    shutil.copytree(ROOT / "ablations", tmp_path / "ablations")
     for number in range(20):
-        path = directory / "photos" / ("cat" if number % 2 else "dog") / f"{number}.png"
+        path = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(path)
-    return directory
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def test_the_commands_are_found() -> None:
     assert len(COMMANDS) > 10
-    assert TRAINED in COMMANDS
-    assert set(NOT_RUN) <= set(COMMANDS)
+    assert {*TOUR, *NOT_RUN} <= set(COMMANDS)
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in {TRAINED, *NOT_RUN}])
-def test_command(command: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tour_trains_resumes_and_compares(directory: Path) -> None:
+    train, resume, diff = ([*command.split()[1:]] for command in TOUR)
+    code, output = run_script("-m", "thinpipe", *train, *TINY.split())
+    assert code == 0, output
+    assert "Where the time of a step goes" in output
+    assert list((directory / "runs" / "curves").iterdir())
+
+    result = CliRunner().invoke(app, resume)
+    assert result.exit_code == 0, result.output
+    assert "this run is complete" in result.output
+
+    shutil.copy(directory / "a.json", directory / "b.json")
+    result = CliRunner().invoke(app, diff)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in {*TOUR, *NOT_RUN}])
+def test_command(command: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "--link" in command and (missing := missing_for_networks()):
         pytest.skip(missing)
-    monkeypatch.chdir(trained)
 
     def start(*_: object, **__: object) -> None:
         raise Started
 
     monkeypatch.setattr(launch, "run_workers", start)
-    added = next((words for prefix, words in ADDED.items() if command.startswith(prefix)), None)
-    missing_here = "".join(words for part, words in WITHOUT.items() if part in command)
-    result = CliRunner().invoke(app, [*command.split()[1:], *(added or "").split(), *missing_here.split()])
-    if added is None:
+    small = next((words for prefix, words in SMALL.items() if command.startswith(prefix)), None)
+    here = "".join(words for part, words in HERE.items() if part in command)
+    result = CliRunner().invoke(app, [*command.split()[1:], *(small or "").split(), *here.split()])
+    if small is None:
         assert isinstance(result.exception, Started), result.output
     else:
         assert result.exit_code == 0, result.output
