@@ -138,7 +138,13 @@ def train(
     capture_limit: Annotated[str | None, _option(_OUT, "The most to write.", "1GiB", metavar="SIZE")] = None,
     save: Annotated[Path | None, _option(_SAVE, "Folder for checkpoints.", metavar="DIR")] = None,
     save_every: Annotated[int | None, _option(_SAVE, "Steps from one to the next.", "an epoch", metavar="N")] = None,
-    keep: Annotated[int, typer.Option(help="Of the newest.", rich_help_panel=_SAVE, metavar="N")] = 2,
+    keep: Annotated[int | None, _option(_SAVE, "Of the newest.", "2", metavar="N")] = None,
+    save_local: Annotated[
+        bool | None,
+        typer.Option(
+            "--save-local", help="The client keeps all of them: its folder need not be shared.", rich_help_panel=_SAVE
+        ),
+    ] = None,
     resume: Annotated[
         Path | None,
         _option(_SAVE, "Go on where the run saved here stopped, with its options.", metavar="DIR"),
@@ -204,13 +210,14 @@ def train(
             save=save,
             save_every=save_every,
             keep=keep,
+            save_local=save_local,
             steps=steps,
             trace=trace,
             **parse_delta_cache(delta_cache, delta_cache_limit),
             capture=parse_capture(capture, capture_steps, capture_chunks, capture_limit),
             link=parse_rate(link),
         )
-    if running.resume is not None and already_there(running.resume, running):
+    if already_there(running):
         return
     with one_line_errors():
         if "RANK" not in os.environ:  # torchrun's workers are there already; those who read data find out
