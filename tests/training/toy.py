@@ -37,6 +37,9 @@ class ToySplit:
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
         return Batch(inputs=(self.points[indices],), labels=self.labels[indices])
 
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        return {"labels": self.labels[indices].numpy().tobytes()}
+
 
 class AugmentedSplit(ToySplit):
     """Noise on every point, drawn from the batch's seed."""
