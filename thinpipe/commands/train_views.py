@@ -60,8 +60,14 @@ class Listeners:
     def evaluated(self, epoch: Epoch) -> None:
         self._tell(lambda each: each.evaluated(epoch))
 
+    def noticed(self, line: str) -> None:
+        self._tell(lambda each: each.noticed(line))
+
     def saved(self, step: int, path: str) -> None:
         self._tell(lambda each: each.saved(step, path))
+
+    def save_failed(self, step: int, problem: str) -> None:
+        self._tell(lambda each: each.save_failed(step, problem))
 
     def finished(self, end: Finished) -> None:
         lost = self._tell(lambda each: each.finished(end))

@@ -146,7 +146,7 @@ class ReplicaEngine(Engine):
         return state
 
     def recall(self, memory: dict[str, Tensor]) -> None:
-        if self._hook is None:
+        if self._hook is None or not memory:  # nothing was kept: saved with another number of replicas
             return
         memory = dict(memory)
         steps = int(memory.pop(f"replica/{self.place.worker}/steps"))

@@ -83,7 +83,7 @@ def _split(root: Path, classes: list[str], size: int) -> Split:
     for file in files:
         _check_start(file)
     labels = torch.tensor([classes.index(name) for name, each in found.items() for _ in each])
-    return framed_images(partial(_chosen, files), labels, size)
+    return framed_images(partial(_chosen, files), labels, size, partial(_names, root, files))
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -101,6 +101,10 @@ def _check_start(file: Path) -> None:
 
 def _chosen(files: list[Path], indices: Tensor) -> list[Path]:
     return [files[index] for index in indices.tolist()]
+
+
+def _names(root: Path, files: list[Path], indices: Tensor) -> list[str]:
+    return [f"{file.relative_to(root)} {file.stat().st_size}" for file in _chosen(files, indices)]
 
 
 def _endings() -> str:

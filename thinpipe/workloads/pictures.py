@@ -20,7 +20,12 @@ MARGIN = 8 / 7  # a picture is read this much larger than the model sees it: 256
 TINY_SHIFT = 4  # pixels that CIFAR's 32 are moved: the usual recipe
 
 
-def framed_images(files: Callable[[Tensor], Sequence[Any]], labels: Tensor, size: int) -> Images:
+def framed_images(
+    files: Callable[[Tensor], Sequence[Any]],
+    labels: Tensor,
+    size: int,
+    names: Callable[[Tensor], Sequence[str]] | None = None,
+) -> Images:
     """Pictures of any size and shape.
 
     Read, scaled and cut to their middle square of 8/7 of the size; to train, a random window of that, flipped or not;
@@ -32,6 +37,7 @@ def framed_images(files: Callable[[Tensor], Sequence[Any]], labels: Tensor, size
         labels=labels,
         prepare=partial(_middle, size=size),
         augment=partial(_window, size=size),
+        names=names,
     )
 
 

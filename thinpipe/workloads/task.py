@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -50,6 +50,15 @@ class Split(Protocol):
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
         """The samples of these numbers, in this order; augmented at random if a seed is given, and alike every time."""
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A split that can say which samples it has without reading them."""
+
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        """What tells the samples of these numbers from others, by its name: labels; files or texts. Where they are on
+        disk is no part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

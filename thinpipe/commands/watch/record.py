@@ -109,7 +109,13 @@ class RecordFile:
     def evaluated(self, epoch: Epoch) -> None:
         self.epochs.append(asdict(epoch))
 
+    def noticed(self, line: str) -> None:
+        pass
+
     def saved(self, step: int, path: str) -> None:
+        pass
+
+    def save_failed(self, step: int, problem: str) -> None:
         pass
 
     def finished(self, end: Finished) -> None:
