@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import typer
 
-from thinpipe.commands.train_views import preflight
+from thinpipe.commands.train_views import OutputError, preflight
 from thinpipe.commands.watch.record import metric_text
 from thinpipe.measure.network import thin_network
 from thinpipe.training.checkpoint import checkpoints, read_manifest
@@ -106,7 +106,7 @@ def _work(
         train(find_task(settings.task), settings, running, place(settings.device), listener, check_room)
     except SetupError as error:
         return Outcome(2, str(error))
-    except NotFiniteError as error:
+    except (NotFiniteError, OutputError) as error:
         return Outcome(1, str(error))
     return Outcome(0)
 
