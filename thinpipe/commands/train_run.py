@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import typer
 
-from thinpipe.commands.train_views import preflight
+from thinpipe.commands.train_views import OutputError, preflight
 from thinpipe.commands.watch.record import metric_text
 from thinpipe.measure.network import thin_network
 from thinpipe.pipeline.errors import Interrupted, Terminated, WorkerError
@@ -126,7 +126,7 @@ def _work(
         train(find_task(settings.task), settings, running, here, listener, check_room)
     except SetupError as error:
         return Outcome(2, str(error))
-    except (NotFiniteError, UnsavedError) as error:
+    except (NotFiniteError, OutputError, UnsavedError) as error:
         return Outcome(1, str(error))
     except Interrupted as error:
         who = "" if error.worker is None else f"worker {error.worker} was "

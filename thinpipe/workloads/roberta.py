@@ -28,6 +28,12 @@ SMALL = Size(states=64, layers=4, heads=4, inner=2, dropout=0.0)  # six units; f
 BASE = Size(states=768, layers=12, heads=12, inner=4, dropout=0.1)  # roberta-base's
 
 
+def roberta_bytes(size: Size, width: float | None) -> int:
+    """What the weights take at the least: the matrices of its layers."""
+    states = size.states * (1.0 if width is None else width)
+    return int(4 * size.layers * (4 + 2 * size.inner) * states**2)
+
+
 def new_roberta(shape: Shape, size: Size, width: float | None = None) -> nn.Module:
     """RoBERTa with random weights, for the word tokenizer; ``width`` is a factor on its states."""
     from transformers import RobertaConfig, RobertaForSequenceClassification
