@@ -30,7 +30,7 @@ ALLOWED = {
         "thinpipe.codecs.spec",
     },
     "thinpipe.measure": {"thinpipe.measure"},
-    "thinpipe.workloads": {"thinpipe.workloads"},
+    "thinpipe.workloads": {"thinpipe.workloads", "thinpipe.measure.memory", "thinpipe.measure.readable"},
     "thinpipe.training": {
         "thinpipe.training",
         "thinpipe.workloads",

@@ -90,7 +90,7 @@ def test_a_run_is_found_by_part_of_its_name_and_by_a_codec_in_short(tmp_path: Pa
         ("", 'compress = ["sort:8", "sort:6+2"]', "two runs are the same"),
         ("batch-size = 10", "seed = [0]", "not a multiple of"),
         ('task = "poetry"', "seed = [0]", "there is no task 'poetry'"),
-        ("epochs =", "", "a plan is a TOML file"),
+        ("epochs =", "", "cannot be read as a plan, a TOML file"),
     ],
 )
 def test_what_makes_no_sense_is_named(tmp_path: Path, train: str, matrix: str, message: str) -> None:

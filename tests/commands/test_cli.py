@@ -115,7 +115,7 @@ def test_threads_are_set_and_recorded(tmp_path):
         (["--codecs", "bogus:3"], "there is no codec 'bogus'"),
         (["--codecs", "uniform:17"], "'uniform:17' makes no sense"),
         (["--codecs", ","], "got none"),
-        (["--shape", "2,x"], "--shape takes whole numbers above 0"),
+        (["--shape", "2,x"], "--shape takes whole numbers from 1 to"),
         (["--content", "noise"], "--content is one of relu6, outliers, laplace, masked; got 'noise'"),
         (["--from", "none.safetensors"], "cannot be read"),
         (["--device", "gpu"], "--device is cpu, or cuda"),

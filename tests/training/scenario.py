@@ -1,6 +1,6 @@
 """A toy run as the command line carries it out, in which a worker is killed; run by test_killed.py as a user runs it.
 
-python scenario.py '{"save": ..., "compress_forward": ..., "kill_unit": ..., "kill_call": ..., "slow": ...}'
+python scenario.py '{"save": ..., "compress_forward": ..., "kill_unit": ..., "kill_call": ..., ...}'  # slow, damage
 """
 
 from __future__ import annotations
@@ -18,31 +18,41 @@ from torch import nn
 
 from tests.training.toy import Ears, ToyTask, settings_for
 from thinpipe.commands.train_run import carry_out
+from thinpipe.training.checkpoint import newest
 from thinpipe.training.settings import Running
 
 
-def spring(marker: str, unit: int, call: int, slow_s: float, model: nn.Sequential) -> None:
-    """Kill the worker that has a unit when that is called for the so-many-th time in training; once only."""
-    calls = 0
+class Speaker(Ears):
+    """Says what a user would be told."""
+
+    def noticed(self, line: str) -> None:
+        print(line, flush=True)
+
+
+def spring(facts: dict[str, Any], model: nn.Sequential) -> None:
+    """Kill the worker that has a unit when that is called for the so-many-th time in training; once only.
+
+    With ``damage`` it cuts the newest checkpoint before that.
+    """
+    marker, calls = Path(facts["save"] + ".killed"), 0
 
     def count(module: nn.Module, inputs: Any) -> None:
         nonlocal calls
         if not module.training:
             return
         calls += 1
-        time.sleep(slow_s)
-        if calls == call and not Path(marker).exists():
-            Path(marker).touch()
+        time.sleep(facts.get("slow", 0))
+        if calls == facts["kill_call"] and not marker.exists():
+            marker.touch()
+            if facts.get("damage"):
+                os.truncate(newest(Path(facts["save"])) / "part-0.safetensors", 100)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    model[unit].register_forward_pre_hook(count)
+    model[facts["kill_unit"]].register_forward_pre_hook(count)
 
 
 def find_task(facts: dict[str, Any], name: str) -> ToyTask:
-    marker = facts["save"] + ".killed"
-    return ToyTask(
-        "dropout", trap=partial(spring, marker, facts["kill_unit"], facts["kill_call"], facts.get("slow", 0))
-    )
+    return ToyTask("dropout", trap=partial(spring, facts))
 
 
 if __name__ == "__main__":
@@ -52,4 +62,4 @@ if __name__ == "__main__":
     )
     running = Running(save=Path(facts["save"]), save_every=1)
     restarts = facts.get("max_restarts", 0)
-    sys.exit(carry_out(settings, running, Ears, max_restarts=restarts, find_task=partial(find_task, facts)))
+    sys.exit(carry_out(settings, running, Speaker, max_restarts=restarts, find_task=partial(find_task, facts)))

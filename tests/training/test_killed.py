@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from tests.pool import Pool
 from tests.scripts import run_script
 from tests.training.toy import train_toy
-from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
+from thinpipe.training.checkpoint import checkpoints, newest
+from thinpipe.training.manifest import read_manifest
 from thinpipe.training.settings import Running
 
 SCENARIO = str(Path(__file__).parent / "scenario.py")
@@ -22,11 +24,14 @@ CLIENT, SERVER = 0, 2  # a unit of each
 
 pytestmark = pytest.mark.timeout(180)
 
+# Another one every time; THINPIPE_KILL_SEED=N gives those of a run that failed.
+SEED = int(os.environ.get("THINPIPE_KILL_SEED", random.SystemRandom().randrange(10**6)))
+
 
 def facts_for(directory: Path, compress: str, unit: int) -> dict[str, Any]:
-    """A kill at some chunk of some step: another one every time, and named if the test fails."""
-    call = random.randint(1, STEPS * CHUNKS)
-    print(f"unit {unit} is killed at call {call}")
+    """A kill at some chunk of some step, named if the test fails."""
+    call = random.Random(f"{SEED} {compress} {unit}").randint(1, STEPS * CHUNKS)
+    print(f"unit {unit} is killed at call {call}, THINPIPE_KILL_SEED={SEED}")
     return {"save": str(directory / "saved"), "compress_forward": compress, "kill_unit": unit, "kill_call": call}
 
 
@@ -59,6 +64,18 @@ def test_killed_with_a_restart_left_ends_as_unbroken(pool: Pool, tmp_path: Path,
     progress = read_manifest(newest(Path(facts["save"]))).progress
     assert progress.is_complete
     assert progress.parameters_sha256 == unbroken_sha256(pool, compress)
+
+
+def test_a_restart_whose_newest_checkpoint_is_damaged_takes_the_one_before(pool: Pool, tmp_path: Path) -> None:
+    """Killed in step 6, the parts of step 5 cut: one restart is enough, from step 4."""
+    saved = tmp_path / "saved"
+    facts = {"save": str(saved), "compress_forward": "sort:8", "kill_unit": SERVER, "kill_call": 5 * CHUNKS + 2}
+    code, output = run_script(SCENARIO, json.dumps(facts | {"max_restarts": 1, "damage": True}), limit_s=120)
+    assert code == 0, output
+    assert output.count("thinpipe: starting again from ") == 1, output
+    assert "step 5 is damaged: part-0.safetensors has 100 bytes, and " in output
+    assert "; going on from step 4" in output
+    assert read_manifest(newest(saved)).progress.parameters_sha256 == unbroken_sha256(pool, "sort:8")
 
 
 @pytest.mark.parametrize(

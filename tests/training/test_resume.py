@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.pool import Pool
-from tests.training.toy import Ears, ToyTask, run_toy, train_toy
-from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
+from tests.training.toy import Ears, ToyTask, run_toy, saved_model, train_toy
+from thinpipe.training.checkpoint import checkpoints, load, newest
+from thinpipe.training.manifest import read_manifest
 from thinpipe.training.settings import Running
 
 
@@ -89,6 +91,82 @@ def test_copies_on_disk_are_those_in_memory_and_leave_no_file(pool: Pool, tmp_pa
     rest = Running(resume=newest(tmp_path / "saved"), delta_cache=cache)
     assert pool.run(train_toy, 2, "plain", rest, given)[0].end.parameters_sha256 == whole.end.parameters_sha256
     assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "given", "moved"),
+    [
+        pytest.param(3, 2, {}, {}, id="fewer workers"),
+        pytest.param(2, 4, {"optimizer": "adamw"}, {}, id="more workers"),
+        pytest.param(2, 2, {}, {"client_layers": (2, 1)}, id="other client layers"),
+        pytest.param(3, 2, {}, {"layout": "linear"}, id="a line"),
+        pytest.param(2, 3, {"layout": "linear"}, {"layout": "client-server"}, id="a client"),
+        pytest.param(3, 2, {"parallel": "data", "optimizer": "adamw"}, {}, id="fewer replicas"),
+    ],
+)
+def test_any_number_of_workers_goes_on_where_others_stopped(
+    pool: Pool, tmp_path: Path, before: int, after: int, given: dict[str, Any], moved: dict[str, Any]
+) -> None:
+    """No codec loses anything and nothing is drawn at random: the end is the unbroken run's, but for rounding."""
+    given = {"compress": "none", "lr": 1e-3} | given
+    whole = pool.run(train_toy, before, "plain", Running(save=tmp_path / "whole"), given)[0]
+    pool.run(train_toy, before, "plain", Running(save=tmp_path / "cut", steps=5), given)
+    rest = pool.run(train_toy, after, "plain", Running(save=tmp_path / "cut", resume=tmp_path / "cut"), given | moved)[
+        0
+    ]
+    assert rest.end.steps == 3
+    assert [step.loss for step in rest.steps] == pytest.approx([step.loss for step in whole.steps[5:]], rel=1e-5)
+    expected, found = saved_model(tmp_path / "whole"), saved_model(tmp_path / "cut")
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
+    (line,) = rest.notices
+    assert line.endswith("dropped: " + ("the random state of worker 2" if before == 3 else "nothing"))
+
+
+def test_links_between_the_same_units_remember_and_the_others_are_told(pool: Pool, tmp_path: Path) -> None:
+    """Three workers are cut before units 1, 3 and 5, two before 1 and 5."""
+    given = {"compress": "power:4"}
+    pool.run(train_toy, 3, "dropout", Running(save=tmp_path, steps=5), given)
+    assert read_manifest(newest(tmp_path)).first_units == (0, 1, 3, 5)
+    before = load(newest(tmp_path), lambda name: name.startswith("link/"))
+    seen = pool.run(_recalled, 2, Running(resume=tmp_path, steps=6), given)[0]
+    assert seen.notices == [
+        "saved with 3 workers, goes on with 2: the end will not be the same to the bit; dropped: what codecs "
+        "remembered of the link before unit 3, the random state of worker 2"
+    ]
+    # Of two workers, the client has stages 0 and 2: what was stage 3, behind unit 5, is 2 now.
+    was = {name: name.replace("link/2/", "link/3/") for name in seen.recalled}
+    assert {name.split("/")[1] for name in was} == {"0", "2"}
+    assert any(not name.endswith("/steps") for name in was)
+    for now, then in was.items():
+        assert torch.equal(seen.recalled[now], before[then]), now
+
+
+def _recalled(group: Any, running: Running, given: dict[str, Any]) -> Ears:
+    """What the client's links were given, beside what it heard."""
+    from thinpipe.training.pipeline_engine import PipelineEngine
+
+    recall, seen = PipelineEngine.recall, {}
+
+    def listen(self: PipelineEngine, memory: dict[str, torch.Tensor]) -> None:
+        seen.update(memory)
+        recall(self, memory)
+
+    PipelineEngine.recall = listen  # type: ignore[method-assign]
+    try:
+        ears = train_toy(group, "dropout", running, given)
+    finally:
+        PipelineEngine.recall = recall  # type: ignore[method-assign]
+    ears.recalled = seen  # type: ignore[attr-defined]
+    return ears
+
+
+def test_replicas_that_are_fewer_forget_what_they_had_not_sent(pool: Pool, tmp_path: Path) -> None:
+    given = {"parallel": "data", "compress": "uniform:4"}
+    pool.run(train_toy, 3, "dropout", Running(save=tmp_path, steps=5), given)
+    rest = pool.run(train_toy, 2, "dropout", Running(resume=tmp_path), given)[0]
+    assert rest.end.steps == 3
+    assert rest.notices[0].endswith("dropped: what replicas had not sent yet, the random state of worker 2")
 
 
 def test_only_the_newest_are_kept_and_the_last_is_complete(tmp_path: Path) -> None:

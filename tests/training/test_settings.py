@@ -49,9 +49,9 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"parallel": "none", "compress_forward": "delta(sort:2)"}, "the activations of a pipeline"),
         ({"layout": "linear", "client_layers": (1, 1)}, "--client-layers is for"),
         ({"parallel": "data", "schedule": "1f1b", "recompute": True}, "--schedule, --recompute shape a pipeline"),
-        ({"lr": 0.0}, "--lr is more than 0, got 0.0"),
+        ({"lr": 0.0}, "--lr is above 0 and at most 1e[+]06; got 0.0"),
         ({"warmup": 1.0}, "--warmup is from 0 to below 1"),
-        ({"epochs": 0}, "--epochs is 1 or more"),
+        ({"epochs": 0}, "--epochs is from 1 to 1000000000; got 0"),
         ({"optimizer": "lamb"}, "--optimizer is sgd, adamw; got lamb"),
         ({"seed": -1}, "--seed"),
     ],
@@ -73,16 +73,57 @@ def test_resuming_needs_no_options_again_and_takes_the_same_ones() -> None:
 
 def test_other_options_are_an_error_that_names_each_with_both_values() -> None:
     with pytest.raises(ValueError, match="these differ") as error:
-        settle_again({"lr": 0.3, "compress": "none", "epochs": 2, "client_layers": (2, 2)}, settled())
+        settle_again({"lr": 0.3, "compress": "none", "epochs": 2, "parallel": "none"}, settled())
     lines = str(error.value).splitlines()
     assert "  --lr: 0.05 when it was saved, 0.3 now" in lines
     assert "  --compress-forward: tile:8 when it was saved, none now" in lines
-    assert "  --client-layers: 1,1 when it was saved, 2,2 now" in lines
+    assert "  --parallel: pipeline when it was saved, none now" in lines
     assert not any("--epochs" in line for line in lines)
+
+
+def test_who_computes_what_and_where_data_are_may_change() -> None:
+    moved = {"workers": 4, "client_layers": (2, 2), "data": "/elsewhere", "weights": "/there", "threads": 3}
+    assert settle_again(moved, settled()) == settled(**moved)
+    line = settle_again({"layout": "linear"}, settled())
+    assert (line.layout, line.client_layers) == ("linear", None)
+    assert settle_again({"layout": "client-server"}, line).client_layers is None
+    with pytest.raises(ValueError, match="--client-layers is for --layout client-server"):
+        settle_again({"client_layers": (1, 1)}, line)
+    with pytest.raises(ValueError, match="--layout: client-server when it was saved, linear now"):
+        settle_again({"layout": "linear"}, settled(parallel="data"))
+    with pytest.raises(ValueError, match="and 4 replicas; take 16"):
+        settle_again({"workers": 4}, settled(parallel="data"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": None}, "its settings: lr cannot be None"),
+        ({"workers": True}, "its settings: workers cannot be True"),
+        ({"client_layers": [1]}, r"its settings: client_layers cannot be \[1\]"),
+        ({"layout": "ring"}, "its settings: layout cannot be 'ring'"),
+        ({"lora": 8}, "its settings have 'lora', which thinpipe does not know in this version"),
+    ],
+)
+def test_settings_of_another_version_are_an_error_that_names_one(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings.from_json(settled().to_json() | change)
+
+
+def test_a_setting_that_is_not_there_is_what_versions_without_it_did() -> None:
+    saved = settled().to_json()
+    for name in ("clip_norm", "amp", "recompute", "threads", "samples"):
+        del saved[name]
+    assert Settings.from_json(saved) == settled()
+    del saved["lr"]
+    with pytest.raises(ValueError, match="its settings have no 'lr'"):
+        Settings.from_json(saved)
 
 
 def test_running_checks_itself() -> None:
     with pytest.raises(ValueError, match="--save-every needs a folder"):
         Running(save_every=3)
+    with pytest.raises(ValueError, match="--save-local says who keeps"):
+        Running(save_local=True)
     with pytest.raises(ValueError, match="--trace draws a picture"):
         Running(trace=Path("step.pdf"))

@@ -37,6 +37,9 @@ class ToySplit:
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
         return Batch(inputs=(self.points[indices],), labels=self.labels[indices])
 
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        return {"labels": self.labels[indices].numpy().tobytes()}
+
 
 class AugmentedSplit(ToySplit):
     """Noise on every point, drawn from the batch's seed."""
@@ -88,6 +91,8 @@ class Ears:
         self.steps: list[Step] = []
         self.epochs: list[Epoch] = []
         self.paths: list[str] = []
+        self.notices: list[str] = []
+        self.problems: list[tuple[int, str]] = []  # steps that could not be saved, and why
         self.end: Finished | None = None
         self.error: BaseException | None = None
 
@@ -100,8 +105,14 @@ class Ears:
     def evaluated(self, epoch: Epoch) -> None:
         self.epochs.append(epoch)
 
+    def noticed(self, line: str) -> None:
+        self.notices.append(line)
+
     def saved(self, step: int, path: str) -> None:
         self.paths.append(path)
+
+    def save_failed(self, step: int, problem: str) -> None:
+        self.problems.append((step, problem))
 
     def finished(self, end: Finished) -> None:
         self.end = end

@@ -139,7 +139,13 @@ def train(
     capture_limit: Annotated[str | None, _option(_OUT, "The most to write.", "1GiB", metavar="SIZE")] = None,
     save: Annotated[Path | None, _option(_SAVE, "Folder for checkpoints.", metavar="DIR")] = None,
     save_every: Annotated[int | None, _option(_SAVE, "Steps from one to the next.", "an epoch", metavar="N")] = None,
-    keep: Annotated[int, typer.Option(help="Of the newest.", rich_help_panel=_SAVE, metavar="N")] = 2,
+    keep: Annotated[int | None, _option(_SAVE, "Of the newest.", "2", metavar="N")] = None,
+    save_local: Annotated[
+        bool | None,
+        typer.Option(
+            "--save-local", help="The client keeps all of them: its folder need not be shared.", rich_help_panel=_SAVE
+        ),
+    ] = None,
     resume: Annotated[
         Path | None,
         _option(_SAVE, "Go on where the run saved here stopped, with its options.", metavar="DIR"),
@@ -173,6 +179,11 @@ def train(
     Example: thinpipe train --task digits --compress sort:8 --epochs 10
     """
     # Not at the top: the other verbs need not wait for what training needs.
+    from thinpipe.pipeline.forking import import_ahead
+
+    if rank is None and "RANK" not in os.environ:
+        known = TASKS.get(task or "digits")
+        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *(known.modules if known else ()))
     from thinpipe.commands.train_run import already_there, carry_out
     from thinpipe.commands.train_settle import join_machines, parse_capture, parse_delta_cache, parse_rate, settle_run
     from thinpipe.commands.train_views import make_listener, preflight
@@ -225,6 +236,7 @@ def train(
             save=save,
             save_every=save_every,
             keep=keep,
+            save_local=save_local,
             steps=steps,
             trace=trace,
             **parse_delta_cache(delta_cache, delta_cache_limit),
@@ -232,7 +244,7 @@ def train(
             link=parse_rate(link),
             patience_s=PATIENCE_S if patience is None else patience,
         )
-    if running.resume is not None and already_there(running.resume, running):
+    if already_there(running):
         return
     with one_line_errors():
         me = member()
@@ -250,6 +262,6 @@ def train(
         json=json,
     )
     code = carry_out(settings, running, listener, max_restarts=max_restarts)
-    if code and me is not None:
+    if me is not None:
         leave(code)  # this process is a worker
     raise typer.Exit(code)

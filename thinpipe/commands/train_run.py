@@ -14,14 +14,15 @@ from typing import Any
 import torch
 import typer
 
-from thinpipe.commands.train_views import preflight
+from thinpipe.commands.train_views import OutputError, preflight
 from thinpipe.commands.watch.record import metric_text
 from thinpipe.measure.network import thin_network
 from thinpipe.pipeline.errors import Interrupted, Terminated, WorkerError
 from thinpipe.pipeline.membership import member
-from thinpipe.training.checkpoint import checkpoints, read_manifest
+from thinpipe.training.checkpoint import checkpoints, newest, newest_manifest
 from thinpipe.training.events import Listener
 from thinpipe.training.nan import NotFiniteError
+from thinpipe.training.part import DamagedError, verify_part
 from thinpipe.training.settings import Running, Settings
 from thinpipe.workloads.task import Task
 from thinpipe.workloads.tasks import task
@@ -66,22 +67,32 @@ def carry_out(
         except WorkerError as error:
             if not restarts_left or error.code > 128:  # somebody wanted it to end
                 return _tell(error.code, str(error), running)
-            last = _last_checkpoint(running)
+            again = running.save if running.save is not None and checkpoints(running.save) else running.resume
             typer.echo(f"thinpipe: {error}", err=True)
             typer.echo(
-                f"thinpipe: starting again from {last or 'the beginning'}; restarts left: {restarts_left - 1}", err=True
+                f"thinpipe: starting again from {_last_checkpoint(running) or 'the beginning'}; "
+                f"restarts left: {restarts_left - 1}",
+                err=True,
             )
-            running = replace(running, resume=last)
+            running = replace(running, resume=again)  # a folder: if the newest is damaged, the next older one is taken
         else:
             return _tell(outcome.code, outcome.message, running) if outcome.code else 0
     raise AssertionError("the last restart returns")
 
 
-def already_there(path: Path, running: Running) -> bool:
+def already_there(running: Running) -> bool:
     """Whether a run that is to go on has nothing left to do; says so, with its result."""
-    progress = read_manifest(path).progress
+    if running.resume is None or (running.save_local and member() is not None):
+        return False  # the latter: only the client could know, and the others would wait for it
+    path, manifest = newest_manifest(running.resume)
+    progress = manifest.progress
     if progress.step < min(progress.steps, running.steps or progress.steps):
         return False
+    try:
+        for part in manifest.parts:
+            verify_part(path, part)
+    except DamagedError:
+        return False  # the workers say so, and take an older one
     if _speaks():
         state = "complete" if progress.is_complete else f"at step {progress.step} of {progress.steps} already"
         metric = metric_text(progress.metric_name, progress.metric)
@@ -100,18 +111,22 @@ def _work(
 ) -> Outcome:
     """What every worker runs."""
     from thinpipe.training.place import place
+    from thinpipe.training.resume import take_clients_word
+    from thinpipe.training.saving import UnsavedError
     from thinpipe.training.worker import SetupError, train
 
     # It draws its whole schedule when a stage raises; the error says all that helps.
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+    here = place(settings.device)
+    settings, running = take_clients_word(settings, running, here)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     check_room = partial(_check_room, running)
     try:
-        train(find_task(settings.task), settings, running, place(settings.device), listener, check_room)
+        train(find_task(settings.task), settings, running, here, listener, check_room)
     except SetupError as error:
         return Outcome(2, str(error))
-    except NotFiniteError as error:
+    except (NotFiniteError, OutputError, UnsavedError) as error:
         return Outcome(1, str(error))
     except Interrupted as error:
         who = "" if error.worker is None else f"worker {error.worker} was "
@@ -142,7 +157,9 @@ def _tell(code: int, message: str, running: Running) -> int:
 
 def _last_checkpoint(running: Running) -> Path | None:
     found = [] if running.save is None else checkpoints(running.save)
-    return found[-1] if found else running.resume
+    if found:
+        return found[-1]
+    return running.resume if running.resume is None or not checkpoints(running.resume) else newest(running.resume)
 
 
 def _speaks() -> bool:

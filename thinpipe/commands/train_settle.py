@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from thinpipe.codecs.spec import codec
 from thinpipe.measure.network import parse_link
 from thinpipe.measure.sizes import parse_size
 from thinpipe.pipeline.membership import become_member, member
-from thinpipe.training.checkpoint import checkpoints, newest, read_manifest
+from thinpipe.training.checkpoint import candidates, checkpoints, newest_manifest
+from thinpipe.training.save_folder import check_unused
 from thinpipe.training.settings import Capture, Device, Running, Settings, settle, settle_again
 from thinpipe.workloads.tasks import task
 
@@ -52,20 +54,24 @@ def _settle(given: dict[str, Any], resume: Path | None, **run: Any) -> tuple[Set
         given = given | {"workers": me.size}
         if resume is None and run["save"] is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
             resume = run["save"] if checkpoints(run["save"]) else None  # torchrun's own --max-restarts
-    if resume is None:
-        if run["save"] is not None and checkpoints(run["save"]):
-            raise ValueError(
-                f"{run['save']} holds checkpoints of another run: go on with that by --resume {run['save']}, or name "
-                "another folder"
-            )
+    is_server = me is not None and me.rank > 0
+    if resume is None or (is_server and run["save_local"] and not resume.exists()):
+        # The second: the client alone has the checkpoints, and tells what is in them when all have met.
+        if resume is None and run["save"] is not None:
+            check_unused(run["save"])
         recipe = task(given["task"] or "digits").recipe
         found: Device = "cuda" if torch.cuda.is_available() else "cpu"
+        run = {"save": resume, "resume": resume} | _given(run)
         return settle(given, recipe, workers=None, device=found), Running(**run)
-    path = newest(resume)
-    settings = settle_again(given, read_manifest(path).settings)
-    if run["save"] is None:
-        run["save"] = path.parent
-    return settings, Running(resume=path, **run)
+    _, manifest = newest_manifest(resume)
+    settings = settle_again(given, manifest.settings)
+    folder = resume.parent if candidates(resume) == [resume] else resume
+    habits = {"save": folder, "resume": resume} | asdict(manifest.habits)
+    return settings, Running(**(habits | _given(run)))
+
+
+def _given(run: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in run.items() if value is not None}
 
 
 def _check(settings: Settings, running: Running, max_restarts: int) -> None:

@@ -37,8 +37,16 @@ class Interrupted(KeyboardInterrupt):
         self.number, self.worker = number, worker
 
 
+def root_of(error: BaseException) -> BaseException:
+    """What an error was raised from: torch's stages wrap what happens in a module. Ours say all there is to say."""
+    while error.__cause__ is not None and not isinstance(error, (LinkError, ChecksumError)):
+        error = error.__cause__
+    return error
+
+
 def describe(error: BaseException) -> str:
     """An error in one line: its type, its first words, and where it was raised if it has none."""
+    error = root_of(error)
     if isinstance(error, Interrupted):
         return f"ended by {signal.Signals(error.number).name}"
     words = " ".join(str(error).split())

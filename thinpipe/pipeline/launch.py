@@ -11,55 +11,30 @@ once, and they share its memory. Only here does anything travel as a pickle, bet
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from multiprocessing import connection, forkserver, process
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from thinpipe.pipeline.control import GRACE_S, Control
-from thinpipe.pipeline.errors import Interrupted, LinkError, Terminated, WorkerError, debugging, describe
-from thinpipe.pipeline.membership import PATIENCE_S, joined, member, set_member
+from thinpipe.pipeline.errors import Interrupted, Terminated, WorkerError, debugging, describe
+from thinpipe.pipeline.forking import import_ahead, temporary_folder
+from thinpipe.pipeline.local_worker import Job, Network, leave, work
+from thinpipe.pipeline.membership import PATIENCE_S, joined, member
 from thinpipe.pipeline.signals import ENDING, RaisedSignal, end_with_parent, raise_signals
 
-_PREFIX = "thinpipe-"  # of this process's temporary folder
 _serial = itertools.count()
-
-
-class Network(Protocol):
-    """A network of our own, with a place for every worker."""
-
-    def enter(self, worker: int) -> None:
-        """Move this process to the place of a worker."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What every worker is to do."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    workers: int
-    network: Network | None
-    backend: str | None
-    patience_s: float
-    folder: str  # this process's
-    meeting_file: str
-    ignored: frozenset[int]  # signals
 
 
 @dataclass
@@ -131,7 +106,7 @@ def run_workers(
     if workers is None or workers < 1:
         raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
     import_ahead()
-    folder = _folder()
+    folder = temporary_folder()
     job = Job(
         function=function,
         args=args,
@@ -162,24 +137,6 @@ def run_workers(
     return [worker.result[0] for worker in started if worker.result is not None]
 
 
-@cache
-def import_ahead(*modules: str) -> None:
-    """Let the server of workers start now and import these while this process does something else.
-
-    Only the first call of a process starts it; workers import for themselves what it has not.
-    """
-    _folder()
-    multiprocessing.set_forkserver_preload(["thinpipe.pipeline.preload", *modules])
-    forkserver.ensure_running()
-
-
-def leave(code: int) -> None:
-    """End this process at once. Threads of torch that wait for a lost peer would abort an ordinary exit."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def _join(function: Callable[..., Any], args: Sequence[Any], backend: Any, patience_s: float, end: Any) -> Any:
     """As a worker that was started elsewhere."""
     if threading.current_thread() is threading.main_thread():
@@ -204,84 +161,13 @@ def _end_here(cause: str) -> None:
     leave(1)
 
 
-@cache
-def _folder() -> str:
-    """This process's temporary folder. Those of processes that were killed are removed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        match = re.match(rf"{_PREFIX}(\d+)-", path.name)
-        if match and not Path("/proc", match[1]).exists() and path.is_dir() and path.stat().st_uid == os.getuid():
-            shutil.rmtree(path, ignore_errors=True)
-    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # Where multiprocessing keeps its socket: one folder is enough, and workers can remove it if this process is killed.
-    process.current_process()._config.setdefault("tempdir", folder)  # type: ignore[attr-defined]
-    return folder
-
-
 def _start(job: Job, rank: int) -> _Worker:
     context = multiprocessing.get_context("forkserver")
     results, sender = context.Pipe(duplex=False)
-    worker = context.Process(target=_work, args=(job, rank, sender), name=f"thinpipe-worker-{rank}")
+    worker = context.Process(target=work, args=(job, rank, sender), name=f"thinpipe-worker-{rank}")
     worker.start()
     sender.close()
     return _Worker(rank, worker, results)
-
-
-def _work(job: Job, rank: int, sender: connection.Connection) -> None:
-    """What a worker's process does. It always says how it ended, unless it is killed."""
-    report = _Report(sender, job.folder)
-    raise_signals(report.leave, job.ignored)
-    end_with_parent()  # the server
-    threading.Thread(target=_end_with_launcher, name="thinpipe-launcher", daemon=True).start()
-    backend, control = job.backend, None
-    try:
-        machine, local = 0, (rank, job.workers)
-        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # nothing listens to other machines
-        if job.network is not None:
-            job.network.enter(rank)  # first: threads and sockets stay where they were made
-            machine = rank
-            backend = backend or "gloo"  # NCCL would pass by the network, through the memory of the machine
-        set_member(rank, job.workers, machine=machine, local=local, master=("127.0.0.1", "0"))
-        options: dict[str, Any] = {"meeting_file": job.meeting_file, "patience_s": job.patience_s}
-        with joined(backend, end=report.failed, **options) as control:
-            result = job.function(*job.args)
-        report.done(result)
-    except BaseException as error:
-        if debugging():
-            traceback.print_exc()
-        code = 128 + error.number if isinstance(error, Interrupted) else 1
-        cause = f"worker {rank}: {describe(error)}" if control is None else control.first_cause(error)
-        report.failed(cause, code, isinstance(error, LinkError))
-
-
-class _Report:
-    """The way back to the process that started this worker; the first word counts, whichever thread says it."""
-
-    def __init__(self, sender: connection.Connection, folder: str) -> None:
-        self._sender, self._folder, self._lock = sender, folder, threading.Lock()
-
-    def done(self, result: Any) -> None:
-        with self._lock:
-            self._sender.send((True, result))
-
-    def failed(self, cause: str, code: int = 1, is_effect: bool = False) -> None:
-        with self._lock:
-            with suppress(OSError):  # nobody is there to hear it
-                self._sender.send((False, (cause, code, is_effect)))
-            self.leave(code)
-
-    def leave(self, code: int) -> None:
-        parent = multiprocessing.parent_process()
-        if parent is None or not parent.is_alive():
-            shutil.rmtree(self._folder, ignore_errors=True)  # nobody is there to do it
-        leave(code)
-
-
-def _end_with_launcher() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _await(workers: Sequence[_Worker]) -> None:
@@ -336,7 +222,11 @@ def _signal(workers: Sequence[_Worker], number: int) -> None:
 def _error_of(workers: Sequence[_Worker]) -> WorkerError:
     """The first cause, then who else ended; torch's neighbours of a dead worker often speak before it is found dead."""
     failed = sorted((w for w in workers if w.cause is not None), key=lambda w: (w.is_effect, w.failed_at))
-    first, others = failed[0], [str(worker.rank) for worker in workers if worker is not failed[0]]
+    first = failed[0]
+    # The one that says it may speak of another: worker 0 of one that has been silent.
+    named = re.match(r"worker (\d+)", first.cause or "")
+    culprit = int(named[1]) if named else None
+    others = [str(worker.rank) for worker in workers if worker.rank != culprit]
     also = f"; worker{'s' * (len(others) > 1)} {', '.join(others)} ended with it" if others else ""
     return WorkerError(f"{first.cause}{also}", first.code)
 

@@ -2,7 +2,7 @@
 
 import signal
 
-import thinpipe.pipeline  # noqa: F401
+import thinpipe.pipeline.stage  # noqa: F401
 
 # What ends the process group reaches the server too; it must outlive its workers, to say how they ended.
 for _number in (signal.SIGTERM, signal.SIGHUP):

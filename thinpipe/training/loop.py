@@ -11,12 +11,12 @@ import torch
 from thinpipe.pipeline.activity import ACTIVITY
 from thinpipe.pipeline.signals import Noted
 from thinpipe.training.batches import SampleOrder, TrainingBatches
-from thinpipe.training.checkpoint import Manifest, save
 from thinpipe.training.engine import Engine
 from thinpipe.training.evaluate import evaluate
 from thinpipe.training.events import Epoch, Finished, Listener, Step
 from thinpipe.training.optimize import learning_rate, set_learning_rate
 from thinpipe.training.progress import Progress
+from thinpipe.training.saving import Saver
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.state import digest, worker_state
 from thinpipe.training.step import train_step
@@ -55,6 +55,7 @@ class Loop:
         stages: int,
         usage: Usage,
         listener: Listener | None,  # on the client
+        saver: Saver | None = None,
         watchers: Sequence[StepWatcher] = (),
     ) -> None:
         self.engine, self.optimizer, self.progress = engine, optimizer, progress
@@ -62,7 +63,8 @@ class Loop:
         self.order = order
         self.batches, self.validation, self.validation_samples = batches, validation, validation_samples
         self.metric, self.stages, self.usage, self.listener = metric, stages, usage, listener
-        self.watchers = watchers
+        self.saver, self.watchers = saver, watchers
+        self.unsaved: str | None = None  # why there is no checkpoint of the last step
         self.steps_per_epoch = progress.steps // settings.epochs
         self._first_step = progress.step
         self._seconds = self._epoch_seconds = 0.0  # of training steps
@@ -81,8 +83,8 @@ class Loop:
             if self._is_time_to_save(step, last):
                 self._save()
         self.progress.parameters_sha256 = digest(self.engine)
-        if self.running.save is not None:
-            self._save()
+        if self.saver is not None:
+            self.unsaved = self._save()
         self.usage.collect()
         progress = self.progress
         return Finished(
@@ -151,6 +153,7 @@ class Loop:
     def _evaluate(self, epoch_began: float) -> None:
         """At the end of an epoch, and where the run is told to stop."""
         ACTIVITY.note("evaluation")
+        self.engine.check_replicas(self.progress.step)
         # Replicas evaluate apart, each with batches of its own size.
         size = self.settings.batch_size // self.settings.replicas
         loss, metric = evaluate(self.engine, self.validation, self.validation_samples, size, self.metric)
@@ -172,15 +175,17 @@ class Loop:
         self._epoch_seconds, self._epoch_samples = 0.0, 0
 
     def _is_time_to_save(self, step: int, last: int) -> bool:
-        if self.running.save is None or step == last:  # the last one is saved with the digest
+        if self.saver is None or step == last:  # the last one is saved with the digest
             return False
         return step % (self.running.save_every or self.steps_per_epoch) == 0
 
-    def _save(self) -> None:
-        assert self.running.save is not None
+    def _save(self) -> str | None:
+        """Why there is no checkpoint of this step, if so: the run goes on, and the next time is another try."""
+        assert self.saver is not None
         ACTIVITY.note("saving")
-        manifest = Manifest(settings=self.settings, progress=self.progress)
-        state = worker_state(self.engine, self.optimizer)
-        path = save(self.running.save, manifest, state, self.engine.place, keep=self.running.keep)
-        if self.listener is not None:
-            self.listener.saved(self.progress.step, str(path))
+        done = self.saver.save(self.progress, worker_state(self.engine, self.optimizer))
+        if self.listener is not None and done.problem is not None:
+            self.listener.save_failed(self.progress.step, done.problem)
+        elif self.listener is not None:
+            self.listener.saved(self.progress.step, str(done.path))
+        return done.problem

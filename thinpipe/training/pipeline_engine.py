@@ -219,6 +219,9 @@ class PipelineEngine(Engine):
         crossing = [meta for metas in self._between[1:-1] for meta in metas if meta.has_gradient]
         return 2 * sum(meta.bytes for meta in crossing)
 
+    def check_replicas(self, step: int) -> None:
+        """Nothing is here twice."""
+
     def holdings(self) -> tuple[Holding, ...]:
         return self._holdings
 

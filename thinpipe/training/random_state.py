@@ -21,6 +21,8 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda":
+    """What is not in it, of a worker or a device that was not there when it was saved, stays as it is."""
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)

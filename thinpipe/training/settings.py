@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -14,20 +14,44 @@ from thinpipe.pipeline.membership import PATIENCE_S
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
+from thinpipe.training.typed import from_facts
 from thinpipe.workloads.task import LrSchedule, Optimizer, Recipe, Source
 
 Device = Literal["cpu", "cuda"]
 
+# What may be other when a run goes on: who computes what and with what, and where data and weights are.
+MOVABLE = ("workers", "layout", "client_layers", "device", "threads", "data", "weights")
+# More can only be a mistake, and some of them end the process without a word: OpenMP aborts where it cannot start its
+# threads, torch raises where a factor is above what a float of 32 bits can be. What depends on the machine's memory is
+# checked with the task, in foresight.py.
+_MOST_COUNTS = {
+    "workers": 4096,
+    "chunks": 1_000_000,
+    "batch_size": 1_000_000_000,
+    "epochs": 1_000_000_000,
+    "threads": 1024,
+    "image_size": 1_000_000,
+    "tokens": 1_000_000,
+    "samples": 1 << 62,
+}
+_MOST_FACTORS = {"lr": 1e6, "width": 1e6, "clip_norm": 1e30}
+_MOST_DECAY = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that the outcome of a run depends on."""
+    """Everything that the outcome of a run depends on.
+
+    What has a default is missing in checkpoints of versions that did not know it, which did what the default says.
+    """
 
     task: str
     parallel: Parallel
     workers: int
     layout: Layout
-    client_layers: tuple[int, int] | None  # units at both ends that stay with the client; None: not client-server
+    client_layers: (
+        tuple[int, int] | None
+    )  # units at both ends that stay with the client; None: as balance says, or a line
     schedule: Order
     chunks: int  # that each worker cuts its batch into
     compress_forward: str  # codec of activations
@@ -40,19 +64,19 @@ class Settings:
     warmup: float
     momentum: float
     weight_decay: float
-    clip_norm: float | None
-    amp: bool  # bfloat16 where torch's autocast finds it safe
-    recompute: bool
+    clip_norm: float | None = None
+    amp: bool = False  # bfloat16 where torch's autocast finds it safe
+    recompute: bool = False
     seed: int
     device: Device
-    threads: int | None  # of each worker; None: as the environment says
-    data: str | None
-    weights: str | None
+    threads: int | None = None  # of each worker; None: as the environment says
+    data: str | None = None
+    weights: str | None = None
     pretrained: bool
-    image_size: int | None
-    tokens: int | None
-    width: float | None
-    samples: int | None
+    image_size: int | None = None
+    tokens: int | None = None
+    width: float | None = None
+    samples: int | None = None
 
     def __post_init__(self) -> None:
         # A ValueError of theirs says what is wrong.
@@ -64,13 +88,13 @@ class Settings:
         hints = get_type_hints(Settings)
         for name in ("parallel", "layout", "schedule", "optimizer", "lr_schedule", "device"):
             _check_one_of(name, getattr(self, name), get_args(hints[name]))
-        for name in ("workers", "chunks", "batch_size", "epochs", "threads", "image_size", "tokens", "samples"):
-            _check(name, getattr(self, name), "1 or more", lambda value: value >= 1)
-        for name in ("lr", "width", "clip_norm"):
-            _check(name, getattr(self, name), "more than 0", lambda value: value > 0)
+        for name, most in _MOST_COUNTS.items():
+            _check_between(name, getattr(self, name), 1, most)
+        for name, largest in _MOST_FACTORS.items():
+            _check_between(name, getattr(self, name), 0, largest, above=True)
         for name in ("momentum", "warmup"):
             _check(name, getattr(self, name), "from 0 to below 1", lambda value: 0 <= value < 1)
-        _check("weight_decay", self.weight_decay, "0 or more", lambda value: value >= 0)
+        _check_between("weight_decay", self.weight_decay, 0, _MOST_DECAY)
         _check("seed", self.seed, "from 0 to below 2^32", lambda value: 0 <= value < 2**32)
         if self.parallel == "pipeline" and self.workers < 2:
             raise ValueError(
@@ -116,8 +140,8 @@ class Settings:
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Settings:
-        layers = saved["client_layers"]
-        return Settings(**{**saved, "client_layers": None if layers is None else tuple(layers)})
+        """ValueError for what is missing, unknown or of another type."""
+        return from_facts(Settings, saved, "its settings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +168,8 @@ class Running:
     save: Path | None = None  # where checkpoints go
     save_every: int | None = None  # steps; None: epochs
     keep: int = 2  # of the newest checkpoints
-    resume: Path | None = None  # one checkpoint to go on from
+    save_local: bool = False  # the client keeps all parts of them: its folder need not be shared
+    resume: Path | None = None  # one checkpoint to go on from, or a folder: the newest in it that is whole
     steps: int | None = None  # stop after so many, counted from the very first
     trace: Path | None = None  # a picture or a Chrome trace of one step
     delta_cache: Path | None = None  # where delta(...) keeps its copies of samples; None: in memory
@@ -155,10 +180,12 @@ class Running:
 
     def __post_init__(self) -> None:
         for name in ("save_every", "keep", "steps"):
-            _check(name, getattr(self, name), "1 or more", lambda value: value >= 1)
-        _check("patience", self.patience_s, "seconds, 2 or more", lambda value: 2 <= value < float("inf"))
+            _check_between(name, getattr(self, name), 1, 1_000_000_000)
+        _check_between("patience", self.patience_s, 2, 1_000_000)
         if self.save is None and self.save_every is not None:
             raise ValueError("--save-every needs a folder for the checkpoints: name one with --save")
+        if self.save is None and self.save_local:
+            raise ValueError("--save-local says who keeps the checkpoints: name a folder for them with --save")
         if self.trace is not None and self.trace.suffix not in (".png", ".json"):
             raise ValueError(
                 f"--trace draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
@@ -204,17 +231,19 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, workers: int | None, dev
     from_recipe = {name: getattr(recipe, name) for name in names if hasattr(recipe, name) and name not in defaults}
     if parallel != "pipeline":
         from_recipe["chunks"] = 1
-    nothing = dict.fromkeys(names)
+    nothing = {field.name: None if field.default is MISSING else field.default for field in fields(Settings)}
     return Settings(**{**nothing, **from_recipe, **defaults, **chosen})
 
 
 def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
-    """The settings a run was saved with; ValueError if the user gave others."""
+    """The settings a run was saved with, but for those that may move; ValueError if the user gave others."""
     asked = _with_codecs({name: value for name, value in given.items() if value is not None}, saved.parallel)
+    shapes = () if saved.parallel == "pipeline" else ("layout", "client_layers")  # of a pipeline
+    moved = {name: value for name, value in asked.items() if name in MOVABLE and name not in shapes}
     differing = [
         f"  --{name.replace('_', '-')}: {_words(getattr(saved, name))} when it was saved, {_words(value)} now"
         for name, value in asked.items()
-        if value != getattr(saved, name)
+        if name not in moved and value != getattr(saved, name)
     ]
     if differing:
         raise ValueError(
@@ -222,7 +251,21 @@ def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
             + "\n".join(differing)
             + "\nLeave them out: --resume knows them. Or start a new run without it."
         )
-    return saved
+    layout = moved.get("layout", saved.layout)
+    if layout != "client-server" and "client_layers" in moved:
+        raise ValueError("--client-layers is for --layout client-server; leave it out")
+    if layout != saved.layout:
+        moved.setdefault("client_layers", None)  # a client's layers then are those that balance the work
+    return replace(saved, **moved)
+
+
+def fixed_differences(saved: Settings, here: Settings) -> list[str]:
+    """The settings that differ and may not."""
+    return [
+        field.name
+        for field in fields(Settings)
+        if field.name not in MOVABLE and getattr(saved, field.name) != getattr(here, field.name)
+    ]
 
 
 def _with_codecs(given: Mapping[str, Any], parallel: str) -> dict[str, Any]:
@@ -242,9 +285,15 @@ def _words(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _check(name: str, value: Any, rule: str, holds: Any) -> None:
+def _check_between(name: str, value: Any, least: float, most: float, *, above: bool = False) -> None:
+    """ValueError unless least <= value <= most, or, ``above``, least < value: neither NaN nor infinity is."""
+    rule = f"above {least:g} and at most {most:g}" if above else f"from {least} to {most}"
+    _check(name, value, rule, lambda value: least <= value <= most and not (above and value == least))
+
+
+def _check(name: str, value: Any, rule: str, holds: Callable[[Any], bool]) -> None:
     if value is not None and not holds(value):
-        raise ValueError(f"--{name.replace('_', '-')} is {rule}, got {value}")
+        raise ValueError(f"--{name.replace('_', '-')} is {rule}; got {value}")
 
 
 def _check_one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:

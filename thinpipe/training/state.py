@@ -19,6 +19,35 @@ from thinpipe.training.engine import Engine
 from thinpipe.training.random_state import random_state, set_random_state
 
 
+class Cuts:
+    """Where a model was cut when it was saved, and where it is cut here: the first unit of every stage."""
+
+    def __init__(self, saved: tuple[int, ...], here: tuple[int, ...], *, same_replicas: bool = True) -> None:
+        self.saved, self.here, self.same_replicas = saved, here, same_replicas
+        self.dropped: set[str] = set()  # what had a memory and is not here, in words
+
+    def moved(self, key: str) -> str:
+        """The name here of what was saved under a name: a link is known by the two units that it joins.
+
+        Empty for what belonged to a link that is not here, or to one of another number of replicas.
+        """
+        kind, _, rest = key.partition("/")
+        if kind == "replica" and not self.same_replicas:
+            self.dropped.add("what replicas had not sent yet")
+            return ""
+        if kind != "link" or self.saved == self.here:
+            return key
+        stage, _, what = rest.partition("/")
+        # A stage sends activations to the next one, and gradients to the one before.
+        behind = int(not what.startswith("backward/"))
+        unit = self.saved[int(stage) + behind]
+        if unit in self.here:
+            return f"link/{self.here.index(unit) - behind}/{what}"
+        if not what.endswith("/steps"):  # every link counts those
+            self.dropped.add(f"what codecs remembered of the link before unit {unit}")
+        return ""
+
+
 def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """What this worker saves: on replicas the model is worker 0's to save, only the rest is their own."""
     state = dict(engine.memory())
@@ -41,8 +70,10 @@ def belongs_here(engine: Engine, key: str) -> bool:
     if kind == "optimizer":
         return rest.rpartition("/")[0] in _parameters(engine)
     owner, _, what = rest.partition("/")
-    if kind != "link":
+    if kind in ("random", "replica"):
         return int(owner) == engine.place.worker
+    if kind != "link":
+        return False
     # Copies of samples are the same at both ends of a link: the sender saves them, the receiver loads them too.
     is_receiver = what.startswith("sent/") and int(owner) + 1 in engine.stages
     return int(owner) in engine.stages or is_receiver
@@ -50,9 +81,11 @@ def belongs_here(engine: Engine, key: str) -> bool:
 
 def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
     tensors, parameters = _tensors(engine), _parameters(engine)
-    missing = [name for name in tensors if f"model/{name}" not in state]
-    if missing:
-        raise ValueError(f"the checkpoint was saved from another model: it has no {missing[0]}")
+    for name, tensor in tensors.items():
+        saved = state.get(f"model/{name}")
+        if saved is None or saved.shape != tensor.shape:
+            found = "it does not have" if saved is None else f"{list(saved.shape)} instead of {list(tensor.shape)} has"
+            raise ValueError(f"the checkpoint was saved from another model: {found} {name}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(state[f"model/{name}"])
@@ -65,8 +98,9 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
             optimizer.state[parameter][what] = value.to(parameter.device) if value.dim() else value
     engine.recall({key: value for key, value in state.items() if key.startswith(("link/", "replica/"))})
     mine = f"random/{engine.place.worker}/"
-    random = {key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)}
-    set_random_state(random, engine.place.device)
+    set_random_state(
+        {key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)}, engine.place.device
+    )
 
 
 def digest(engine: Engine) -> str:

@@ -14,20 +14,24 @@ from thinpipe.pipeline.backend import CPU
 from thinpipe.pipeline.signals import noted_signals
 from thinpipe.training.batches import SampleOrder, TrainingBatches
 from thinpipe.training.capture import StepCapture
-from thinpipe.training.checkpoint import load, read_manifest
+from thinpipe.training.checkpoint import checkpoints
 from thinpipe.training.copies import reserve_copies
 from thinpipe.training.engine import Engine
 from thinpipe.training.events import Finished, Listener, Plan
+from thinpipe.training.fingerprint import difference, fingerprint
 from thinpipe.training.loop import Loop, StepWatcher
+from thinpipe.training.manifest import Habits
 from thinpipe.training.optimize import make_optimizer
 from thinpipe.training.pipeline_engine import PipelineEngine
 from thinpipe.training.place import Place
 from thinpipe.training.progress import Progress
 from thinpipe.training.random_state import seed_worker
 from thinpipe.training.replica_engine import ReplicaEngine
+from thinpipe.training.resume import Resumed, first_units, resume
+from thinpipe.training.save_folder import FolderLock, check_shared, check_unused, sweep
+from thinpipe.training.saving import Saver, UnsavedError
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.shapes import Meta, meta_of
-from thinpipe.training.state import belongs_here, load_worker_state
 from thinpipe.training.tracing import StepTrace
 from thinpipe.training.usage import Usage, messages_per_step
 from thinpipe.version import __version__
@@ -78,7 +82,45 @@ def train(
             agree(_must_agree(settings, running), place.words, CPU)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
+    lock = _together(place, lambda: _take_folder(running, place))
+    try:
+        if running.save is not None and place.workers > 1 and not running.save_local:
+            save = running.save
+            _together(place, lambda: check_shared(save, place))
+        notices = [] if lock is None or lock.notice is None else [lock.notice]
+        return _train(task, settings, running, place, make_listener, check_room, notices)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _take_folder(running: Running, place: Place) -> FolderLock | None:
+    """The client's hold on the folder for checkpoints, which is then clear of what broken runs left."""
+    if running.save is None or not place.is_client:
+        return None
+    lock = FolderLock(running.save)
+    try:
+        if running.resume is None:
+            check_unused(running.save)
+        if lock.is_held:
+            sweep(running.save)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _train(
+    task: Task,
+    settings: Settings,
+    running: Running,
+    place: Place,
+    make_listener: Callable[[], Listener],
+    check_room: Callable[[int, int], None],
+    notices: list[str],
+) -> Finished:
     data, facts = _read(task, settings, place)
+    samples = {} if running.save is None and running.resume is None else _fingerprint(data, place)
     engine = _make_engine(task, settings, running, place, facts)
     engine.warm_up()
     optimizer = make_optimizer(
@@ -92,13 +134,14 @@ def train(
     steps_per_epoch = facts.train_samples // settings.batch_size
     progress = Progress(steps=steps_per_epoch * settings.epochs, metric_name=task.metric)
     if running.resume is not None:
-        progress = read_manifest(running.resume).progress
-        load_worker_state(engine, optimizer, load(running.resume, lambda key: belongs_here(engine, key)))
+        resumed: Resumed = _together(place, lambda: resume(running, settings, engine, optimizer, samples))
+        progress = resumed.progress
+        notices = notices + resumed.notices
     last = min(progress.steps, running.steps or progress.steps)
     capture = _together(place, lambda: _capture(running, settings, engine, progress.step, last))
-    # Of checkpoints the new one is whole before the oldest goes, and so is the new capture.
-    save_bytes = 0 if running.save is None else _state_bytes(engine, settings) * (running.keep + 1)
-    capture_bytes = 0 if capture is None else 2 * capture.file_bytes
+    expected_bytes = place.gather(_state_bytes(engine, settings))
+    save_bytes = _save_bytes(running, sum(expected_bytes))
+    capture_bytes = 0 if capture is None else 2 * capture.file_bytes  # the new one is whole before the old one goes
     _together(place, lambda: check_room(save_bytes, capture_bytes) if place.is_client else None)
     watchers: list[StepWatcher] = [StepTrace(running.trace, progress.step, last)]
     if capture is not None:
@@ -123,27 +166,38 @@ def train(
             messages_per_step=messages_per_step([link.shapes for link in plan.links], settings.chunks),
         ),
         listener=(listener := make_listener() if place.is_client else None),
+        saver=_saver(running, settings, engine, samples, expected_bytes),
         watchers=watchers,
     )
     try:
         if listener is not None:
+            for line in notices:
+                listener.noticed(line)
             listener.planned(plan)
         with noted_signals() as interrupted:
             end = loop.run(interrupted)
         if listener is not None:
             listener.finished(end)
-        return end
     except BaseException as error:
         if listener is not None:
             listener.failed(error)
         raise
+    if loop.unsaved is not None:
+        raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {loop.unsaved}")
+    return end
 
 
 def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
     """What all workers must have been started with: each option that makes them do something together."""
-    shared = ("save", "save_every", "keep", "steps", "capture", "trace", "resume", "patience_s")
-    told = {name: None if getattr(running, name) is None else str(getattr(running, name)) for name in shared}
-    return settings.to_json() | told | {"torch version": torch.__version__, "thinpipe version": __version__}
+    capture = running.capture
+    return settings.to_json() | {
+        # Whether there are such files; where is each machine's own affair.
+        **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture")},
+        **{name: getattr(running, name) for name in ("save_local", "save_every", "keep", "steps", "patience_s")},
+        "captured": None if capture is None else [capture.steps, capture.chunks, capture.limit],
+        "torch version": torch.__version__,
+        "thinpipe version": __version__,
+    }
 
 
 def _together(place: Place, function: Callable[[], Result]) -> Result:
@@ -181,6 +235,18 @@ def _read(task: Task, settings: Settings, place: Place) -> tuple[Data | None, Fa
     return (found[0] if found else None), Facts.from_json(told[0])
 
 
+def _fingerprint(data: Data | None, place: Place) -> dict[str, Any]:
+    """Of the client's samples; all who read samples must have the same. A collective."""
+    told = place.gather(_together(place, lambda: None if data is None else fingerprint(data)))
+    for worker, theirs in enumerate(told):
+        other = None if theirs is None else difference(told[0], theirs)
+        if other is not None:
+            raise SetupError(
+                f"all who read data read the same, but worker {worker} does not have the client's: {other}"
+            )
+    return dict(told[0])
+
+
 def _make_engine(task: Task, settings: Settings, running: Running, place: Place, facts: Facts) -> Engine:
     def build() -> nn.Module:
         torch.manual_seed(settings.seed)  # the same weights on all workers, and whatever is parallel
@@ -212,15 +278,39 @@ def _capture(running: Running, settings: Settings, engine: Engine, first: int, l
 
 
 def _state_bytes(engine: Engine, settings: Settings) -> int:
-    """About what one checkpoint takes. A collective."""
+    """About what this worker has in a checkpoint."""
     mine = 0
     if engine.owns_state:
         for stage in engine.stages.values():
             mine += sum(tensor.numel() * tensor.element_size() for tensor in stage.tensors().values())
             kept = sum(parameter.numel() * parameter.element_size() for parameter in stage.parameters().values())
             mine += kept * _STATES[settings.optimizer]
-    mine += sum(value.numel() * value.element_size() for value in engine.memory().values())
-    return int(engine.place.sum(torch.tensor(mine)))
+    if settings.parallel == "data" and settings.compress_backward != "none":  # what is lost on the way, for each
+        mine += sum(parameter.numel() * parameter.element_size() for parameter in engine.parameters())
+    return mine + sum(value.numel() * value.element_size() for value in engine.memory().values())
+
+
+def _save_bytes(running: Running, size: int) -> int:
+    """What checkpoints of a size will take beside those that are there: a new one is whole before the oldest goes."""
+    if running.save is None:
+        return 0
+    return size * max(1, running.keep + 1 - len(checkpoints(running.save)))
+
+
+def _saver(
+    running: Running, settings: Settings, engine: Engine, samples: dict[str, Any], expected_bytes: list[int]
+) -> Saver | None:
+    if running.save is None:
+        return None
+    return Saver(
+        running.save,
+        engine.place,
+        settings=settings,
+        habits=Habits(save_every=running.save_every, keep=running.keep, save_local=running.save_local),
+        first_units=first_units(engine),
+        data=samples,
+        expected_bytes=expected_bytes,
+    )
 
 
 def _plan(task: Task, settings: Settings, facts: Facts, engine: Engine, progress: Progress, last: int) -> Plan:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinpipe.workloads.task import Batch, Split
+from thinpipe.workloads.task import Batch, Described, Split
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 Prepare = Callable[[Tensor], Tensor]
@@ -24,6 +24,7 @@ class Images:
     labels: Tensor
     prepare: Prepare  # [N, C, h, w] -> [N, 3, H, W], normalised floats
     augment: Augment
+    names: Callable[[Tensor], Sequence[str]] | None = None  # sample numbers -> what is known of files unread
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -34,6 +35,11 @@ class Images:
         if augment_seed is not None:
             images = self.augment(images, torch.Generator().manual_seed(augment_seed))
         return Batch(inputs=(self.prepare(images),), labels=self.labels[indices])
+
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        """Labels, and files if that is what images are."""
+        files = {} if self.names is None else {"files": "\n".join(self.names(indices)).encode(errors="surrogateescape")}
+        return {"labels": self.labels[indices].numpy().tobytes(), **files}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,11 @@ class Texts:
         """The texts of these numbers."""
         return Batch(inputs=(self.ids[indices], self.mask[indices]), labels=self.labels[indices])
 
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        """Labels, and all tokens."""
+        tokens = self.ids[indices].numpy().tobytes() + self.mask[indices].numpy().tobytes()
+        return {"labels": self.labels[indices].numpy().tobytes(), "texts": tokens}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -65,6 +76,10 @@ class Part:
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
         """The samples of these numbers of the part."""
         return self.whole.batch(self.indices[indices], augment_seed=augment_seed)
+
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        """What the whole says of them."""
+        return self.whole.describe(self.indices[indices]) if isinstance(self.whole, Described) else {}
 
 
 def at_most(split: Split, samples: int | None) -> Split:

@@ -9,13 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 Metric = Literal["accuracy", "matthews"]
 Optimizer = Literal["sgd", "adamw"]
 LrSchedule = Literal["constant", "cosine", "polynomial"]
+
+
+class DataError(ValueError):
+    """A sample cannot be had, found out while the run goes on: to start again would only meet it again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,19 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """The samples of these numbers, in this order; augmented at random if a seed is given, and alike every time."""
+        """The samples of these numbers, in this order; augmented at random if a seed is given, and alike every time.
+
+        DataError if one of them cannot be read.
+        """
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A split that can say which samples it has without reading them."""
+
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        """What tells the samples of these numbers from others, by its name: labels; files or texts. Where they are on
+        disk is no part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +107,7 @@ class Task(ABC):
     summary: str  # one line for --help and errors
     metric: Metric
     recipe: Recipe
+    modules: tuple[str, ...] = ()  # that reading and building will import: workers share them if imported ahead
 
     def look_for(self, source: Source) -> int | None:
         """Find out what can be found without reading samples or building the model: before there are workers.
@@ -98,6 +115,10 @@ class Task(ABC):
         ValueError for what is missing. Returns how many units the model will be cut into, None if that is not known.
         """
         return None
+
+    def weight_bytes(self, source: Source) -> int:
+        """What the model's weights take at the least, told from the options alone; 0 if they do not say."""
+        return 0
 
     @abstractmethod
     def load(self, source: Source) -> tuple[Data, Shape]:

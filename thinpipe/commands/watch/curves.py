@@ -42,7 +42,13 @@ class Curves:
         self._add(f"validation/{self.metric}", epoch.validation_metric, epoch.step)
         self._open().flush()
 
+    def noticed(self, line: str) -> None:
+        pass
+
     def saved(self, step: int, path: str) -> None:
+        pass
+
+    def save_failed(self, step: int, problem: str) -> None:
         pass
 
     def finished(self, end: Finished) -> None:

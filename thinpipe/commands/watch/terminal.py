@@ -59,8 +59,15 @@ class Terminal:
             f"{epoch.samples_per_s:.0f}/s  {epoch.seconds:.1f} s"
         )
 
+    def noticed(self, line: str) -> None:
+        typer.echo(f"thinpipe: {line}", err=True)
+
     def saved(self, step: int, path: str) -> None:
         self._last_saved = step, path
+
+    def save_failed(self, step: int, problem: str) -> None:
+        last = "there is none yet" if self._last_saved is None else f"the last one is {self._last_saved[1]}"
+        typer.echo(f"thinpipe: no checkpoint of step {step}: {problem}; {last}", err=True)
 
     def finished(self, end: Finished) -> None:
         self._stop_bar()

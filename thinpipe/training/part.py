@@ -1,0 +1,163 @@
+"""One worker's part of a checkpoint: named tensors as a safetensors file, with the hash of its bytes.
+
+The file is written as a stream of pieces. So a part takes no memory beside the tensors, its hash is that of what was in
+memory, and the same stream goes to the client where the client keeps all parts (``parcels.py``). The library reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from xxhash import xxh3_128
+
+from thinpipe.codecs.base import as_bytes
+
+PIECE = 4 << 20  # bytes that are written, hashed or sent at once
+
+# What safetensors calls them.
+_DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+
+
+class DamagedError(ValueError):
+    """A checkpoint is not what was saved: the message names the file and says what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What the manifest knows of a part."""
+
+    name: str
+    bytes: int
+    xxh3_128: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"part-\d+\.safetensors", self.name):
+            raise ValueError(f"a part is part-N.safetensors, got {self.name!r}")
+
+
+def part_name(worker: int) -> str:
+    return f"part-{worker}.safetensors"
+
+
+class PartStream:
+    """The bytes of a safetensors file: a header that says where each tensor is, then the tensors."""
+
+    def __init__(self, state: dict[str, Tensor]) -> None:
+        # The widest first, so that each lies at a multiple of its width.
+        names = sorted(state, key=lambda name: (-state[name].element_size(), name))
+        self._tensors = [state[name] for name in names]
+        header, end = {}, 0
+        for name, tensor in zip(names, self._tensors, strict=True):
+            start, end = end, end + tensor.numel() * tensor.element_size()
+            header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        self._header = len(text).to_bytes(8, "little") + text
+        self.bytes = len(self._header) + end
+
+    def pieces(self) -> Iterator[Tensor]:
+        """uint8 on the CPU, at most ``PIECE`` each."""
+        yield from torch.frombuffer(bytearray(self._header), dtype=torch.uint8).split(PIECE)
+        for tensor in self._tensors:
+            if tensor.numel():
+                yield from as_bytes(tensor.detach().cpu().contiguous()).split(PIECE)
+
+
+class HashedPieces:
+    """Pieces that are counted and hashed as they pass."""
+
+    def __init__(self, pieces: Iterable[Tensor]) -> None:
+        self._pieces, self._hash, self.bytes = pieces, xxh3_128(), 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for piece in self._pieces:
+            self._hash.update(_memory(piece))
+            self.bytes += piece.numel()
+            yield piece
+
+    def hexdigest(self) -> str:
+        return str(self._hash.hexdigest())
+
+
+def write_pieces(path: Path, pieces: Iterable[Tensor]) -> Part:
+    """A new file of these pieces, on the disk when this returns; nothing of it is left after an error."""
+    hashed = HashedPieces(pieces)
+    try:
+        with path.open("xb", buffering=0) as file:  # a buffer would try once more to write what a full disk refused
+            for piece in hashed:
+                _write_all(file, _memory(piece))
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    return Part(name=path.name, bytes=hashed.bytes, xxh3_128=hashed.hexdigest())
+
+
+def _memory(piece: Tensor) -> memoryview:
+    return memoryview(piece.numpy())  # type: ignore[arg-type]
+
+
+def _write_all(file: FileIO, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+def read_part(directory: Path, part: Part, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """The wanted tensors of a part, on the CPU; a part that has any is verified first."""
+    path = directory / part.name
+    try:
+        size = path.stat().st_size
+        if size != part.bytes:
+            raise DamagedError(f"{part.name} has {size} bytes, and {part.bytes} were saved")
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if wanted(name)]  # noqa: SIM118, it is no dict
+            if names:
+                verify_part(directory, part)
+            # What the library returns is the file, mapped: it must not change when the file goes.
+            return {name: file.get_tensor(name).clone() for name in names}
+    except OSError as error:
+        raise DamagedError(f"{part.name}: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise DamagedError(f"{part.name}: {error}") from None
+
+
+def verify_part(directory: Path, part: Part) -> None:
+    """DamagedError unless the file is what was saved, by its size and its hash."""
+    found, size = xxh3_128(), 0
+    try:
+        with (directory / part.name).open("rb", buffering=0) as file:
+            buffer = memoryview(bytearray(PIECE))
+            while count := file.readinto(buffer):
+                found.update(buffer[:count])
+                size += count
+    except OSError as error:
+        raise DamagedError(f"{part.name}: {error.strerror or error}") from None
+    if size != part.bytes:
+        raise DamagedError(f"{part.name} has {size} bytes, and {part.bytes} were saved")
+    if found.hexdigest() != part.xxh3_128:
+        raise DamagedError(f"{part.name}: hash {found.hexdigest()}, and {part.xxh3_128} was saved")
