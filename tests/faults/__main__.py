@@ -40,10 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _many(wanted: Sequence[int], jobs: int, undisturbed: Undisturbed) -> list[Result]:
     results = []
     with ThreadPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(run_case, seed, undisturbed) for seed in wanted]):
-            result, folder = done.result()
-            results.append(result)
-            print(line(result), *([failure(result, folder)] if result.problems else []), sep="\n", flush=True)
+        try:
+            for done in as_completed([pool.submit(run_case, seed, undisturbed) for seed in wanted]):
+                result, folder = done.result()
+                results.append(result)
+                print(line(result), *([failure(result, folder)] if result.problems else []), sep="\n", flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            print("the cases under way come to their end, then it is over", file=sys.stderr, flush=True)
     return results
 
 

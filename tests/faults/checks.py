@@ -15,7 +15,6 @@ _NOTES = re.compile(
     r"|starting again|.*\bgo(es|ing) on\b|.* the run does not)"
 )
 _KEPT_BY_TORCH = "torchinductor_"  # its cache of compiled code, whether it compiles or not
-_GONE_S = 8.0  # what a command leaves running must be gone by then: the grace it gives them, and some
 
 
 def causes(machine: Machine) -> list[str]:
@@ -59,7 +58,7 @@ def _check_cause(machine: Machine, who: str, pattern: str, result: Result) -> No
 
 def check_left(run: Run, result: Result) -> None:
     """Processes of a run that has ended."""
-    if left := run.left(_GONE_S):
+    if left := run.left(END_S):
         words = [f"{each.pid} {each.command[-80:]} ({each.state})" for each in left]
         result.blame("other", f"left running: {'; '.join(words)}")
 
@@ -108,6 +107,3 @@ def first_step(machine: Machine) -> int:
     """After which step a run went on."""
     match = re.search(r"goes on after step (\d+)|this run is (complete)", machine.stdout())
     return 0 if match is None else 10**9 if match[2] else int(match[1])
-
-
-__all__ = ["END_S", "check_clean", "check_end", "check_left", "check_recovery", "check_result"]

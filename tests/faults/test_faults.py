@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.faults.cases import kind_of, run_case
@@ -23,12 +21,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 @pytest.mark.parametrize(
     ("seed", "kind"),
     [
-        (0, "signal"),
+        (55, "signal"),  # SIGKILL to the server while it saves
+        (109, "signal"),  # while it starts
+        (114, "signal"),  # SIGTERM to the launcher
+        (64, "flip"),
+        (155, "rest"),
+        (56, "options"),
     ],
 )
-def test_a_fault_ends_or_is_survived_as_promised(
-    undisturbed: Undisturbed, seed: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_ends_or_is_survived_as_promised(undisturbed: Undisturbed, seed: int, kind: str) -> None:
     assert kind_of(seed) == kind
     result, folder = run_case(seed, undisturbed, setting=SETTING)
     if result.skipped:
