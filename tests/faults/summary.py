@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults.cases import KINDS
-from tests.faults.expected import Result, count
+from tests.faults.expected import Result, Sort, count
 
 
 def line(result: Result) -> str:
@@ -41,7 +41,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join([*rows, "", ", ".join(sorts), verdict(results)])
 
 
-_SORTS = (("hang", "hangs"), ("silent difference", "silent differences"), ("lost steps", "with lost steps"))
+_SORTS: tuple[tuple[Sort, str], ...] = (("hang", "hangs"), ("silent difference", "silent differences"), ("lost steps", "with lost steps"))
 
 
 def verdict(results: Sequence[Result]) -> str:
