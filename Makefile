@@ -8,8 +8,8 @@ demo: .venv/installed
 	$(BIN)/thinpipe train
 
 test: .venv/installed
-	$(BIN)/pytest --numprocesses auto --ignore tests/commands --ignore tests/measure
-	$(BIN)/pytest tests/commands tests/measure # links at their rates, many processes: one after the other
+	$(BIN)/pytest --numprocesses auto -m "not rate"
+	$(BIN)/pytest -m rate # what must have the machine to itself
 
 check: .venv/installed
 	$(BIN)/ruff check .
