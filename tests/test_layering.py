@@ -66,6 +66,7 @@ ALLOWED = {
         "thinpipe.measure",
         "thinpipe.codecs",
         "thinpipe.pipeline.errors",
+        "thinpipe.pipeline.forking",
         "thinpipe.pipeline.launch",
         "thinpipe.pipeline.membership",
         "thinpipe.workloads",

@@ -42,6 +42,7 @@ def test_sends_every_size_and_codec_and_keeps_what_came_out(tmp_path):
 
 
 @needs_namespaces
+@pytest.mark.rate
 def test_a_late_sender_changes_recv_time_and_not_the_transfer(tmp_path):
     options = ["--sizes", f"{SIZE}B", "--link", f"{MBIT_PER_S}mbit", "--repeat", "3", "--budget", "30"]
     rows = []

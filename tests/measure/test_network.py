@@ -124,6 +124,7 @@ def test_signals_that_ask_leave_nothing(number: signal.Signals) -> None:
 
 
 @needs_namespaces
+@pytest.mark.rate
 def test_what_a_killed_process_leaves_goes_with_the_next_network_and_others_stay() -> None:
     (killed, left), (alive, held) = hold_network(), hold_network()
     try:

@@ -24,7 +24,7 @@ from thinpipe.training.events import Listener
 from thinpipe.training.nan import NotFiniteError
 from thinpipe.training.part import DamagedError, verify_part
 from thinpipe.training.settings import Running, Settings
-from thinpipe.workloads.task import Task
+from thinpipe.workloads.task import DataError, Task
 from thinpipe.workloads.tasks import task
 
 
@@ -65,7 +65,7 @@ def carry_out(
         except Terminated as error:
             return _tell(error.code, _ended_by(error.code - 128), running)
         except WorkerError as error:
-            if not restarts_left or error.code > 128:  # somebody wanted it to end
+            if not restarts_left or error.code != 1:  # the others would end alike: bad input, a signal
                 return _tell(error.code, str(error), running)
             again = running.save if running.save is not None and checkpoints(running.save) else running.resume
             typer.echo(f"thinpipe: {error}", err=True)
@@ -126,6 +126,8 @@ def _work(
         train(find_task(settings.task), settings, running, here, listener, check_room)
     except SetupError as error:
         return Outcome(2, str(error))
+    except DataError as error:  # one worker's alone, which ends the others
+        raise WorkerError(str(error), code=2) from None
     except (NotFiniteError, OutputError, UnsavedError) as error:
         return Outcome(1, str(error))
     except Interrupted as error:

@@ -55,7 +55,7 @@ def describe(error: BaseException) -> str:
         words = "no words, raised at " + (f"{frame[0].filename}:{frame[0].lineno}" if frame else "an unknown place")
     if isinstance(error, MemoryError) or any(sign in words for sign in _OUT_OF_MEMORY):
         return f"out of memory: {type(error).__name__}: {words}"
-    if isinstance(error, (LinkError, ChecksumError)):
+    if isinstance(error, (LinkError, ChecksumError, WorkerError)):
         return words
     return f"{type(error).__name__}: {words}"
 

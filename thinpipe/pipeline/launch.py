@@ -153,7 +153,7 @@ def _join(function: Callable[..., Any], args: Sequence[Any], backend: Any, patie
         if debugging():
             traceback.print_exc()
         cause = describe(error) if control is None else control.first_cause(error)
-        raise WorkerError(cause) from None
+        raise WorkerError(cause, getattr(error, "code", 1)) from None
 
 
 def _end_here(cause: str) -> None:

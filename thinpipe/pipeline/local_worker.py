@@ -72,7 +72,7 @@ def work(job: Job, rank: int, sender: connection.Connection) -> None:
     except BaseException as error:
         if debugging():
             traceback.print_exc()
-        code = 128 + error.number if isinstance(error, Interrupted) else 1
+        code = 128 + error.number if isinstance(error, Interrupted) else getattr(error, "code", 1)
         cause = f"worker {rank}: {describe(error)}" if control is None else control.first_cause(error)
         report.failed(cause, code, isinstance(root_of(error), LinkError))
 
