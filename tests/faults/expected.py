@@ -45,6 +45,7 @@ class Result:
     problems: list[Problem] = field(default_factory=list)
     ended_s: float | None = None  # from the fault to the end of the run, where the fault ended it
     seconds: float = 0.0  # of the whole case
+    missed: bool = False  # the run was over before the fault came
     skipped: str = ""  # why this machine cannot do it
 
     @property

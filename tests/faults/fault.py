@@ -20,12 +20,16 @@ class Impossible(Exception):
     """This machine cannot do it; the message says what is missing."""
 
 
+class Missed(Exception):
+    """What the fault was to strike is not there any more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One fault of a run."""
 
     words: str  # what is done, for people
-    strike: Callable[[Run], None]  # when the moment has come
+    strike: Callable[[Run], None]  # when the moment has come; Missed if there is nothing to strike
     moment: Moment
     target: Callable[[Run], int | None] = lambda run: run.machines[0].pid  # whose start the moment is about
     expected: Expected
@@ -56,10 +60,13 @@ def carry_out(fault: Fault, setting: Setting, folder: Path, undisturbed: Undistu
     try:
         fault.start(run)
         struck = await_moment(run, fault.moment, LIMIT_S, lambda: fault.target(run))
-        known = run.steps()
-        if struck:
-            fault.strike(run)
-        at = time.monotonic()
+        known, at = run.steps(), time.monotonic()
+        try:
+            if struck:
+                fault.strike(run)
+        except (Missed, ProcessLookupError):
+            struck = False
+        result.missed = not struck
         if _has_ended(run, fault.expected, result, struck=struck):
             if struck and not fault.moment.is_at_once and any(machine.code for machine in run.machines):
                 result.ended_s = time.monotonic() - at

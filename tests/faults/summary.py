@@ -12,7 +12,8 @@ from tests.faults.expected import Result, Sort, count
 def line(result: Result) -> str:
     """One case in a line."""
     verdict = f"skipped: {result.skipped}" if result.skipped else "passed" if result.passed else "FAILED"
-    ended = "" if result.ended_s is None else f", ended after {result.ended_s:.1f} s"
+    missed = ", but it was over before" if result.missed else ""
+    ended = missed if result.ended_s is None else f", ended after {result.ended_s:.1f} s"
     return f"{result.seed:>6}  {result.kind:<9} {verdict}  {result.words}{ended}  ({result.seconds:.0f} s)"
 
 
@@ -25,8 +26,8 @@ def failure(result: Result, folder: Path) -> str:
 def table(results: Sequence[Result]) -> str:
     """Cases by kind, as Markdown; and the counts that matter most."""
     rows = [
-        "| kind | cases | passed | failed | skipped | slowest end, s | mean case, s |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| kind | cases | passed | failed | skipped | over before | slowest end, s | mean case, s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     groups = {kind: [result for result in results if result.kind == kind] for kind in KINDS} | {"all": list(results)}
     for kind, group in groups.items():
@@ -36,12 +37,18 @@ def table(results: Sequence[Result]) -> str:
             slowest = f"{max(ends):.1f}" if ends else ""
             mean_s = sum(each.seconds for each in group) / len(group)
             passed = len(group) - failed - skipped
-            rows.append(f"| {kind} | {len(group)} | {passed} | {failed} | {skipped} | {slowest} | {mean_s:.0f} |")
+            missed = sum(each.missed for each in group)
+            counts = " | ".join(map(str, (len(group), passed, failed, skipped, missed)))
+            rows.append(f"| {kind} | {counts} | {slowest} | {mean_s:.0f} |")
     sorts = [f"{count(results, sort)} {name}" for sort, name in _SORTS]
     return "\n".join([*rows, "", ", ".join(sorts), verdict(results)])
 
 
-_SORTS: tuple[tuple[Sort, str], ...] = (("hang", "hangs"), ("silent difference", "silent differences"), ("lost steps", "with lost steps"))
+_SORTS: tuple[tuple[Sort, str], ...] = (
+    ("hang", "hangs"),
+    ("silent difference", "silent differences"),
+    ("lost steps", "with lost steps"),
+)
 
 
 def verdict(results: Sequence[Result]) -> str:

@@ -34,5 +34,6 @@ def test_a_fault_ends_or_is_survived_as_promised(undisturbed: Undisturbed, seed:
     result, folder = run_case(seed, undisturbed, setting=SETTING)
     if result.skipped:
         pytest.skip(result.skipped)
+    assert not result.missed, result.words
     words = "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("err-*.txt")))
     assert not result.problems, f"{result.words}\n{result.problems}\n{words}"

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from tests.faults.expected import END_S, Expected
-from tests.faults.fault import Fault, Impossible, starting
+from tests.faults.fault import Fault, Impossible, Missed, starting
 from tests.faults.moments import draw_moment
 from tests.faults.runs import PATIENCE_S, Run, Setting, namespaces_of
 from thinpipe.measure.network import INTERFACE, missing_for_networks
@@ -41,5 +41,7 @@ def draw_cut(random: random.Random, setting: Setting) -> Fault:
 
 def _set_link(run: Run, worker: int, state: str) -> None:
     places = [name for name in namespaces_of([run.machines[0].pid]) if name.endswith(f"-{worker}")]
-    for place in places:  # none where the run has ended meanwhile
+    if not places:
+        raise Missed
+    for place in places:
         subprocess.run(["ip", "-n", place, "link", "set", INTERFACE, state], capture_output=True, check=False)

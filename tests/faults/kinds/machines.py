@@ -6,10 +6,9 @@ import os
 import random
 import signal
 import time
-from contextlib import suppress
 
 from tests.faults.expected import END_S, Expected
-from tests.faults.fault import Fault, starting
+from tests.faults.fault import Fault, Missed, starting
 from tests.faults.kinds.signals import ENDING
 from tests.faults.moments import AT_ONCE, draw_moment
 from tests.faults.runs import PATIENCE_S, How, Run, Setting
@@ -43,9 +42,9 @@ def _signalled(random: random.Random, setting: Setting, how: How, number: signal
 
     def strike(run: Run) -> None:
         pid = run.machines[victim].pid if agent else run.worker(victim)
-        with suppress(ProcessLookupError):
-            if pid is not None:
-                os.kill(pid, number)
+        if pid is None or run.machines[victim].is_over:
+            raise Missed
+        os.kill(pid, number)
 
     killed = number == signal.SIGKILL
     own = frozenset({128 + number})

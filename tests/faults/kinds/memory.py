@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 import resource
-from contextlib import suppress
 from pathlib import Path
 
 from tests.faults.expected import Expected
-from tests.faults.fault import Fault, starting
+from tests.faults.fault import Fault, Missed, starting
 from tests.faults.moments import draw_moment
 from tests.faults.runs import Run, Setting
 
@@ -20,10 +19,10 @@ def draw_memory(random: random.Random, setting: Setting) -> Fault:
 
     def strike(run: Run) -> None:
         pid = run.worker(worker)
-        with suppress(ProcessLookupError, FileNotFoundError):
-            if pid is not None:
-                limit = _address_space(pid) + more
-                resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+        if pid is None:
+            raise Missed
+        limit = _address_space(pid) + more
+        resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
 
     return Fault(
         words=f"worker {worker} gets no memory beyond {more >> 20} MiB more, {moment}",
@@ -36,5 +35,8 @@ def draw_memory(random: random.Random, setting: Setting) -> Fault:
 
 
 def _address_space(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    except OSError:
+        raise Missed from None
     return pages * resource.getpagesize()

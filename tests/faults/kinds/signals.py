@@ -6,10 +6,9 @@ import os
 import random
 import signal
 import time
-from contextlib import suppress
 
 from tests.faults.expected import END_S, Expected, GoesOn
-from tests.faults.fault import Fault, starting
+from tests.faults.fault import Fault, Missed, starting
 from tests.faults.moments import COMMAND_STARTS_S, WORKER_STARTS_S, draw_moment
 from tests.faults.runs import PATIENCE_S, STEPS, Run, Setting
 
@@ -75,12 +74,10 @@ def draw_stop(random: random.Random, setting: Setting) -> Fault:
 
 
 def send(run: Run, number: signal.Signals, target: str, worker: int | None) -> None:
-    with suppress(ProcessLookupError):
-        pid = _target(run, target, worker)
-        if target == "group":
-            os.killpg(run.machines[0].pid, number)
-        elif pid is not None:
-            os.kill(pid, number)
+    pid = _target(run, target, worker)
+    if pid is None or run.machines[0].is_over:
+        raise Missed
+    (os.killpg if target == "group" else os.kill)(pid, number)
 
 
 def _target(run: Run, target: str, worker: int | None) -> int | None:
