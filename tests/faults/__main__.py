@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", type=int, metavar="SEED", help="this case alone, with all it says; keeps its folder")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keeps undisturbed runs from one call to the next")
     given = parser.parse_args(arguments)
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as Ctrl-C: the cases under way clear up after themselves
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         undisturbed = Undisturbed(given.cache or Path(temporary))
         if given.case is not None:
