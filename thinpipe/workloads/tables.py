@@ -113,7 +113,9 @@ def _read_csv(path: Path) -> Iterator[Line]:
                 raise ValueError(f"{path}, line {reader.line_num} has more cells than the header; quote its texts")
             yield reader.line_num, row
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}; correct the line") from None
+        raise ValueError(
+            f"{path}, line {reader.line_num + 1}: {error} in the row that begins here; close its quotes, or correct it"
+        ) from None
 
 
 def _read_jsonl(path: Path) -> Iterator[Line]:
