@@ -73,7 +73,8 @@ class TextTable(RobertaTask):
         columns = _columns(source.data, list(rows[0][1]))
         cells = [_cells(source.data, line, (*columns, LABEL)) for line in rows]
         if not any(text.strip() for *each, _ in cells for text in each):
-            raise ValueError(f"{source.data}, line {rows[0][0]} and every other have no {' and no '.join(columns)}")
+            nothing = f"{source.data}, line {rows[0][0]} and every other have no {' and no '.join(columns)}"
+            raise ValueError(f"{nothing}; fill them in")
         names = sorted({label for *_, label in cells}, key=_label_order)
         _check_labels(source.data, names, len(rows))
         texts = [tuple(each) for *each, _ in cells]
