@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
 from tests import module_tree
 from tests.documents import PAGES, ROOT, anchors, commands, links
-from thinpipe.cli import app
+from thinpipe.cli import VERBS, load
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.codecs.spec import FAMILIES
 from thinpipe.workloads.tasks import TASKS
 
-COMMAND_LINE = typer.main.get_command(app)
-
 
 def check_options(words: list[str]) -> None:
     """Raises unless the command line takes these words: verbs and options exist, values have their types."""
-    command: Any = COMMAND_LINE
-    while verbs := getattr(command, "commands", None):
-        command, words = verbs[words[0]], words[1:]
-    command.make_context("thinpipe", words)
+    count = 2 if words[0] == "bench" else 1
+    load(" ".join(words[:count])).make_context("thinpipe", words[count:])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_is_listed_with_the_first_line_of_its_help(verb: str) -> None:
+    assert load(verb).help.startswith(VERBS[verb][1] + "\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

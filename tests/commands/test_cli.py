@@ -124,6 +124,10 @@ def test_threads_are_set_and_recorded(tmp_path):
         (["--markdown", "none/r.md"], "a directory that can be written"),
         (["--plot", "none/r.png"], "a directory that can be written"),
         (["--plot", "r.pdf"], "ends in .png"),
+        (["--shape", "9999999,9999999"], "takes 800 TB or more, and this machine has "),
+        (["--shape", "9" * 400], "--shape takes whole numbers from 1 to 10^18"),
+        (["--threads", "100000"], "--threads is at most 1024; got 100000"),
+        (["--budget", "inf"], "--budget is from 0 to 1000000 seconds; got inf"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

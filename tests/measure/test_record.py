@@ -80,6 +80,37 @@ def test_other_files_are_one_clear_error(text, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [1]}, "rows[0] should be an object, it is 1"),
+        ({"rows": {}}, "rows should be a list of objects, it is {}"),
+        ({"rows": [{"ms": [1]}]}, "rows[0]: ms should be a number that reads as .1f, it is [1]"),
+        ({"columns": [{"name": "a", "heading": 5}]}, "columns[0]: heading should be a text, it is 5"),
+        ({"columns": [{"name": "a"}]}, "columns[0] lacks or misnames a part"),
+        ({"columns": [{"name": "a", "heading": "a", "format": ".1q"}]}, "columns[0]: format should be one of a number"),
+        ({"columns": [{"name": "a", "heading": "a", "better": "more"}]}, "columns[0]: better should be higher, lower"),
+        ({"config": [1]}, "config should be an object, it is [1]"),
+        ({"environment": "x"}, 'environment should be an object, it is "x"'),
+        ({"checks": [3]}, "checks[0] should be an object, it is 3"),
+        ({"kind": None}, "kind should be a text, it is null"),
+        ({"format": True}, "it has no format number"),
+        ({"format": "1"}, "it has no format number"),
+    ],
+    ids=str,
+)
+def test_a_part_of_another_kind_is_named(change, message, tmp_path):
+    path = tmp_path / "record.json"
+    column = Column(name="ms", heading="ms", format=".1f")
+    Record(kind="k", config={}, columns=(column,), rows=({"ms": 1.5},), environment={}).write(path)
+    assert Record.read(path).rows == ({"ms": 1.5},)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=f"^{path} cannot be read as a record") as error:
+        Record.read(path)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def test_a_truncated_record_is_an_error(record, tmp_path):
     path = tmp_path / "record.json"
     record.write(path)

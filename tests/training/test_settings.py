@@ -54,6 +54,15 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"epochs": 0}, "--epochs is from 1 to 1000000000; got 0"),
         ({"optimizer": "lamb"}, "--optimizer is sgd, adamw; got lamb"),
         ({"seed": -1}, "--seed"),
+        ({"lr": float("inf")}, "--lr is above 0 and at most 1e[+]06; got inf"),
+        ({"lr": float("nan")}, "--lr is above 0 .*; got nan"),
+        ({"lr": 1e300}, "--lr is above 0"),
+        ({"weight_decay": float("inf")}, "--weight-decay is from 0 to 1000; got inf"),
+        ({"width": float("inf")}, "--width is above 0"),
+        ({"clip_norm": float("inf")}, "--clip-norm is above 0"),
+        ({"momentum": float("nan")}, "--momentum is from 0 to below 1; got nan"),
+        ({"threads": 100_000}, "--threads is from 1 to 1024; got 100000"),
+        ({"epochs": 10**30}, "--epochs is from 1 to"),
     ],
 )
 def test_what_does_not_go_together_is_an_error_that_says_the_rule(given: dict[str, Any], message: str) -> None:

@@ -73,7 +73,8 @@ class TextTable(RobertaTask):
         columns = _columns(source.data, list(rows[0][1]))
         cells = [_cells(source.data, line, (*columns, LABEL)) for line in rows]
         if not any(text.strip() for *each, _ in cells for text in each):
-            raise ValueError(f"{source.data}, line {rows[0][0]} and every other have no {' and no '.join(columns)}")
+            nothing = f"{source.data}, line {rows[0][0]} and every other have no {' and no '.join(columns)}"
+            raise ValueError(f"{nothing}; fill them in")
         names = sorted({label for *_, label in cells}, key=_label_order)
         _check_labels(source.data, names, len(rows))
         texts = [tuple(each) for *each, _ in cells]
@@ -113,7 +114,9 @@ def _read_csv(path: Path) -> Iterator[Line]:
                 raise ValueError(f"{path}, line {reader.line_num} has more cells than the header; quote its texts")
             yield reader.line_num, row
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}; correct the line") from None
+        raise ValueError(
+            f"{path}, line {reader.line_num + 1}: {error} in the row that begins here; close its quotes, or correct it"
+        ) from None
 
 
 def _read_jsonl(path: Path) -> Iterator[Line]:
