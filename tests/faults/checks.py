@@ -14,7 +14,8 @@ _NOTES = re.compile(
     r"thinpipe: (the last checkpoint is|no checkpoint of step|waiting for|worker \d+ is back|.* s after the start\n"
     r"|starting again|.*\bgo(es|ing) on\b|.* the run does not)"
 )
-_KEPT_BY_TORCH = "torchinductor_"  # its cache of compiled code, whether it compiles or not
+# Torch's cache of compiled code, whether it compiles or not; what torchrun wrote when it is told to end.
+_KEPT_BY_TORCH = ("torchinductor_", "torchelastic_")
 
 
 def causes(machine: Machine) -> list[str]:

@@ -10,7 +10,7 @@ from tests.faults.undisturbed import Undisturbed
 
 SETTING = Setting(workers=2, codec="8bit")  # one for all, so that one undisturbed run speaks for all
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
