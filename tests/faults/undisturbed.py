@@ -40,9 +40,10 @@ class Undisturbed:
         with lock:
             if not folder.exists():
                 self.home.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryDirectory(dir=self.home) as made:
+                # Not below the home: sockets are made in it, whose names must not be long.
+                with tempfile.TemporaryDirectory(prefix="faults-") as made:
                     _carry_out(Path(made) / "run", setting)
-                    (Path(made) / "run").rename(folder)
+                    shutil.move(Path(made) / "run", folder)
         return folder
 
 
