@@ -34,7 +34,7 @@ from thinpipe.codecs.layout import (
 _WORD = 0xFFFFFFFF
 _FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
 
-LLOYD_STEPS = 20  # the smaller of the two counts the seeds measured (20 and 50)
+LLOYD_STEPS = 20  # the smaller of the two counts that the research code behind this measured (20 and 50)
 
 
 def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
