@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinpipe
-from tests.codecs.helpers import QUANTIZERS, SPECS, TILES, content
+from tests.codecs.helpers import SPECS, content
 from thinpipe.codecs.kernels.cpu import compiling, order
 from thinpipe.codecs.kernels.cpu.loops import tiles
 from thinpipe.codecs.kernels.cpu.order import key_floats
@@ -69,7 +69,23 @@ def test_order_statistics_survive_a_sample_that_misleads(monkeypatch, unfair):
     assert np.array_equal(key_floats(order.order_statistics(x, ranks)[2]), np.sort(x)[ranks])
 
 
-@pytest.mark.parametrize("spec", [*QUANTIZERS, *TILES, "topk:0.1", "topk:0.01"])
+SHARED = [  # one for each way to share the work
+    "uniform:8",
+    "sort:6+2",
+    "sort:3+8",
+    "sort:3+1+zero",
+    "kmeans:4",
+    "kmeans:7",
+    "tile:4",
+    "tile:5/4096",
+    "tile:6/512+rot+sr",
+    "tile:8/32+sr+zero",
+    "topk:0.1",
+    "topk:0.01",
+]
+
+
+@pytest.mark.parametrize("spec", SHARED)
 def test_the_wire_does_not_depend_on_the_number_of_threads(spec):
     x = content("relu6", LARGE)
     codec = thinpipe.codec(spec)

@@ -22,8 +22,8 @@ from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import (
     BLOCK,
     bucket_affine,
+    bucket_bounds,
     bucket_values,
-    chunk_bounds,
     header_bytes,
     midpoints,
     move_to_zero,
@@ -43,7 +43,7 @@ def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> No
 
 def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
     values = _array(x)
-    bounds = chunk_bounds(values.size, 1 << split_bits)
+    bounds = bucket_bounds(values.size, 1 << split_bits)
     if split_bits:
         wanted = np.array([(start, stop - 1) for start, stop in bounds if start < stop])
         ranks, places = np.unique(wanted, return_inverse=True)
