@@ -354,6 +354,12 @@ def test_a_wire_may_start_anywhere() -> None:
         assert torch.equal(out.cpu(), decoded(spec, buffer[3:].cpu(), x.cpu(), cpu))
 
 
+def test_places_in_memory_do_not_overlap() -> None:
+    places = cuda.memory.Map()
+    assert [places.take(3).value, places.take(5, align=4).value, places.take(1).value] == [0, 4, 9]
+    assert places.size == 10
+
+
 def test_without_triton_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RuntimeError, match="Triton, which is not installed"):

@@ -5,7 +5,7 @@ import torch
 
 import thinpipe
 from thinpipe.codecs.kernels import reference
-from thinpipe.codecs.layout import BLOCK, packed_bytes, planes
+from thinpipe.codecs.layout import BLOCK, bucket_values, packed_bytes, planes
 
 
 def test_the_worked_example():
@@ -52,3 +52,11 @@ def test_ratios_count_everything_and_are_met_within_a_hundredth(name, bits):
     for count in (2**18, 2**18 + 1, 12_845_056):  # 1 MB of float32 and more
         ratio = codec.wire_bytes((count,), torch.float32) / (4 * count)
         assert ratio == pytest.approx(bits / 32, rel=0.01)
+
+
+def test_both_ends_of_a_bucket_are_exact():
+    """Also where one is so small beside the other that their distance does not know it."""
+    values = bucket_values(torch.tensor([-1e30, 1e-30]), torch.tensor([1.0, 1e30]), 2).view(2, 4)
+    assert values[0, 0] == torch.tensor(-1e30)
+    assert values[0, 3] == 1
+    assert torch.equal(values[1, [0, 3]], torch.tensor([1e-30, 1e30]))
