@@ -60,6 +60,16 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}"
 
 
+def note_cause(error: BaseException, cause: str) -> None:
+    """Keep with an error why its worker ended, as all workers were told."""
+    error.__dict__["cause"] = cause
+
+
+def noted_cause(error: BaseException, rank: int) -> str:
+    """That, or the error itself where nobody could be told."""
+    return str(error.__dict__.get("cause") or f"worker {rank}: {describe(error)}")
+
+
 # What torch and the C++ library say; MemoryError is Python's.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "std::bad_alloc", "CUDA out of memory")
 

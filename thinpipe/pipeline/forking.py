@@ -13,6 +13,7 @@ from multiprocessing import forkserver, process
 from pathlib import Path
 
 _PREFIX = "thinpipe-"  # of temporary folders
+_LONGEST = 50  # characters of a path that leaves room for a socket's name below it
 
 
 @cache
@@ -33,7 +34,9 @@ def temporary_folder() -> str:
         match = re.match(rf"{_PREFIX}(\d+)-", path.name)
         if match and not Path("/proc", match[1]).exists() and path.is_dir() and path.stat().st_uid == os.getuid():
             shutil.rmtree(path, ignore_errors=True)
-    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    # A socket's path has at most 107 bytes, and temporary folders of clusters can be longer.
+    where = None if len(tempfile.gettempdir()) < _LONGEST else "/tmp"
+    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=where)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     # Where multiprocessing keeps its socket: one folder is enough, and workers can remove it if this process is killed.
     process.current_process()._config.setdefault("tempdir", folder)  # type: ignore[attr-defined]

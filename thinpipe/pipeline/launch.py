@@ -27,8 +27,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from thinpipe.pipeline.control import GRACE_S, Control
-from thinpipe.pipeline.errors import Interrupted, Terminated, WorkerError, debugging, describe
+from thinpipe.pipeline.control import GRACE_S
+from thinpipe.pipeline.errors import Interrupted, Terminated, WorkerError, debugging, noted_cause
 from thinpipe.pipeline.forking import import_ahead, temporary_folder
 from thinpipe.pipeline.local_worker import Job, Network, leave, work
 from thinpipe.pipeline.membership import PATIENCE_S, joined, member
@@ -102,7 +102,7 @@ def run_workers(
             raise ValueError(f"this is one of {me.size} workers, but {workers} were asked for; leave one of them out")
         if network is not None:
             raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
-        return [_join(function, args, backend, patience_s, end or _end_here)]
+        return [_join(function, args, me.rank, backend, patience_s, end or _end_here)]
     if workers is None or workers < 1:
         raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
     import_ahead()
@@ -137,23 +137,23 @@ def run_workers(
     return [worker.result[0] for worker in started if worker.result is not None]
 
 
-def _join(function: Callable[..., Any], args: Sequence[Any], backend: Any, patience_s: float, end: Any) -> Any:
+def _join(
+    function: Callable[..., Any], args: Sequence[Any], rank: int, backend: Any, patience_s: float, end: Any
+) -> Any:
     """As a worker that was started elsewhere."""
     if threading.current_thread() is threading.main_thread():
         ignored = frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN)
         raise_signals(leave, ignored)
     end_with_parent()
-    control: Control | None = None
     try:
-        with joined(backend, patience_s=patience_s, end=end) as control:
+        with joined(backend, patience_s=patience_s, end=end):
             return function(*args)
     except (Interrupted, ValueError):
         raise
     except Exception as error:
         if debugging():
             traceback.print_exc()
-        cause = describe(error) if control is None else control.first_cause(error)
-        raise WorkerError(cause, getattr(error, "code", 1)) from None
+        raise WorkerError(noted_cause(error, rank), getattr(error, "code", 1)) from None
 
 
 def _end_here(cause: str) -> None:

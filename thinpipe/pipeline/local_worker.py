@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any, Protocol
 
-from thinpipe.pipeline.errors import Interrupted, LinkError, debugging, describe, root_of
+from thinpipe.pipeline.errors import Interrupted, LinkError, debugging, noted_cause, root_of
 from thinpipe.pipeline.membership import joined, set_member
 from thinpipe.pipeline.signals import end_with_parent, raise_signals
 
@@ -55,7 +55,7 @@ def work(job: Job, rank: int, sender: connection.Connection) -> None:
     raise_signals(report.leave, job.ignored)
     end_with_parent()  # the server
     threading.Thread(target=_end_with_launcher, name="thinpipe-launcher", daemon=True).start()
-    backend, control = job.backend, None
+    backend = job.backend
     try:
         machine, local = 0, (rank, job.workers)
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # nothing listens to other machines
@@ -65,7 +65,7 @@ def work(job: Job, rank: int, sender: connection.Connection) -> None:
             backend = backend or "gloo"  # NCCL would pass by the network, through the memory of the machine
         set_member(rank, job.workers, machine=machine, local=local, master=("127.0.0.1", "0"))
         options: dict[str, Any] = {"meeting_file": job.meeting_file, "patience_s": job.patience_s}
-        with joined(backend, end=report.failed, **options) as control:
+        with joined(backend, end=report.failed, **options):
             result = job.function(*job.args)
         report.done(result)
         report.leave(0)  # threads of gloo that still need Python would abort an ordinary exit
@@ -73,8 +73,7 @@ def work(job: Job, rank: int, sender: connection.Connection) -> None:
         if debugging():
             traceback.print_exc()
         code = 128 + error.number if isinstance(error, Interrupted) else getattr(error, "code", 1)
-        cause = f"worker {rank}: {describe(error)}" if control is None else control.first_cause(error)
-        report.failed(cause, code, isinstance(root_of(error), LinkError))
+        report.failed(noted_cause(error, rank), code, isinstance(root_of(error), LinkError))
 
 
 class _Report:

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinpipe.pipeline.activity import ACTIVITY, waiting
+from thinpipe.pipeline.activity import ACTIVITY
 from thinpipe.pipeline.control import Control
+from thinpipe.pipeline.errors import note_cause
+from thinpipe.pipeline.exchange import needing_peers
 from thinpipe.pipeline.meeting import Patience, address_of, address_towards, interface_with, make_store, meet
 
 PATIENCE_S = 60.0  # by default: how long a silent worker is waited for
@@ -107,15 +109,17 @@ def joined(
     ACTIVITY.note("connecting to the other workers")
     # Torch then waits until all are connected: one that had nothing to do would leave while others still connect to it.
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
-    with waiting():
-        chosen = backend or ("nccl" if own_gpu else "gloo")
-        dist.init_process_group(chosen, store=store, rank=me.rank, world_size=me.size)
-    ACTIVITY.note("starting")
     try:
+        with needing_peers("connecting"):
+            chosen = backend or ("nccl" if own_gpu else "gloo")
+            dist.init_process_group(chosen, store=store, rank=me.rank, world_size=me.size)
+        ACTIVITY.note("starting")
         yield control
     except BaseException as error:
         # The group stays: the others would see this worker leave before it says why.
-        control.announce(control.first_cause(error))
+        cause = control.first_cause(error)
+        control.announce(cause)
+        note_cause(error, cause)
         raise
     dist.destroy_process_group()
     control.close()
