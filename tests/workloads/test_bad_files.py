@@ -32,13 +32,25 @@ def refused(function: Callable[..., Any], *arguments: Any) -> str:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.csv", "text,label\na,y\né,n\n".encode("latin-1"), "t.csv, line 3: a table is text in UTF-8"),
-        ("t.jsonl", '{"text": "é", "label": 1}'.encode("utf-16"), "t.jsonl: a table of JSON lines is text in UTF-8"),
+        (
+            "t.csv",
+            "text,label\na,y\né,n\n".encode("latin-1"),
+            "t.csv, line 3 cannot be read as a table: text is in UTF-8",
+        ),
+        (
+            "t.jsonl",
+            '{"text": "é", "label": 1}'.encode("utf-16"),
+            "t.jsonl cannot be read as a table of JSON lines: text is in UTF-8",
+        ),
         ("t.jsonl", b'{"text": "a", "label": 1}\n' + b"[" * 100_000, "t.jsonl, line 2: brackets are nested too deeply"),
         ("t.csv", b"text,label\n,y\n ,n\n", "t.csv, line 2 and every other have no text"),
         ("t.csv", b"text,label\na,y\nb,nan\nc,n\n", "t.csv, line 3: a label is a word or a finite number; it is nan"),
         ("t.jsonl", b'{"text": "a", "label": NaN}\n{"text": "b", "label": 1}', "line 1: a label is a word or a finite"),
-        ("t.csv", b"text,label\na\0,y\nb,n\n", "t.csv, line 2: a table is text in UTF-8, and this has NUL bytes"),
+        (
+            "t.csv",
+            b"text,label\na\0,y\nb,n\n",
+            "t.csv, line 2 cannot be read as a table: text is in UTF-8, and this has NUL bytes",
+        ),
         ("t.csv", b"text,label\na,y\nb, \nc,n\n", "t.csv, line 3 has no label"),
         ("t.csv", b'text,label\n"a,y\nb,n\n', "t.csv, line 2: unexpected end of data in the row that begins here"),
         ("t.csv", b"text,text,label\na,b,y\nc,d,n\n", "line 1 names the column text twice"),
