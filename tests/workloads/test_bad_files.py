@@ -224,6 +224,11 @@ def test_images_that_no_machine_holds() -> None:
     assert line.startswith("--image-size 1000000: the data, 1797 images, takes 7.188 PB or more, and this machine has ")
 
 
+def test_texts_that_no_machine_holds() -> None:
+    line = refused(task("grammar").look_for, Source(tokens=10**12))
+    assert line.startswith("--tokens 1000000000000: the data, 9000 texts, takes 144 PB or more, and this machine has ")
+
+
 def test_glue_is_read_as_it_was(tmp_path: Path) -> None:
     data, shape = task("cola").load(Source(data=write_glue(tmp_path / "g", "cola"), pretrained=False))
     assert (len(data.train), shape.classes) == (40, 2)

@@ -125,7 +125,9 @@ def parse_json_line(path: Path, number: int, line: str) -> Any:
     except RecursionError:
         raise ValueError(f"{path}, line {number}: {_TOO_DEEP}; correct the line") from None
     except ValueError as error:  # JSONDecodeError, or a number of thousands of digits
-        raise ValueError(f"{path}, line {number} is not JSON: {error}; correct the line") from None
+        raise ValueError(
+            f"{path}, line {number} is not JSON: {str(error).partition(';')[0]}; correct the line"
+        ) from None
 
 
 def _integer(text: str) -> int:
