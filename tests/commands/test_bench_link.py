@@ -85,7 +85,7 @@ def test_torchrun_says_how_many_and_over_which_links(monkeypatch):
     ("arguments", "message"),
     [
         (["--sizes", "large"], "--sizes are bytes of tensors"),
-        (["--link", "fast"], "--link is a rate above 0"),
+        (["--link", "fast"], "--link is a rate from 1kbit to 600gbit"),
         (["--compress", "bogus"], "there is no codec 'bogus'"),
         (["--plot", "r.pdf"], "--plot writes PNG"),
     ],

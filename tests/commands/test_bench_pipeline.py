@@ -59,7 +59,7 @@ def test_a_step_over_a_thin_link_takes_its_time(tmp_path):
     [
         (["--workers", "two"], "--workers takes whole numbers"),
         (["--client-layers", "1"], "--client-layers takes two whole numbers"),
-        (["--link", "fast"], "--link is a rate above 0"),
+        (["--link", "fast"], "--link is a rate from 1kbit to 600gbit"),
         (["--json", "none/r.json"], "a directory that can be written"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -123,7 +123,7 @@ def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
         (["--compress-forward", "delta(sort:2)", "--delta-cache-limit", "much"], "as in 100kB, 1.5MB or 4GiB"),
         (["--capture", "c.safetensors", "--capture-steps", "3,x"], "as in 10,100; got 3,x"),
         (["--link", "10mbit,100mbit"], "a run has links of one rate"),
-        (["--link", "fast"], "--link is a rate above 0"),
+        (["--link", "fast"], "--link is a rate from 1kbit to 600gbit"),
         (["--link", "10mbit", "--parallel", "none"], "--parallel none is one process"),
         (["--data", "nowhere", "--workers", "3"], "task digits takes --image-size, --width, --samples and not --data"),
         (["--task", "cifar10", "--no-pretrained", "--data", "/nowhere"], "/nowhere is none"),

@@ -24,11 +24,17 @@ def error_of(read: Callable[..., Any], path: Path, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a\nb\né".encode("latin-1"), "line 3: a table is text in UTF-8, and byte 4, 0xe9, is not; if it is Latin-1, "),
+        (
+            "a\nb\né".encode("latin-1"),
+            "line 3 cannot be read as a table: text is in UTF-8, and byte 4, 0xe9, is not; if it is Latin-1, ",
+        ),
         ("é\n".encode("utf-16"), "begins with the mark of UTF-16; convert it with: iconv -f UTF-16 -t UTF-8"),
         ("é\n".encode("utf-32"), "iconv -f UTF-32 -t UTF-8"),
-        ("a\nb".encode("utf-16-le"), "line 1: a table is text in UTF-8, and this has NUL bytes; if it is UTF-16"),
-        (b"a\nb\0c", "line 2: a table is text in UTF-8, and this has NUL bytes"),
+        (
+            "a\nb".encode("utf-16-le"),
+            "line 1 cannot be read as a table: text is in UTF-8, and this has NUL bytes; if it is UTF-16",
+        ),
+        (b"a\nb\0c", "line 2 cannot be read as a table: text is in UTF-8, and this has NUL bytes"),
     ],
     ids=["latin-1", "utf-16", "utf-32", "utf-16-unmarked", "nul"],
 )

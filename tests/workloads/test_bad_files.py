@@ -32,13 +32,25 @@ def refused(function: Callable[..., Any], *arguments: Any) -> str:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.csv", "text,label\na,y\né,n\n".encode("latin-1"), "t.csv, line 3: a table is text in UTF-8"),
-        ("t.jsonl", '{"text": "é", "label": 1}'.encode("utf-16"), "t.jsonl: a table of JSON lines is text in UTF-8"),
+        (
+            "t.csv",
+            "text,label\na,y\né,n\n".encode("latin-1"),
+            "t.csv, line 3 cannot be read as a table: text is in UTF-8",
+        ),
+        (
+            "t.jsonl",
+            '{"text": "é", "label": 1}'.encode("utf-16"),
+            "t.jsonl cannot be read as a table of JSON lines: text is in UTF-8",
+        ),
         ("t.jsonl", b'{"text": "a", "label": 1}\n' + b"[" * 100_000, "t.jsonl, line 2: brackets are nested too deeply"),
         ("t.csv", b"text,label\n,y\n ,n\n", "t.csv, line 2 and every other have no text"),
         ("t.csv", b"text,label\na,y\nb,nan\nc,n\n", "t.csv, line 3: a label is a word or a finite number; it is nan"),
         ("t.jsonl", b'{"text": "a", "label": NaN}\n{"text": "b", "label": 1}', "line 1: a label is a word or a finite"),
-        ("t.csv", b"text,label\na\0,y\nb,n\n", "t.csv, line 2: a table is text in UTF-8, and this has NUL bytes"),
+        (
+            "t.csv",
+            b"text,label\na\0,y\nb,n\n",
+            "t.csv, line 2 cannot be read as a table: text is in UTF-8, and this has NUL bytes",
+        ),
         ("t.csv", b"text,label\na,y\nb, \nc,n\n", "t.csv, line 3 has no label"),
         ("t.csv", b'text,label\n"a,y\nb,n\n', "t.csv, line 2: unexpected end of data in the row that begins here"),
         ("t.csv", b"text,text,label\na,b,y\nc,d,n\n", "line 1 names the column text twice"),
@@ -210,6 +222,11 @@ def test_what_weights_take_at_the_least_is_near_what_they_take(width: float) -> 
 def test_images_that_no_machine_holds() -> None:
     line = refused(task("digits").look_for, Source(image_size=1_000_000))
     assert line.startswith("--image-size 1000000: the data, 1797 images, takes 7.188 PB or more, and this machine has ")
+
+
+def test_texts_that_no_machine_holds() -> None:
+    line = refused(task("grammar").look_for, Source(tokens=10**12))
+    assert line.startswith("--tokens 1000000000000: the data, 9000 texts, takes 144 PB or more, and this machine has ")
 
 
 def test_glue_is_read_as_it_was(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ _TOO_DEEP = "brackets are nested too deeply"
 _NUMBER_DIGITS = 309  # a number with more is above what a float can be
 
 
-def check_regular(path: Path, what: str) -> None:
+def check_regular(path: Path, what: str, remedy: str = "name another") -> None:
     """ValueError unless there is a regular file. It is not opened: to open a pipe is to wait for whoever writes to it.
 
     ``what`` the file should be, as in "a picture".
@@ -42,10 +42,10 @@ def check_regular(path: Path, what: str) -> None:
         mode = path.stat().st_mode
     except OSError as error:
         there = f"it is a link to {os.readlink(path)}, which is not there" if path.is_symlink() else error.strerror
-        raise ValueError(f"{path} cannot be read as {what}: {there}; bring it, or name another") from None
+        raise ValueError(f"{path} cannot be read as {what}: {there}; {remedy}") from None
     if not stat.S_ISREG(mode):
         kind = next((name for holds, name in _KINDS if holds(mode)), "something else")
-        raise ValueError(f"{path} cannot be read as {what}: it is {kind}, not a file; remove it, or name another")
+        raise ValueError(f"{path} cannot be read as {what}: it is {kind}, not a file; {remedy}")
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def read_text(path: Path, what: str) -> str:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise ValueError(
-            f"{path}, line {line}: {what} is text in UTF-8, and this has NUL bytes; "
+            f"{path}, line {line} cannot be read as {what}: text is in UTF-8, and this has NUL bytes; "
             f"if it is UTF-16, {_convert('UTF-16LE', path)}; else write it anew"
         )
     return text
@@ -125,7 +125,9 @@ def parse_json_line(path: Path, number: int, line: str) -> Any:
     except RecursionError:
         raise ValueError(f"{path}, line {number}: {_TOO_DEEP}; correct the line") from None
     except ValueError as error:  # JSONDecodeError, or a number of thousands of digits
-        raise ValueError(f"{path}, line {number} is not JSON: {error}; correct the line") from None
+        raise ValueError(
+            f"{path}, line {number} is not JSON: {str(error).partition(';')[0]}; correct the line"
+        ) from None
 
 
 def _integer(text: str) -> int:
@@ -148,11 +150,12 @@ def _constant(text: str) -> None:
 def _other_encoding(path: Path, what: str, content: bytes, error: UnicodeDecodeError) -> str:
     marked = next((name for mark, name in _MARKS if content.startswith(mark)), None)
     if marked is not None:
-        return f"{path}: {what} is text in UTF-8, and this begins with the mark of {marked}; {_convert(marked, path)}"
+        begins = f"text is in UTF-8, and this begins with the mark of {marked}"
+        return f"{path} cannot be read as {what}: {begins}; {_convert(marked, path)}"
     line = content.count(b"\n", 0, error.start) + 1
     return (
-        f"{path}, line {line}: {what} is text in UTF-8, and byte {error.start}, 0x{content[error.start]:02x}, is not; "
-        f"if it is Latin-1, {_convert('LATIN1', path)}"
+        f"{path}, line {line} cannot be read as {what}: text is in UTF-8, and byte {error.start}, "
+        f"0x{content[error.start]:02x}, is not; if it is Latin-1, {_convert('LATIN1', path)}"
     )
 
 

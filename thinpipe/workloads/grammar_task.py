@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from thinpipe.workloads.grammar import WORDS, Pair, pairs
-from thinpipe.workloads.options import positive, refuse_others
+from thinpipe.workloads.options import check_tokens, positive, refuse_others
 from thinpipe.workloads.roberta import ENDS, ROBERTA_MODULES, SMALL, new_roberta, roberta_bytes
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
@@ -63,7 +63,9 @@ class Grammar(Task):
     def _check(self, source: Source) -> int:
         """The length of texts, if everything else can be had as well."""
         refuse_others(self.name, source, ("tokens", "width", "samples"), "it is embedded and trained from scratch")
-        return positive("tokens", source.tokens, TOKENS, least=TOKENS)  # a cut sentence could be of either class
+        tokens = positive("tokens", source.tokens, TOKENS, least=TOKENS)  # a cut sentence could be of either class
+        check_tokens(tokens, 2 * (TRAIN_PAIRS + VALIDATION_PAIRS))
+        return tokens
 
 
 def _held(made: list[Pair], tokenizer: WordTokenizer, tokens: int) -> Texts:

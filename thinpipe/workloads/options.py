@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
+from thinpipe.measure.memory import check_fits
 from thinpipe.workloads.task import Source
 
 _DEFAULT = Source()
@@ -24,6 +25,11 @@ def refuse_others(task: str, source: Source, taken: Iterable[str], why: str = ""
 def option(name: str) -> str:
     """How a user writes a field of ``Source``."""
     return "--no-pretrained" if name == "pretrained" else "--" + name.replace("_", "-")
+
+
+def check_tokens(tokens: int, texts: int) -> None:
+    """ValueError if so many texts of that length, held as token ids and masks, do not fit into memory."""
+    check_fits(f"--tokens {tokens}: the data, {texts} texts,", 16 * tokens * texts, "take fewer")
 
 
 def positive(name: str, value: int | None, default: int, *, least: int = 1) -> int:

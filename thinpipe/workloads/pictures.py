@@ -69,7 +69,7 @@ def _read(file: str | PathLike[str] | bytes, frame: int) -> Tensor:
     path = None if isinstance(file, bytes) else Path(file)
     try:
         if path is not None:
-            check_regular(path, "a picture")
+            check_regular(path, "a picture", REMEDY)
         with (
             errors_named(path or "a file of the data set", "a picture", REMEDY),
             Image.open(BytesIO(file) if isinstance(file, bytes) else file) as picture,
@@ -89,7 +89,7 @@ def check_picture(file: Path) -> None:
     """
     from PIL import Image
 
-    check_regular(file, "a picture")
+    check_regular(file, "a picture", REMEDY)
     with errors_named(file, "a picture", REMEDY), Image.open(file) as picture:  # refuses what has too many pixels
         end = _ENDS.get(picture.format or "")
         if end is None or not _last_bytes(file).rstrip(b"\0").endswith(end):

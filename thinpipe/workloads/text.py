@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.disk import class_numbers, columns_of, load_saved
 from thinpipe.workloads.hub import PublicData, load_public
-from thinpipe.workloads.options import positive, refuse_others
+from thinpipe.workloads.options import check_tokens, positive, refuse_others
 from thinpipe.workloads.roberta import BASE, ENDS, ROBERTA_MODULES, Size, new_roberta, pretrained_roberta, roberta_bytes
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source, Task
@@ -69,6 +69,7 @@ class RobertaTask(Task):
         """Texts and labels as tokens: the checkpoint's, or words of the training texts."""
         weights = self.check(source)
         tokens = positive("tokens", source.tokens, TOKENS, least=LEAST_TOKENS)
+        check_tokens(tokens, len(train[0]) + len(validation[0]))
         classes = int(torch.cat([train[1], validation[1]]).max()) + 1
         if weights is None:
             words = WordTokenizer.of_texts((text for row in train[0] for text in row), VOCABULARY)
