@@ -1,3 +1,3 @@
 """The version of thinpipe, apart from everything else so that any room may name it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
