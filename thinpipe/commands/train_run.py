@@ -133,7 +133,7 @@ def _check_room(running: Running, save_bytes: int, capture_bytes: int) -> None:
 
 def _tell(code: int, message: str, running: Running) -> int:
     typer.echo(f"thinpipe: {message}", err=True)
-    last = _last_checkpoint(running)
+    last = None if code == 2 else _last_checkpoint(running)  # 2: what was asked for cannot be, here as well
     if last is not None:
         typer.echo(
             f"thinpipe: the last checkpoint is {last}; go on with: thinpipe train --resume {last.parent}", err=True
