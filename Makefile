@@ -2,14 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test faults check format clean
 
 demo: .venv/installed
 	$(BIN)/thinpipe train
 
 test: .venv/installed
-	$(BIN)/pytest --numprocesses auto --ignore tests/commands --ignore tests/measure
-	$(BIN)/pytest tests/commands tests/measure # links at their rates, many processes: one after the other
+	$(BIN)/pytest --numprocesses auto -m "not rate"
+	$(BIN)/pytest -m rate # what must have the machine to itself
+
+# Breaks so many small runs, each in one way that the seed says: docs/faults.md.
+N ?= 50
+SEED ?= 0
+faults: .venv/installed
+	$(BIN)/python -m tests.faults --count $(N) --seed $(SEED)
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -25,8 +25,9 @@ def train() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6)))
     units = units_of(model)
     modules = cut_units(units, choose_cuts(len(units), workers, "client-server", client_layers=(1, 1)))
+    chunk = torch.empty(16, 256, requires_grad=True)  # one microbatch: with static shapes torch exchanges no pickles
     stages = [
-        thinpipe.PipelineStage(modules[i], i, len(modules), "cpu", forward="sort:8", backward="sort:8")
+        thinpipe.PipelineStage(modules[i], i, len(modules), "cpu", input_args=chunk, output_args=chunk)
         for i in stages_of(worker, workers, "client-server")
     ]
     schedule = thinpipe.ClientServerSchedule(stages, 4, nn.functional.mse_loss, order="1f1b")
@@ -43,7 +44,8 @@ def train() -> None:
 
     for link in report(stages):
         if client:
-            print(f"stage {link.source} to {link.target}: {link.tensor_bytes} bytes as {link.wire_bytes}")
+            sizes = f"{link.tensor_bytes} bytes of tensors, {link.wire_bytes} on the wire"
+            print(f"stage {link.source} to {link.target}: {sizes}")
 
 
 if __name__ == "__main__":

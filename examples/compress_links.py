@@ -19,7 +19,8 @@ def main() -> None:
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(2 * workers)]
     module = nn.Sequential(*layers[2 * worker : 2 * worker + 2])
-    stage = PipelineStage(module, worker, workers, torch.device("cpu"))
+    chunk = torch.empty(16, 256, requires_grad=True)  # one microbatch: with static shapes torch exchanges no pickles
+    stage = PipelineStage(module, worker, workers, torch.device("cpu"), input_args=chunk, output_args=chunk)
     schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
 

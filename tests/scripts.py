@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.processes import processes_of
+
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 150  # of which importing torch in three processes on two busy cores may take a fifth
 
@@ -52,12 +54,4 @@ def run_script(
 
 def running(session: int) -> list[str]:
     """The commands of the processes of a session."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(its_session) == session and state != "Z":
-                found.append((stat.parent / "cmdline").read_text().replace("\0", " "))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
+    return [process.command for process in processes_of(session)]

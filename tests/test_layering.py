@@ -30,7 +30,7 @@ ALLOWED = {
         "thinpipe.codecs.spec",
     },
     "thinpipe.measure": {"thinpipe.measure"},
-    "thinpipe.workloads": {"thinpipe.workloads"},
+    "thinpipe.workloads": {"thinpipe.workloads", "thinpipe.measure.memory", "thinpipe.measure.readable"},
     "thinpipe.training": {
         "thinpipe.training",
         "thinpipe.workloads",
@@ -54,7 +54,7 @@ ALLOWED = {
     "thinpipe.ablation": {
         "thinpipe.ablation",
         "thinpipe.training.settings",
-        "thinpipe.pipeline.parent",
+        "thinpipe.pipeline.signals",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.spec",
         "thinpipe.measure",
@@ -65,7 +65,10 @@ ALLOWED = {
         "thinpipe.bench",
         "thinpipe.measure",
         "thinpipe.codecs",
+        "thinpipe.pipeline.errors",
+        "thinpipe.pipeline.forking",
         "thinpipe.pipeline.launch",
+        "thinpipe.pipeline.membership",
         "thinpipe.workloads",
         "thinpipe.training",
     },

@@ -1,32 +1,63 @@
-"""The command line: registers the verbs, nothing else."""
+"""The command line: names the verbs; each is imported when it is called, so that --help need not wait for torch."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from thinpipe.commands.ablate import ablate
-from thinpipe.commands.bench_codecs import bench_codecs
-from thinpipe.commands.bench_ddp import bench_ddp
-from thinpipe.commands.bench_ddp_accuracy import bench_ddp_accuracy
-from thinpipe.commands.bench_link import bench_link
-from thinpipe.commands.bench_pipeline import bench_pipeline
-from thinpipe.commands.diff import diff
-from thinpipe.commands.train import train
 from thinpipe.version import __version__
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-bench = typer.Typer(no_args_is_help=True, help="Measure: codecs, links, pipelines, data-parallel training.")
+# Verb -> the function that carries it out, and the first line of its help.
+VERBS = {
+    "train": ("thinpipe.commands.train:train", "Train a model whose layers live on several workers."),
+    "ablate": (
+        "thinpipe.commands.ablate:ablate",
+        "Train every combination of a plan; tables of mean, spread and worst seed.",
+    ),
+    "diff": ("thinpipe.commands.diff:diff", "What changed between two records that thinpipe wrote with --json."),
+    "bench codecs": (
+        "thinpipe.commands.bench_codecs:bench_codecs",
+        "What each codec sends, loses and costs on this machine.",
+    ),
+    "bench ddp": ("thinpipe.commands.bench_ddp:bench_ddp", "Iteration time of DistributedDataParallel."),
+    "bench ddp-accuracy": (
+        "thinpipe.commands.bench_ddp_accuracy:bench_ddp_accuracy",
+        "Whether compressed gradients cost accuracy.",
+    ),
+    "bench link": ("thinpipe.commands.bench_link:bench_link", "How long messages take between two workers."),
+    "bench pipeline": (
+        "thinpipe.commands.bench_pipeline:bench_pipeline",
+        "Pipelines against data-parallel and single-process training.",
+    ),
+}
+
+
+def load(verb: str) -> Any:
+    """The command of a verb, with its options."""
+    module, _, function = VERBS[verb][0].partition(":")
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(verb.rpartition(" ")[2])(getattr(import_module(module), function))
+    return typer.main.get_command(alone)
+
+
+class _Verbs(TyperGroup):
+    """Lists verbs by their summaries, and loads the one that is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        verb = " ".join(part for part in (self.name if self.name == "bench" else "", name) if part)
+        return name, load(verb) if verb in VERBS else command, rest
+
+
+app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+bench = typer.Typer(cls=_Verbs, no_args_is_help=True, help="Measure: codecs, links, pipelines, data-parallel training.")
 app.add_typer(bench, name="bench")
-bench.command("codecs")(bench_codecs)
-bench.command("ddp")(bench_ddp)
-bench.command("ddp-accuracy")(bench_ddp_accuracy)
-bench.command("link")(bench_link)
-bench.command("pipeline")(bench_pipeline)
-app.command("train")(train)
-app.command("ablate")(ablate)
-app.command("diff")(diff)
+for _verb, (_, _summary) in VERBS.items():
+    _group = bench if _verb.startswith("bench ") else app
+    _group.command(_verb.rpartition(" ")[2], help=_summary)(lambda: None)
 
 
 def _print_version(asked: bool) -> None:

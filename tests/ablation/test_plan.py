@@ -9,6 +9,7 @@ import pytest
 from tests.ablation.helpers import make_plan, write_plan
 from thinpipe.ablation.plan import read_plan
 from thinpipe.commands.ablate import settle
+from thinpipe.training.settings import Settings
 
 PLANS = Path(__file__).parents[2] / "ablations"
 
@@ -90,7 +91,9 @@ def test_a_run_is_found_by_part_of_its_name_and_by_a_codec_in_short(tmp_path: Pa
         ("", 'compress = ["sort:8", "sort:6+2"]', "two runs are the same"),
         ("batch-size = 10", "seed = [0]", "not a multiple of"),
         ('task = "poetry"', "seed = [0]", "there is no task 'poetry'"),
-        ("epochs =", "", "a plan is a TOML file"),
+        ("lr = inf", "seed = [0]", "the run with seed 0: --lr is above 0"),
+        ("", "lr = [0.1, nan]", "the run with lr nan: --lr is above 0"),
+        ("epochs =", "", "cannot be read as a plan, a TOML file"),
     ],
 )
 def test_what_makes_no_sense_is_named(tmp_path: Path, train: str, matrix: str, message: str) -> None:
@@ -98,6 +101,16 @@ def test_what_makes_no_sense_is_named(tmp_path: Path, train: str, matrix: str, m
     with pytest.raises(ValueError, match=message) as error:
         read_plan(path, settle)
     assert str(error.value).startswith(str(path))
+
+
+def test_more_runs_than_anybody_waits_for_are_counted_not_made(tmp_path: Path) -> None:
+    def never(options: dict[str, object]) -> Settings:
+        raise AssertionError("a run was made")
+
+    matrix = f"seed = {list(range(300))}\nepochs = {list(range(1, 101))}\nchunks = {list(range(1, 101))}"
+    path = write_plan(tmp_path, matrix)
+    with pytest.raises(ValueError, match="makes 3,000,000: 300 seed x 100 epochs x 100 chunks"):
+        read_plan(path, never)
 
 
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}

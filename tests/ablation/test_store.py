@@ -80,3 +80,20 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     path.write_text('{"kind": "train"}\n')
     with pytest.raises(ValueError, match="line 1 is no result of an ablation"):
         Store(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"format": 1, "x": 2}', '{"format": 1, "settings": [1]}', '{"format": 1, "settings": {}, "name": "a"}', "[1]"],
+)
+def test_lines_of_something_else_are_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(line)
+    with pytest.raises(ValueError, match=f"{path}, line 1 is no result of an ablation in format 1; name another file"):
+        Store(path)
+
+
+def test_nested_lines_are_damaged_ones(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text("[" * 100_000)
+    assert Store(path).damaged == 1

@@ -66,8 +66,8 @@ def test_files_that_do_not_do_are_one_clear_error(tmp_path):
     for path, message in (
         (tmp_path / "none.safetensors", "cannot be read"),
         (tmp_path, "cannot be read"),
-        (damaged, "not one, or not all of it"),
-        (integers, "none among its 1 tensors"),
+        (damaged, "damaged.safetensors cannot be read as safetensors"),
+        (integers, "none of its 1 tensors is one of floats"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             cases_from_file(path)

@@ -22,11 +22,14 @@ def assert_same_as_literal(spec: str, x: torch.Tensor) -> None:
     assert torch.equal(codec.decode(wire, decoded), literal.decode(right, expected))
 
 
+SHAPES = [(8, 24, 56, 56), (8, 13, 768), (4, 32, 7, 7)]
+
+
 @pytest.mark.parametrize("name", ["sort", "fast"])
 @pytest.mark.parametrize("split_bits", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("kind", CONTENTS)
-@pytest.mark.parametrize("shape", [(8, 24, 56, 56), (8, 13, 768), (4, 32, 7, 7)], ids=str)
-def test_same_minimums_steps_and_values_as_the_literal_algorithm(name, split_bits, kind, shape):
+def test_same_minimums_steps_and_values_as_the_literal_algorithm(name, split_bits, kind):
+    shape = SHAPES[(split_bits + CONTENTS.index(kind)) % 3]
     assert_same_as_literal(f"{name}:{8 - split_bits}+{split_bits}", content(kind, shape))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import product
 
 import pytest
 import torch
@@ -13,12 +14,17 @@ from tests.codecs.helpers import QUANTIZERS, SPECS, TILES, round_trip
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 SHAPES = [(), (1,), (7,), (2048,), (2049,), (3, 5, 11), (4, 40, 60), (2, 3, 64, 64)]
+BAD = [float("nan"), float("inf"), float("-inf")]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_one_buffer_of_the_promised_size(spec, dtype, shape):
+def in_turn(specs, others, third):
+    """Every spec with every one of the others, and the third kind of thing in turn: each spec meets all of them."""
+    crossed = product(enumerate(specs), enumerate(others))
+    return [(spec, other, third[(i + j) % len(third)]) for (i, spec), (j, other) in crossed]
+
+
+@pytest.mark.parametrize(("spec", "shape", "dtype"), in_turn(SPECS, SHAPES, FLOATS), ids=str)
+def test_one_buffer_of_the_promised_size(spec, shape, dtype):
     codec = thinpipe.codec(spec)
     x = torch.randn(shape, dtype=torch.float64).to(dtype)
     before = x.clone()
@@ -37,9 +43,12 @@ def test_one_buffer_of_the_promised_size(spec, dtype, shape):
     assert (out.double() - x.double()).abs().max().item() <= span * 1.01
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("out_dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("in_dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("spec", "in_dtype", "out_dtype"),
+    [("none", *pair) for pair in product(FLOATS, FLOATS)]  # the only one whose wire depends on the type
+    + [(spec, FLOATS[i - 1], FLOATS[i]) for spec in SPECS if spec != "none" for i in range(4)],
+    ids=str,
+)
 def test_decodes_into_any_float_type(spec, in_dtype, out_dtype):
     x = torch.randn(40, 60, dtype=torch.float64).to(in_dtype)
     same = round_trip(spec, x)
@@ -62,9 +71,20 @@ def test_none_loses_nothing(dtype):
     assert torch.equal(round_trip("none", x), x)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+# What Codec itself does, whatever the family: each spec stands for all.
+
+
 @pytest.mark.parametrize(
-    "dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str
+    ("spec", "dtype"),
+    [
+        ("none", torch.int64),
+        ("sort:6+2", torch.int32),
+        ("tile:4", torch.uint8),
+        ("topk:0.1", torch.bool),
+        ("power:2", torch.complex64),
+        ("fp16", torch.float8_e4m3fn),
+    ],
+    ids=str,
 )
 def test_everything_but_floats_travels_raw(spec, dtype):
     x = torch.randint(0, 2, (3, 50)).to(dtype)
@@ -75,8 +95,7 @@ def test_everything_but_floats_travels_raw(spec, dtype):
     assert torch.equal(codec.decode(wire, out).view(torch.uint8), x.view(torch.uint8))
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("shape", [(0,), (3, 0, 5)], ids=str)
+@pytest.mark.parametrize(("spec", "shape"), [("tile:4", (0,)), ("svd:2", (3, 0, 5))], ids=str)
 def test_empty_tensors_take_no_bytes(spec, shape):
     codec = thinpipe.codec(spec)
     wire = codec.encode(torch.empty(shape))
@@ -86,7 +105,7 @@ def test_empty_tensors_take_no_bytes(spec, shape):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_strides_do_not_matter(spec):
-    x = torch.randn(6, 8, 30, 40)
+    x = torch.randn(6, 8, 12, 16)
     for view in (
         x.transpose(1, 2),
         x[:, ::2],
@@ -98,7 +117,7 @@ def test_strides_do_not_matter(spec):
         assert torch.equal(codec.encode(view), codec.encode(view.contiguous()))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ["none", "power:2"])
 def test_gradients_do_not_leak_through(spec):
     x = torch.randn(8, 16, requires_grad=True)
     codec = thinpipe.codec(spec)
@@ -114,9 +133,7 @@ def test_constant_tensors_come_back_exactly(spec, value):
     assert torch.equal(round_trip(spec, x), x)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("spec", "bad", "dtype"), in_turn(SPECS, BAD, FLOATS), ids=str)
 def test_non_finite_values_are_not_hidden(spec, bad, dtype):
     for shape in [(1, 1), (40, 60), (300, 100)]:
         x = torch.randn(shape, dtype=torch.float64).to(dtype)
@@ -129,7 +146,7 @@ def test_float64_beyond_float32_is_not_hidden(spec):
     assert not round_trip(spec, torch.tensor([1e300, 0.0, 1.0], dtype=torch.float64)).isfinite().any()
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ["none", "sort:6+2"])
 def test_wrong_sizes_are_errors_that_say_so(spec):
     codec = thinpipe.codec(spec)
     x = torch.randn(40, 60)
@@ -141,9 +158,8 @@ def test_wrong_sizes_are_errors_that_say_so(spec):
             codec.encode(x, out=wrong.clone())
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_keys_have_64_bits(spec):
-    codec = thinpipe.codec(spec)
+def test_keys_have_64_bits():
+    codec = thinpipe.codec("tile:2/64+sr")
     x = torch.randn(40, 60)
     codec.encode(x, key=2**64 - 1)
     for key in (-1, 2**64):
@@ -186,17 +202,19 @@ def test_a_wire_may_lie_anywhere_in_a_larger_buffer(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(count=st.integers(1, 5000), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(FLOATS))
-def test_random_wires_decode_to_something(spec, count, seed, dtype):
+def test_noise_fills_the_tensor_and_nothing_beside_it(spec, count, seed, dtype):
     codec = thinpipe.codec(spec)
     generator = torch.Generator().manual_seed(seed)
     size = codec.wire_bytes((count,), dtype)
     wire = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
     guarded = torch.full((count + 64,), 7.0, dtype=dtype)
-    codec.decode(wire, guarded[32:-32])
+    decoded = codec.decode(wire, guarded[32:-32])
     assert guarded[:32].eq(7).all()
     assert guarded[-32:].eq(7).all()
+    again = codec.decode(wire, torch.full((count,), 9.0, dtype=dtype))
+    assert torch.equal(decoded.view(torch.uint8), again.view(torch.uint8))
 
 
 @pytest.mark.parametrize("spec", SPECS)

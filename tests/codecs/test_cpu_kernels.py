@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinpipe
-from tests.codecs.helpers import QUANTIZERS, SPECS, TILES, content
-from thinpipe.codecs.kernels.cpu import order
-from thinpipe.codecs.kernels.cpu.codebook import key_floats
+from tests.codecs.helpers import SPECS, content
+from thinpipe.codecs.kernels.cpu import compiling, order
+from thinpipe.codecs.kernels.cpu.loops import tiles
+from thinpipe.codecs.kernels.cpu.order import key_floats
 
 LARGE = (8, 32, 112, 112)  # 12.8 MB of float32: every thread has work, samples are small parts
 
@@ -67,7 +69,23 @@ def test_order_statistics_survive_a_sample_that_misleads(monkeypatch, unfair):
     assert np.array_equal(key_floats(order.order_statistics(x, ranks)[2]), np.sort(x)[ranks])
 
 
-@pytest.mark.parametrize("spec", [*QUANTIZERS, *TILES, "topk:0.1", "topk:0.01"])
+SHARED = [  # one for each way to share the work
+    "uniform:8",
+    "sort:6+2",
+    "sort:3+8",
+    "sort:3+1+zero",
+    "kmeans:4",
+    "kmeans:7",
+    "tile:4",
+    "tile:5/4096",
+    "tile:6/512+rot+sr",
+    "tile:8/32+sr+zero",
+    "topk:0.1",
+    "topk:0.01",
+]
+
+
+@pytest.mark.parametrize("spec", SHARED)
 def test_the_wire_does_not_depend_on_the_number_of_threads(spec):
     x = content("relu6", LARGE)
     codec = thinpipe.codec(spec)
@@ -140,15 +158,41 @@ def test_encoding_needs_less_than_a_quarter_of_the_tensor(kind):
 
 
 def test_loops_compile_where_nothing_can_be_kept():
-    """Numba that finds no folder to write to, neither the package's nor the user's."""
+    """No folder can be written to, neither the package's nor the user's."""
     code = """
-from numba.core import caching
-for name in ("CompileResultCacheImpl", "CodeLibraryCacheImpl"):
-    getattr(caching, name)._locator_classes = []
-from thinpipe.codecs.kernels.cpu import cells
+import tempfile
+def forbidden(**_): raise PermissionError
+tempfile.TemporaryFile = forbidden
+from thinpipe.codecs.kernels.cpu.loops import cells
 print(cells.lloyd.stats.cache_path)
 """
     assert run(code) == ["None"]
+
+
+def test_compiled_loops_are_kept_by_what_all_their_sources_say(tmp_path):
+    """A loop calls others of other files and has constants of layout.py in it: either may change without its own."""
+    files = [tmp_path / "layout.py", tmp_path / "pack.py"]
+    for path in files:
+        path.write_text("BLOCK = 2048")
+    before = compiling.digest(files)
+    assert compiling.digest(files) == before
+    files[0].write_text("BLOCK = 4096")
+    assert compiling.digest(files) != before
+    kept_in = compiling.folder()
+    assert kept_in is not None
+    assert Path(tiles.encode_tiles.stats.cache_path).parent == kept_in
+
+
+def test_another_process_finds_the_compiled_loops(tmp_path):
+    code = """
+import torch, thinpipe
+from thinpipe.codecs.kernels.cpu.loops.pack import look_up
+codec = thinpipe.codec("uniform:3")
+codec.decode(codec.encode(torch.ones(9)), torch.empty(9))
+print(sum(look_up.stats.cache_hits.values()), sum(look_up.stats.cache_misses.values()))
+"""
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["0", "1"]
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["1", "0"]
 
 
 BOUNDS_CHECK = """

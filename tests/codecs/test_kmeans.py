@@ -10,10 +10,11 @@ from tests.codecs.helpers import content, round_trip, squared_error
 CONTENTS = ["relu6", "outliers", "laplace"]
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4])
-@pytest.mark.parametrize("kind", CONTENTS)
+@pytest.mark.parametrize(
+    ("bits", "kind"), [(1, "laplace"), (2, "outliers"), (3, "relu6"), (4, "relu6"), (4, "outliers"), (4, "laplace")]
+)
 def test_within_a_hundredth_of_the_best_of_ten_converged_runs(bits, kind):
-    x = content(kind, (2, 24, 14, 14))
+    x = content(kind, (2, 24, 7, 7))
     # Scaled, since scikit-learn's stopping rule looks at absolute distances.
     points = (x.double() / x.double().std()).reshape(-1, 1).numpy()
     best = KMeans(1 << bits, n_init=10, tol=1e-9, max_iter=1000, random_state=0).fit(points).inertia_
@@ -61,8 +62,11 @@ def least_error(values: np.ndarray, count: int) -> float:
     return min(errors)
 
 
-@pytest.mark.parametrize("count", [20_000, 2_000_000])
-@pytest.mark.parametrize("kind", ["laplace", "t2", "t3", "mixed", "half mixed", "sparse", "clipped", "outliers"])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [(kind, 20_000) for kind in ("laplace", "t2", "t3", "mixed", "half mixed", "sparse", "clipped", "outliers")]
+    + [(kind, 1_000_000) for kind in ("t2", "mixed", "clipped")],  # so many are sampled
+)
 def test_gradients_are_as_near_as_after_fifty_steps_over_all_values(kind, count):
     x = torch.from_numpy(gradient(kind, count)).float()
     for bits in (2, 3, 4):
@@ -71,9 +75,8 @@ def test_gradients_are_as_near_as_after_fifty_steps_over_all_values(kind, count)
 
 @pytest.mark.parametrize("bits", [5, 6, 7, 8])
 @pytest.mark.parametrize("kind", CONTENTS)
-@pytest.mark.parametrize("shape", [(16, 24, 56, 56), (8, 16, 768)], ids=str)
-def test_never_worse_than_sort_or_uniform_at_equal_bits(bits, kind, shape):
-    x = content(kind, shape)
+def test_never_worse_than_sort_or_uniform_at_equal_bits(bits, kind):
+    x = content(kind, (16, 24, 56, 56) if bits % 2 else (8, 16, 768))  # sampled, or as it is
     ours = squared_error(f"kmeans:{bits}", x)
     for other in ("sort", "uniform"):
         assert ours <= squared_error(f"{other}:{bits}", x)

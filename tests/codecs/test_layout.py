@@ -5,7 +5,7 @@ import torch
 
 import thinpipe
 from thinpipe.codecs.kernels import reference
-from thinpipe.codecs.layout import BLOCK, packed_bytes, planes
+from thinpipe.codecs.layout import BLOCK, bucket_values, packed_bytes, planes
 
 
 def test_the_worked_example():
@@ -14,29 +14,32 @@ def test_the_worked_example():
     assert wire.tolist() == [0x51, 0x62, 0x73, 0x84]
 
 
-@pytest.mark.parametrize("bits", range(1, 17))
-def test_planes_cover_each_bit_once(bits):
-    covered = [bit for width, shift in planes(bits) for bit in range(shift, shift + width)]
-    assert covered == list(range(bits))
+WIDTHS = range(1, 17)
 
 
-@pytest.mark.parametrize("bits", range(1, 17))
+def test_planes_cover_each_bit_once():
+    for bits in WIDTHS:
+        covered = [bit for width, shift in planes(bits) for bit in range(shift, shift + width)]
+        assert covered == list(range(bits)), bits
+
+
 @pytest.mark.parametrize("count", [1, 7, 8, 9, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 100])
-def test_packing_is_undone_by_unpacking(bits, count):
-    codes = torch.randint(0, 1 << bits, (count,))
-    wire = torch.empty(packed_bytes(count, bits), dtype=torch.uint8)
-    reference.pack(codes, wire, bits)
-    assert torch.equal(reference.unpack(wire, count, bits), codes)
+def test_packing_is_undone_by_unpacking(count):
+    for bits in WIDTHS:
+        codes = torch.randint(0, 1 << bits, (count,))
+        wire = torch.empty(packed_bytes(count, bits), dtype=torch.uint8)
+        reference.pack(codes, wire, bits)
+        assert torch.equal(reference.unpack(wire, count, bits), codes), bits
 
 
-@pytest.mark.parametrize("bits", range(1, 17))
 @pytest.mark.parametrize("count", [1, 9, BLOCK, 3 * BLOCK + 100, 50 * BLOCK + 3])
-def test_the_cpu_packs_as_the_reference_does(bits, count):
+def test_the_cpu_packs_as_the_reference_does(count):
     x = torch.randn(count)
-    codec, literal = thinpipe.codec(f"uniform:{bits}"), thinpipe.codec(f"uniform:{bits}", kernels="reference")
-    wire = codec.encode(x)
-    assert torch.equal(wire, literal.encode(x))
-    assert torch.equal(codec.decode(wire, torch.empty(count)), literal.decode(wire, torch.empty(count)))
+    for bits in WIDTHS:
+        codec, literal = thinpipe.codec(f"uniform:{bits}"), thinpipe.codec(f"uniform:{bits}", kernels="reference")
+        wire = codec.encode(x)
+        assert torch.equal(wire, literal.encode(x)), bits
+        assert torch.equal(codec.decode(wire, torch.empty(count)), literal.decode(wire, torch.empty(count))), bits
 
 
 @pytest.mark.parametrize(
@@ -49,3 +52,11 @@ def test_ratios_count_everything_and_are_met_within_a_hundredth(name, bits):
     for count in (2**18, 2**18 + 1, 12_845_056):  # 1 MB of float32 and more
         ratio = codec.wire_bytes((count,), torch.float32) / (4 * count)
         assert ratio == pytest.approx(bits / 32, rel=0.01)
+
+
+def test_both_ends_of_a_bucket_are_exact():
+    """Also where one is so small beside the other that their distance does not know it."""
+    values = bucket_values(torch.tensor([-1e30, 1e-30]), torch.tensor([1.0, 1e30]), 2).view(2, 4)
+    assert values[0, 0] == torch.tensor(-1e30)
+    assert values[0, 3] == 1
+    assert torch.equal(values[1, [0, 3]], torch.tensor([1e-30, 1e30]))

@@ -56,12 +56,12 @@ KINDS = [
     "one NaN",
     "one infinity",
 ]
+# Every size of tile with every choice of options; bits in turn, which change but the packing and the topmost level.
 ALL = [
-    f"tile:{bits}{tile}{options}"
-    for bits in range(1, 9)
-    for tile in ("", "/16", "/4096")
-    for options in ("", "+rot", "+sr", "+zero", "+rot+sr", "+sr+zero")
-    if bits > 1 or "+zero" not in options
+    f"tile:{2 + (i + 3 * j) % 7 if '+zero' in options else 1 + (i + 3 * j + more) % 8}{tile}{options}"
+    for i, tile in enumerate(("", "/16", "/4096"))
+    for j, options in enumerate(("", "+rot", "+sr", "+zero", "+rot+sr", "+sr+zero"))
+    for more in ((0,) if "+zero" in options else (0, 4))
 ]
 
 

@@ -61,6 +61,12 @@ def test_a_level_is_zero_for_every_number_of_bits(level_bits):
     ).all()
 
 
+def test_a_least_value_half_a_step_from_a_level_gets_one_below_it():
+    """Rounding must not find it at level -1: -1.5 to 1.5 in steps of 1 is -2 to 1, not -1 to 2."""
+    lo, hi = move_to_zero(torch.tensor([-1.5]), torch.tensor([1.5]), 2)
+    assert (lo.item(), hi.item()) == (-2, 1)
+
+
 @pytest.mark.parametrize("spec", ["uniform:2+zero", "uniform:5+zero", "uniform:12+zero"])
 @pytest.mark.parametrize("low", [-1e-9, -0.01, -0.5, -1.0, -100.0])
 def test_no_value_is_off_by_more_than_half_a_step(spec, low):

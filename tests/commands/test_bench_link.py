@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from thinpipe.cli import app
 from thinpipe.measure.network import missing_for_networks
 from thinpipe.measure.record import Record
+from thinpipe.pipeline.checksum import CHECKSUM_BYTES
 
 needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
 SIZE, MBIT_PER_S, LATE_S = 250_000, 10, 0.5
@@ -29,9 +30,9 @@ def test_sends_every_size_and_codec_and_keeps_what_came_out(tmp_path):
     rows = {(row["codec"], row["ways"], row["tensor_bytes"]): row for row in record.rows}
     assert len(rows) == len(record.rows) == 8
     assert all(row["messages"] == (6 if row["ways"] == "both ways" else 3) for row in record.rows)
-    assert rows["none", "one way", 100_000]["wire_bytes"] == 100_000
+    assert rows["none", "one way", 100_000]["wire_bytes"] == 100_000 + CHECKSUM_BYTES
     assert 25_000 <= rows["uniform:8", "both ways", 100_000]["wire_bytes"] < 26_000
-    assert rows["uniform:8", "one way", 1_000]["wire_bytes"] == 1_000  # too small to be worth it
+    assert rows["uniform:8", "one way", 1_000]["wire_bytes"] == 1_000 + CHECKSUM_BYTES  # too small to be worth it
     assert rows["uniform:8", "one way", 100_000]["pays_below_mbit_per_s"] > 0
     assert all(0 < row["p50_ms"] <= row["p95_ms"] for row in record.rows)
     assert "pays below" in result.stdout
@@ -41,6 +42,7 @@ def test_sends_every_size_and_codec_and_keeps_what_came_out(tmp_path):
 
 
 @needs_namespaces
+@pytest.mark.rate
 def test_a_late_sender_changes_recv_time_and_not_the_transfer(tmp_path):
     options = ["--sizes", f"{SIZE}B", "--link", f"{MBIT_PER_S}mbit", "--repeat", "3", "--budget", "30"]
     rows = []

@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 from thinpipe.cli import app
 from thinpipe.measure.network import missing_for_networks
 from thinpipe.measure.record import Record
+from thinpipe.pipeline.checksum import CHECKSUM_BYTES
 
 HIDDEN, BATCH, CHUNKS = 64, 64, 4
 TINY = ["--model", "mlp", "--hidden", str(HIDDEN), "--layers", "3", "--batch-size", str(BATCH), "--chunks", str(CHUNKS)]
@@ -33,7 +34,7 @@ def test_pipelines_beside_data_parallel_and_a_single_process(tmp_path):
         assert row["tensor_bytes"] == 2 * cuts * tensor
         assert row["busiest_wire_bytes"] == row["wire_bytes"] / 2
         if row["codec"] == "none":
-            assert row["wire_bytes"] == row["tensor_bytes"]
+            assert row["wire_bytes"] == row["tensor_bytes"] + 2 * cuts * row["chunks"] * CHECKSUM_BYTES
         else:
             assert row["wire_bytes"] < row["tensor_bytes"] / 3
             assert row["of_uncompressed"] > 0

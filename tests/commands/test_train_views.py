@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.commands.made_run import EPOCHS, STEPS, make_end, make_epoch, make_plan, make_step, play
 from thinpipe.cli import app
-from thinpipe.commands.train_views import Listeners, make_listener
+from thinpipe.commands.train_views import Listeners, OutputError, make_listener
 from thinpipe.commands.watch.curves import Curves
 from thinpipe.commands.watch.pace import duration
 from thinpipe.commands.watch.record import RecordFile
@@ -306,9 +306,12 @@ def test_curves_that_cannot_be_written_are_an_error_before_the_first_step(tmp_pa
 
 def test_a_record_that_cannot_be_written_is_an_error_after_all_were_told(tmp_path, capsys):
     gone, kept = record_file(tmp_path / "gone" / "r.json"), record_file(tmp_path / "r.json")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(OutputError, match=r"gone/r.json cannot be written: No such file .*; the record is on stdout"):
         play(Listeners([gone, kept]))
-    assert Record.read(tmp_path / "r.json").rows
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [f"wrote {tmp_path / 'r.json'}"]
+    (tmp_path / "copied.json").write_text(said.out)
+    assert Record.read(tmp_path / "copied.json").rows == Record.read(tmp_path / "r.json").rows
 
 
 def test_a_bug_in_a_listener_is_not_hidden():

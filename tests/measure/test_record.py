@@ -64,11 +64,11 @@ def test_a_write_that_fails_leaves_the_old_file(record, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not JSON"),
-        ("[1, 2]", "other JSON"),
-        ('{"rows": []}', "other JSON"),
-        (json.dumps({"format": FORMAT}), "lacks or misnames a part: 'kind'"),
-        (json.dumps({"format": FORMAT + 1, "thinpipe": "9.9"}), r"format \d+, from thinpipe 9.9: upgrade"),
+        ("", "cannot be read as a record, .*: Expecting value: line 1"),
+        ("[1, 2]", "it has no format number"),
+        ('{"rows": []}', "it has no format number"),
+        (json.dumps({"format": FORMAT}), "it lacks kind"),
+        (json.dumps({"format": FORMAT + 1, "thinpipe": "9.9"}), r"format \d+, from thinpipe 9.9, .* upgrade"),
     ],
     ids=["empty", "list", "no-format", "no-parts", "newer"],
 )
@@ -80,11 +80,42 @@ def test_other_files_are_one_clear_error(text, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [1]}, "rows[0] should be an object, it is 1"),
+        ({"rows": {}}, "rows should be a list of objects, it is {}"),
+        ({"rows": [{"ms": [1]}]}, "rows[0]: ms should be a number that reads as .1f, it is [1]"),
+        ({"columns": [{"name": "a", "heading": 5}]}, "columns[0]: heading should be a text, it is 5"),
+        ({"columns": [{"name": "a"}]}, "columns[0] lacks or misnames a part"),
+        ({"columns": [{"name": "a", "heading": "a", "format": ".1q"}]}, "columns[0]: format should be one of a number"),
+        ({"columns": [{"name": "a", "heading": "a", "better": "more"}]}, "columns[0]: better should be higher, lower"),
+        ({"config": [1]}, "config should be an object, it is [1]"),
+        ({"environment": "x"}, 'environment should be an object, it is "x"'),
+        ({"checks": [3]}, "checks[0] should be an object, it is 3"),
+        ({"kind": None}, "kind should be a text, it is null"),
+        ({"format": True}, "it has no format number"),
+        ({"format": "1"}, "it has no format number"),
+    ],
+    ids=str,
+)
+def test_a_part_of_another_kind_is_named(change, message, tmp_path):
+    path = tmp_path / "record.json"
+    column = Column(name="ms", heading="ms", format=".1f")
+    Record(kind="k", config={}, columns=(column,), rows=({"ms": 1.5},), environment={}).write(path)
+    assert Record.read(path).rows == ({"ms": 1.5},)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=f"^{path} cannot be read as a record") as error:
+        Record.read(path)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def test_a_truncated_record_is_an_error(record, tmp_path):
     path = tmp_path / "record.json"
     record.write(path)
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(ValueError, match="not JSON or not all of it"):
+    with pytest.raises(ValueError, match="cannot be read as a record"):
         Record.read(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from torch.distributed.pipelining import ScheduleGPipe
 import thinpipe
 from tests.pipeline.models import batch, seeded
 from thinpipe.pipeline.launch import run_workers
+
+CHUNKS = 4
 
 
 class Trap(nn.Module):
@@ -32,13 +35,28 @@ class Trap(nn.Module):
         return x
 
 
+class Flipping:
+    """``isend`` with one bit changed in the second message of the third step."""
+
+    def __init__(self) -> None:
+        self.send, self.calls = dist.isend, 0
+
+    def __call__(self, message: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        if self.calls == 2 * CHUNKS + 2:
+            message[5] ^= 16
+        return self.send(message, *args, **kwargs)
+
+
 def train(scenario: str) -> None:
     worker = dist.get_rank()
     codec = "uniform:4" if worker == 1 and scenario == "disagree" else "uniform:8"
     module = nn.Sequential(seeded(2)[worker], Trap(scenario if worker == 1 else "none"))
     schedule = ScheduleGPipe(
-        thinpipe.PipelineStage(module, worker, 2, "cpu", forward=codec), 4, loss_fn=nn.functional.mse_loss
+        thinpipe.PipelineStage(module, worker, 2, "cpu", forward=codec), CHUNKS, loss_fn=nn.functional.mse_loss
     )
+    if scenario == "flip" and worker == 0:
+        dist.isend = Flipping()
     x, y = batch(16)
     for _ in range(3):
         schedule.step(*([x] if worker == 0 else []), target=y if worker == 1 else None)

@@ -16,6 +16,7 @@ from tests.pipeline.models import batch, cut, link_states, reference, seeded
 from tests.pipeline.pipelines import make, run_step, twins
 from tests.pool import Pool
 from thinpipe.pipeline import PipelineStage
+from thinpipe.pipeline.checksum import CHECKSUM_BYTES
 from thinpipe.pipeline.link import SendLink
 
 SPECS = ["fp16", "bf16", "uniform:8", "sort:6+2", "fast:6+2", "kmeans:4", "tile:4", "svd:2", "power:2", "topk:0.25"]
@@ -52,7 +53,7 @@ def check(stages: list[PipelineStage], schedule: Any, piped: list[nn.Module], sp
             sizes.clear()  # of the first step, in which torch also sends shapes
             run_step(stages, schedule, x, y)
 
-    message = thinpipe.codec(spec).wire_bytes((len(x) // CHUNKS, WIDTH), torch.float32)
+    message = thinpipe.codec(spec).wire_bytes((len(x) // CHUNKS, WIDTH), torch.float32) + CHECKSUM_BYTES
     sends = [link for stage in stages for link in stage.links if isinstance(link, SendLink)]
     assert sizes == [message] * len(sends) * CHUNKS
     for link in sends:

@@ -14,6 +14,7 @@ from tests.pipeline.models import batch, cut, seeded
 from tests.pipeline.pipelines import make, run_step
 from tests.pool import Pool
 from thinpipe.pipeline import PipelineStage
+from thinpipe.pipeline.checksum import CHECKSUM_BYTES
 from thinpipe.pipeline.report import report, reset_counters
 
 SAMPLES, ROWS, WIDTH, CHUNKS = 64, 32, 256, 4
@@ -22,7 +23,7 @@ OPTIONS: dict[str, Any] = {"forward": "delta(uniform:2)", "backward": "uniform:8
 
 
 def step_bytes(spec: str) -> int:
-    return CHUNKS * thinpipe.codec(spec).wire_bytes(SHAPE, torch.float32)
+    return CHUNKS * (thinpipe.codec(spec).wire_bytes(SHAPE, torch.float32) + CHECKSUM_BYTES)
 
 
 FIRST, CHANGE = step_bytes("uniform:8"), step_bytes("uniform:2")
@@ -207,7 +208,7 @@ def with_mask(group: Any) -> tuple[list[int], list[str]]:
 
 
 def test_masks_travel_raw_and_have_no_copies(pool: Pool) -> None:
-    mask = ROWS * WIDTH * 8
+    mask = ROWS * WIDTH * 8 + CHUNKS * CHECKSUM_BYTES
     for sizes, kept in pool.run(with_mask, 2):
         assert sizes == [FIRST + mask, CHANGE + mask]
         assert kept == ["0", "known"]

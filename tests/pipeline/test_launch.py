@@ -13,7 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.scripts import ROOT, run_script, running
-from thinpipe.pipeline.launch import GRACE_S, run_workers
+from thinpipe.pipeline.control import GRACE_S
+from thinpipe.pipeline.launch import run_workers
 
 SCENARIO = str(Path(__file__).parent / "scenario.py")
 
@@ -51,6 +52,39 @@ def test_workers_of_a_killed_process_end() -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def listening(*, beyond_loopback: bool) -> int:
+    """How many TCP ports this process has open; with ``beyond_loopback`` those that other machines could reach."""
+    mine = {
+        os.readlink(path).removeprefix("socket:[")[:-1] for path in Path("/proc/self/fd").iterdir() if path.exists()
+    }
+    count = 0
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            address, state, inode = (line.split()[column] for column in (1, 3, 9))
+            local = address.split(":")[0]
+            is_loopback = local.endswith("0100007F") or local == "00000000000000000000000001000000"
+            count += state == "0A" and inode in mine and not (beyond_loopback and is_loopback)
+    return count
+
+
+def ports_of_a_worker() -> tuple[int, int]:
+    dist.barrier()
+    return listening(beyond_loopback=False), listening(beyond_loopback=True)
+
+
+def test_nothing_listens_beyond_loopback() -> None:
+    """Neither the workers, whose gloo has a port each, nor this process, which started them."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "any"  # what a user set for several machines does not open this one
+    try:
+        before = listening(beyond_loopback=False)
+        for ports, open_to_others in run_workers(ports_of_a_worker, workers=2):
+            assert ports >= 1
+            assert open_to_others == 0
+        assert listening(beyond_loopback=False) == before
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"]
+
+
 def test_asks_how_many_workers() -> None:
     with pytest.raises(ValueError, match="how many workers"):
         run_workers(rank_and_size, 10)
@@ -65,8 +99,9 @@ def test_joins_under_torchrun() -> None:
 @pytest.mark.parametrize(
     ("scenario", "messages"),
     [
-        pytest.param("die", ["worker 1 with stage 1 is gone"], id="die"),
-        pytest.param("raise", ["worker 1: ", "this stage is broken"], id="raise"),
+        pytest.param("die", ["worker 1: killed by signal 9 (SIGKILL); worker 0 ended with it"], id="die"),
+        pytest.param("raise", ["worker 1: ", "this stage is broken", "worker 0 ended with it"], id="raise"),
+        pytest.param("flip", ["worker 1: chunk 1 of step 3 over the forward link from stage 0 to stage 1"], id="flip"),
         pytest.param("disagree", ['forward codec: "uniform:8" on worker 0; "uniform:4" on worker 1'], id="disagree"),
     ],
 )

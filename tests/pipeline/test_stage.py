@@ -15,6 +15,7 @@ from tests.pipeline.pipelines import make, run_step, twins
 from tests.pool import Pool
 from thinpipe.codecs.tile import Tile
 from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
+from thinpipe.pipeline.checksum import CHECKSUM_BYTES
 from thinpipe.pipeline.link import SendLink
 
 CHUNKS = 4
@@ -120,13 +121,13 @@ def with_mask(group: Any, post_ahead: bool) -> tuple[list[float], list[tuple[int
 
 @pytest.mark.parametrize("post_ahead", [True, False], ids=["ahead", "in order"])
 def test_masks_travel_beside_hidden_states(pool: Pool, post_ahead: bool) -> None:
-    hidden, mask, header = 32 * 256 * 4, 32 * 256 * 8, 16 * CHUNKS
+    hidden, mask, header = 32 * 256 * 4, 32 * 256 * 8, (16 + CHECKSUM_BYTES) * CHUNKS
     for errors, sizes in pool.run(with_mask, 3, post_ahead):
         assert 1e-6 < max(errors) < 0.2
         for tensor_bytes, wire_bytes in sizes:
             forward = tensor_bytes == 2 * (hidden + mask)
             assert forward or tensor_bytes == 2 * hidden  # gradients of masks do not travel
-            assert wire_bytes == 2 * (hidden // 4 + header + (mask if forward else 0))
+            assert wire_bytes == 2 * (hidden // 4 + header + (mask + CHECKSUM_BYTES * CHUNKS if forward else 0))
 
 
 def raw_or_not(group: Any, width: int) -> list[tuple[int, int]]:
@@ -137,7 +138,7 @@ def raw_or_not(group: Any, width: int) -> list[tuple[int, int]]:
 
 def test_small_tensors_travel_raw(pool: Pool) -> None:
     forward, backward = pool.run(raw_or_not, 2, 127)[0]  # 8 rows of 127 floats: 4064 bytes a message
-    assert forward == backward == (32 * 127 * 4, 32 * 127 * 4)
+    assert forward == backward == (32 * 127 * 4, 32 * 127 * 4 + CHUNKS * CHECKSUM_BYTES)
     forward, backward = pool.run(raw_or_not, 2, 128)[0]
     assert forward == (32 * 128 * 4, 32 * 128 + 16 * CHUNKS)
     assert backward == (32 * 128 * 4, 32 * 128 * 4)

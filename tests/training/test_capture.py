@@ -115,5 +115,5 @@ def test_steps_that_are_past_are_refused_unless_the_file_has_them(pool: Pool, tm
 def test_options_are_checked_before_there_are_workers() -> None:
     with pytest.raises(ValueError, match=r"--capture writes FILE\.safetensors; got run\.pt"):
         Capture(path=Path("run.pt"))
-    with pytest.raises(ValueError, match="--capture-steps is steps counted from 1, got 0"):
+    with pytest.raises(ValueError, match="--capture-steps is steps counted from 1; got 0"):
         Capture(path=Path("run.safetensors"), steps=(0, 3))

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, place_in, run_toy, settings_for, train_toy
 from thinpipe import codec
+from thinpipe.pipeline.checksum import CHECKSUM_BYTES
 from thinpipe.pipeline.link import Link, RecvLink
 from thinpipe.training.batches import SampleOrder
 from thinpipe.training.settings import Capture, Running
@@ -69,7 +70,9 @@ def test_samples_that_come_again_arrive_better_than_with_the_plain_codec(pool: P
 )
 def test_bytes_are_those_that_travelled(pool: Pool, rows: int, value_bytes: int, given: dict[str, Any]) -> None:
     """Of 80 samples an epoch leaves out eight, so in the second one a few chunks are still new."""
-    first, again = (codec(spec).wire_bytes((rows, 256), torch.float32) for spec in ("uniform:8", "uniform:2"))
+    first, again = (
+        codec(spec).wire_bytes((rows, 256), torch.float32) + CHECKSUM_BYTES for spec in ("uniform:8", "uniform:2")
+    )
     batch, per_epoch = 3 * rows, 80 // (3 * rows)
     order, seen, expected = SampleOrder(80, batch_size=batch, seed=0), set[int](), []
     for step in range(2 * per_epoch):
@@ -80,7 +83,7 @@ def test_bytes_are_those_that_travelled(pool: Pool, rows: int, value_bytes: int,
     assert min(expected) < 2 * 3 * first
     given = {"compress_forward": SPEC, "compress_backward": "none", **given}
     ears = pool.run(train_toy, 2, "plain", Running(), given)[0]
-    gradients = 2 * batch * 256 * value_bytes
+    gradients = 2 * (batch * 256 * value_bytes + 3 * CHECKSUM_BYTES)
     assert [step.wire_bytes - gradients for step in ears.steps] == expected
     forward = [link for link in ears.end.links if link.direction == "forward"]
     assert sum(link.wire_bytes for link in forward) == sum(expected)

@@ -10,7 +10,7 @@ import torch
 
 from tests.workloads.written import write_picture, write_roberta
 from thinpipe.pipeline.units import units_of
-from thinpipe.workloads.task import Source
+from thinpipe.workloads.task import DataError, Source
 from thinpipe.workloads.tasks import task
 
 
@@ -60,16 +60,27 @@ def test_wrong_pictures_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no pictures in .*dog; known are .bmp"):
         task("images").load(scratch(tmp_path))
     (tmp_path / "dog" / "notes.png").write_text("no picture")
-    with pytest.raises(ValueError, match=r"cannot read .*notes\.png"):
+    with pytest.raises(ValueError, match=r"notes\.png cannot be read as a picture"):
         task("images").load(scratch(tmp_path))
 
 
-def test_a_picture_that_breaks_off_is_named_when_it_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["bmp", "gif", "jpg", "png", "tif", "webp"])
+def test_a_picture_that_breaks_off_is_named_before_training(tmp_path: Path, ending: str) -> None:
     pictures(tmp_path, {"cat": 2, "dog": 2})
-    half = tmp_path / "cat" / "1.png"
-    half.write_bytes(half.read_bytes()[:600])
+    cut = write_picture(tmp_path / "cat" / f"2.{ending}", size=(200, 150))
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size * 4 // 5])
+    with pytest.raises(ValueError, match=rf"2\.{ending} cannot be read as a picture: .*; replace or remove it"):
+        task("images").load(scratch(tmp_path))
+
+
+def test_a_picture_that_is_damaged_inside_is_a_data_error_when_it_is_read(tmp_path: Path) -> None:
+    pictures(tmp_path, {"cat": 2, "dog": 2})
+    damaged = tmp_path / "cat" / "1.png"
+    content = bytearray(damaged.read_bytes())
+    content[200:400] = bytes(200)
+    damaged.write_bytes(content)
     data, _ = task("images").load(scratch(tmp_path))
-    with pytest.raises(ValueError, match=r"cannot read .*1\.png"):
+    with pytest.raises(DataError, match=r"1\.png cannot be read as a picture: .*; replace or remove it"):
         data.train.batch(torch.arange(len(data.train)))
 
 
@@ -121,12 +132,12 @@ def test_wrong_texts_are_named(tmp_path: Path) -> None:
         load(write_csv(tmp_path / "t.csv", "text,label", 3, line="a,y"))
     with pytest.raises(ValueError, match="line 2 has more cells than the header"):
         load(write_csv(tmp_path / "t.csv", "text,label", 3, line="well, yes,y"))
-    with pytest.raises(ValueError, match="row 2 has no label"):
+    with pytest.raises(ValueError, match="line 3 has no label"):
         load(write_csv(tmp_path / "t.csv", "text,label", 1, line="a,y\nb"))
     with pytest.raises(ValueError, match=r"two rows or more.* it has 1"):
         load(write_csv(tmp_path / "t.csv", "text1,text2,label", 1))
     (tmp_path / "t.jsonl").write_text('{"text": "a", "label": 1}\n{"text": null, "label": 2}')
-    with pytest.raises(ValueError, match="row 2 has no text"):
+    with pytest.raises(ValueError, match="line 2 has no text"):
         load(tmp_path / "t.jsonl")
     (tmp_path / "t.jsonl").write_text('{"text": "a", "label": 1}\n{broken')
     with pytest.raises(ValueError, match="line 2 is not JSON"):

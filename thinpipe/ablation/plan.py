@@ -14,6 +14,7 @@ seed = [0, 1, 2]
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,6 +24,7 @@ from typing import Any, get_args, get_type_hints
 
 from thinpipe.ablation.codec_lists import CODEC_KEYS, expand_codecs, in_full
 from thinpipe.codecs.recipes import recipe_of
+from thinpipe.measure.readable import read_toml
 from thinpipe.training.settings import Settings
 
 _TABLES = ("title", "train", "matrix")
@@ -33,6 +35,7 @@ OPTIONS = tuple(
     )
 )
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+MOST_RUNS = 10_000  # a minute each is a week
 _APART = {"threads"}  # of settings: how fast a run is, not what it comes to
 
 Options = Mapping[str, Any]  # by their names as on the command line, without the leading dashes
@@ -96,12 +99,7 @@ def read_plan(path: Path, settle: Settle, overrides: Sequence[str] = ()) -> Plan
 
     ValueError that names the file and what is wrong with it.
     """
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path}: the plan cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: a plan is a TOML file, and this is none: {error}") from None
+    content = read_toml(path, "a plan, a TOML file")
     try:
         return _plan(content, path.stem, settle, dict(map(_override, overrides)))
     except ValueError as error:
@@ -123,11 +121,14 @@ def _plan(content: Mapping[str, Any], name: str, settle: Settle, overrides: Opti
     if twice:
         raise ValueError(f"{twice[0]} is in [train], the same for all runs, and in [matrix]: leave it in one of them")
     fixed = {**train, **overrides}
-    axes = {name: _axis(name, values) for name, values in matrix.items() if name not in overrides}
+    varied = {name: values for name, values in matrix.items() if name not in overrides}
+    _check_count(varied)
+    axes = {name: _axis(name, values) for name, values in varied.items()}
     if "compress" in fixed:  # a list of one, so that codecs are written alike wherever they stand
         axes["compress"] = expand_codecs([fixed.pop("compress")])
+    _check_count(axes)  # again: an entry may be several codecs
     for option, value in fixed.items():
-        _check_type(option, value)
+        _check_type(option, value, _kind(option))
     runs = tuple(_runs(fixed, axes, settle))
     _check_apart(runs)
     return Plan(title=title, fixed=fixed, runs=runs)
@@ -138,7 +139,10 @@ def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], settle: Settle) -> 
         chosen = dict(zip(axes, values, strict=True))
         options = {**fixed, **chosen}
         options |= options.pop("compress", {})
-        settings = settle({name.replace("-", "_"): value for name, value in options.items()}).to_json()
+        try:
+            settings = settle({name.replace("-", "_"): value for name, value in options.items()}).to_json()
+        except ValueError as error:
+            raise ValueError(f"{_words(chosen)}{error}") from None
         known = {name: value for name, value in settings.items() if name not in _APART}
         known = json.loads(json.dumps(known | {"steps": options.get("steps")}))  # as it reads back: tuples are lists
         varied = {name: value for name, value in chosen.items() if name not in ("task", "compress", "seed")}
@@ -151,13 +155,30 @@ def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], settle: Settle) -> 
         )
 
 
+def _words(chosen: Options) -> str:
+    """Which combination an error is about; nothing where there is one alone."""
+    codecs = ("compress", *CODEC_KEYS.values())
+    words = [f"{name} {'/'.join(value.values()) if name in codecs else value}" for name, value in chosen.items()]
+    return f"the run with {', '.join(words)}: " if words else ""
+
+
+def _check_count(axes: Mapping[str, Any]) -> None:
+    """ValueError where a matrix has more runs than anybody waits for: counted, not made."""
+    sizes = {name: len(values) for name, values in axes.items() if isinstance(values, list)}
+    count = math.prod(sizes.values())
+    if count > MOST_RUNS:
+        product_ = " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1)
+        raise ValueError(f"a plan has at most {MOST_RUNS:,} runs; [matrix] makes {count:,}: {product_}. Vary less")
+
+
 def _axis(name: str, values: Any) -> list[Any]:
     if not isinstance(values, list) or not values:
         raise ValueError(f"[matrix] has a list of values for each option, as in seed = [0, 1, 2]; {name} is {values!r}")
     if name == "compress":
         return expand_codecs(values)
+    kind = _kind(name)
     for value in values:
-        _check_type(name, value)
+        _check_type(name, value, kind)
     return values
 
 
@@ -167,9 +188,8 @@ def _check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> 
         raise ValueError(f"{where} has no {', '.join(unknown)}; there is: {', '.join(known)}")
 
 
-def _check_type(name: str, value: Any) -> None:
+def _check_type(name: str, value: Any, kind: type) -> None:
     """Numbers for numbers, as ``thinpipe train`` would insist on the command line."""
-    kind = _kind(name)
     fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
     if not fits or (isinstance(value, bool) and kind is not bool):  # to Python true is a number
         raise ValueError(f"{name} is {_KINDS[kind]}, got {value!r}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from thinpipe.ablation.plan import Run, identity
+from thinpipe.measure.readable import check_regular, errors_named
 
 FORMAT = 1  # raised when a reader of the old lines would misread the new ones
 
@@ -89,21 +90,32 @@ class Store:
             os.close(file)
 
     def _read(self) -> Iterator[Result]:
-        try:
-            lines = self.path.read_bytes().splitlines()
-        except FileNotFoundError:
+        if not os.path.lexists(self.path):
             return
-        except OSError as error:
-            raise ValueError(f"{self.path}: results cannot be read: {error.strerror}") from None
+        check_regular(self.path, "results")
+        with errors_named(self.path, "results", "name others with --results"):
+            lines = self.path.read_bytes().splitlines()
         for number, line in enumerate(lines, 1):
             try:
                 data = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 self.damaged += 1
                 continue
-            if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            result = _result(data)
+            if result is None:
                 raise ValueError(
-                    f"{self.path}: line {number} is no result of an ablation in format {FORMAT}; name another file "
+                    f"{self.path}, line {number} is no result of an ablation in format {FORMAT}; name another file "
                     "with --results"
                 )
-            yield Result(**data)
+            yield result
+
+
+def _result(data: Any) -> Result | None:
+    """The result that a line holds, if it is one."""
+    if not isinstance(data, dict) or data.pop("format", None) != FORMAT or not isinstance(data.get("settings"), dict):
+        return None
+    try:
+        result = Result(**data)
+    except TypeError:  # a field is missing or misnamed
+        return None
+    return result if result.figures is None or isinstance(result.figures, dict) else None

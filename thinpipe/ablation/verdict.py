@@ -19,10 +19,12 @@ def figures_of(record: Path) -> dict[str, Any]:
         read = Record.read(record)
     except ValueError:
         return {}
-    row = read.rows[0]
+    row = read.rows[0] if read.rows else {}
     if not all(isinstance(row.get(name), int | float) and math.isfinite(row[name]) for name in _NEEDED):
         return {}
-    metric = next(column for column in read.columns if column.name == "metric")
+    metric = next((column for column in read.columns if column.name == "metric"), None)
+    if metric is None:
+        return {}
     return {
         "figures": {name: value for name, value in row.items() if name not in _DETAILS},
         "metric": metric.heading,

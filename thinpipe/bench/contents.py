@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from thinpipe.measure.readable import check_regular, errors_named
+
 _FLOAT_NAMES = ("F16", "BF16", "F32", "F64")  # what safetensors calls the types that codecs compress
 
 OUTLIER_CHANNELS = 6
@@ -84,24 +86,20 @@ def _make(content: str, shape: tuple[int, ...]) -> Tensor:
 
 def cases_from_file(path: Path) -> list[Case]:
     """The float tensors of a safetensors file, each under its name."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    rule = f"{path}: tensors to compress come from a safetensors file"
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
-            found = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
-    except OSError as error:
-        raise ValueError(f"{rule}; it cannot be read: {error}") from None
-    except SafetensorError as error:
-        raise ValueError(f"{rule}; this is not one, or not all of it: {error}") from None
+    what = "safetensors to compress"
+    check_regular(path, what)
+    with errors_named(path, what), safe_open(path, framework="pt") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+        found = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     cases = [
         Case(content=name, shape=shape, load=partial(_read, path, name))
         for name, (shape, dtype) in found.items()
         if math.prod(shape) and dtype in _FLOAT_NAMES
     ]
     if not cases:
-        raise ValueError(f"{rule} with a float tensor in it; this one has none among its {len(found)} tensors")
+        raise ValueError(f"{path}: none of its {len(found)} tensors is one of floats; name a file that has some")
     return cases
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from thinpipe.bench.codecs import DEFAULT_GPU_SHAPES, DEFAULT_SHAPES
 from thinpipe.bench.contents import CONTENTS, DEFAULT_CONTENTS, Case, cases_from_file, made_cases
@@ -17,7 +16,11 @@ from thinpipe.bench.outside import outside_codec
 from thinpipe.codecs import Codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.spec import split_specs, tensor_codec
+from thinpipe.measure.memory import check_fits
 from thinpipe.measure.network import check_links
+from thinpipe.pipeline.membership import member
+
+MOST_THREADS, MOST_REPEATS, MOST_SECONDS = 1024, 1_000_000_000, 1_000_000
 
 
 def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
@@ -32,8 +35,8 @@ def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
 def parse_shape(text: str) -> tuple[int, ...]:
     """``32,32,112,112`` or ``32x32x112x112``, brackets or not."""
     sizes = re.split(r"[,x]", text.replace(" ", "").strip("[]()"))
-    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
-        raise ValueError(f"--shape takes whole numbers above 0, as in 32,32,112,112; got {text!r}")
+    if not all(re.fullmatch(r"0*[1-9]\d{0,17}", size, re.ASCII) for size in sizes):  # below 2^63
+        raise ValueError(f"--shape takes whole numbers from 1 to 10^18, as in 32,32,112,112; got {text[:80]!r}")
     return tuple(map(int, sizes))
 
 
@@ -50,19 +53,39 @@ def choose_cases(
         raise ValueError(f"--content is one of {', '.join(CONTENTS)}; got {unknown[0]!r}")
     defaults = DEFAULT_SHAPES if device == "cpu" else DEFAULT_GPU_SHAPES
     chosen = list(dict.fromkeys(map(parse_shape, shapes))) or list(defaults)
+    for shape in chosen:
+        words = ",".join(map(str, shape))
+        check_fits(
+            f"--shape {words}: the tensor, and what is decoded,", 8 * math.prod(shape), "take a smaller one", device
+        )
     return made_cases(chosen, list(dict.fromkeys(contents)) or DEFAULT_CONTENTS)
+
+
+def check_counts(**counts: int | None) -> None:
+    """ValueError for a number of threads, steps or the like that can only be a mistake."""
+    for name, value in counts.items():
+        most = MOST_THREADS if name == "threads" else MOST_REPEATS
+        if value is not None and value > most:
+            raise ValueError(f"--{name.replace('_', '-')} is at most {most}; got {value}")
+
+
+def check_seconds(**seconds: float) -> None:
+    """ValueError for a time that is no number of seconds somebody would wait."""
+    for name, value in seconds.items():
+        if not 0 <= value <= MOST_SECONDS:
+            raise ValueError(f"--{name.replace('_', '-')} is from 0 to {MOST_SECONDS} seconds; got {value}")
 
 
 def check_launch(workers: Sequence[int], links: Sequence[float | None]) -> None:
     """ValueError where torchrun has started other workers than are asked for, or links there cannot be shaped."""
-    if not dist.is_torchelastic_launched():
+    me = member()
+    if me is None:
         check_links(links)
         return
-    started = int(os.environ["WORLD_SIZE"])
-    if set(workers) != {started}:
-        raise ValueError(f"torchrun has started {started} workers, this would run with {', '.join(map(str, workers))}")
+    if set(workers) != {me.size}:
+        raise ValueError(f"torchrun has started {me.size} workers, this would run with {', '.join(map(str, workers))}")
     if any(link is not None for link in links):
-        raise ValueError("workers that torchrun started have their links already: leave out --link")
+        raise ValueError("workers on several machines have their links already: leave out --link")
 
 
 def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:

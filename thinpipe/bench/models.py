@@ -21,6 +21,7 @@ CUTTABLE = ("mobilenetv2", *RESNET_DEPTHS, "roberta", "mlp")  # those that a pip
 
 ROBERTA_HIDDEN, ROBERTA_LAYERS, ROBERTA_VOCABULARY, HEAD_SIZE = 768, 12, 50_265, 64
 MLP_HIDDEN, MLP_LAYERS, MLP_CLASSES = 1024, 4, 10
+_LEAST_IMAGE_WEIGHTS = 2e6  # of MobileNetV2, the smallest of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,19 @@ class CuttableWorkload:
     inputs: tuple[Tensor, ...]
     target: Tensor
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+
+
+def least_bytes(name: str, shapes: Shapes) -> int:
+    """What weights and a batch of data take at the least, told from the sizes alone; 0 for models of users."""
+    if ":" in name:
+        return 0
+    if name == "mlp":
+        hidden, layers = shapes.hidden or MLP_HIDDEN, shapes.layers or MLP_LAYERS
+        return 4 * hidden * (layers * hidden + shapes.batch_size)
+    if name in ("roberta", "roberta-base"):
+        hidden, layers = shapes.hidden or ROBERTA_HIDDEN, shapes.layers or ROBERTA_LAYERS
+        return 48 * layers * hidden**2 + 16 * shapes.batch_size * shapes.tokens  # 12 matrices a layer; ids and mask
+    return int(_LEAST_IMAGE_WEIGHTS * 4 * shapes.width**2) + 12 * shapes.batch_size * shapes.image_size**2
 
 
 def check_model(name: str) -> str:

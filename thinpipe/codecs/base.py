@@ -6,13 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels import select
+from thinpipe.codecs.kernels import Kernels, select
 
 # The float types codecs compress. Everything else (integers, bool, complex, 8-bit floats) travels raw.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -121,10 +120,11 @@ class Codec(ABC):
 class KernelCodec(Codec):
     """A codec whose work is done by the kernels of the tensor's device."""
 
-    kernels: str = field(default="auto", kw_only=True, repr=False, compare=False)  # or "reference"
+    # "auto", "reference", or kernels to use on any device. No part of what the codec is: all write the same wires.
+    kernels: str | Kernels = field(default="auto", kw_only=True, repr=False, compare=False)
 
-    def kernels_on(self, device: torch.device) -> ModuleType:
-        return select(self.kernels, device)
+    def kernels_on(self, device: torch.device) -> Kernels:
+        return select(self.kernels, device) if isinstance(self.kernels, str) else self.kernels
 
 
 def as_bytes(x: Tensor) -> Tensor:

@@ -70,10 +70,10 @@ def read_header(wire: Tensor, floats: int) -> Tensor:
     return wire[: 4 * floats].clone().view(torch.float32)
 
 
-def chunk_bounds(count: int, chunks: int) -> list[tuple[int, int]]:
-    """Where torch.tensor_split cuts: the first count % chunks chunks have one value more."""
-    small, larger = divmod(count, chunks)
-    return list(pairwise(i * small + min(i, larger) for i in range(chunks + 1)))
+def bucket_bounds(count: int, buckets: int) -> list[tuple[int, int]]:
+    """Where torch.tensor_split cuts: the first count % buckets buckets have one value more."""
+    small, larger = divmod(count, buckets)
+    return list(pairwise(i * small + min(i, larger) for i in range(buckets + 1)))
 
 
 def bucket_affine(lo: Tensor, hi: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:

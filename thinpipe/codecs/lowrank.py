@@ -61,9 +61,9 @@ class LowRank(Codec):
         basis = _starting_basis(state, shapes[1], x.device) if self.name == "power" else None
         steps = 1 if state is not None and _BASIS in state else COLD_STEPS
         left, right = _factor_views(wire, shapes)
-        chunk = _chunk(len(matrices))
-        for start in range(0, len(matrices), chunk):
-            part = slice(start, start + chunk)
+        batch = _batch(len(matrices))
+        for start in range(0, len(matrices), batch):
+            part = slice(start, start + batch)
             a = matrices[part].float()
             # 0 for finite input, NaN otherwise; added to what travels, so that neither hides nor stops anything.
             poison = (a * 0).sum()
@@ -90,9 +90,9 @@ class LowRank(Codec):
             return
         left, right = _factor_views(wire, shapes)
         matrices = out.view(-1, *out.shape[-2:])
-        chunk = _chunk(len(matrices))
-        for start in range(0, len(matrices), chunk):
-            part = slice(start, start + chunk)
+        batch = _batch(len(matrices))
+        for start in range(0, len(matrices), batch):
+            part = slice(start, start + batch)
             matrices[part].copy_(left[part] @ right[part].mT)
 
 
@@ -117,7 +117,7 @@ def _starting_basis(state: MutableMapping[str, Tensor] | None, shape: torch.Size
     return basis if state is None else basis.clone()
 
 
-def _chunk(matrices: int) -> int:
+def _batch(matrices: int) -> int:
     """How many matrices to take at a time: linear algebra needs several copies of its input."""
     return max(1, matrices // 256)
 

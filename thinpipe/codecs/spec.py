@@ -12,6 +12,7 @@ from thinpipe.codecs.base import Codec, KernelCodec
 from thinpipe.codecs.buckets import Buckets
 from thinpipe.codecs.cast import Cast
 from thinpipe.codecs.delta import DEFAULT_FIRST, Delta
+from thinpipe.codecs.kernels import Kernels
 from thinpipe.codecs.kmeans import KMeans
 from thinpipe.codecs.lowrank import LowRank
 from thinpipe.codecs.tile import DEFAULT_TILE, Tile
@@ -63,7 +64,7 @@ def _buckets(name: Literal["sort", "fast"], argument: str) -> Codec:
     if plus:
         return Buckets(name, _integer(level_text), _integer(split_text), "zero" in options)
     bits = _integer(argument)
-    # The seeds' 3:1 split: 16 -> 12+4, 12 -> 9+3, 8 -> 6+2, 4 -> 3+1; below 4 bits one bit still splits.
+    # Three level bits to a split bit: 16 -> 12+4, 12 -> 9+3, 8 -> 6+2, 4 -> 3+1; below 4 bits one bit still splits.
     split = min(max(bits // 4, 1), bits - 1) if bits > 1 else 0
     return Buckets(name, bits - split, split, "zero" in options)
 
@@ -127,11 +128,11 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def codec(spec: str | Codec, *, kernels: str = "auto") -> Codec:
+def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
     """The codec that a spec such as ``"sort:6+2"`` names.
 
     ``kernels="reference"`` runs the literal algorithms in plain torch instead of the fast kernels: slow, and what
-    the fast ones are held against.
+    the fast ones are held against. A module of kernels runs whatever the tensor's device.
     """
     if isinstance(spec, Codec):
         return spec
@@ -172,7 +173,7 @@ def split_specs(text: str) -> list[str]:
     return [spec.strip() for spec in re.split(r",(?![^(]*\))", text) if spec.strip()]
 
 
-def _delta(spec: str, kernels: str) -> Delta:
+def _delta(spec: str, kernels: str | Kernels) -> Delta:
     try:
         if not spec.endswith(")"):
             raise ValueError("its bracket is not closed")

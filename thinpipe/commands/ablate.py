@@ -6,14 +6,17 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from thinpipe.commands.terminal import Outputs, one_line_errors
+
+if TYPE_CHECKING:
+    from thinpipe.ablation.plan import Run
 
 _WHICH, _HOW, _RESULTS = "Which runs", "How they are run", "What comes out"
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
@@ -95,7 +98,8 @@ def ablate(
         if not chosen:
             raise ValueError(f"no run has {' or '.join(map(repr, only or []))} in its name; --dry-run shows the names")
         outputs.check()
-    pending = [run for run in chosen if (result := store.get(run)) is None or (retry_failed and result.failed)]
+        pending = [run for run in chosen if (result := store.get(run)) is None or (retry_failed and result.failed)]
+        check_possible(plan, pending)
     if dry_run:
         show_runs(wanted, chosen, pending, store)
         return
@@ -140,6 +144,26 @@ def settle(options: dict[str, Any]) -> Any:
     given = dict.fromkeys(("compress", *Settings.__dataclass_fields__)) | options
     steps = given.pop("steps", None)
     return settle_run(given, None, 0, save=None, save_every=None, keep=2, steps=steps, trace=None)[0]
+
+
+def check_possible(plan: Path, runs: Sequence[Run]) -> None:
+    """ValueError for the first run that thinpipe train would refuse: no data, too many workers for the model."""
+    from thinpipe.training import foresight
+    from thinpipe.training.settings import Settings
+    from thinpipe.workloads.tasks import task
+
+    seen: set[str] = set()
+    for run in runs:
+        settings = Settings.from_json({"threads": None, **{k: v for k, v in run.settings.items() if k != "steps"}})
+        asked = repr((settings.task, settings.source, settings.parallel, settings.workers, settings.layout,
+                      settings.client_layers, settings.batch_size))  # fmt: skip
+        if asked in seen:  # codecs and seeds make no difference, and data sets take a while to look for
+            continue
+        seen.add(asked)
+        try:
+            foresight.check_possible(task(settings.task), settings)
+        except ValueError as error:
+            raise ValueError(f"{plan}: the run {run.name!r}: {error}") from None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import typer
 
 from thinpipe.bench.codecs import COLUMNS, DEFAULT_CODECS, DEFAULT_SHAPES, Settings, measure_codecs
 from thinpipe.bench.contents import DEFAULT_CONTENTS, Case
-from thinpipe.bench.inputs import choose_cases, find_device, parse_codecs
+from thinpipe.bench.inputs import check_counts, check_seconds, choose_cases, find_device, parse_codecs
 from thinpipe.bench.outside import NAMES as OUTSIDE_NAMES
 from thinpipe.bench.targets import check_gpu_targets, check_targets
 from thinpipe.bench.verify import NOTE as CHECKS_NOTE
@@ -120,13 +120,15 @@ def bench_codecs(
 
     Example: thinpipe bench codecs --codecs sort:8,uniform:8 --shape 8,128,768
     """
-    if threads is not None:
-        torch.set_num_threads(threads)  # the codecs use as many
     outputs = Outputs(json=json, markdown=markdown, plot=plot)
     with one_line_errors():
+        check_counts(threads=threads, repeat=repeat)
+        check_seconds(budget=budget)
+        if threads is not None:
+            torch.set_num_threads(threads)  # the codecs use as many
         chosen = parse_codecs(codecs, outside=True)
-        cases = choose_cases(shape or [], content or [], from_file, device)
         on = find_device(device, chosen)
+        cases = choose_cases(shape or [], content or [], from_file, device)
         outputs.check()
         if verify and find_spec("sklearn") is None:
             raise ValueError("--verify compares with scikit-learn, which is missing: pip install scikit-learn")

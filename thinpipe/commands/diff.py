@@ -66,7 +66,7 @@ def diff(
 
     checks = [] if limit is None else [result.check(limit)]
     missing = list(missing_lines(result))
-    as_times = result.kind == DDP and not names
+    as_times = result.kind == DDP and not names and ddp_views.has_times(result)
     changes = change_table(ddp_views.on_page(result) if as_times else result, figures=as_times or bool(names))
     check_tables = [report.check_table(checks)] if checks else []
     report.show_lines(fact_lines(result.facts))

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 import typer
 
 from thinpipe.measure.network import Network
+from thinpipe.pipeline.errors import WorkerError
+from thinpipe.pipeline.membership import member
 
 Result = TypeVar("Result")
 
 
 def check_workers(asked: int | None, device: str) -> int | None:
     """How many replicas to start here; None where torchrun has started them."""
-    if dist.is_torchelastic_launched():
-        started = int(os.environ["WORLD_SIZE"])
-        if asked not in (None, started):
-            raise ValueError(f"torchrun has started {started} replicas: leave out --workers {asked}")
+    me = member()
+    if me is not None:
+        if asked not in (None, me.size):
+            raise ValueError(f"torchrun has started {me.size} replicas: leave out --workers {asked}")
         return None
     return asked or (torch.cuda.device_count() if device == "cuda" else 2)
 
@@ -42,10 +42,8 @@ def run_replicas(
 @contextmanager
 def worker_errors() -> Iterator[None]:
     """A worker that fails ends the command with exit code 1 and its words, not with a traceback of the launcher."""
-    from thinpipe.pipeline.launch import WorkerError
-
     try:
         yield
     except WorkerError as error:
         typer.echo(f"thinpipe: {error}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(error.code) from None

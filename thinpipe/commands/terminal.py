@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from thinpipe.measure import report
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Record, check_writable
+from thinpipe.measure.whole import written_whole
 
 
 @contextmanager
@@ -53,13 +55,46 @@ class Outputs:
                 check_writable(path)
 
     def save(self, record: Record, tables: Sequence[report.Table], title: str, plot: Plot | None = None) -> None:
-        """Write what was asked for, and say so on stderr."""
+        """Write what was asked for, and say so on stderr; exit code 1 if the disk has no room for it after all.
+
+        Then the record, from which all else can be made, goes to stdout: a long run is not lost with it.
+        """
+        writes: list[Callable[[], None]] = []
         if self.json is not None:
-            record.write(self.json)
+            writes.append(partial(write_or_print, record, self.json))
         if self.markdown is not None:
-            self.markdown.write_text(report.markdown(title, record, tables))
+            page = report.markdown(title, record, tables)
+            writes.append(partial(_write_whole, self.markdown, lambda temporary: temporary.write_text(page)))
         if self.plot is not None and plot is not None:
-            plot.draw(self.plot)
-        for path in (self.json, self.markdown, self.plot):
-            if path is not None:
-                typer.echo(f"wrote {path}", err=True)
+            writes.append(partial(_write_whole, self.plot, plot.draw))
+        lost = []
+        for write in writes:
+            try:
+                write()
+            except OutputError as error:
+                lost.append(str(error))
+        if lost:
+            typer.echo(f"thinpipe: {'; '.join(lost)}", err=True)
+            raise typer.Exit(1)
+
+
+class OutputError(OSError):
+    """What a run was asked for cannot be written, at its end; the message is for the user."""
+
+
+def write_or_print(record: Record, path: Path) -> None:
+    """Write the record, and say so on stderr; OutputError if that cannot be, and the record is on stdout."""
+    try:
+        _write_whole(path, lambda temporary: temporary.write_text(record.to_json()))
+    except OutputError as error:
+        print(record.to_json(), flush=True)
+        raise OutputError(f"{error}; the record is on stdout instead") from None
+
+
+def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    try:
+        with written_whole(path) as temporary:
+            write(temporary)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+    typer.echo(f"wrote {path}", err=True)

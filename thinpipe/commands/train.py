@@ -14,13 +14,14 @@ from thinpipe.commands.terminal import one_line_errors
 from thinpipe.workloads.tasks import TASKS
 from thinpipe.workloads.tasks import task as find_task
 
-_WHAT, _WHERE, _LINKS, _HOW, _OUT, _SAVE = (
+_WHAT, _WHERE, _LINKS, _HOW, _OUT, _SAVE, _MACHINES = (
     "What is trained",
     "Who computes what",
     "What travels",
     "How it is trained",
     "What comes out",
     "Checkpoints",
+    "Several machines, and when something goes wrong",
 )
 
 
@@ -153,21 +154,45 @@ def train(
         int,
         typer.Option(min=0, help="Go on by itself when a worker dies.", rich_help_panel=_SAVE, metavar="N"),
     ] = 0,
+    rank: Annotated[
+        int | None, _option(_MACHINES, "The number of this worker, from 0, the client.", metavar="N")
+    ] = None,
+    master: Annotated[
+        str | None, _option(_MACHINES, "Where worker 0 listens; the same on all machines.", metavar="HOST:PORT")
+    ] = None,
+    patience: Annotated[
+        float | None,
+        _option(_MACHINES, "Seconds to wait for a worker that is missing or silent.", "60", metavar="S"),
+    ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Errors with their tracebacks.", rich_help_panel=_MACHINES)
+    ] = False,
 ) -> None:
     """Train a model whose layers live on several workers.
 
     First prints who holds what and what will travel; at the end, what it came
     to. Options left out are the task's recipe.
 
-    On several machines: torchrun ... -m thinpipe train ..., on each.
+    On several machines, on each: thinpipe train ... --workers 3 --rank N
+    --master HOST:PORT
 
     Example: thinpipe train --task digits --compress sort:8 --epochs 10
     """
     # Not at the top: the other verbs need not wait for what training needs.
+    from thinpipe.pipeline.forking import import_ahead
+
+    if rank is None and "RANK" not in os.environ:
+        known = TASKS.get(task or "digits")
+        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *(known.modules if known else ()))
     from thinpipe.commands.train_run import already_there, carry_out
-    from thinpipe.commands.train_settle import parse_capture, parse_delta_cache, parse_rate, settle_run
+    from thinpipe.commands.train_settle import join_machines, parse_capture, parse_delta_cache, parse_rate, settle_run
     from thinpipe.commands.train_views import make_listener, preflight
+    from thinpipe.pipeline.launch import leave
+    from thinpipe.pipeline.membership import PATIENCE_S, member
     from thinpipe.training.foresight import check_possible
+
+    if debug:
+        os.environ["THINPIPE_DEBUG"] = "1"
 
     given: dict[str, Any] = {
         "task": task,
@@ -203,6 +228,7 @@ def train(
         "samples": samples,
     }
     with one_line_errors():
+        join_machines(rank, master, workers)
         settings, running = settle_run(
             given,
             resume,
@@ -216,13 +242,15 @@ def train(
             **parse_delta_cache(delta_cache, delta_cache_limit),
             capture=parse_capture(capture, capture_steps, capture_chunks, capture_limit),
             link=parse_rate(link),
+            patience_s=PATIENCE_S if patience is None else patience,
         )
     if already_there(running):
         return
     with one_line_errors():
-        if "RANK" not in os.environ:  # torchrun's workers are there already; those who read data find out
+        me = member()
+        if me is None:  # workers on several machines are there already; those who read data find out
             check_possible(find_task(settings.task), settings)
-        if int(os.environ.get("RANK", "0")) == 0:
+        if me is None or me.rank == 0:
             preflight(log=log, json=json, save=running.save, trace=trace, capture=capture)
     listener = partial(
         make_listener,
@@ -233,4 +261,7 @@ def train(
         log=log,
         json=json,
     )
-    raise typer.Exit(carry_out(settings, running, listener, max_restarts=max_restarts))
+    code = carry_out(settings, running, listener, max_restarts=max_restarts)
+    if me is not None:
+        leave(code)  # this process is a worker
+    raise typer.Exit(code)

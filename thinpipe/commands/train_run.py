@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import typer
 
-from thinpipe.commands.train_views import preflight
+from thinpipe.commands.train_views import OutputError, preflight
 from thinpipe.commands.watch.record import metric_text
 from thinpipe.measure.network import thin_network
+from thinpipe.pipeline.errors import Interrupted, Terminated, WorkerError
+from thinpipe.pipeline.membership import member
 from thinpipe.training.checkpoint import checkpoints, newest, newest_manifest
 from thinpipe.training.events import Listener
 from thinpipe.training.nan import NotFiniteError
 from thinpipe.training.part import DamagedError, verify_part
 from thinpipe.training.settings import Running, Settings
-from thinpipe.workloads.task import Task
+from thinpipe.workloads.task import DataError, Task
 from thinpipe.workloads.tasks import task
-
-INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,28 @@ def carry_out(
     find_task: Callable[[str], Task] = task,
 ) -> int:
     """Run to the end and return the exit code. A worker's death is told, or made up for ``max_restarts`` times."""
-    from thinpipe.pipeline.launch import Terminated, WorkerError, run_workers
+    from thinpipe.pipeline.launch import leave, run_workers
 
-    workers = None if dist.is_torchelastic_launched() else settings.workers
+    workers = None if member() is not None else settings.workers
+
+    def end(cause: str) -> None:
+        """This process is a worker, whose main thread may never return."""
+        leave(_tell(1, cause, running))
+
     for restarts_left in range(max_restarts, -1, -1):
         try:
             with thin_network(running.link, settings.workers) as network:
                 arguments = (find_task, settings, running, listener)
-                outcome = run_workers(_work, *arguments, workers=workers, network=network)[0]
-        except KeyboardInterrupt:
-            return _tell(INTERRUPTED, "interrupted", running)
+                options: dict[str, Any] = {"network": network, "patience_s": running.patience_s, "end": end}
+                outcome = run_workers(_work, *arguments, workers=workers, **options)[0]
+        except KeyboardInterrupt as error:
+            number = error.number if isinstance(error, Interrupted) else signal.SIGINT
+            return _tell(128 + number, _ended_by(number), running)
         except Terminated as error:
-            return _tell(error.code, f"ended by {signal.Signals(error.code - 128).name}", running)
+            return _tell(error.code, _ended_by(error.code - 128), running)
         except WorkerError as error:
-            if not restarts_left:
-                return _tell(1, str(error), running)
+            if not restarts_left or error.code != 1:  # the others would end alike: bad input, a signal
+                return _tell(error.code, str(error), running)
             again = running.save if running.save is not None and checkpoints(running.save) else running.resume
             typer.echo(f"thinpipe: {error}", err=True)
             typer.echo(
@@ -69,15 +76,14 @@ def carry_out(
             )
             running = replace(running, resume=again)  # a folder: if the newest is damaged, the next older one is taken
         else:
-            if outcome.code and _speaks():
-                return _tell(outcome.code, outcome.message, running)
-            return outcome.code
+            began = running if outcome.code != 2 else None  # 2: what was asked for cannot be, and could not then
+            return _tell(outcome.code, outcome.message, began) if outcome.code else 0
     raise AssertionError("the last restart returns")
 
 
 def already_there(running: Running) -> bool:
     """Whether a run that is to go on has nothing left to do; says so, with its result."""
-    if running.resume is None or (running.save_local and dist.is_torchelastic_launched()):
+    if running.resume is None or (running.save_local and member() is not None):
         return False  # the latter: only the client could know, and the others would wait for it
     path, manifest = newest_manifest(running.resume)
     progress = manifest.progress
@@ -121,9 +127,18 @@ def _work(
         train(find_task(settings.task), settings, running, here, listener, check_room)
     except SetupError as error:
         return Outcome(2, str(error))
-    except (NotFiniteError, UnsavedError) as error:
+    except DataError as error:  # one worker's alone, which ends the others
+        raise WorkerError(str(error), code=2) from None
+    except (NotFiniteError, OutputError, UnsavedError) as error:
         return Outcome(1, str(error))
+    except Interrupted as error:
+        who = "" if error.worker is None else f"worker {error.worker} was "
+        return Outcome(128 + error.number, who + _ended_by(error.number))
     return Outcome(0)
+
+
+def _ended_by(number: int) -> str:
+    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
 
 
 def _check_room(running: Running, save_bytes: int, capture_bytes: int) -> None:
@@ -131,9 +146,12 @@ def _check_room(running: Running, save_bytes: int, capture_bytes: int) -> None:
     preflight(save=running.save, save_bytes=save_bytes, capture=capture, capture_bytes=capture_bytes)
 
 
-def _tell(code: int, message: str, running: Running) -> int:
+def _tell(code: int, message: str, running: Running | None) -> int:
+    """Say how a run ended, and how to go on with it if it had begun."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")  # the cursor, which a progress bar that was killed has hidden
     typer.echo(f"thinpipe: {message}", err=True)
-    last = None if code == 2 else _last_checkpoint(running)  # 2: what was asked for cannot be, here as well
+    last = None if running is None else _last_checkpoint(running)
     if last is not None:
         typer.echo(
             f"thinpipe: the last checkpoint is {last}; go on with: thinpipe train --resume {last.parent}", err=True
@@ -149,5 +167,6 @@ def _last_checkpoint(running: Running) -> Path | None:
 
 
 def _speaks() -> bool:
-    """Under torchrun every worker is a command; the first speaks for all."""
-    return not dist.is_torchelastic_launched() or os.environ["RANK"] == "0"
+    """On several machines every worker is a command; the first speaks for all."""
+    me = member()
+    return me is None or me.rank == 0

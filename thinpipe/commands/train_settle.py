@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from thinpipe.bench.inputs import check_launch
 from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.spec import codec
 from thinpipe.measure.network import parse_link
 from thinpipe.measure.sizes import parse_size
+from thinpipe.pipeline.membership import become_member, member
 from thinpipe.training.checkpoint import candidates, checkpoints, newest_manifest
 from thinpipe.training.save_folder import check_unused
 from thinpipe.training.settings import Capture, Device, Running, Settings, settle, settle_again
@@ -32,15 +32,29 @@ def settle_run(given: dict[str, Any], resume: Path | None, max_restarts: int, **
     return settings, running
 
 
+def join_machines(rank: int | None, master: str | None, workers: int | None) -> None:
+    """This process becomes one of the workers on several machines, if the options say so."""
+    if rank is None and master is None:
+        return
+    if rank is None or master is None or workers is None:
+        raise ValueError(
+            "on several machines every worker is told its number, where worker 0 is, and how many there are: "
+            "--rank N --master HOST:PORT --workers N, on each"
+        )
+    if member() is not None:
+        raise ValueError("torchrun has told this worker its number already: leave out --rank and --master")
+    become_member(rank, workers, master)
+
+
 def _settle(given: dict[str, Any], resume: Path | None, **run: Any) -> tuple[Settings, Running]:
-    if dist.is_torchelastic_launched():
-        size = int(os.environ["WORLD_SIZE"])
-        if given["workers"] not in (None, size):
-            raise ValueError(f"torchrun has started {size} workers: leave out --workers {given['workers']}")
-        given = given | {"workers": size}
+    me = member()
+    if me is not None:
+        if given["workers"] not in (None, me.size):
+            raise ValueError(f"torchrun has started {me.size} workers: leave out --workers {given['workers']}")
+        given = given | {"workers": me.size}
         if resume is None and run["save"] is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
             resume = run["save"] if checkpoints(run["save"]) else None  # torchrun's own --max-restarts
-    is_server = int(os.environ.get("RANK", "0")) > 0
+    is_server = me is not None and me.rank > 0
     if resume is None or (is_server and run["save_local"] and not resume.exists()):
         # The second: the client alone has the checkpoints, and tells what is in them when all have met.
         if resume is None and run["save"] is not None:
@@ -80,8 +94,8 @@ def _check(settings: Settings, running: Running, max_restarts: int) -> None:
     check_launch([settings.workers], [running.link])
     if max_restarts and running.save is None:
         raise ValueError("--max-restarts goes on from checkpoints: name a folder for them with --save")
-    if max_restarts and dist.is_torchelastic_launched():
-        raise ValueError("torchrun starts workers again itself: give its own --max-restarts, before the script")
+    if max_restarts and member() is not None:
+        raise ValueError("--max-restarts is for workers that are started here; on several machines start all again")
 
 
 def parse_rate(text: str | None) -> float | None:

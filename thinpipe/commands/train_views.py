@@ -8,13 +8,14 @@ from typing import Any
 
 import typer
 
+from thinpipe.commands.terminal import OutputError
 from thinpipe.commands.watch.curves import Curves
 from thinpipe.commands.watch.preflight import preflight
 from thinpipe.commands.watch.record import RecordFile
 from thinpipe.commands.watch.terminal import Terminal
 from thinpipe.training.events import Epoch, Finished, Listener, Plan, Step
 
-__all__ = ["Listeners", "make_listener", "preflight"]
+__all__ = ["Listeners", "OutputError", "make_listener", "preflight"]
 
 
 def make_listener(
@@ -43,7 +44,7 @@ class Listeners:
 
     A disk that fills up or a pipe that is closed while the run goes on must not end it: that listener is told nothing
     more, and a line on stderr says so. A disk that fails before the first step or at the end is an error, after all
-    others have been told.
+    others have been told: at the end an OutputError, and nobody hears of the run again, which has not failed.
     """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
@@ -70,14 +71,15 @@ class Listeners:
         self._tell(lambda each: each.save_failed(step, problem))
 
     def finished(self, end: Finished) -> None:
-        lost = self._tell(lambda each: each.finished(end))
+        lost = self._tell(lambda each: each.finished(end), last=True)
+        self.listeners = []
         if lost:
-            raise lost[0]
+            raise OutputError("; ".join(error.strerror or str(error) for error in lost))
 
     def failed(self, error: BaseException) -> None:
         self._tell(lambda each: each.failed(error))
 
-    def _tell(self, call: Callable[[Listener], None]) -> list[OSError]:
+    def _tell(self, call: Callable[[Listener], None], *, last: bool = False) -> list[OSError]:
         lost = []
         for each in list(self.listeners):
             try:
@@ -85,5 +87,6 @@ class Listeners:
             except OSError as error:
                 self.listeners.remove(each)
                 lost.append(error)
-                typer.echo(f"thinpipe: {type(each).__name__} stops, the run does not: {error}", err=True)
+                if not last:
+                    typer.echo(f"thinpipe: {type(each).__name__} stops, the run does not: {error}", err=True)
         return lost

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from thinpipe.measure.environment import environment
+from thinpipe.measure.readable import read_json
 from thinpipe.measure.whole import temporary_beside, written_whole
 from thinpipe.version import __version__
 
@@ -61,41 +62,25 @@ class Record:
     environment: Mapping[str, Any] = field(default_factory=environment)
     thinpipe: str = __version__
 
+    def to_json(self) -> str:
+        """The record as its file has it."""
+        return _dump(_without_nonfinite({"format": FORMAT, **asdict(self)}))
+
     def write(self, path: Path) -> None:
         """Write the record whole or not at all."""
-        data = _without_nonfinite({"format": FORMAT, **asdict(self)})
+        text = self.to_json()
         with written_whole(path) as temporary:
-            temporary.write_text(_dump(data))
+            temporary.write_text(text)
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read what ``write`` wrote; ValueError for everything else."""
-        rule = f"{path}: a record is a JSON file that `thinpipe ... --json FILE` wrote"
+        """Read what ``write`` wrote; ValueError that names the file and what is wrong in it for everything else."""
+        what = "a record, a JSON file that `thinpipe ... --json FILE` wrote"
+        data = read_json(path, what, finite=True)
         try:
-            data = json.loads(path.read_text())
-        except OSError as error:
-            raise ValueError(f"{rule}; it cannot be read: {error.strerror}") from None
+            return cls(**_parts(data))
         except ValueError as error:
-            raise ValueError(f"{rule}; this is not JSON or not all of it: {error}") from None
-        if not isinstance(data, dict) or not isinstance(data.get("format"), int):
-            raise ValueError(f"{rule}; this is other JSON, without a format number")
-        if data["format"] > FORMAT:
-            raise ValueError(
-                f"{rule} in format {FORMAT} or older; this one is format {data['format']}, "
-                f"from thinpipe {data.get('thinpipe')}: upgrade thinpipe"
-            )
-        try:
-            return cls(
-                kind=data["kind"],
-                config=data["config"],
-                columns=tuple(Column(**column) for column in data["columns"]),
-                rows=tuple(data["rows"]),
-                checks=tuple(Check(**check) for check in data["checks"]),
-                environment=data["environment"],
-                thinpipe=data["thinpipe"],
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{rule}; this one lacks or misnames a part: {error}") from None
+            raise ValueError(f"{path} cannot be read as {what}: {error}; make it anew, or name another") from None
 
 
 def check_writable(path: Path) -> None:
@@ -133,3 +118,88 @@ def _without_nonfinite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nonfinite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parts(data: Any) -> dict[str, Any]:
+    """The fields of a record, each of its kind; ValueError that says which is not."""
+    if not isinstance(data, dict) or not _is(data.get("format"), int) or data["format"] < 1:
+        raise ValueError("it has no format number")
+    if data["format"] > FORMAT:
+        raise ValueError(
+            f"it is in format {data['format']}, from thinpipe {data.get('thinpipe')}, and this one reads format "
+            f"{FORMAT} or older: upgrade thinpipe"
+        )
+    parts = {
+        **{name: _part(data, name, str, "a text") for name in ("kind", "thinpipe")},
+        **{name: _part(data, name, dict, "an object") for name in ("config", "environment")},
+    }
+    for name in ("columns", "rows", "checks"):
+        items = _part(data, name, list, "a list of objects")
+        parts[name] = tuple(items)
+        for number, item in enumerate(items):
+            if not isinstance(item, dict):
+                raise ValueError(f"{name}[{number}] should be an object, it is {_shown(item)}")
+    parts["columns"] = tuple(_column(number, item) for number, item in enumerate(parts["columns"]))
+    for number, row in enumerate(parts["rows"]):
+        _check_figures(f"rows[{number}]", row, parts["columns"])
+    parts["checks"] = tuple(_fields(Check, f"checks[{n}]", item, {}) for n, item in enumerate(parts["checks"]))
+    return parts
+
+
+def _part(data: Mapping[str, Any], name: str, kind: type, words: str) -> Any:
+    if name not in data:
+        raise ValueError(f"it lacks {name}")
+    if not _is(data[name], kind):
+        raise ValueError(f"{name} should be {words}, it is {_shown(data[name])}")
+    return data[name]
+
+
+def _column(number: int, item: Mapping[str, Any]) -> Column:
+    where = f"columns[{number}]"
+    kinds: dict[str, tuple[type, str]] = {
+        "name": (str, "a text"),
+        "heading": (str, "a text"),
+        "format": (str, "a text"),
+        "key": (bool, "true or false"),
+    }
+    column: Column = _fields(Column, where, item, kinds)
+    if column.better not in ("higher", "lower", None):
+        raise ValueError(f"{where}: better should be higher, lower or null, it is {_shown(column.better)}")
+    try:
+        format(1, column.format)
+    except ValueError:
+        raise ValueError(f"{where}: format should be one of a number, as in .2f; it is {column.format!r}") from None
+    return column
+
+
+def _check_figures(where: str, row: Row, columns: Sequence[Column]) -> None:
+    """ValueError unless every figure can be written as its column says."""
+    for column in columns:
+        value = row.get(column.name)
+        if value is None or isinstance(value, str) or not column.format:
+            continue
+        try:
+            format(value, column.format)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{where}: {column.name} should be a number that reads as {column.format}, it is {_shown(value)}"
+            ) from None
+
+
+def _fields(kind: type, where: str, item: Mapping[str, Any], kinds: Mapping[str, tuple[type, str]]) -> Any:
+    for name, (each, words) in kinds.items():
+        if name in item and not _is(item[name], each):
+            raise ValueError(f"{where}: {name} should be {words}, it is {_shown(item[name])}")
+    try:
+        return kind(**item)
+    except TypeError as error:
+        raise ValueError(f"{where} lacks or misnames a part: {error}") from None
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))  # to Python true is a number
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -21,5 +21,5 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name on the same file system, so that renaming it is atomic."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A name on the same file system, so that renaming it is atomic; it ends alike, which tells writers the format."""
+    return path.with_name(f".{os.getpid()}.tmp.{path.name}")

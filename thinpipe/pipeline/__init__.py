@@ -1,7 +1,25 @@
 """Pipelines: stages that talk through codecs, on torch.distributed.pipelining."""
 
-from thinpipe.pipeline.link import LinkError
-from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
-from thinpipe.pipeline.stage import PipelineStage
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from thinpipe.pipeline.errors import LinkError
+
+if TYPE_CHECKING:
+    from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
+    from thinpipe.pipeline.stage import PipelineStage
 
 __all__ = ["ClientServerSchedule", "LinearSchedule", "LinkError", "PipelineStage"]
+
+_LAZY = {
+    "ClientServerSchedule": "thinpipe.pipeline.schedule",
+    "LinearSchedule": "thinpipe.pipeline.schedule",
+    "PipelineStage": "thinpipe.pipeline.stage",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch's pipelining, on first use: launching workers does not."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

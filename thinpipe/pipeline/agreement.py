@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinpipe.pipeline.backend import wire_device
+from thinpipe.pipeline.exchange import gather
 
 
 class DisagreementError(ValueError):
@@ -40,18 +40,3 @@ def agree(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: tor
 
 def _workers(who: list[int]) -> str:
     return ("worker " if len(who) == 1 else "workers ") + ", ".join(map(str, who))
-
-
-def gather(facts: Any, group: dist.ProcessGroup | None, device: torch.device) -> list[Any]:
-    """What every worker has to say (JSON), on all of them. Travels in tensors: nothing received gets unpickled."""
-    device = wire_device(group, device)
-    data = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(device)
-    workers = dist.get_world_size(group)
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(workers)]
-    dist.all_gather(sizes, torch.tensor([data.numel()], device=device), group=group)
-    longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    padded[: data.numel()] = data
-    parts = [torch.empty_like(padded) for _ in range(workers)]
-    dist.all_gather(parts, padded, group=group)
-    return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]

@@ -1,49 +1,82 @@
-"""Starts local workers, or joins those that torchrun started; ends all when one dies."""
+"""Starts local workers, or joins those that were started elsewhere; ends all when one fails, and says why.
+
+    this process                    a server that forks                the workers
+    (1)  asks for workers  ------>  has imported torch once  ------>   (2) join each other, call the function
+    (3)  waits for results <---------------------------------------------- and send back what it returned
+    (4)  one fails: the others have GRACE_S to end by themselves, then are made to
+
+The server is Python's own (``multiprocessing``, forkserver): what is imported before the workers are forked is imported
+once, and they share its memory. Only here does anything travel as a pickle, between processes of one user over pipes.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
+import itertools
+import multiprocessing
 import os
+import re
 import signal
-import tempfile
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from torch.multiprocessing import ProcessExitedException
+from thinpipe.pipeline.control import GRACE_S, Control
+from thinpipe.pipeline.errors import Interrupted, Terminated, WorkerError, debugging, describe
+from thinpipe.pipeline.forking import import_ahead, temporary_folder
+from thinpipe.pipeline.local_worker import Job, Network, leave, work
+from thinpipe.pipeline.membership import PATIENCE_S, joined, member
+from thinpipe.pipeline.signals import ENDING, RaisedSignal, end_with_parent, raise_signals
 
-from thinpipe.pipeline.link import LinkError
-from thinpipe.pipeline.parent import end_with_parent
-
-# How long a worker that was told to end goes on. A worker whose neighbour died finds out by itself, at once if it is
-# waiting for it, and says which stage is missing; this leaves it the time.
-GRACE_S = 5.0
+_serial = itertools.count()
 
 
-class WorkerError(RuntimeError):
-    """A worker failed, and the others were ended."""
+@dataclass
+class _Worker:
+    """A worker that was started, and how it ended."""
 
+    rank: int
+    process: Any
+    results: connection.Connection
+    result: tuple[Any] | None = None
+    cause: str | None = None  # why it failed
+    failed_at: float = 0.0
+    code: int = 1
+    is_effect: bool = False  # of another's failure
 
-class Terminated(SystemExit):
-    """This process was asked to end (SIGTERM and the like), and the workers have; the code is what shells say of it."""
+    @property
+    def ended(self) -> bool:
+        return self.result is not None or self.cause is not None
 
-    code: int
+    @property
+    def lives(self) -> bool:
+        """Looked up by its number: if the server of workers was killed, multiprocessing takes them for dead, too."""
+        try:
+            return Path("/proc", str(self.process.pid), "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
 
-
-class Network(Protocol):
-    """A network of our own, with a place for every worker."""
-
-    def enter(self, worker: int) -> None:
-        """Move this process to the place of a worker."""
+    def hear(self) -> None:
+        """Something has happened: its word, or its death."""
+        try:
+            good, word = self.results.recv() if self.results.poll() else (False, None)
+        except (EOFError, OSError):
+            good, word = False, None
+        if good:
+            self.result = (word,)
+        elif word is not None:
+            self.cause, self.code, self.is_effect = word
+        elif not self.lives:
+            self.process.join(GRACE_S)
+            self.cause, self.code = _end_of(self.process.exitcode)
+            self.cause = f"worker {self.rank}: {self.cause}"
+        self.failed_at = time.monotonic()
 
 
 def run_workers(
@@ -52,134 +85,172 @@ def run_workers(
     workers: int | None = None,
     network: Network | None = None,
     backend: str | None = None,
+    patience_s: float = PATIENCE_S,
+    end: Callable[[str], Any] | None = None,
 ) -> list[Any]:
     """Call ``function(*args)`` on every worker, inside a process group; return the results of the workers here.
 
-    Under torchrun this process is one of the workers already and joins. Otherwise ``workers`` local ones are started
-    with torch's elastic launcher, and ``function`` must be importable: defined at the top level of a module. In a
-    ``network`` each starts in its own place and counts as a machine. ``backend``: as ``joined``. Ctrl-C reaches all
-    of them, and is a KeyboardInterrupt here once they have ended; SIGTERM is ``Terminated``.
+    Where this process is a worker already (torchrun, ``become_member``) it joins the others; ``end`` then ends it, with
+    words, when another one is silent for longer than ``patience_s``. Otherwise ``workers`` local ones are started, and
+    ``function`` must be importable: defined at the top level of a module. In a ``network`` each starts in its own place
+    and counts as a machine. ``backend``: as ``joined``. Ctrl-C ends all of them, and is a KeyboardInterrupt here once
+    they have ended; SIGTERM and SIGHUP are ``Terminated``; a worker that fails is a ``WorkerError``.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        size = int(os.environ["WORLD_SIZE"])
-        if workers not in (None, size):
-            raise ValueError(f"torchrun started {size} workers, but {workers} were asked for; leave one of them out")
+    me = member()
+    if me is not None:
+        if workers not in (None, me.size):
+            raise ValueError(f"this is one of {me.size} workers, but {workers} were asked for; leave one of them out")
         if network is not None:
-            raise ValueError("workers that torchrun started are in their networks already; leave the links as they are")
-        with joined(backend):
-            return [function(*args)]
+            raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
+        return [_join(function, args, backend, patience_s, end or _end_here)]
     if workers is None or workers < 1:
         raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
-    for name in (
-        "distributed.elastic.agent.server.api",
-        "distributed.elastic.multiprocessing.api",
-        "multiprocessing.spawn",
-    ):
-        logging.getLogger(f"torch.{name}").addFilter(_is_news)
-    with tempfile.TemporaryDirectory(prefix="thinpipe-") as log_dir:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=workers,
-            run_id="thinpipe",
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=0,
-            start_method="spawn",
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=log_dir),
-        )
+    import_ahead()
+    folder = temporary_folder()
+    job = Job(
+        function=function,
+        args=args,
+        workers=workers,
+        network=network,
+        backend=backend,
+        patience_s=patience_s,
+        folder=folder,
+        meeting_file=str(Path(folder) / f"meeting-{next(_serial)}"),
+        ignored=frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN),
+    )
+    with _signals_raised():
+        started: list[_Worker] = []
         try:
-            meeting = None if network is None else str(Path(log_dir) / "meeting")
-            results = elastic_launch(config, _work)(function, args, network, meeting, backend)
-        except ChildFailedError as error:
-            raise WorkerError(_causes(error, Path(log_dir))) from None
-        except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None  # which it was before torch's launcher got hold of it
-            raise Terminated(128 + error.sigval) from None
-    return [results[worker] for worker in range(workers)]
+            for rank in range(workers):
+                started.append(_start(job, rank))
+            _await(started)
+        except Interrupted as error:
+            _end(started, error.number)
+            if error.number == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise Terminated(128 + error.number) from None
+        except BaseException:
+            _end(started, signal.SIGTERM)
+            raise
+        finally:
+            Path(job.meeting_file).unlink(missing_ok=True)
+    return [worker.result[0] for worker in started if worker.result is not None]
+
+
+def _join(function: Callable[..., Any], args: Sequence[Any], backend: Any, patience_s: float, end: Any) -> Any:
+    """As a worker that was started elsewhere."""
+    if threading.current_thread() is threading.main_thread():
+        ignored = frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN)
+        raise_signals(leave, ignored)
+    end_with_parent()
+    control: Control | None = None
+    try:
+        with joined(backend, patience_s=patience_s, end=end) as control:
+            return function(*args)
+    except (Interrupted, ValueError):
+        raise
+    except Exception as error:
+        if debugging():
+            traceback.print_exc()
+        cause = describe(error) if control is None else control.first_cause(error)
+        raise WorkerError(cause, getattr(error, "code", 1)) from None
+
+
+def _end_here(cause: str) -> None:
+    print(f"thinpipe: {cause}", file=sys.stderr)
+    leave(1)
+
+
+def _start(job: Job, rank: int) -> _Worker:
+    context = multiprocessing.get_context("forkserver")
+    results, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=work, args=(job, rank, sender), name=f"thinpipe-worker-{rank}")
+    worker.start()
+    sender.close()
+    return _Worker(rank, worker, results)
+
+
+def _await(workers: Sequence[_Worker]) -> None:
+    """Return when all have a result. When one fails, end the others and raise."""
+    while not all(worker.ended for worker in workers):
+        _listen(workers, None)
+        if any(worker.cause is not None for worker in workers):
+            _end(workers, signal.SIGTERM)
+            raise _error_of(workers)
+    _end(workers, None)
+
+
+def _listen(workers: Sequence[_Worker], seconds: float | None) -> None:
+    """Wait until something is heard of a worker; note it."""
+    ends: dict[Any, _Worker] = {}
+    for worker in workers:
+        if not worker.ended:
+            ends |= {worker.results: worker, worker.process.sentinel: worker}
+    for ready in connection.wait(list(ends), seconds):
+        if not ends[ready].ended:
+            ends[ready].hear()
+
+
+def _end(workers: Sequence[_Worker], number: int | None) -> None:
+    """See to it that no worker is left: they have GRACE_S to end by themselves, asked by a signal if there is one."""
+    deadline = time.monotonic() + GRACE_S
+    # A worker whose neighbour died finds out by itself, at once if it is waiting for it; it is asked if it does not.
+    ask_at = time.monotonic() + (1.0 if any(worker.cause for worker in workers) else 0.0)
+    while any(worker.lives for worker in workers):
+        if number is not None and time.monotonic() >= ask_at:
+            _signal(workers, number)
+            number, deadline = None, time.monotonic() + GRACE_S
+        if number is None and time.monotonic() >= deadline:
+            _signal(workers, signal.SIGKILL)
+        _listen(workers, 0.05)
+        time.sleep(0.02)
+    for worker in workers:
+        worker.process.join(GRACE_S)
+        if not worker.ended:
+            worker.hear()
+
+
+def _signal(workers: Sequence[_Worker], number: int) -> None:
+    for worker in workers:
+        if worker.lives:
+            try:
+                os.kill(worker.process.pid, number)
+            except ProcessLookupError:
+                continue
+
+
+def _error_of(workers: Sequence[_Worker]) -> WorkerError:
+    """The first cause, then who else ended; torch's neighbours of a dead worker often speak before it is found dead."""
+    failed = sorted((w for w in workers if w.cause is not None), key=lambda w: (w.is_effect, w.failed_at))
+    first = failed[0]
+    # The one that says it may speak of another: worker 0 of one that has been silent.
+    named = re.match(r"worker (\d+)", first.cause or "")
+    culprit = int(named[1]) if named else None
+    others = [str(worker.rank) for worker in workers if worker.rank != culprit]
+    also = f"; worker{'s' * (len(others) > 1)} {', '.join(others)} ended with it" if others else ""
+    return WorkerError(f"{first.cause}{also}", first.code)
+
+
+def _end_of(code: int | None) -> tuple[str, int]:
+    """What an exit code without a word says, and the exit code that follows for all."""
+    if code is not None and code < 0:
+        return f"killed by signal {-code} ({signal.Signals(-code).name})", 1
+    if code is not None and code - 128 in ENDING:
+        return f"ended by {signal.Signals(code - 128).name}", code
+    return f"ended without a result, exit code {code}", 1
 
 
 @contextmanager
-def joined(backend: str | None = None, meeting: str | None = None) -> Iterator[None]:
-    """The process group that the environment describes (``RANK``, ``WORLD_SIZE`` ... as torchrun sets them).
-
-    Args:
-        backend: by default NCCL where every worker of this machine has a GPU of its own, gloo otherwise.
-        meeting: a file in which the workers of one machine find each other, instead of over a network.
-    """
-    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    own_gpu = torch.cuda.device_count() >= local_size
-    if own_gpu:
-        torch.cuda.set_device(local_rank)
-    if "OMP_NUM_THREADS" not in os.environ:  # every worker taking every core is slower than each taking its share
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = None if meeting is None else dist.FileStore(meeting, size)
-    dist.init_process_group(backend or ("nccl" if own_gpu else "gloo"), store=store, rank=rank, world_size=size)
-    yield
-    dist.destroy_process_group()  # not after an error: the others would see this worker leave before it says why
-
-
-def _is_news(entry: logging.LogRecord) -> bool:
-    """Whether torch's launcher says more than ``WorkerError`` will: the traceback of a worker that failed by itself.
-
-    It also reports every worker that it ends, and as a traceback of its own that one was killed.
-    """
-    if entry.levelno < logging.ERROR:
-        return False
-    error = entry.exc_info[1] if entry.exc_info else None
-    return not isinstance(error, ProcessExitedException) and LinkError.__name__ not in str(error)
-
-
-@record
-def _work(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    network: Network | None,
-    meeting: str | None,
-    backend: str | None,
-) -> Any:
-    if network is not None:
-        network.enter(int(os.environ["RANK"]))  # first: threads and sockets stay where they were made
-        os.environ["GROUP_RANK"] = os.environ["RANK"]  # which machine this is
-        backend = backend or "gloo"  # NCCL would pass by the network, through the memory of the machine
-    _end_late()
-    end_with_parent()
-    with joined(backend, meeting):
-        return function(*args)
-
-
-def _end_late() -> None:
-    """On SIGTERM go on for GRACE_S, then exit, even from inside a call that never returns to Python."""
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-
-    def watch() -> None:
-        while os.read(read, 1) != bytes([signal.SIGTERM]):
-            pass
-        time.sleep(GRACE_S)
-        os._exit(128 + signal.SIGTERM)
-
-    threading.Thread(target=watch, name="thinpipe-end-late", daemon=True).start()
-
-
-def _causes(error: ChildFailedError, log_dir: Path) -> str:
-    """One line per worker that failed: the signal that killed it, or the error it raised; causes before effects.
-
-    torch names the one it saw first, which may be the neighbour of the one that failed; each leaves a file.
-    """
-    lines = {
-        worker: f"killed by signal {-failure.exitcode} ({failure.signal_name()})"
-        for worker, failure in error.failures.items()
-        if failure.exitcode < 0
-    }
-    for path in log_dir.glob("**/error.json"):
-        lines.setdefault(int(path.parent.name), json.loads(path.read_text())["message"]["message"])
-    ordered = sorted(lines.items(), key=lambda item: (LinkError.__name__ in item[1], item))
-    return "a worker failed and the others were ended:\n" + "\n".join(
-        f"  worker {worker}: {line}" for worker, line in ordered
-    )
+def _signals_raised() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP as an exception, once: a second one must not interrupt the end of the workers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = RaisedSignal()
+    taken = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in taken}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -36,9 +36,12 @@ from torch import Tensor
 from thinpipe.codecs.base import FLOATS, Codec, as_bytes
 from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.rounding import rounding_key
+from thinpipe.pipeline.activity import waiting
 from thinpipe.pipeline.backend import wire_device
+from thinpipe.pipeline.checksum import checksum_bytes, is_intact, seal
 from thinpipe.pipeline.copies import SampleCopies
 from thinpipe.pipeline.counters import Counters, DeviceClock, Event, Ledger, Stamp, now
+from thinpipe.pipeline.errors import ChecksumError, LinkError
 
 RAW_BELOW = 4096  # bytes; a smaller tensor fits in three Ethernet frames, encoding it saves nothing
 
@@ -80,10 +83,6 @@ class Slot:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
-class LinkError(RuntimeError):
-    """The worker at the other end of a link is gone, or the network between is."""
-
-
 class Link:
     """What both ends of one direction of one link have in common."""
 
@@ -102,6 +101,7 @@ class Link:
         self.ledger = Ledger()
         self.clock = DeviceClock(device)
         self.staged = wire_device(group, device).type != device.type  # through pinned host buffers
+        self.checksum_bytes = checksum_bytes(group, device)
         self.copier = torch.cuda.Stream(device) if self.staged else None
         self._threads: ThreadPoolExecutor | None = None
 
@@ -110,6 +110,9 @@ class Link:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(count, thread_name_prefix=f"thinpipe-{self.source}-{self.target}")
         return self._threads
+
+    def begin_step(self) -> None:
+        """A step is about to start: what the last one still held is free."""
 
     def __str__(self) -> str:
         return f"{self.direction} link from stage {self.source} to stage {self.target}"
@@ -178,10 +181,15 @@ class Link:
         device = "cpu" if self.staged else self.device
         return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=self.staged)
 
+    def message_bytes(self, slot: Slot) -> int:
+        """What travels: the wire, and the checksum behind it."""
+        return slot.wire_bytes + self.checksum_bytes
+
     def await_work(self, work: dist.Work | None, me: int, chunk: int, verb: str) -> None:
         assert work is not None  # torch returns None to workers outside the group
         try:
-            work.wait()
+            with waiting():
+                work.wait()
         except RuntimeError as error:
             other = self.source if me == self.target else self.target
             raise LinkError(
@@ -192,7 +200,7 @@ class Link:
 
 Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, what is to be sent
 
-_Message = tuple[Slot, Tensor]  # and its wire
+_Message = tuple[Slot, Tensor]  # and the wire with its checksum, or a tensor's own bytes
 _Sends = list[dist.Work | None] | Future[list[dist.Work | None]]
 
 
@@ -233,11 +241,11 @@ class SendLink(Link):
         messages = [self._encode(chunk, index, tensor) for index, tensor in enumerate(tensors)]
         if self.copier is not None:
             self.copier.synchronize()  # the schedule sends at once
-        self._stamp(chunk, self.step, messages)
+        self._seal(chunk, self.step, messages)
         self._handed_out += messages
         return [
-            dist.P2POp(dist.isend, wire, group=self.group, tag=self.tag(chunk, index), group_peer=self.peer)
-            for index, (_, wire) in enumerate(messages)
+            dist.P2POp(dist.isend, message, group=self.group, tag=self.tag(chunk, index), group_peer=self.peer)
+            for index, (_, message) in enumerate(messages)
         ]
 
     def finish(self) -> None:
@@ -277,12 +285,16 @@ class SendLink(Link):
         if self.tap is not None:
             self.tap(self, chunk, index, tensor)
         began = now()
-        if slot.raw:
-            wire = as_bytes(tensor.detach().contiguous())
+        size = slot.wire_bytes
+        if slot.raw and (self.staged or not self.checksum_bytes):
+            message = wire = as_bytes(tensor.detach().contiguous())
         else:
-            size = slot.wire_bytes
             on_device = torch.empty(size, dtype=torch.uint8, device=self.device) if self.staged else None
-            wire = self._buffer(size) if on_device is None else on_device
+            message = self._buffer(self.message_bytes(slot)) if on_device is None else on_device
+            wire = message[:size]
+        if slot.raw and message is not wire:
+            wire.copy_(as_bytes(tensor.detach().contiguous()))
+        elif not slot.raw:
             with self.clock.measure():
                 sent = copies.change(chunk, index, tensor) if copies is not None and copies.knows(chunk) else tensor
                 step = self.steps_before + self.step
@@ -295,11 +307,12 @@ class SendLink(Link):
             self.copier.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self.copier):
                 wire.record_stream(self.copier)
-                wire = self._buffer(slot.wire_bytes).copy_(wire, non_blocking=True)
+                message = self._buffer(self.message_bytes(slot))
+                message[:size].copy_(wire, non_blocking=True)
         if not slot.raw:
             self.events.append(Event("encode", self.source, chunk, began, now()))
-        self.ledger.counters.count(slot.tensor_bytes, slot.wire_bytes)
-        return slot, wire
+        self.ledger.counters.count(slot.tensor_bytes, self.message_bytes(slot))
+        return slot, message
 
     def _hand_over(
         self, chunk: int, step: int, messages: Sequence[_Message], left: torch.cuda.Event | None = None
@@ -307,16 +320,20 @@ class SendLink(Link):
         """Give wires to the network, once they have left the GPU."""
         if left is not None:
             left.synchronize()
-        self._stamp(chunk, step, messages)
+        self._seal(chunk, step, messages)
         return [
-            dist.isend(wire, group=self.group, tag=self.tag(chunk, index), group_dst=self.peer)
-            for index, (_, wire) in enumerate(messages)
+            dist.isend(message, group=self.group, tag=self.tag(chunk, index), group_dst=self.peer)
+            for index, (_, message) in enumerate(messages)
         ]
 
-    def _stamp(self, chunk: int, step: int, messages: Sequence[_Message]) -> None:
+    def _seal(self, chunk: int, step: int, messages: Sequence[_Message]) -> None:
+        """The last thing before they leave: checksums, and when it was."""
+        for index, (_, message) in enumerate(messages):
+            if self.checksum_bytes:
+                seal(message, step, chunk, index)
         ended = now()
-        for index, (slot, _) in enumerate(messages):
-            self.ledger.stamps.append(Stamp(step, chunk, index, ended, ended, wire_bytes=slot.wire_bytes))
+        for index, (_, message) in enumerate(messages):
+            self.ledger.stamps.append(Stamp(step, chunk, index, ended, ended, wire_bytes=message.numel()))
 
     def _await_oldest(self) -> None:
         chunk, messages, works = self._under_way.popleft()
@@ -331,9 +348,9 @@ class SendLink(Link):
         return spares.pop() if spares else self.host_buffer(size)
 
     def _recycle(self, messages: list[_Message]) -> None:
-        for slot, wire in messages:
-            if self.staged or not slot.raw:  # the others are the tensors themselves
-                self._spare.setdefault(wire.numel(), []).append(wire)
+        for slot, message in messages:
+            if self.checksum_bytes or not slot.raw:  # the others are the tensors themselves
+                self._spare.setdefault(message.numel(), []).append(message)
 
 
 class RecvLink(Link):
@@ -365,7 +382,7 @@ class RecvLink(Link):
         for copied in self._copied.values():
             copied.synchronize()  # the last step's wires are on the GPU; their host buffers may be overwritten
         for key in ((chunk, slot) for chunk in range(self.chunks) for slot in range(len(self.slots))):
-            self._works[key] = dist.irecv(self._wire(key), group=self.group, tag=self.tag(*key), group_src=self.peer)
+            self._works[key] = dist.irecv(self._message(key), group=self.group, tag=self.tag(*key), group_src=self.peer)
         if (self.trace or self.staged) and self._works:
             threads = self.threads(len(self._works))
             self._arrivals = {key: threads.submit(self._arrival, key) for key in self._works}
@@ -375,7 +392,7 @@ class RecvLink(Link):
         return [
             dist.P2POp(
                 dist.irecv,
-                self._wire((chunk, slot)),
+                self._message((chunk, slot)),
                 group=self.group,
                 tag=self.tag(chunk, slot),
                 group_peer=self.peer,
@@ -393,17 +410,24 @@ class RecvLink(Link):
                 del self._works[key]
             elif key in self._works:
                 self.await_work(self._works.pop(key), self.target, chunk, "receive")
-            usable = now()
-            if self.staged and arrived is None:
-                self._copy(key)  # no thread did: the schedule waited for the message
+            usable, size = now(), self.message_bytes(slot)
+            if arrived is None:  # no thread did this: the schedule waited for the message, or this one has
+                self._check(key)
+                if self.staged:
+                    self._copy(key)
             tensors.append(self._decode(key, slot))
-            self.ledger.counters.count(slot.tensor_bytes, slot.wire_bytes)
+            self.ledger.counters.count(slot.tensor_bytes, size)
             self.ledger.counters.blocked_ms += (usable - needed) * 1e3
-            self.ledger.stamps.append(Stamp(self.step, chunk, index, needed, usable, arrived, slot.wire_bytes))
+            self.ledger.stamps.append(Stamp(self.step, chunk, index, needed, usable, arrived, size))
             self.events.append(Event("wait", self.target, chunk, needed, usable))
             if not slot.raw:
                 self.events.append(Event("decode", self.target, chunk, usable, now()))
         return tensors
+
+    def begin_step(self) -> None:
+        """Take back what a step without a backward, an evaluation, still has."""
+        for chunk in list(self._lent):
+            self.release(chunk)
 
     def release(self, chunk: int) -> None:
         """(5) Take back the tensors of a chunk whose backward is done."""
@@ -416,7 +440,7 @@ class RecvLink(Link):
 
     def _decode(self, key: tuple[int, int], slot: Slot) -> Tensor:
         chunk, index = key
-        wire = self._wire(key)
+        wire = self._message(key)[: slot.wire_bytes]
         if slot.raw and not self.staged:
             received = wire.view(slot.dtype).view(slot.shape)
             copies = self._copies_of(index)
@@ -436,15 +460,25 @@ class RecvLink(Link):
             self._decoded[key].record()
         return tensor.detach()  # a new leaf every time: gradients of the last user are not this one's
 
-    def _wire(self, key: tuple[int, int]) -> Tensor:
+    def _message(self, key: tuple[int, int]) -> Tensor:
+        """Where a message arrives."""
         if key not in self._wires:
             slot = self.slots[key[1]]
-            self._wires[key] = self.host_buffer(max(slot.wire_bytes, slot.change.wire_bytes if slot.change else 0))
-        return self._wires[key][: self.message(*key).wire_bytes]
+            self._wires[key] = self.host_buffer(max(map(self.message_bytes, (slot, slot.change or slot))))
+        return self._wires[key][: self.message_bytes(self.message(*key))]
+
+    def _check(self, key: tuple[int, int]) -> None:
+        if self.checksum_bytes and not is_intact(self._message(key), self.step, *key):
+            raise ChecksumError(
+                f"chunk {key[0]} of step {self.step} over the {self}, from worker {self.peer}, was changed on its way: "
+                "its checksum does not match. Look for errors of the network or of memory, then go on from the last "
+                "checkpoint"
+            )
 
     def _arrival(self, key: tuple[int, int]) -> float:
         self.await_work(self._works[key], self.target, key[0], "receive")
         arrived = now()
+        self._check(key)
         if self.staged:
             self._copy(key)
         return arrived
@@ -455,7 +489,7 @@ class RecvLink(Link):
         with torch.cuda.stream(self.copier):
             if key in self._decoded:
                 self.copier.wait_event(self._decoded[key])
-            wire = self._wire(key)
+            wire = self._message(key)
             if key not in self._on_device:
                 self._on_device[key] = torch.empty_like(self._wires[key], device=self.device, pin_memory=False)
             self._on_device[key][: len(wire)].copy_(wire, non_blocking=True)

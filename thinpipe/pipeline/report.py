@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinpipe.pipeline.agreement import gather
 from thinpipe.pipeline.backend import wire_device
 from thinpipe.pipeline.counters import Stamp, now
+from thinpipe.pipeline.exchange import gather, needing_peers
 from thinpipe.pipeline.link import Link, SendLink
 from thinpipe.pipeline.stage import PipelineStage
 
@@ -121,19 +121,26 @@ def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float
         if machine is not None and machine == machines[0]:
             continue
         for _ in range(_PINGS if worker in (0, other) and other else 0):
-            stamp = torch.zeros(1, dtype=torch.float64, device=device)
-            if worker == 0:
-                dist.recv(stamp, group=group, group_src=other)
-                stamp.fill_(now())
-                dist.send(stamp, group=group, group_dst=other)
-            else:
-                began = now()
-                dist.send(stamp, group=group, group_dst=0)
-                dist.recv(stamp, group=group, group_src=0)
-                ended = now()
-                if ended - began < quickest:
-                    quickest, offset = ended - began, float(stamp) - (began + ended) / 2
+            began = now()
+            theirs = _ping(other if worker == 0 else 0, worker == 0, group, device)
+            ended = now()
+            if worker and ended - began < quickest:
+                quickest, offset = ended - began, theirs - (began + ended) / 2
     return offset
+
+
+def _ping(other: int, answers: bool, group: dist.ProcessGroup | None, device: torch.device) -> float:
+    """Ask another worker for its time, or answer its question."""
+    stamp = torch.zeros(1, dtype=torch.float64, device=device)
+    with needing_peers("comparing clocks"):
+        if answers:
+            dist.recv(stamp, group=group, group_src=other)
+            stamp.fill_(now())
+            dist.send(stamp, group=group, group_dst=other)
+        else:
+            dist.send(stamp, group=group, group_dst=other)
+            dist.recv(stamp, group=group, group_src=other)
+    return float(stamp)
 
 
 def machine_id() -> str | None:

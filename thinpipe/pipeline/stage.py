@@ -18,7 +18,8 @@ return operations on wire buffers, and the schedule keeps their order.
 Private names of torch used here, seen on 2.11 and 2.13: ``_prepare_forward_infra`` and ``_prepare_backward_infra``,
 the only place where shapes are known before anything travels; ``_get_init_p2p_neighbors_ops``, first messages that 2.11
 sends to the wrong worker; ``_stage_meta`` (2.13) and ``get_outputs_meta`` (2.11), the shapes of the outputs;
-``tensor_meta`` of a receive info (2.13), which says whether an input has a gradient.
+``tensor_meta`` of a receive info (2.13), which says whether an input has a gradient; ``_send_meta`` and ``_recv_meta``
+(2.13), which would exchange pickles to find shapes (``metadata``).
 """
 
 from __future__ import annotations
@@ -39,13 +40,17 @@ from torch.utils.checkpoint import checkpoint
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, backward_codec, forward_codec
+from thinpipe.pipeline import metadata
+from thinpipe.pipeline.activity import ACTIVITY
 from thinpipe.pipeline.agreement import agree
 from thinpipe.pipeline.backend import backend_of, wire_device
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.copies import SampleCopies, check_samples
 from thinpipe.pipeline.counters import DeviceClock, Event, now
+from thinpipe.pipeline.exchange import hear, tell
 from thinpipe.pipeline.expected import Expected
 from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
+from thinpipe.pipeline.metadata import CAN_INFER
 from thinpipe.version import __version__
 
 _NOTHING = torch.empty(0)  # where torch would keep a receive buffer
@@ -91,11 +96,11 @@ class PipelineStage(pipelining.PipelineStage):
         device = torch.device(device)
         super().__init__(submodule, stage_index, num_stages, device, *torch_args, **torch_options)
         static = len(torch_args) >= 2 or {"input_args", "output_args"} <= torch_options.keys()
-        if wire_device(self.group, device).type != device.type and not static:
+        if not static and (wire_device(self.group, device).type != device.type or not CAN_INFER):
             raise ValueError(
-                f"a stage on {device} whose workers talk through gloo is told its shapes, as input_args and "
-                "output_args: examples of one chunk. Without them torch would send shapes in tensors on the GPU, "
-                "which gloo cannot"
+                f"a stage on {device} under torch {torch.__version__} is told its shapes, as input_args and "
+                "output_args: examples of one chunk. Finding them out would need pickles (before torch 2.13), or "
+                "tensors on the GPU through gloo, which cannot send them"
             )
         self.forward_codec, self.backward_codec = forward_codec(forward), backward_codec(backward)
         if isinstance(self.backward_codec, Delta):
@@ -189,8 +194,7 @@ class PipelineStage(pipelining.PipelineStage):
         self._open, self._posted = True, False
         for link in self.links:
             link.step = self.steps
-            if isinstance(link, SendLink):
-                link.begin_step()
+            link.begin_step()
 
     def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
         if self.stage_index == min(self._local_indices()):
@@ -218,6 +222,12 @@ class PipelineStage(pipelining.PipelineStage):
         if self.backward_recv:
             self._take_over(self.backward_recv, self.grad_recv_info)
         return result
+
+    def _send_meta(self, meta: Any, dst_stage: int) -> None:
+        tell(metadata.to_json(meta), self.group, self.stage_index_to_group_rank[dst_stage], self.device)
+
+    def _recv_meta(self, src_stage: int) -> Any:
+        return metadata.from_json(hear(self.group, self.stage_index_to_group_rank[src_stage], self.device))
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         # torch 2.11 greets both neighbours so that NCCL connects: also itself in V schedules, and with tensors on the
@@ -418,6 +428,7 @@ class PipelineStage(pipelining.PipelineStage):
     @contextmanager
     def _event(self, kind: str, chunk: int) -> Iterator[None]:
         began = now()
+        ACTIVITY.note(f"stage {self.stage_index} {kind}")
         with self.clocks[kind].measure():
             yield
         self.events.append(Event(kind, self.stage_index, chunk, began, now()))

@@ -3,7 +3,8 @@
     forward/0-1/0/step000003/chunk0     direction/stages/which tensor/step/chunk
 
 Workers keep the float tensors that they send. After each such step the client gathers them and writes the file anew,
-whole: on several machines there is still one file, and a run that breaks off has left what it captured.
+whole: on several machines there is still one file, and a run that breaks off has left what it captured. Where the disk
+is full, the next such step tries again with all of them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from thinpipe.codecs.base import as_bytes
 from thinpipe.measure.sizes import size_text
-from thinpipe.measure.whole import written_whole
 from thinpipe.pipeline.link import Link
+from thinpipe.training.beside import written_beside
 from thinpipe.training.engine import Engine
 from thinpipe.training.pipeline_engine import PipelineEngine
 from thinpipe.training.place import Place
@@ -81,7 +82,7 @@ class StepCapture:
         self._kept |= _gather_at_client(self._mine, engine.place)
         self._mine = {}
         if engine.place.is_client:
-            with written_whole(self._path) as temporary:
+            with written_beside("--capture", self._path) as temporary:
                 save_file(self._kept, temporary, metadata=self._origin)
 
     def _keep(self, link: Link, chunk: int, slot: int, tensor: Tensor) -> None:

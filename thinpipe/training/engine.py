@@ -90,6 +90,10 @@ class Engine(ABC):
         """Take back what ``memory`` returned."""
 
     @abstractmethod
+    def check_replicas(self, step: int) -> None:
+        """Raise on all workers if replicas are not the same any more after a step. A collective."""
+
+    @abstractmethod
     def holdings(self) -> tuple[Holding, ...]:
         """Who holds what: of all workers."""
 

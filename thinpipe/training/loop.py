@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from threading import Event
 from typing import Protocol
 
 import torch
 
+from thinpipe.pipeline.activity import ACTIVITY
+from thinpipe.pipeline.signals import Noted
 from thinpipe.training.batches import SampleOrder, TrainingBatches
 from thinpipe.training.engine import Engine
 from thinpipe.training.evaluate import evaluate
@@ -69,12 +70,12 @@ class Loop:
         self._seconds = self._epoch_seconds = 0.0  # of training steps
         self._samples = self._epoch_samples = 0  # seen by this process, not by the run
 
-    def run(self, interrupted: Event) -> Finished:
+    def run(self, interrupted: Noted) -> Finished:
         began = time.perf_counter()
         last = min(self.progress.steps, self.running.steps or self.progress.steps)
         epoch_began = began
         while self.progress.step < last:
-            self._step(interrupted.is_set())
+            self._step(interrupted.number)
             step = self.progress.step
             if step % self.steps_per_epoch == 0 or step == last:
                 self._evaluate(epoch_began)
@@ -99,10 +100,11 @@ class Loop:
             parameters_sha256=progress.parameters_sha256,
         )
 
-    def _step(self, interrupted: bool) -> None:
+    def _step(self, interrupted: int) -> None:
         began = time.perf_counter()
         number, settings = self.progress.step, self.settings
         epoch, position = divmod(number, self.steps_per_epoch)
+        ACTIVITY.note("training", number + 1)
         if position == 0:
             self.progress.begin_epoch()
         lr = learning_rate(
@@ -150,6 +152,8 @@ class Loop:
 
     def _evaluate(self, epoch_began: float) -> None:
         """At the end of an epoch, and where the run is told to stop."""
+        ACTIVITY.note("evaluation")
+        self.engine.check_replicas(self.progress.step)
         # Replicas evaluate apart, each with batches of its own size.
         size = self.settings.batch_size // self.settings.replicas
         loss, metric = evaluate(self.engine, self.validation, self.validation_samples, size, self.metric)
@@ -178,6 +182,7 @@ class Loop:
     def _save(self) -> str | None:
         """Why there is no checkpoint of this step, if so: the run goes on, and the next time is another try."""
         assert self.saver is not None
+        ACTIVITY.note("saving")
         done = self.saver.save(self.progress, worker_state(self.engine, self.optimizer))
         if self.listener is not None and done.problem is not None:
             self.listener.save_failed(self.progress.step, done.problem)

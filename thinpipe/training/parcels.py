@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinpipe.pipeline.exchange import needing_peers
 from thinpipe.training.part import PIECE
 from thinpipe.training.place import Place
 
@@ -24,10 +25,15 @@ def send(pieces: Iterable[Tensor], worker: int, place: Place) -> None:
             buffer[filled : filled + taken] = piece[:taken]
             filled, piece = filled + taken, piece[taken:]
             if filled == PIECE:
-                dist.send(buffer, group=place.words, group_dst=worker)
+                _send(buffer, worker, place)
                 filled = 0
     if filled:
-        dist.send(buffer[:filled], group=place.words, group_dst=worker)
+        _send(buffer[:filled], worker, place)
+
+
+def _send(piece: Tensor, worker: int, place: Place) -> None:
+    with needing_peers(f"sending tensors to worker {worker}"):
+        dist.send(piece, group=place.words, group_dst=worker)
 
 
 def receive(count: int, worker: int, place: Place) -> Iterator[Tensor]:
@@ -35,5 +41,6 @@ def receive(count: int, worker: int, place: Place) -> Iterator[Tensor]:
     buffer = torch.empty(min(count, PIECE), dtype=torch.uint8)
     for start in range(0, count, PIECE):
         piece = buffer[: min(PIECE, count - start)]
-        dist.recv(piece, group=place.words, group_src=worker)
+        with needing_peers(f"receiving tensors from worker {worker}"):
+            dist.recv(piece, group=place.words, group_src=worker)
         yield piece

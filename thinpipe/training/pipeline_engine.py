@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.codecs.spec import codec, tensor_codecs
+from thinpipe.pipeline.checksum import checksum_bytes
 from thinpipe.pipeline.copies import SampleCopies, copies_bytes
 from thinpipe.pipeline.link import SendLink, Slot, Tap
 from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stages_of
@@ -218,6 +219,9 @@ class PipelineEngine(Engine):
         crossing = [meta for metas in self._between[1:-1] for meta in metas if meta.has_gradient]
         return 2 * sum(meta.bytes for meta in crossing)
 
+    def check_replicas(self, step: int) -> None:
+        """Nothing is here twice."""
+
     def holdings(self) -> tuple[Holding, ...]:
         return self._holdings
 
@@ -254,8 +258,9 @@ class PipelineEngine(Engine):
 
     def _link_plan(self, source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
         slots = [Slot.of(meta, codec(spec)) for meta in metas]
-        first_bytes = self._settings.chunks * sum(slot.wire_bytes for slot in slots)
-        again_bytes = self._settings.chunks * sum((slot.change or slot).wire_bytes for slot in slots)
+        checksum = checksum_bytes(self.place.group, self.place.device)
+        first_bytes = self._settings.chunks * sum(slot.wire_bytes + checksum for slot in slots)
+        again_bytes = self._settings.chunks * sum((slot.change or slot).wire_bytes + checksum for slot in slots)
         return LinkPlan(
             source=source,
             target=target,

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinpipe.pipeline.agreement import gather
 from thinpipe.pipeline.backend import CPU
+from thinpipe.pipeline.exchange import add_up, gather
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Place:
     def sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Add up a tensor on the CPU over all workers, in place. A collective."""
         if self.workers > 1:
-            dist.all_reduce(numbers, group=self.words)
+            add_up(numbers, self.words)
         return numbers
 
     def gather(self, facts: Any) -> list[Any]:

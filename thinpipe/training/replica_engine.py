@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinpipe.ddp import DDPState, ddp_hook, ddp_state
+from thinpipe.pipeline.activity import waiting
 from thinpipe.pipeline.batchnorm import DeferredStatistics
 from thinpipe.pipeline.partition import cut_units
 from thinpipe.pipeline.report import LinkReport
@@ -23,6 +26,10 @@ from thinpipe.training.nan import Suspicion
 from thinpipe.training.place import Place
 from thinpipe.training.settings import Settings
 from thinpipe.workloads.task import Batch
+
+
+class DriftError(RuntimeError):
+    """Replicas that should be the same are not."""
 
 
 class ReplicaEngine(Engine):
@@ -65,6 +72,10 @@ class ReplicaEngine(Engine):
     def train_step(self, batch: Batch | None) -> tuple[float, int]:
         assert batch is not None
         inputs, labels = to_device(batch.inputs, self.place.device), batch.labels.to(self.place.device)
+        with waiting():  # in places that only torch knows
+            return self._train_step(inputs, labels)
+
+    def _train_step(self, inputs: tuple[Tensor, ...], labels: Tensor) -> tuple[float, int]:
         chunks, correct = self._settings.chunks, 0
         pieces = zip(*(tensor.chunk(chunks) for tensor in (*inputs, labels)), strict=True)
         for chunk, (*values, target) in enumerate(pieces):
@@ -156,6 +167,15 @@ class ReplicaEngine(Engine):
         }
         self._hook.load_state_dict(saved, self._module)
 
+    def check_replicas(self, step: int) -> None:
+        hashes = self.place.gather(_hash(self._module.parameters()))
+        apart = [str(worker) for worker, each in enumerate(hashes) if each != hashes[0]]
+        if apart:
+            raise DriftError(
+                f"replicas have drifted apart: after step {step} the parameters of worker {', '.join(apart)} are not "
+                "those of worker 0. Gradients were changed on their way, or memory is faulty; go on from a checkpoint"
+            )
+
     def holdings(self) -> tuple[Holding, ...]:
         parameters = sum(parameter.numel() for parameter in self._module.parameters())
         return tuple(
@@ -172,3 +192,10 @@ class ReplicaEngine(Engine):
 
     def link_plans(self) -> tuple[LinkPlan, ...]:
         return ()
+
+
+def _hash(parameters: Iterable[nn.Parameter]) -> str:
+    digest = xxhash.xxh3_128()
+    for parameter in parameters:
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

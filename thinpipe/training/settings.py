@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
 from thinpipe.codecs.spec import codec
+from thinpipe.pipeline.membership import PATIENCE_S
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
@@ -20,6 +21,21 @@ Device = Literal["cpu", "cuda"]
 
 # What may be other when a run goes on: who computes what and with what, and where data and weights are.
 MOVABLE = ("workers", "layout", "client_layers", "device", "threads", "data", "weights")
+# More can only be a mistake, and some of them end the process without a word: OpenMP aborts where it cannot start its
+# threads, torch raises where a factor is above what a float of 32 bits can be. What depends on the machine's memory is
+# checked with the task, in foresight.py.
+_MOST_COUNTS = {
+    "workers": 4096,
+    "chunks": 1_000_000,
+    "batch_size": 1_000_000_000,
+    "epochs": 1_000_000_000,
+    "threads": 1024,
+    "image_size": 1_000_000,
+    "tokens": 1_000_000,
+    "samples": 1 << 62,
+}
+_MOST_FACTORS = {"lr": 1e6, "width": 1e6, "clip_norm": 1e30}
+_MOST_DECAY = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +88,13 @@ class Settings:
         hints = get_type_hints(Settings)
         for name in ("parallel", "layout", "schedule", "optimizer", "lr_schedule", "device"):
             _check_one_of(name, getattr(self, name), get_args(hints[name]))
-        for name in ("workers", "chunks", "batch_size", "epochs", "threads", "image_size", "tokens", "samples"):
-            _check(name, getattr(self, name), "1 or more", lambda value: value >= 1)
-        for name in ("lr", "width", "clip_norm"):
-            _check(name, getattr(self, name), "more than 0", lambda value: value > 0)
+        for name, most in _MOST_COUNTS.items():
+            _check_between(name, getattr(self, name), 1, most)
+        for name, largest in _MOST_FACTORS.items():
+            _check_between(name, getattr(self, name), 0, largest, above=True)
         for name in ("momentum", "warmup"):
             _check(name, getattr(self, name), "from 0 to below 1", lambda value: 0 <= value < 1)
-        _check("weight_decay", self.weight_decay, "0 or more", lambda value: value >= 0)
+        _check_between("weight_decay", self.weight_decay, 0, _MOST_DECAY)
         _check("seed", self.seed, "from 0 to below 2^32", lambda value: 0 <= value < 2**32)
         if self.parallel == "pipeline" and self.workers < 2:
             raise ValueError(
@@ -160,10 +176,12 @@ class Running:
     delta_cache_limit: int = 4 << 30  # bytes of them on one machine
     capture: Capture | None = None  # what crosses the links in a few steps
     link: float | None = None  # Mbit/s between the workers; None: as the machine is
+    patience_s: float = PATIENCE_S  # how long a worker that is missing or silent is waited for
 
     def __post_init__(self) -> None:
         for name in ("save_every", "keep", "steps"):
-            _check(name, getattr(self, name), "1 or more", lambda value: value >= 1)
+            _check_between(name, getattr(self, name), 1, 1_000_000_000)
+        _check_between("patience", self.patience_s, 2, 1_000_000)
         if self.save is None and self.save_every is not None:
             raise ValueError("--save-every needs a folder for the checkpoints: name one with --save")
         if self.save is None and self.save_local:
@@ -267,9 +285,15 @@ def _words(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _check(name: str, value: Any, rule: str, holds: Any) -> None:
+def _check_between(name: str, value: Any, least: float, most: float, *, above: bool = False) -> None:
+    """ValueError unless least <= value <= most, or, ``above``, least < value: neither NaN nor infinity is."""
+    rule = f"above {least:g} and at most {most:g}" if above else f"from {least} to {most}"
+    _check(name, value, rule, lambda value: least <= value <= most and not (above and value == least))
+
+
+def _check(name: str, value: Any, rule: str, holds: Callable[[Any], bool]) -> None:
     if value is not None and not holds(value):
-        raise ValueError(f"--{name.replace('_', '-')} is {rule}, got {value}")
+        raise ValueError(f"--{name.replace('_', '-')} is {rule}; got {value}")
 
 
 def _check_one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from thinpipe.pipeline.errors import Interrupted
 from thinpipe.training.clip import clip, norm_of, sum_of_squares
 from thinpipe.training.engine import Engine
-from thinpipe.training.interrupt import InterruptedRun
 from thinpipe.training.nan import explain
 from thinpipe.workloads.task import Batch
 
@@ -39,9 +39,12 @@ def train_step(
     step: int,
     stages: int,
     clip_norm: float | None,
-    interrupted: bool,
+    interrupted: int,
 ) -> Stepped:
-    """Raises the same error on all workers if a number is not finite or somebody pressed Ctrl-C."""
+    """Raises the same error on all workers if a number is not finite or one was asked to end.
+
+    ``interrupted`` is the number of the signal that asked this one, or 0.
+    """
     sent = engine.sent_bytes()
     loss, correct = engine.train_step(batch)
     squares = [0.0] * stages
@@ -50,7 +53,7 @@ def train_step(
             squares[index] = sum_of_squares(stage.module.parameters())
     began = time.perf_counter()
     told = (0.0, 0) if engine.client_has_outcome else (loss, correct)
-    words = [*squares, not math.isfinite(loss), interrupted, engine.sent_bytes() - sent, *told]
+    words = [*squares, not math.isfinite(loss), bool(interrupted), engine.sent_bytes() - sent, *told]
     heard = engine.place.sum(torch.tensor(words, dtype=torch.float64)).tolist()
     waited_s = time.perf_counter() - began
     squares, (bad_loss, stop, wire_bytes, *outcome) = heard[:stages], heard[stages:]
@@ -60,10 +63,16 @@ def train_step(
         suspicions = [each for known in engine.place.gather(engine.suspicions()) for each in known]
         raise explain(step, float("nan") if bad_loss else 0.0, suspicions)
     if stop:
-        raise InterruptedRun
+        raise _interruption(engine.place.gather(interrupted))
     norm = norm_of(squares)
     if clip_norm is not None:
         clip(engine.parameters(), norm, clip_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return Stepped(loss=loss, correct=correct, gradient_norm=norm, wire_bytes=round(wire_bytes), waited_s=waited_s)
+
+
+def _interruption(numbers: list[int]) -> Interrupted:
+    """What asked the run to end: the first worker's signal, of which all are told."""
+    worker, number = next((worker, number) for worker, number in enumerate(numbers) if number)
+    return Interrupted(number, worker=None if all(numbers) else worker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
+from thinpipe.training.beside import written_beside
 from thinpipe.training.engine import Engine
 from thinpipe.training.pipeline_engine import PipelineEngine
 
@@ -32,4 +33,5 @@ class StepTrace:
         bars = gather_step(engine.training_stages)
         engine.trace(False)
         if engine.place.is_client:
-            (draw if self._path.suffix == ".png" else write_chrome_trace)(bars, self._path)
+            with written_beside("--trace", self._path) as temporary:
+                (draw if self._path.suffix == ".png" else write_chrome_trace)(bars, temporary)

@@ -11,6 +11,7 @@ from torch import nn
 
 from thinpipe.pipeline.agreement import DisagreementError, agree
 from thinpipe.pipeline.backend import CPU
+from thinpipe.pipeline.signals import noted_signals
 from thinpipe.training.batches import SampleOrder, TrainingBatches
 from thinpipe.training.capture import StepCapture
 from thinpipe.training.checkpoint import checkpoints
@@ -18,7 +19,6 @@ from thinpipe.training.copies import reserve_copies
 from thinpipe.training.engine import Engine
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.fingerprint import difference, fingerprint
-from thinpipe.training.interrupt import noted_interrupts
 from thinpipe.training.loop import Loop, StepWatcher
 from thinpipe.training.manifest import Habits
 from thinpipe.training.optimize import make_optimizer
@@ -34,6 +34,7 @@ from thinpipe.training.settings import Running, Settings
 from thinpipe.training.shapes import Meta, meta_of
 from thinpipe.training.tracing import StepTrace
 from thinpipe.training.usage import Usage, messages_per_step
+from thinpipe.version import __version__
 from thinpipe.workloads.task import Data, Shape, Task
 
 Result = TypeVar("Result")
@@ -78,7 +79,7 @@ def train(
     """
     if place.workers > 1:
         try:
-            agree(settings.to_json(), place.words, CPU)
+            agree(_must_agree(settings, running), place.words, CPU)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
     lock = _together(place, lambda: _take_folder(running, place))
@@ -173,7 +174,7 @@ def _train(
             for line in notices:
                 listener.noticed(line)
             listener.planned(plan)
-        with noted_interrupts() as interrupted:
+        with noted_signals() as interrupted:
             end = loop.run(interrupted)
         if listener is not None:
             listener.finished(end)
@@ -184,6 +185,19 @@ def _train(
     if loop.unsaved is not None:
         raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {loop.unsaved}")
     return end
+
+
+def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
+    """What all workers must have been started with: each option that makes them do something together."""
+    capture = running.capture
+    return settings.to_json() | {
+        # Whether there are such files; where is each machine's own affair.
+        **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture")},
+        **{name: getattr(running, name) for name in ("save_local", "save_every", "keep", "steps", "patience_s")},
+        "captured": None if capture is None else [capture.steps, capture.chunks, capture.limit],
+        "torch version": torch.__version__,
+        "thinpipe version": __version__,
+    }
 
 
 def _together(place: Place, function: Callable[[], Result]) -> Result:

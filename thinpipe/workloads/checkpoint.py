@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,13 @@ from typing import Any
 
 from torch import nn
 
+from thinpipe.measure.readable import check_regular, errors_named, read_json
 from thinpipe.workloads.hub import load_checkpoint
 from thinpipe.workloads.task import Source
+
+_DESCRIPTION = "the description of a model"
+_BRING = "bring the model's own"
+_NEW = "classifier"  # what is made anew where the classes are others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,9 @@ class Weights:
                 raise ValueError(
                     f"--weights is a folder with config.json and weights, and {self.path} has no {file.name}"
                 )
-            config = json.loads(file.read_text())
+            config = read_json(file, _DESCRIPTION)
+            if not isinstance(config, dict):
+                raise ValueError(f"{file} cannot be read as {_DESCRIPTION}: it is no object; bring the model's own")
         else:
             from transformers import PreTrainedConfig
 
@@ -54,11 +60,26 @@ class Weights:
             )
         return config
 
+    def number(self, name: str) -> int:
+        """A number that the description gives; ValueError if it gives none."""
+        value = self.config().get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"the config.json of {self._name} should say {name}, a whole number; it says {value!r}")
+        return value
+
     def load(self, model: Any, classes: int) -> nn.Module:
         """The model, its classifier made anew if the checkpoint's has other classes."""
-        options = {"num_labels": classes, "ignore_mismatched_sizes": True}
+        options = {"num_labels": classes, "ignore_mismatched_sizes": True, "output_loading_info": True}
         with _quiet():
-            return self._loaded(model.from_pretrained, **options)
+            loaded, report = self._loaded(model.from_pretrained, **options)
+        other = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+        random = sorted(name for name in other if not name.startswith(_NEW))
+        if random:
+            raise ValueError(
+                f"the weights of {self._name} are not those that its config.json describes: {len(random)} tensors are "
+                f"missing or of another shape, as {random[0]}; bring the model's own"
+            )
+        return loaded
 
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer."""
@@ -70,14 +91,30 @@ class Weights:
         if self.path is None:
             assert self.checkpoint is not None
             return load_checkpoint(self.task, self.checkpoint, load, **options)
-        try:
+        for file in sorted(self.path.glob("*.safetensors")):
+            _check_safetensors(file)
+        with errors_named(self._weights_file or self.path, f"weights of a {self.kind}", _BRING):
             return load(str(self.path), local_files_only=True, **options)
-        except (OSError, ValueError) as error:  # a file that is missing or broken; transformers names it
-            raise ValueError(f"--weights {self.path} cannot be read: {error}") from None
+
+    @property
+    def _weights_file(self) -> Path | None:
+        """The file that an error is about if transformers does not say: its name for weights that are pickled."""
+        assert self.path is not None
+        file = self.path / "pytorch_model.bin"
+        return file if file.is_file() and not any(self.path.glob("*.safetensors")) else None
 
     @property
     def _name(self) -> str:
         return str(self.path or self.checkpoint)
+
+
+def _check_safetensors(file: Path) -> None:
+    """ValueError if a file's header is broken or promises more than there is: transformers would not name the file."""
+    from safetensors import safe_open
+
+    check_regular(file, "safetensors")
+    with errors_named(file, "safetensors", _BRING), safe_open(file, framework="pt"):
+        pass
 
 
 @contextmanager

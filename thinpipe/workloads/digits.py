@@ -7,12 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from thinpipe.measure.memory import check_fits
 from thinpipe.workloads.augment import pad_and_crop, resized, to_model
-from thinpipe.workloads.mobilenet import UNITS, new_mobilenet
+from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, mobilenet_bytes, new_mobilenet
 from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.splits import Images, Part, at_most, split_fifth
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
 
+COUNT = 1797  # images
 IMAGE_SIZE, WIDTH = 32, 0.35
 LEAST_SIZE = 16  # pixels that MobileNetV2's four strides need
 SHIFT = 1  # pixels of 32 that an image is moved at most: a quarter of one of the original
@@ -34,6 +36,8 @@ class Digits(Task):
         warmup=0.1,
         client_layers=(1, 1),
     )
+
+    modules = (*MOBILENET_MODULES, "sklearn.datasets")
 
     def look_for(self, source: Source) -> int:
         self._check(source)
@@ -58,6 +62,9 @@ class Digits(Task):
         )
         return data, Shape(classes=10, image_size=size)
 
+    def weight_bytes(self, source: Source) -> int:
+        return mobilenet_bytes(WIDTH if source.width is None else source.width)
+
     def build(self, shape: Shape, source: Source) -> nn.Module:
         """From scratch, a third as wide as the original."""
         self._check(source)
@@ -66,7 +73,9 @@ class Digits(Task):
     def _check(self, source: Source) -> int:
         """The size of images, if everything else can be had as well."""
         refuse_others(self.name, source, ("image_size", "width", "samples"), "it is embedded and trained from scratch")
-        return positive("image_size", source.image_size, IMAGE_SIZE, least=LEAST_SIZE)
+        size = positive("image_size", source.image_size, IMAGE_SIZE, least=LEAST_SIZE)
+        check_fits(f"--image-size {size}: the data, {COUNT} images,", COUNT * 4 * size**2, "take a smaller one")
+        return size
 
 
 def _moved(images: Tensor, random: torch.Generator, *, pixels: int) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from os import cpu_count, walk
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from thinpipe.workloads.pictures import framed_images
-from thinpipe.workloads.splits import Part, at_most, split_fifth
+from thinpipe.measure.readable import errors_named
+from thinpipe.workloads.pictures import check_picture, framed_images
+from thinpipe.workloads.splits import Images, Part, at_most, split_fifth
 from thinpipe.workloads.task import Data, Shape, Source, Split
 from thinpipe.workloads.vision import MobileNetTask
 
@@ -28,16 +31,18 @@ class ImageFolders(MobileNetTask):
         return super().look_for(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        """Find the files and look at the start of each: one that is no picture is named now, not after an epoch."""
+        """Find the files and look at the ends of each: one that is no picture is named now, not after an epoch."""
         train_root, validation_root = _roots(_folder(source.data))
         self.check(source)
         size = self.image_size(source)
         classes = _classes(train_root)
-        train = _split(train_root, classes, size)
+        found = _split(train_root, classes, size)
+        train: Split = found
         validation: Split
         if validation_root is None:
-            trains, validates = split_fifth(len(train))
-            train, validation = Part(whole=train, indices=trains), Part(whole=train, indices=validates)
+            trains, validates = split_fifth(len(found))
+            _some_of_each(train_root, classes, found.labels[trains])
+            train, validation = Part(whole=found, indices=trains), Part(whole=found, indices=validates)
         else:
             _same_classes(validation_root, classes)
             validation = _split(validation_root, classes, size)
@@ -60,7 +65,8 @@ def _roots(root: Path) -> tuple[Path, Path | None]:
 
 
 def _classes(root: Path) -> list[str]:
-    classes = sorted(each.name for each in root.iterdir() if each.is_dir() and not each.name.startswith("."))
+    with errors_named(root, "a folder of classes", "make it readable, or name another"):
+        classes = sorted(each.name for each in root.iterdir() if each.is_dir() and not each.name.startswith("."))
     if len(classes) < 2:
         raise ValueError(
             f"{root} should have a folder for each of two classes or more; it has {', '.join(classes) or 'no folder'}"
@@ -74,29 +80,37 @@ def _same_classes(root: Path, classes: list[str]) -> None:
         raise ValueError(f"{root} has classes that there is nothing to train with: {', '.join(others)}")
 
 
-def _split(root: Path, classes: list[str], size: int) -> Split:
+def _some_of_each(root: Path, classes: list[str], labels: Tensor) -> None:
+    """ValueError if every fifth file, which validates, leaves a class without any to train with."""
+    left_out = [name for number, name in enumerate(classes) if not (labels == number).any()]
+    if left_out:
+        raise ValueError(
+            f"{root / left_out[0]} has a single picture, which validates as every fifth of all does, and none is left "
+            f"to train with; add pictures, or bring folders train and val"
+        )
+
+
+def _split(root: Path, classes: list[str], size: int) -> Images:
     found = {name: _pictures(root / name) for name in classes if (root / name).is_dir()}
     empty = [name for name, files in found.items() if not files]
     if empty:
         raise ValueError(f"no pictures in {', '.join(str(root / name) for name in empty)}; known are {_endings()}")
     files = [file for each in found.values() for file in each]
-    for file in files:
-        _check_start(file)
+    with ThreadPoolExecutor(cpu_count() or 1) as pool:  # reading and decoding let other threads run
+        for _ in pool.map(check_picture, files):
+            pass
     labels = torch.tensor([classes.index(name) for name, each in found.items() for _ in each])
     return framed_images(partial(_chosen, files), labels, size, partial(_names, root, files))
 
 
 def _pictures(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS)
+    """By their names alone: what is named so and is no picture is an error, not passed over."""
 
+    def refuse(error: OSError) -> None:  # rglob would leave out a folder that cannot be read, and say nothing
+        raise ValueError(f"{error.filename} cannot be read as a folder of pictures: {error.strerror}; make it readable")
 
-def _check_start(file: Path) -> None:
-    from PIL import Image
-
-    try:
-        Image.open(file).close()
-    except OSError as error:
-        raise ValueError(f"cannot read {file}: {error}; replace or remove it") from None
+    found = (Path(root) / name for root, folders, files in walk(folder, onerror=refuse) for name in (*folders, *files))
+    return sorted(file for file in found if file.suffix.lower() in ENDINGS)
 
 
 def _chosen(files: list[Path], indices: Tensor) -> list[Path]:

@@ -7,7 +7,7 @@ from torch import nn
 
 from thinpipe.workloads.grammar import WORDS, Pair, pairs
 from thinpipe.workloads.options import positive, refuse_others
-from thinpipe.workloads.roberta import ENDS, SMALL, new_roberta
+from thinpipe.workloads.roberta import ENDS, ROBERTA_MODULES, SMALL, new_roberta, roberta_bytes
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
 from thinpipe.workloads.words import WordTokenizer
@@ -22,6 +22,7 @@ class Grammar(Task):
     name = "grammar"
     summary = "acceptable and unacceptable sentences of a small grammar, embedded; small RoBERTa from scratch"
     metric = "accuracy"
+    modules = ROBERTA_MODULES
     recipe = Recipe(
         batch_size=128,
         chunks=4,
@@ -50,6 +51,9 @@ class Grammar(Task):
             classes=2,
         )
         return data, Shape(classes=2, tokens=tokens, vocabulary=tokenizer.vocabulary)
+
+    def weight_bytes(self, source: Source) -> int:
+        return roberta_bytes(SMALL, source.width)
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
         """From scratch."""

@@ -7,10 +7,16 @@ from torch import nn
 from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.task import Shape
 
+MOBILENET_MODULES = ("transformers.models.mobilenet_v2.modeling_mobilenet_v2",)
 SMALL_IMAGE = 96  # pixels; below, the original's strides leave 2 x 2 values of an image and fewer
 BATCH_NORM_MOMENTUM = 0.1  # transformers' 0.997 would keep the statistics of the last step alone
 UNITS = 20  # first convolution, rest of the stem, 16 blocks, last convolution, classifier
 DROPOUT = 0.2  # the original paper's; transformers' 0.8 is its checkpoint's
+
+
+def mobilenet_bytes(width: float) -> int:
+    """What the weights take at the least: twice as wide is four times as many, as of 2.24 million at 1."""
+    return int(4 * 2.1e6 * width**2)
 
 
 def new_mobilenet(shape: Shape, width: float) -> nn.Module:

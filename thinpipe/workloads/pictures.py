@@ -7,17 +7,23 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BytesIO
 from os import PathLike, cpu_count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from thinpipe.measure.readable import check_regular, errors_named
 from thinpipe.workloads.augment import crop_and_resize, flip, pad_and_crop, to_model
 from thinpipe.workloads.splits import Images
+from thinpipe.workloads.task import DataError
 
 MARGIN = 8 / 7  # a picture is read this much larger than the model sees it: 256 pixels for 224
 TINY_SHIFT = 4  # pixels that CIFAR's 32 are moved: the usual recipe
+REMEDY = "replace or remove it"
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}  # what files of these kinds end with
+_TAIL_BYTES = 4096  # some programs fill a file up with zeros
 
 
 def framed_images(
@@ -60,14 +66,40 @@ def read_pictures(files: Sequence[str | PathLike[str] | bytes], frame: int) -> T
 def _read(file: str | PathLike[str] | bytes, frame: int) -> Tensor:
     from PIL import Image, ImageOps
 
+    path = None if isinstance(file, bytes) else Path(file)
     try:
-        with Image.open(BytesIO(file) if isinstance(file, bytes) else file) as picture:
+        if path is not None:
+            check_regular(path, "a picture")
+        with (
+            errors_named(path or "a file of the data set", "a picture", REMEDY),
+            Image.open(BytesIO(file) if isinstance(file, bytes) else file) as picture,
+        ):
             picture.draft("RGB", (frame, frame))  # JPEG can decode at a half or a quarter of its size
             square = ImageOps.fit(picture.convert("RGB"), (frame, frame), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError) as error:  # PIL raises SyntaxError for broken PNG
-        name = "a picture of the data set" if isinstance(file, bytes) else file
-        raise ValueError(f"cannot read {name}: {error}; replace or remove it") from None
+    except ValueError as error:
+        raise DataError(str(error)) from None
     return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+
+
+def check_picture(file: Path) -> None:
+    """ValueError if a file is no picture, is too large for one, or breaks off.
+
+    Only its ends are read: the start says how large it is, and nearly all that break off lack the bytes that their kind
+    ends with. Those that do, and kinds without such bytes, are decoded.
+    """
+    from PIL import Image
+
+    check_regular(file, "a picture")
+    with errors_named(file, "a picture", REMEDY), Image.open(file) as picture:  # refuses what has too many pixels
+        end = _ENDS.get(picture.format or "")
+        if end is None or not _last_bytes(file).rstrip(b"\0").endswith(end):
+            picture.load()
+
+
+def _last_bytes(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+        return opened.read()
 
 
 def _middle(images: Tensor, size: int) -> Tensor:

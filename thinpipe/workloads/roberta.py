@@ -22,9 +22,16 @@ class Size:
     dropout: float
 
 
+ROBERTA_MODULES = ("transformers.models.roberta.modeling_roberta",)
 ENDS = 2  # units beside the layers: embeddings and classifier
 SMALL = Size(states=64, layers=4, heads=4, inner=2, dropout=0.0)  # six units; few epochs need no dropout
 BASE = Size(states=768, layers=12, heads=12, inner=4, dropout=0.1)  # roberta-base's
+
+
+def roberta_bytes(size: Size, width: float | None) -> int:
+    """What the weights take at the least: the matrices of its layers."""
+    states = size.states * (1.0 if width is None else width)
+    return int(4 * size.layers * (4 + 2 * size.inner) * states**2)
 
 
 def new_roberta(shape: Shape, size: Size, width: float | None = None) -> nn.Module:

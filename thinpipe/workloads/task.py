@@ -18,6 +18,10 @@ Optimizer = Literal["sgd", "adamw"]
 LrSchedule = Literal["constant", "cosine", "polynomial"]
 
 
+class DataError(ValueError):
+    """A sample cannot be had, found out while the run goes on: to start again would only meet it again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How a task is trained unless the user says otherwise."""
@@ -49,7 +53,10 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """The samples of these numbers, in this order; augmented at random if a seed is given, and alike every time."""
+        """The samples of these numbers, in this order; augmented at random if a seed is given, and alike every time.
+
+        DataError if one of them cannot be read.
+        """
 
 
 @runtime_checkable
@@ -100,6 +107,7 @@ class Task(ABC):
     summary: str  # one line for --help and errors
     metric: Metric
     recipe: Recipe
+    modules: tuple[str, ...] = ()  # that reading and building will import: workers share them if imported ahead
 
     def look_for(self, source: Source) -> int | None:
         """Find out what can be found without reading samples or building the model: before there are workers.
@@ -107,6 +115,10 @@ class Task(ABC):
         ValueError for what is missing. Returns how many units the model will be cut into, None if that is not known.
         """
         return None
+
+    def weight_bytes(self, source: Source) -> int:
+        """What the model's weights take at the least, told from the options alone; 0 if they do not say."""
+        return 0
 
     @abstractmethod
     def load(self, source: Source) -> tuple[Data, Shape]:

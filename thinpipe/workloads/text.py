@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from thinpipe.workloads.checkpoint import Weights
-from thinpipe.workloads.disk import columns_of, load_saved
+from thinpipe.workloads.disk import class_numbers, columns_of, load_saved
 from thinpipe.workloads.hub import PublicData, load_public
 from thinpipe.workloads.options import positive, refuse_others
-from thinpipe.workloads.roberta import BASE, ENDS, Size, new_roberta, pretrained_roberta
+from thinpipe.workloads.roberta import BASE, ENDS, ROBERTA_MODULES, Size, new_roberta, pretrained_roberta, roberta_bytes
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source, Task
 from thinpipe.workloads.words import WordTokenizer
@@ -41,6 +42,7 @@ class RobertaTask(Task):
     """What tasks with RoBERTa of any source share: options, tokens, model."""
 
     recipe = RECIPE
+    modules = ROBERTA_MODULES
     checkpoint: str | None = CHECKPOINT
     size: Size = BASE  # of a model from scratch
 
@@ -51,7 +53,10 @@ class RobertaTask(Task):
 
     def look_for(self, source: Source) -> int:
         weights = self.check(source)
-        return ENDS + (self.size.layers if weights is None else int(weights.config()["num_hidden_layers"]))
+        return ENDS + (self.size.layers if weights is None else weights.number("num_hidden_layers"))
+
+    def weight_bytes(self, source: Source) -> int:
+        return roberta_bytes(self.size, source.width) if self.check(source) is None else 0
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
         """With the checkpoint's weights, or random ones."""
@@ -70,10 +75,10 @@ class RobertaTask(Task):
             encoded = [words.encode(rows, tokens) for rows, _ in (train, validation)]
             vocabulary = words.vocabulary
         else:
-            config, tokenizer = weights.config(), weights.tokenizer()
-            _fit(tokens, config["max_position_embeddings"] - config["pad_token_id"] - 1)
+            tokenizer = weights.tokenizer()
+            _fit(tokens, weights.number("max_position_embeddings") - weights.number("pad_token_id") - 1)
             encoded = [_encode(tokenizer, rows, tokens) for rows, _ in (train, validation)]
-            vocabulary = config["vocab_size"]
+            vocabulary = weights.number("vocab_size")
         splits = [
             Texts(ids=ids, mask=mask, labels=labels)
             for (ids, mask), (_, labels) in zip(encoded, (train, validation), strict=True)
@@ -99,7 +104,8 @@ class Glue(RobertaTask):
     def load(self, source: Source) -> tuple[Data, Shape]:
         """From ``source.data``, the hub's cache or the hub."""
         self.check(source)
-        train, validation = map(self._rows, self._splits(source))
+        where = source.data or f"nyu-mll/glue {self.name}"
+        train, validation = (self._rows(where, rows) for rows in self._splits(source))
         return self.tokenized(source, train, validation)
 
     def _splits(self, source: Source) -> list[Any]:
@@ -111,8 +117,12 @@ class Glue(RobertaTask):
             columns_of(source.data, public, whole[name], (*self.texts, "label"))
         return [whole[name] for name in names]
 
-    def _rows(self, rows: Any) -> tuple[Rows, Tensor]:
-        return list(zip(*(rows[name][:] for name in self.texts), strict=True)), torch.tensor(rows["label"][:])
+    def _rows(self, where: Path | str, rows: Any) -> tuple[Rows, Tensor]:
+        texts = list(zip(*(rows[name][:] for name in self.texts), strict=True))
+        for number, each in enumerate(texts):
+            if not all(isinstance(text, str) for text in each):
+                raise ValueError(f"{where}: {' and '.join(self.texts)} are texts; row {number} has {each!r}")
+        return texts, class_numbers(where, "label", rows["label"][:])
 
 
 def _fit(tokens: int, most: int) -> None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.workloads.checkpoint import Weights
-from thinpipe.workloads.disk import columns_of, load_saved
+from thinpipe.workloads.disk import class_numbers, columns_of, load_saved
 from thinpipe.workloads.hub import PublicData, datasets_library, load_public
-from thinpipe.workloads.mobilenet import UNITS, new_mobilenet, pretrained_mobilenet
+from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, mobilenet_bytes, new_mobilenet, pretrained_mobilenet
 from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.pictures import framed_images, tiny_images
 from thinpipe.workloads.splits import Images, at_most
-from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source, Task
+from thinpipe.workloads.task import Data, DataError, Metric, Recipe, Shape, Source, Task
 
 IMAGE_SIZE = 224
 LEAST_SIZE = 32  # pixels that MobileNetV2's five strides need
@@ -38,6 +38,7 @@ class MobileNetTask(Task):
 
     metric: Metric = "accuracy"
     recipe = RECIPE
+    modules = MOBILENET_MODULES
     checkpoint: str | None = CHECKPOINT
 
     def check(self, source: Source) -> Weights | None:
@@ -53,6 +54,9 @@ class MobileNetTask(Task):
     def image_size(self, source: Source) -> int:
         """Pixels both ways."""
         return positive("image_size", source.image_size, IMAGE_SIZE, least=LEAST_SIZE)
+
+    def weight_bytes(self, source: Source) -> int:
+        return 0 if self.check(source) is not None else mobilenet_bytes(1.0 if source.width is None else source.width)
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
         """With the checkpoint's weights, or random ones."""
@@ -83,7 +87,7 @@ class PublicImages(MobileNetTask):
         """From ``source.data``, the hub's cache or the hub."""
         self.check(source)
         size = self.image_size(source)
-        train, validation = (self._images(rows, size) for rows in self._splits(source))
+        train, validation = (self._images(source, rows, size) for rows in self._splits(source))
         classes = int(torch.cat([train.labels, validation.labels]).max()) + 1
         data = Data(train=at_most(train, source.samples), validation=validation, classes=classes)
         return data, Shape(classes=classes, image_size=size)
@@ -96,14 +100,18 @@ class PublicImages(MobileNetTask):
             columns_of(source.data, self.data, whole[name], (self.picture, self.label))
         return [whole[name] for name in names]
 
-    def _images(self, rows: Any, size: int) -> Images:
-        labels = torch.tensor(rows[self.label][:])
+    def _images(self, source: Source, rows: Any, size: int) -> Images:
+        labels = class_numbers(source.data or self.data.repository, self.label, rows[self.label][:])
         files = partial(_files, rows.cast_column(self.picture, datasets_library().Image(decode=False)), self.picture)
         return tiny_images(files, labels, self.pixels, size) if self.pixels else framed_images(files, labels, size)
 
 
 def _files(rows: Any, column: str, indices: Tensor) -> Sequence[bytes | str]:
-    return [each["bytes"] or each["path"] for each in rows[indices.tolist()][column]]
+    found = [each and (each["bytes"] or each["path"]) for each in rows[indices.tolist()][column]]
+    for number, file in zip(indices.tolist(), found, strict=True):
+        if not file:
+            raise DataError(f"row {number} of the data set has no {column}; remove the row")
+    return found
 
 
 CIFAR10 = PublicImages(

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from thinpipe.pipeline.backend import CPU
+from thinpipe.pipeline.exchange import gather
+
 # A replica that waits for a smaller group does so for as long as that group takes. One that dies is noticed at once
 # all the same: its connections close.
 WAIT = timedelta(days=1)
@@ -45,10 +48,8 @@ class Meeting:
         self._all = dist.new_group(backend="gloo", timeout=WAIT)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all replicas, once all are here."""
-        values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value, group=self._all)
-        return values
+        """The values (JSON) of all replicas, once all are here."""
+        return gather(value, self._all, CPU)
 
 
 def make_groups(meeting: Meeting, backend: str, letter: str) -> list[Group]:

@@ -61,8 +61,9 @@ def measure_iterations(
     for model in settings.models:
         for group in groups:
             mine = _measure(model, settings, group, device) if dist.get_rank() < group.size else None
-            samples = meeting.gather(mine)[: group.size]  # here the others wait
+            told = meeting.gather(None if mine is None else asdict(mine))[: group.size]  # here the others wait
             if first:
+                samples = [Sample(**each) for each in told]
                 rows.append(make_row(model, group, settings.batch_size, device.type, samples))
                 on_row(rows[-1])
     return replace(record, rows=tuple(rows)) if first else None

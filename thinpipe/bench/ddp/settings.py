@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from thinpipe.bench.inputs import find_device
-from thinpipe.bench.models import check_model
+from thinpipe.bench.inputs import check_counts, find_device
+from thinpipe.bench.models import Shapes, check_model, least_bytes
 from thinpipe.codecs.spec import tensor_codec
+from thinpipe.measure.memory import check_fits
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MOST_BUCKET_MB = 1_000_000  # torch counts buckets in bytes of 64 bits
 POWERSGD_START = 2  # the first iteration torch lets PowerSGD compress: the one before rebuilds the buckets
 
 
@@ -36,8 +38,13 @@ class Settings:
 
     def check(self) -> None:
         """ValueError for what cannot be measured here."""
+        check_counts(warmup=self.warmup, iterations=self.iterations)
+        if not self.bucket_cap_mb <= MOST_BUCKET_MB:
+            raise ValueError(f"--bucket-cap-mb is at most {MOST_BUCKET_MB}; got {self.bucket_cap_mb}")
         for model in self.models:
             check_model(model)
+            shapes = Shapes(batch_size=self.batch_size, image_size=self.image_size, tokens=self.tokens)
+            check_fits(f"--model {model} with a batch of this size", least_bytes(model, shapes), "take a smaller one")
         if self.compress is not None and self.hook is not None:
             raise ValueError(
                 f"gradients go through one hook: --compress {self.compress} for thinpipe's or --hook {self.hook} for "

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.text import Text
 
 from thinpipe.bench.ddp.rows import COLUMNS, PERCENTILES
-from thinpipe.measure.diff import Diff, Pair
+from thinpipe.measure.diff import Diff, Pair, number
 from thinpipe.measure.diff_report import BETTER, WORSE
 from thinpipe.measure.record import Record, Row
 from thinpipe.measure.report import Table
@@ -69,6 +69,17 @@ def result_tables(record: Record) -> list[Table]:
         title = f"{model} with batch size {rows[0]['batch_size']}"
         tables.append(Table(title=title, columns=shown, rows=rows))
     return tables
+
+
+def has_times(diff: Diff) -> bool:
+    """Whether the rows have what the lines of a comparison show."""
+    figures = [f"p{p}_{what}" for p in DIFF_PERCENTILES for what in ("s", "examples_per_s")]
+    rows = [row for pair in diff.pairs for row in (pair.baseline, pair.test)]
+    return all(
+        all(name in row for name in ("model", "ddp", "device", "batch_size", "group", "replicas"))
+        and all(number(row, _BY_NAME[name]) is not None for name in figures)
+        for row in rows
+    )
 
 
 def diff_lines(diff: Diff, width: int) -> Iterator[Text]:

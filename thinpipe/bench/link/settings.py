@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from thinpipe.bench.inputs import check_launch, find_device
+from thinpipe.bench.inputs import check_counts, check_launch, check_seconds, find_device
 from thinpipe.codecs.spec import tensor_codec
-from thinpipe.measure.sizes import parse_size
+from thinpipe.measure.memory import check_fits
+from thinpipe.measure.sizes import parse_size, size_text
 
 WORKERS = 2
 DEFAULT_SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
@@ -29,6 +30,10 @@ class Settings:
 
     def check(self) -> None:
         """ValueError for what cannot be measured here."""
+        check_counts(repeat=self.repeat)
+        check_seconds(budget=self.budget_s, sender_delay=self.sender_delay_s)
+        largest = max(self.sizes)
+        check_fits(f"--sizes {size_text(largest)}: sent and received,", 2 * largest, "take smaller ones")
         find_device(self.device, [tensor_codec(spec) for spec in self.compress])
         check_launch([WORKERS], self.links)
 

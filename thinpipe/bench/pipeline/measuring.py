@@ -18,6 +18,7 @@ from thinpipe.measure.meter import peak_extra_bytes
 from thinpipe.measure.network import thin_network
 from thinpipe.measure.record import Row
 from thinpipe.pipeline.balance import UnitCost
+from thinpipe.pipeline.exchange import gather
 from thinpipe.pipeline.launch import run_workers
 from thinpipe.pipeline.report import report, reset_counters
 from thinpipe.pipeline.warm import warm_codec
@@ -44,10 +45,9 @@ def measure_runs(
     costs = measure_costs(settings) if any(run.parallel == "pipeline" for run in runs) else []
     rows = []
     for run in runs:
-        everyone: list[Measured | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, _measure(run, settings, device, costs))
+        everyone = gather(_measure(run, settings, device, costs).to_json(), None, device)
         if dist.get_rank() == 0:
-            rows.append(make_row(settings, run, link, [each for each in everyone if each is not None]))
+            rows.append(make_row(settings, run, link, [Measured.from_json(told) for told in everyone]))
             on_row(rows[-1])
     return rows if dist.get_rank() == 0 else None
 

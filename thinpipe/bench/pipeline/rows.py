@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,16 @@ class Measured:
     stage_ms: dict[int, tuple[float, float]]  # of a pipeline: of every stage here, a chunk's forward and backward
     links: tuple[LinkReport, ...]  # of the whole pipeline, sums of all timed steps
     cuts: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(told: dict[str, Any]) -> Measured:
+        stages = {int(stage): (forward, backward) for stage, (forward, backward) in told["stage_ms"].items()}
+        links = tuple(LinkReport(**each) for each in told["links"])
+        lists = {name: tuple(told[name]) for name in ("samples_ms", "cuts")}
+        return Measured(**(told | lists | {"stage_ms": stages, "links": links}))
 
 
 def make_row(settings: Settings, run: Run, link: float | None, workers: Sequence[Measured]) -> Row:

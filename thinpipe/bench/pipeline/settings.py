@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from thinpipe.bench.inputs import check_launch, find_device
-from thinpipe.bench.models import CUTTABLE, Shapes
+from thinpipe.bench.inputs import check_counts, check_launch, find_device
+from thinpipe.bench.models import CUTTABLE, Shapes, least_bytes
 from thinpipe.codecs.spec import tensor_codec
+from thinpipe.measure.memory import check_fits
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 
+MOST_WIDTH = 1000
 Parallel = Literal["none", "data", "pipeline"]
 
 
@@ -57,6 +59,14 @@ class Settings:
             unknown = [value for value in given if value not in known]
             if unknown:
                 raise ValueError(f"{name} takes {', '.join(known)}, separated by commas; got {unknown[0]!r}")
+        check_counts(threads=self.threads, warmup=self.warmup, steps=self.steps, workers=max(self.workers))
+        if not self.shapes.width <= MOST_WIDTH:
+            raise ValueError(f"--width is at most {MOST_WIDTH}; got {self.shapes.width}")
+        check_fits(
+            f"--model {self.model} of this size, in {max(self.workers)} workers,",
+            max(self.workers) * least_bytes(self.model, self.shapes),
+            "take a smaller model, smaller or fewer samples, or fewer workers",
+        )
         if min(self.workers) < 1 or min(self.chunks) < 1:
             raise ValueError("--workers and --chunks are whole numbers, 1 or more")
         for parts, what in ((self.chunks, "chunks"), (self.workers, "workers")):

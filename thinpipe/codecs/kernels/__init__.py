@@ -1,34 +1,69 @@
-"""The inner loops of the codecs: one module per machine, with the same names and signatures in each."""
+"""The inner loops of the codecs: one module per machine, each with all of ``Kernels``."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from types import ModuleType
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-_BY_DEVICE = {"cpu": "cpu", "cuda": "cuda"}
+
+class Kernels(Protocol):
+    """What a machine does for the codecs: a module with these functions.
+
+    Tensors are contiguous, floats of any type in ``FLOATS``, and not empty; wires have the size that the codec says,
+    may start at any byte, and when decoded may hold anything.
+    """
+
+    def encode_uniform(self, x: Tensor, wire: Tensor, bits: int, zero: bool = False, /) -> None: ...
+
+    def encode_sort(self, x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False, /) -> None: ...
+
+    def encode_fast(self, x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False, /) -> None: ...
+
+    def decode_buckets(self, wire: Tensor, out: Tensor, level_bits: int, split_bits: int, /) -> None: ...
+
+    def encode_kmeans(self, x: Tensor, wire: Tensor, bits: int, zero: bool = False, /) -> None: ...
+
+    def decode_kmeans(self, wire: Tensor, out: Tensor, bits: int, /) -> None: ...
+
+    def encode_tile(
+        self, x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bool, zero: bool, key: int, /
+    ) -> None: ...
+
+    def decode_tile(self, wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero: bool, /) -> None: ...
+
+    def encode_topk(self, x: Tensor, wire: Tensor, kept: int, /) -> None: ...
+
+    def decode_topk(self, wire: Tensor, out: Tensor, kept: int, /) -> None: ...
 
 
-def select(name: str, device: torch.device) -> ModuleType:
+def select(name: str, device: torch.device) -> Kernels:
     """The kernels that run on a device, or the plain torch ones for ``"reference"``.
 
     Imported on first use: numba takes longer to import than everything else in thinpipe together.
     """
     if name == "reference":
-        return importlib.import_module(f"{__name__}.reference")
+        from thinpipe.codecs.kernels import reference
+
+        return reference
     if name != "auto":
         raise ValueError(f"kernels are 'auto' or 'reference', got {name!r}")
-    module = _BY_DEVICE.get(device.type)
-    if module == "cuda" and importlib.util.find_spec("triton") is None:
+    if device.type == "cpu":
+        from thinpipe.codecs.kernels import cpu
+
+        return cpu
+    if device.type != "cuda":
+        raise RuntimeError(
+            f"there are no codec kernels for device {device.type!r}, only for cpu, cuda; "
+            "move the tensor, or ask for kernels='reference' (slow)"
+        )
+    if importlib.util.find_spec("triton") is None:
         raise RuntimeError(
             "codec kernels for GPUs are written in Triton, which is not installed: pip install triton, of the release "
             f"that fits torch {torch.__version__}; or move the tensor to the CPU, or ask for kernels='reference' (slow)"
         )
-    if module is None:
-        raise RuntimeError(
-            f"there are no codec kernels for device {device.type!r}, only for {', '.join(_BY_DEVICE)}; "
-            "move the tensor, or ask for kernels='reference' (slow)"
-        )
-    return importlib.import_module(f"{__name__}.{module}")
+    from thinpipe.codecs.kernels import cuda
+
+    return cuda

@@ -17,8 +17,8 @@ from thinpipe.codecs.layout import (
     TILE_LEAST_STEP,
     TILE_UNIT,
     bucket_affine,
+    bucket_bounds,
     bucket_values,
-    chunk_bounds,
     header_bytes,
     midpoints,
     move_to_zero,
@@ -34,7 +34,7 @@ from thinpipe.codecs.layout import (
 _WORD = 0xFFFFFFFF
 _FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
 
-LLOYD_STEPS = 20  # the smaller of the two counts the seeds measured (20 and 50)
+LLOYD_STEPS = 20  # the smaller of the two counts that the research code behind this measured (20 and 50)
 
 
 def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
@@ -43,20 +43,20 @@ def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> No
 
 
 def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
-    """Algorithm 1: sort, cut the sorted list into chunks of equal count, quantize each chunk by itself."""
+    """Algorithm 1: sort, cut the sorted list into buckets of equal count, quantize each bucket by itself."""
     values = x.reshape(-1).float()
     order = torch.sort(values).indices
     _write_buckets(wire, values, order.tensor_split(1 << split_bits), level_bits, split_bits, zero)
 
 
 def encode_fast(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
-    """Algorithm 2: the last value of each chunk is a kth value; a value belongs to the first chunk that reaches it.
+    """Algorithm 2: the last value of each bucket is a kth value; a value belongs to the first bucket that reaches it.
 
-    Where equal values straddle a cut they all land in the lower chunk. The upper chunk's minimum is still the
+    Where equal values straddle a cut they all land in the lower bucket. The upper bucket's minimum is still the
     value that a sort would put first there, so both algorithms have the same minimums and steps.
     """
     values = x.reshape(-1).float()
-    bounds = chunk_bounds(values.numel(), 1 << split_bits)
+    bounds = bucket_bounds(values.numel(), 1 << split_bits)
     lo, hi = [], []
     for start, stop in bounds:
         if start < stop:
@@ -303,7 +303,7 @@ def unpack(wire: Tensor, count: int, bits: int) -> Tensor:
 def _write_buckets(
     wire: Tensor,
     values: Tensor,
-    chunks: list[Tensor] | tuple[Tensor, ...],
+    buckets: list[Tensor] | tuple[Tensor, ...],
     level_bits: int,
     split_bits: int,
     zero: bool,
@@ -314,12 +314,12 @@ def _write_buckets(
     bucket = torch.empty(values.numel(), dtype=torch.int64, device=values.device)
     lo: list[Tensor] = []
     hi: list[Tensor] = []
-    for i, chunk in enumerate(chunks):
+    for i, members in enumerate(buckets):
         # Fewer values than buckets leaves the last ones empty: they repeat the bucket before.
-        low, high = values[chunk].aminmax() if chunk.numel() else (hi[-1], hi[-1])
+        low, high = values[members].aminmax() if members.numel() else (hi[-1], hi[-1])
         lo.append(low)
         hi.append(high)
-        bucket[chunk] = i
+        bucket[members] = i
     _write_codes(wire, values, bucket, torch.stack(lo), torch.stack(hi), level_bits, split_bits, zero)
 
 

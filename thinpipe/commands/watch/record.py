@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import typer
-
+from thinpipe.commands.terminal import write_or_print
 from thinpipe.measure.record import Column, Record
 from thinpipe.training.events import Epoch, Finished, Plan, Step
 
@@ -91,7 +90,10 @@ def result_row(plan: Plan, end: Finished, *, wire_bytes: int) -> dict[str, Any]:
 
 
 class RecordFile:
-    """Writes the record when the run has finished, whole; a run that fails or is broken off leaves none."""
+    """Writes the record when the run has finished, whole, or to stdout where the disk does not take it.
+
+    A run that fails or is broken off leaves none.
+    """
 
     def __init__(self, path: Path, *, config: Mapping[str, Any], forward: str, backward: str, seed: int) -> None:
         self.path = path
@@ -121,7 +123,7 @@ class RecordFile:
     def finished(self, end: Finished) -> None:
         row = result_row(self.plan, end, wire_bytes=self.wire_bytes)
         details = {"links": [asdict(link) for link in end.links], "workers": [asdict(each) for each in end.workers]}
-        Record(
+        record = Record(
             kind=KIND,
             config=self.config,
             columns=(*RESULT_COLUMNS[self.plan.metric], *_MORE_COLUMNS),
@@ -132,8 +134,8 @@ class RecordFile:
                 | {"first_step": self.plan.first_step, "epochs": self.epochs}
                 | details,
             ),
-        ).write(self.path)
-        typer.echo(f"wrote {self.path}", err=True)
+        )
+        write_or_print(record, self.path)
 
     def failed(self, error: BaseException) -> None:
         pass

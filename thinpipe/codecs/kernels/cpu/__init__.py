@@ -6,15 +6,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.cpu import loops
-from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of, key_floats
-from thinpipe.codecs.kernels.cpu.order import GRAIN, extent, order_statistics, shares
+from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of
+from thinpipe.codecs.kernels.cpu.loops.codes import encode_buckets, encode_codebook
+from thinpipe.codecs.kernels.cpu.loops.largest import (
+    count_bits,
+    count_from,
+    keep_largest,
+    place_by_index,
+    place_by_mask,
+)
+from thinpipe.codecs.kernels.cpu.loops.pack import look_up
+from thinpipe.codecs.kernels.cpu.loops.tiles import decode_tiles, encode_tiles
+from thinpipe.codecs.kernels.cpu.order import GRAIN, extent, key_floats, order_statistics, shares
 from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import (
     BLOCK,
     bucket_affine,
+    bucket_bounds,
     bucket_values,
-    chunk_bounds,
     header_bytes,
     midpoints,
     move_to_zero,
@@ -34,7 +43,7 @@ def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> No
 
 def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
     values = _array(x)
-    bounds = chunk_bounds(values.size, 1 << split_bits)
+    bounds = bucket_bounds(values.size, 1 << split_bits)
     if split_bits:
         wanted = np.array([(start, stop - 1) for start, stop in bounds if start < stop])
         ranks, places = np.unique(wanted, return_inverse=True)
@@ -56,9 +65,7 @@ def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero:
     p, offset, scale = (t.numpy() for t in bucket_affine(lo, hi, (1 << level_bits) - 1))
     codes = wire.numpy()[header_bytes(2 << split_bits) :]
     parallel(
-        lambda first, last: loops.encode_buckets(
-            values, codes, first, last, cuts, p, offset, scale, level_bits, split_bits
-        ),
+        lambda first, last: encode_buckets(values, codes, first, last, cuts, p, offset, scale, level_bits, split_bits),
         shares(values),
     )
 
@@ -84,7 +91,7 @@ def encode_kmeans(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> Non
     thresholds = midpoints(codebook).numpy()
     codes = wire.numpy()[header_bytes(1 << bits) :]
     parallel(
-        lambda first, last: loops.encode_codebook(values, codes, first, last, thresholds, bits),
+        lambda first, last: encode_codebook(values, codes, first, last, thresholds, bits),
         shares(values),
     )
 
@@ -98,9 +105,7 @@ def encode_tile(x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bo
     words = np.empty((2, -(-values.size // tile)), np.uint16)
     header, codes = np.split(wire.numpy(), [words.nbytes])
     parallel(
-        lambda first, last: loops.encode_tiles(
-            values, words, codes, first, last, bits, tile, rot, sr, zero, np.uint64(key)
-        ),
+        lambda first, last: encode_tiles(values, words, codes, first, last, bits, tile, rot, sr, zero, np.uint64(key)),
         _tile_shares(values.size, tile),
     )
     header[:] = words.reshape(-1).view(np.uint8)
@@ -112,7 +117,7 @@ def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero
     header, codes = np.split(wire.numpy(), [4 * tiles])
     words = header.copy().view(np.uint16).reshape(2, tiles)
     parallel(
-        lambda first, last: loops.decode_tiles(codes, words, values, first, last, bits, tile, rot, zero),
+        lambda first, last: decode_tiles(codes, words, values, first, last, bits, tile, rot, zero),
         _tile_shares(values.size, tile),
     )
 
@@ -127,7 +132,7 @@ def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
     values = _array(x)
     _, _, (threshold,) = order_statistics(values, np.array([values.size - kept]), magnitude=True)
     parts = shares(values)
-    counts = parallel(lambda first, last: loops.count_from(values, first, last, threshold), parts)
+    counts = parallel(lambda first, last: count_from(values, first, last, threshold), parts)
     as_bits = positions_are_bits(values.size, kept)
     head, rest = np.split(wire.numpy(), [4 * kept])
     largest = head.view(np.float32)
@@ -142,7 +147,7 @@ def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
         missing -= ties
         place += above + ties
     parallel(
-        lambda first, last, ties, place: loops.keep_largest(
+        lambda first, last, ties, place: keep_largest(
             values, first, last, threshold, ties, place, largest, positions, mask
         ),
         work,
@@ -155,13 +160,13 @@ def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
     target = _array(out)
     if not positions_are_bits(target.size, kept):
         target[:] = 0
-        loops.place_by_index(rest.copy().view(np.int32), values, target)
+        place_by_index(rest.copy().view(np.int32), values, target)
         return
     parts = split(rest.size, GRAIN * BLOCK // 8)
-    counts = parallel(lambda first, last: loops.count_bits(rest, first, last), parts)
+    counts = parallel(lambda first, last: count_bits(rest, first, last), parts)
     before = np.minimum(np.cumsum([0, *counts]), kept).tolist()
     parallel(
-        lambda first, last, place: loops.place_by_mask(rest, first, last, values, place, target),
+        lambda first, last, place: place_by_mask(rest, first, last, values, place, target),
         [(*part, place) for part, place in zip(parts, before, strict=False)],
     )
 
@@ -176,4 +181,4 @@ def _array(x: Tensor) -> np.ndarray:
 
 def _look_up(packed: Tensor, table: Tensor, out: Tensor, bits: int) -> None:
     codes, entries, values = packed.numpy(), _array(table.to(out.dtype)), _array(out)
-    parallel(lambda first, last: loops.look_up(codes, entries, values, first, last, bits), shares(values))
+    parallel(lambda first, last: look_up(codes, entries, values, first, last, bits), shares(values))

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from thinpipe.codecs.kernels.cpu import loops
-from thinpipe.codecs.kernels.cpu.cells import group_ends, lloyd, merge, optimal_centres
-from thinpipe.codecs.kernels.cpu.order import Keys, close_up, sample, shares
+from thinpipe.codecs.kernels.cpu.loops.cells import group_ends, lloyd, merge, optimal_centres
+from thinpipe.codecs.kernels.cpu.loops.count import histogram
+from thinpipe.codecs.kernels.cpu.order import Keys, close_up, key_floats, sample, shares
 from thinpipe.codecs.kernels.cpu.threads import parallel
 from thinpipe.codecs.layout import BLOCK, bucket_affine
 
@@ -33,12 +33,6 @@ GROUPS_FOR_OPTIMUM = 768
 LLOYD_STEPS = 24
 
 Floats = NDArray[np.float64]
-
-
-def key_floats(keys: np.ndarray) -> NDArray[np.float32]:
-    """The float32 values that keys stand for."""
-    keys = np.ascontiguousarray(keys, np.int32)
-    return (keys ^ ((keys >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
 def groups_of(x: np.ndarray) -> tuple[int, int, Floats, Floats]:
@@ -74,7 +68,7 @@ def _read(x: np.ndarray, left: np.int32, right: np.int32) -> tuple[int, int, NDA
     gathered = np.empty((len(parts), 4 * x.size // TAIL + BLOCK), np.int32)
     p, offset, scale = _binning(left, right, bins)
     results = parallel(
-        lambda i, first, last: loops.histogram(x, first, last, left, right, p, offset, scale, counts[i], gathered[i]),
+        lambda i, first, last: histogram(x, first, last, left, right, p, offset, scale, counts[i], gathered[i]),
         [(i, *part) for i, part in enumerate(parts)],
     )
     low, high = min(low for low, _, _ in results), max(high for _, high, _ in results)

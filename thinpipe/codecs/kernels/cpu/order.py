@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thinpipe.codecs.kernels.cpu import loops
+from thinpipe.codecs.kernels.cpu.loops.count import count_and_gather, extent_of_blocks, sample_keys
 from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import BLOCK
 
@@ -28,6 +28,12 @@ RANKS_PER_READ = 16  # brackets for more at once would hold too much of the tens
 LOWEST, HIGHEST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
 
 
+def key_floats(keys: np.ndarray) -> NDArray[np.float32]:
+    """The float32 values that keys stand for."""
+    keys = np.ascontiguousarray(keys, np.int32)
+    return (keys ^ ((keys >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
+
+
 def shares(x: np.ndarray) -> list[tuple[int, int]]:
     """The blocks of x as one (first, last) share for each thread."""
     return split(-(-x.size // BLOCK), GRAIN)
@@ -35,7 +41,7 @@ def shares(x: np.ndarray) -> list[tuple[int, int]]:
 
 def extent(x: np.ndarray) -> tuple[int, int]:
     """The least and the greatest key."""
-    parts = parallel(lambda first, last: loops.extent(x, first, last), shares(x))
+    parts = parallel(lambda first, last: extent_of_blocks(x, first, last), shares(x))
     return min(low for low, _ in parts), max(high for _, high in parts)
 
 
@@ -45,7 +51,7 @@ def sample(x: np.ndarray, size: int, magnitude: bool = False) -> Keys:
     if stride <= 1:
         size, stride = x.size, 1
     keys = np.empty(size, np.int32)
-    parallel(lambda first, last: loops.sample(x, first, last, stride, magnitude, keys), split(size, 65536))
+    parallel(lambda first, last: sample_keys(x, first, last, stride, magnitude, keys), split(size, 65536))
     return keys
 
 
@@ -62,7 +68,7 @@ def read(
         gathered = np.empty((len(parts), room), np.int32)
         below = np.zeros((len(parts), len(bounds)), np.int64)
         results = parallel(
-            lambda i, first, last, below, gathered: loops.count_and_gather(
+            lambda i, first, last, below, gathered: count_and_gather(
                 x, first, last, magnitude, bounds, regions, below[i], gathered[i]
             ),
             [(i, *part, below, gathered) for i, part in enumerate(parts)],

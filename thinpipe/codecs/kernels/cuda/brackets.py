@@ -10,17 +10,22 @@ import triton
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.device import load_values, negative, sample_places
-from thinpipe.codecs.kernels.cuda.places import ABOVE, BELOW, CUTS
+from thinpipe.codecs.kernels.cuda.places import ABOVE, BELOW, CUTS, LANES
 
 SAMPLE = tl.constexpr(4096)
-SPLITTERS = tl.constexpr(40)  # around each cut
-LANES = tl.constexpr(128)  # of the splitters of all cuts; the last 8 idle
+SPLITTERS = tl.constexpr(40)  # around each cut; the last 8 lanes idle
 DEVIATIONS = tl.constexpr(4.0)  # half a bracket's width, in standard deviations of a rank in a sample
 
 
 def larger_sample(n: int) -> int:
     """Values in the larger sample of n: a multiple of 16, or what lies behind it would not be aligned."""
     return min(1 << (19 if n >= 1 << 25 else 18), n // 64 * 16)
+
+
+@triton.jit
+def of_cut(cut, each):
+    """What belongs to a cut that is known only when the kernel runs."""
+    return tl.where(cut == 0, each[0], tl.where(cut == 1, each[1], each[2]))
 
 
 @triton.jit
@@ -44,13 +49,13 @@ def draw(x, n, size, drawn, program, MAGNITUDE: tl.constexpr):
 
 
 @triton.jit
-def rank_sample(drawn, splitters, n, rank0, rank1, rank2):
+def rank_sample(drawn, splitters, n, ranks):
     """Every program ranks a few values of the smaller sample and stores those that are splitters."""
     FEW: tl.constexpr = 16
     MANY: tl.constexpr = SAMPLE // 8
     lanes = tl.arange(0, LANES)
     cut = lanes // SPLITTERS
-    rank = tl.where(cut == 0, rank0, tl.where(cut == 1, rank1, rank2))
+    rank = of_cut(cut, ranks)
     wanted = tl.where(cut < CUTS, _places_around(rank, n, lanes % SPLITTERS), -1)
     for start in range(tl.program_id(0) * FEW, SAMPLE, tl.num_programs(0) * FEW):
         values = tl.load(drawn + start + tl.arange(0, FEW), cache_modifier=".cg")
@@ -116,7 +121,7 @@ def _count_part(drawn, size, splitters, counters, BOTH: tl.constexpr):
 
 
 @triton.jit
-def bracket(splitters, counters, size, n, rank, CUT: tl.constexpr):
+def _bracket(splitters, counters, size, n, rank, CUT: tl.constexpr):
     """Two values that almost certainly enclose a cut, and whether many values are equal to one of them."""
     lanes = tl.arange(0, 64)
     mine = lanes < SPLITTERS
@@ -140,7 +145,26 @@ def bracket(splitters, counters, size, n, rank, CUT: tl.constexpr):
 
 
 @triton.jit
-def add_tie(tie, count, value, shared):
+def brackets(splitters, counters, size, n, ranks):
+    """The lower ends of all cuts' brackets, the upper ends, of either the one that many values share, and how many are.
+
+    One lower and one upper end that many values share are counted apart; 3 says that there are more, and that all are.
+    """
+    lo0, hi0, lo0_shared, hi0_shared = _bracket(splitters, counters, size, n, ranks[0], 0)
+    lo1, hi1, lo1_shared, hi1_shared = _bracket(splitters, counters, size, n, ranks[1], 1)
+    lo2, hi2, lo2_shared, hi2_shared = _bracket(splitters, counters, size, n, ranks[2], 2)
+    lo_tie, lo_ties = _add_tie(lo0, 0, lo0, lo0_shared)
+    lo_tie, lo_ties = _add_tie(lo_tie, lo_ties, lo1, lo1_shared)
+    lo_tie, lo_ties = _add_tie(lo_tie, lo_ties, lo2, lo2_shared)
+    hi_tie, hi_ties = _add_tie(hi0, 0, hi0, hi0_shared & (hi0 != lo0))
+    hi_tie, hi_ties = _add_tie(hi_tie, hi_ties, hi1, hi1_shared & (hi1 != lo1))
+    hi_tie, hi_ties = _add_tie(hi_tie, hi_ties, hi2, hi2_shared & (hi2 != lo2))
+    ties = tl.where((lo_ties > 1) | (hi_ties > 1), 3, lo_ties + hi_ties)
+    return (lo0, lo1, lo2), (hi0, hi1, hi2), (lo_tie, hi_tie), ties
+
+
+@triton.jit
+def _add_tie(tie, count, value, shared):
     """Take note of a value that many share: the first one is kept, a different one makes the count 2."""
     count = tl.where(shared & (count == 1) & (value != tie), 2, count)
     tie = tl.where(shared & (count == 0), value, tie)

@@ -36,60 +36,60 @@ def _search(values, thresholds, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _code(values, parameters, CHUNKS: tl.constexpr, LEVEL_BITS: tl.constexpr):
-    """chunk * 2^LEVEL_BITS + round((x*p - offset)*scale), as every machine computes it; without levels, the chunk.
+def _code(values, parameters, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr):
+    """bucket * 2^LEVEL_BITS + round((x*p - offset)*scale), as every machine computes it; without levels, the bucket.
 
-    parameters: the last value of every chunk, its p, its offset, its scale.
+    parameters: the last value of every bucket, its p, its offset, its scale.
     """
     if LEVEL_BITS == 0:
-        return _search(values, parameters, CHUNKS)
+        return _search(values, parameters, BUCKETS)
     else:
-        if CHUNKS <= 4:
-            factor = tl.load(parameters + CHUNKS)
-            offset = tl.load(parameters + 2 * CHUNKS)
-            scale = tl.load(parameters + 3 * CHUNKS)
+        if BUCKETS <= 4:
+            factor = tl.load(parameters + BUCKETS)
+            offset = tl.load(parameters + 2 * BUCKETS)
+            scale = tl.load(parameters + 3 * BUCKETS)
             base = 0
-            for chunk in tl.static_range(1, CHUNKS):
-                above = values > tl.load(parameters + chunk - 1)
-                factor = tl.where(above, tl.load(parameters + CHUNKS + chunk), factor)
-                offset = tl.where(above, tl.load(parameters + 2 * CHUNKS + chunk), offset)
-                scale = tl.where(above, tl.load(parameters + 3 * CHUNKS + chunk), scale)
-                base = tl.where(above, chunk << LEVEL_BITS, base)
+            for bucket in tl.static_range(1, BUCKETS):
+                above = values > tl.load(parameters + bucket - 1)
+                factor = tl.where(above, tl.load(parameters + BUCKETS + bucket), factor)
+                offset = tl.where(above, tl.load(parameters + 2 * BUCKETS + bucket), offset)
+                scale = tl.where(above, tl.load(parameters + 3 * BUCKETS + bucket), scale)
+                base = tl.where(above, bucket << LEVEL_BITS, base)
         else:
-            chunk = _search(values, parameters, CHUNKS)
-            factor = tl.load(parameters + CHUNKS + chunk)
-            offset = tl.load(parameters + 2 * CHUNKS + chunk)
-            scale = tl.load(parameters + 3 * CHUNKS + chunk)
-            base = chunk << LEVEL_BITS
+            bucket = _search(values, parameters, BUCKETS)
+            factor = tl.load(parameters + BUCKETS + bucket)
+            offset = tl.load(parameters + 2 * BUCKETS + bucket)
+            scale = tl.load(parameters + 3 * BUCKETS + bucket)
+            base = bucket << LEVEL_BITS
         level = (values * factor - offset) * scale
         level = tl.minimum(tl.maximum(level, 0.0), (1 << LEVEL_BITS) - 1.0)  # NaN becomes 0
         return base + ((level + ROUND).to(tl.int32, bitcast=True) - ROUND_BITS)
 
 
 @triton.jit
-def _piece_code(x, places, mask, parameters, CHUNKS: tl.constexpr, LEVEL_BITS: tl.constexpr):
+def _piece_code(x, places, mask, parameters, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr):
     values = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
-    return tl.where(mask, _code(values, parameters, CHUNKS, LEVEL_BITS), 0)
+    return tl.where(mask, _code(values, parameters, BUCKETS, LEVEL_BITS), 0)
 
 
 @triton.jit
 def _encode_pieces(
     x, places, step, limit, wire, row, row_step, mask, parameters,
-    BITS: tl.constexpr, CHUNKS: tl.constexpr, LEVEL_BITS: tl.constexpr, WHOLE: tl.constexpr,
+    BITS: tl.constexpr, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Eight pieces, ``step`` values apart, into the rows of their planes, ``row_step`` bytes apart."""
     codes = (
-        _piece_code(x, places, mask if WHOLE else mask & (places < limit), parameters, CHUNKS, LEVEL_BITS),
-        _piece_code(x, places + step, mask if WHOLE else mask & (places + step < limit), parameters, CHUNKS, LEVEL_BITS),
-        _piece_code(x, places + 2 * step, mask if WHOLE else mask & (places + 2 * step < limit), parameters, CHUNKS, LEVEL_BITS),
-        _piece_code(x, places + 3 * step, mask if WHOLE else mask & (places + 3 * step < limit), parameters, CHUNKS, LEVEL_BITS),
-        _piece_code(x, places + 4 * step, mask if WHOLE else mask & (places + 4 * step < limit), parameters, CHUNKS, LEVEL_BITS),
-        _piece_code(x, places + 5 * step, mask if WHOLE else mask & (places + 5 * step < limit), parameters, CHUNKS, LEVEL_BITS),
-        _piece_code(x, places + 6 * step, mask if WHOLE else mask & (places + 6 * step < limit), parameters, CHUNKS, LEVEL_BITS),
-        _piece_code(x, places + 7 * step, mask if WHOLE else mask & (places + 7 * step < limit), parameters, CHUNKS, LEVEL_BITS),
+        _piece_code(x, places, mask if WHOLE else mask & (places < limit), parameters, BUCKETS, LEVEL_BITS),
+        _piece_code(x, places + step, mask if WHOLE else mask & (places + step < limit), parameters, BUCKETS, LEVEL_BITS),
+        _piece_code(x, places + 2 * step, mask if WHOLE else mask & (places + 2 * step < limit), parameters, BUCKETS, LEVEL_BITS),
+        _piece_code(x, places + 3 * step, mask if WHOLE else mask & (places + 3 * step < limit), parameters, BUCKETS, LEVEL_BITS),
+        _piece_code(x, places + 4 * step, mask if WHOLE else mask & (places + 4 * step < limit), parameters, BUCKETS, LEVEL_BITS),
+        _piece_code(x, places + 5 * step, mask if WHOLE else mask & (places + 5 * step < limit), parameters, BUCKETS, LEVEL_BITS),
+        _piece_code(x, places + 6 * step, mask if WHOLE else mask & (places + 6 * step < limit), parameters, BUCKETS, LEVEL_BITS),
+        _piece_code(x, places + 7 * step, mask if WHOLE else mask & (places + 7 * step < limit), parameters, BUCKETS, LEVEL_BITS),
     )  # fmt: skip
     for bit in tl.static_range(0, BITS):
-        _store_plane(codes, wire + row, row_step, mask, bit, _width_at(bit, BITS))
+        _store_plane(codes, wire + row, row_step, mask, bit, width_at(bit, BITS))
 
 
 @triton.jit
@@ -103,7 +103,7 @@ def _store_plane(codes, rows, row_step, mask, BIT: tl.constexpr, WIDTH: tl.const
 
 
 @triton.constexpr_function
-def _width_at(bit, bits):
+def width_at(bit, bits):
     """The width of the plane that starts at a bit of a code; 0 if none does."""
     start = 0
     while start < bits:
@@ -117,7 +117,7 @@ def _width_at(bit, bits):
 @triton.jit(do_not_specialize=["n"])
 def encode_kernel(
     x, n, wire, scratch, HEADER: tl.constexpr, PARAMETERS: tl.constexpr,
-    BITS: tl.constexpr, CHUNKS: tl.constexpr, LEVEL_BITS: tl.constexpr, BLOCKS: tl.constexpr,
+    BITS: tl.constexpr, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """BLOCKS whole blocks for every program, and the last one's short block."""
     program = tl.program_id(0)
@@ -131,30 +131,30 @@ def encode_kernel(
         wide = block.to(tl.int64)
         _encode_pieces(
             x, wide * BLOCK + column, PIECE, n, wire, wide * (PIECE * BITS) + column, PIECE, mask, parameters,
-            BITS, CHUNKS, LEVEL_BITS, True,
+            BITS, BUCKETS, LEVEL_BITS, True,
         )  # fmt: skip
     else:
         start = whole.to(tl.int64) * BLOCK
         piece = tl.cdiv(n - start, 8)
         _encode_pieces(
             x, start + column, piece, n, wire, whole.to(tl.int64) * (PIECE * BITS) + column, piece, column < piece,
-            parameters, BITS, CHUNKS, LEVEL_BITS, False,
+            parameters, BITS, BUCKETS, LEVEL_BITS, False,
         )  # fmt: skip
 
 
 @triton.jit
-def table_kernel(wire, table, CHUNKS: tl.constexpr, LEVEL_BITS: tl.constexpr, SIZE: tl.constexpr):
+def table_kernel(wire, table, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr, SIZE: tl.constexpr):
     """The value of every code, from the header: as thinpipe.codecs.layout.bucket_values, or the header itself."""
     code = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     if LEVEL_BITS == 0:
-        values = load_bytes(wire, code, code < CHUNKS)
+        values = load_bytes(wire, code, code < BUCKETS)
     else:
-        chunk = code >> LEVEL_BITS
+        bucket = code >> LEVEL_BITS
         levels: tl.constexpr = (1 << LEVEL_BITS) - 1
         level = code & levels
-        there = chunk < CHUNKS
-        low = load_bytes(wire, chunk, there).to(tl.float64)
-        high = load_bytes(wire, CHUNKS + chunk, there).to(tl.float64)
+        there = bucket < BUCKETS
+        low = load_bytes(wire, bucket, there).to(tl.float64)
+        high = load_bytes(wire, BUCKETS + bucket, there).to(tl.float64)
         part = (high - low) * level.to(tl.float64) / levels
         values = tl.where(level == levels, high, low + part).to(tl.float32)
     tl.store(table + code, values)
@@ -165,7 +165,7 @@ def _decode_pieces(wire, row, row_step, out, places, step, limit, mask, table, B
     for piece in tl.static_range(0, 8):
         code = tl.zeros(places.shape, tl.int32)
         for bit in tl.static_range(0, BITS):
-            code |= _load_plane(wire + row, row_step, mask, piece, bit, _width_at(bit, BITS), places)
+            code |= _load_plane(wire + row, row_step, mask, piece, bit, width_at(bit, BITS), places)
         at = places + piece * step
         there = mask if WHOLE else mask & (at < limit)
         values = tl.load(table + code, mask=there, other=0.0)

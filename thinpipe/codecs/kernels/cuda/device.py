@@ -5,9 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-TILE = tl.constexpr(4096)  # values that a program reads at a time
-ROWS = tl.constexpr(16)  # of a tile
+SPAN = tl.constexpr(4096)  # values that a program reads at a time
+ROWS = tl.constexpr(16)  # of a span
 COLUMNS = tl.constexpr(256)  # as many as threads: what each of them keeps is a column of its own
+MOST_PROGRAMS = tl.constexpr(512)  # of a launch
 
 
 @triton.jit
@@ -21,6 +22,24 @@ def wait_for_all(counter, arrivals):
     while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < arrivals:
         pass
     tl.debug_barrier()
+
+
+@triton.jit
+def total(parts, step, programs):
+    """The sum of what the first so many programs stored, each ``step`` behind the last."""
+    lanes = tl.arange(0, MOST_PROGRAMS)
+    return tl.sum(tl.load(parts + step * lanes, mask=lanes < programs, other=0, cache_modifier=".cg"), axis=0)
+
+
+@triton.jit
+def whole_extent(extents):
+    """The least and the greatest value of all programs' parts, and 0 if every value is finite, else NaN."""
+    programs = tl.arange(0, MOST_PROGRAMS)
+    running = programs < tl.num_programs(0)
+    low = tl.min(tl.load(extents + programs, mask=running, other=float("inf"), cache_modifier=".cg"), axis=0)
+    highs = tl.load(extents + MOST_PROGRAMS + programs, mask=running, other=float("-inf"), cache_modifier=".cg")
+    odd = tl.load(extents + 2 * MOST_PROGRAMS + programs, mask=running, other=0.0, cache_modifier=".cg")
+    return low, tl.max(highs, axis=0), tl.sum(odd, axis=0)
 
 
 @triton.jit

@@ -14,25 +14,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.device import COLUMNS, ROWS, key_of, negative, single_columns
+from thinpipe.codecs.kernels.cuda.brackets import of_cut
+from thinpipe.codecs.kernels.cuda.device import ROWS, key_of, negative
+from thinpipe.codecs.kernels.cuda.places import ALL_BINS, APART, BIN_COPIES, ROOM
+from thinpipe.codecs.kernels.cuda.reading import load_kept
 
-BINS = tl.constexpr(170)  # of a bracket
-ALL_BINS = tl.constexpr(512)  # of three, and two more: the last is of what is not there
-COPIES = tl.constexpr(4)  # of the counts, so that programs seldom wait for each other
-ROOM = tl.constexpr(8192)  # values in a list
-APART = tl.constexpr(64)  # between the lengths of two lists: all programs add to them at once
+BINS = tl.constexpr(170)  # of a bracket; of all ALL_BINS the last is of what is not there
 FIELD = tl.constexpr(10)  # bits of a count of up to ROWS values
 MOST = tl.constexpr((1 << FIELD.value) - 1)  # in a field
 NO_KEY = tl.constexpr(-(1 << 40))  # less than any
-
-
-@triton.jit
-def load_kept(store, held, start):
-    """The kept values of ROWS slots of every column, and which of them there are."""
-    slots = start + tl.arange(0, ROWS)[None, :]
-    there = slots < held[:, None]
-    places = slots * COLUMNS + single_columns()[:, None]
-    return tl.load(store + places, mask=there, other=0.0, cache_modifier=".cg"), there
 
 
 @triton.jit
@@ -48,55 +38,36 @@ def _has_bins(low, high):
 
 
 @triton.jit
-def possible(lo0, hi0, lo1, hi1, lo2, hi2, CUTS_HERE: tl.constexpr):
+def possible(lows, highs, CUTS_HERE: tl.constexpr):
     """Whether every kept value is in one bracket alone, and has a bin there."""
-    fit = _has_bins(lo0, hi0)
-    if CUTS_HERE > 1:
-        fit = fit & _has_bins(lo1, hi1) & (hi0 <= lo1)
-    if CUTS_HERE > 2:
-        fit = fit & _has_bins(lo2, hi2) & (hi1 <= lo2)
+    fit = _has_bins(lows[0], highs[0])
+    for cut in tl.static_range(1, CUTS_HERE):
+        fit = fit & _has_bins(lows[cut], highs[cut]) & (highs[cut - 1] <= lows[cut])
     return fit
 
 
 @triton.jit
-def _bins_of(values, lo0, hi0, lo1, hi1, lo2, hi2, CUTS_HERE: tl.constexpr):
+def _bins_of(values, lows, highs, CUTS_HERE: tl.constexpr):
     """The bins of kept values, those of the second bracket after those of the first: they rise as values do."""
-    low, scale, base = lo0, _scale(lo0, hi0), 0
-    if CUTS_HERE > 1:
-        above = values > lo1
-        low = tl.where(above, lo1, low)
-        scale = tl.where(above, _scale(lo1, hi1), scale)
-        base = tl.where(above, BINS, base)
-    if CUTS_HERE > 2:
-        above = values > lo2
-        low = tl.where(above, lo2, low)
-        scale = tl.where(above, _scale(lo2, hi2), scale)
-        base = tl.where(above, 2 * BINS, base)
+    low, scale, base = lows[0], _scale(lows[0], highs[0]), 0
+    for cut in tl.static_range(1, CUTS_HERE):
+        above = values > lows[cut]
+        low = tl.where(above, lows[cut], low)
+        scale = tl.where(above, _scale(lows[cut], highs[cut]), scale)
+        base = tl.where(above, cut * BINS, base)
     return base + tl.minimum((values - low) * scale, BINS - 1.0).to(tl.int32)
 
 
 @triton.jit
-def count_bins(
-    store,
-    held,
-    slots,
-    counts,
-    lo0,
-    hi0,
-    lo1,
-    hi1,
-    lo2,
-    hi2,
-    CUTS_HERE: tl.constexpr,
-):
-    """Step 1."""
+def count_bins(store, held, slots, counts, lows, highs, CUTS_HERE: tl.constexpr):
+    """Step 1: this program's kept values, in the bins of their brackets."""
     mine = tl.zeros([ALL_BINS], tl.int32)
     for start in range(0, slots, ROWS):
         values, there = load_kept(store, held, start)
-        bins = _bins_of(values, lo0, hi0, lo1, hi1, lo2, hi2, CUTS_HERE)
+        bins = _bins_of(values, lows, highs, CUTS_HERE)
         mine += tl.histogram(tl.ravel(tl.where(there, bins, ALL_BINS - 1), can_reorder=True), ALL_BINS)
     bins = tl.arange(0, ALL_BINS)
-    copy = (tl.program_id(0) % COPIES) * ALL_BINS
+    copy = (tl.program_id(0) % BIN_COPIES) * ALL_BINS
     tl.atomic_add(counts + copy + bins, mine, mask=(mine > 0) & (bins < ALL_BINS - 1), sem="relaxed")
 
 
@@ -110,7 +81,7 @@ def pick_bins(counts, picked, rank, cut):
     bins = tl.arange(0, ALL_BINS)
     mine = (bins >= cut * BINS) & (bins < cut * BINS + BINS)
     population = tl.zeros([ALL_BINS], tl.int32)
-    for copy in tl.static_range(COPIES):
+    for copy in tl.static_range(BIN_COPIES):
         population += tl.load(counts + copy * ALL_BINS + bins, mask=mine, other=0, cache_modifier=".cg")
     reached = tl.cumsum(population, axis=0)
     kept = tl.sum(population, axis=0)
@@ -127,23 +98,19 @@ def pick_bins(counts, picked, rank, cut):
 
 
 @triton.jit
-def collect(
-    store, held, slots, picked, lengths, lists, lo0, hi0, lo1, hi1, lo2, hi2,
-    CUTS_HERE: tl.constexpr,
-):  # fmt: skip
-    """Step 3."""
-    first0, last0 = tl.load(picked, cache_modifier=".cg"), tl.load(picked + 1, cache_modifier=".cg")
+def collect(store, held, slots, picked, lengths, lists, lows, highs, CUTS_HERE: tl.constexpr):
+    """Step 3: this program's values of the wanted bins, into the lists of their cuts."""
+    first0, last0 = _wanted_bins(picked, 0)
     first1, last1, first2, last2 = first0, last0, first0, last0
     if CUTS_HERE > 1:
-        first1, last1 = tl.load(picked + 4, cache_modifier=".cg"), tl.load(picked + 5, cache_modifier=".cg")
+        first1, last1 = _wanted_bins(picked, 1)
     if CUTS_HERE > 2:
-        first2, last2 = tl.load(picked + 8, cache_modifier=".cg"), tl.load(picked + 9, cache_modifier=".cg")
+        first2, last2 = _wanted_bins(picked, 2)
     for start in range(0, slots, ROWS):
         values, there = load_kept(store, held, start)
-        bins = _bins_of(values, lo0, hi0, lo1, hi1, lo2, hi2, CUTS_HERE)
+        bins = _bins_of(values, lows, highs, CUTS_HERE)
         cut = tl.where(bins >= 2 * BINS, 2, tl.where(bins >= BINS, 1, 0))
-        first = tl.where(cut == 0, first0, tl.where(cut == 1, first1, first2))
-        last = tl.where(cut == 0, last0, tl.where(cut == 1, last1, last2))
+        first, last = of_cut(cut, (first0, first1, first2)), of_cut(cut, (last0, last1, last2))
         wanted = there & (bins >= first) & (bins <= last)
         # What a column has for a list takes its places there at once. Counts of three cuts are fields of one number.
         shift = cut * FIELD
@@ -157,6 +124,11 @@ def collect(
             place = tl.where(cut == 2, _reserve(lengths, counts, 2)[:, None], place)
         place += ((upto >> shift) & MOST) - 1
         tl.store(lists + cut * ROOM + place, values, mask=wanted & (place < ROOM))
+
+
+@triton.jit
+def _wanted_bins(picked, cut):
+    return tl.load(picked + 4 * cut, cache_modifier=".cg"), tl.load(picked + 4 * cut + 1, cache_modifier=".cg")
 
 
 @triton.jit

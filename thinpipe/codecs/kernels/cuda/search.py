@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.device import COLUMNS, key_of, wait_for_all
+from thinpipe.codecs.kernels.cuda.device import COLUMNS, key_of, total, wait_for_all
 from thinpipe.codecs.kernels.cuda.places import (
     ARRIVED,
     CUTS,
@@ -17,8 +17,9 @@ from thinpipe.codecs.kernels.cuda.places import (
     FAILED,
     HIGH_KEY,
     HISTOGRAM,
+    KEY_BINS,
+    KEY_COPIES,
     LOW_KEY,
-    MOST_PROGRAMS,
     NEXT_KEY,
     RANK,
     SUMS,
@@ -27,17 +28,10 @@ from thinpipe.codecs.kernels.cuda.places import (
 )
 from thinpipe.codecs.kernels.cuda.reading import load_part, parts
 
-BINS = tl.constexpr(2048)
-COPIES = tl.constexpr(8)  # of the counts, so that programs that meet the same value seldom wait for each other
-
 
 @triton.jit
 def _total(partials, which):
-    programs = tl.arange(0, MOST_PROGRAMS)
-    parts = tl.load(
-        partials + SUMS * programs + which, mask=programs < tl.num_programs(0), other=0, cache_modifier=".cg"
-    )
-    return tl.sum(parts, axis=0)
+    return total(partials + which, SUMS, tl.num_programs(0))
 
 
 @triton.jit
@@ -72,9 +66,9 @@ def _begin_with_all(row, rank):
 
 @triton.jit
 def _shift(low, high):
-    """How many bits to leave out so that the keys from low to high fall into BINS bins."""
+    """How many bits to leave out so that the keys from low to high fall into KEY_BINS bins."""
     shift = tl.zeros([], tl.int64)
-    while ((high - low) >> shift) >= BINS:
+    while ((high - low) >> shift) >= KEY_BINS:
         shift += 1
     return shift
 
@@ -91,20 +85,22 @@ def _window(found, cut, CUTS_HERE: tl.constexpr):
     high = tl.load(row + HIGH_KEY, cache_modifier=".cg")
     done = (tl.load(row + DONE, cache_modifier=".cg") != 0) | (cut >= CUTS_HERE)
     shift = _shift(low, high)
-    return low.to(tl.int32), high.to(tl.int32), shift.to(tl.uint32), ~done & (low <= high), done | (shift == 0)
+    window = (low.to(tl.int32), high.to(tl.int32), shift.to(tl.uint32), ~done & (low <= high))
+    return window, done | (shift == 0)
 
 
 @triton.jit
-def _bins_of(keys, low, high, shift, count):
+def _bins_of(keys, window):
     """The bins of keys in a window, and which keys are in it."""
+    low, high, shift, count = window
     distance = (keys - low).to(tl.uint32, bitcast=True)
     return (distance >> shift).to(tl.int32), count & (distance <= (high - low).to(tl.uint32, bitcast=True))
 
 
 @triton.jit
-def _least_above(least, keys, there, high):
+def _least_above(least, keys, there, window):
     """The least key above a window, of every column."""
-    return tl.minimum(least, tl.min(tl.where(there & (keys > high), keys, 0x7FFFFFFF), axis=1))
+    return tl.minimum(least, tl.min(tl.where(there & (keys > window[1]), keys, 0x7FFFFFFF), axis=1))
 
 
 @triton.jit
@@ -116,16 +112,16 @@ def _offer_next(found, cut, least, next):
 @triton.jit
 def pick_bin(counters, row, cut):
     """Narrow a cut's keys to the bin that its rank falls into; False if the rank lies beyond them."""
-    bins = tl.arange(0, BINS)
+    bins = tl.arange(0, KEY_BINS)
     low = tl.load(row + LOW_KEY, cache_modifier=".cg")
     high = tl.load(row + HIGH_KEY, cache_modifier=".cg")
     rank = tl.load(row + RANK, cache_modifier=".cg")
     upto = tl.load(row + UP_TO, cache_modifier=".cg")
-    population = tl.zeros([BINS], tl.int32)
-    for copy in tl.static_range(COPIES):
-        counts = counters + HISTOGRAM + (copy * CUTS + cut) * BINS + bins
+    population = tl.zeros([KEY_BINS], tl.int32)
+    for copy in tl.static_range(KEY_COPIES):
+        counts = counters + HISTOGRAM + (copy * CUTS + cut) * KEY_BINS + bins
         population += tl.load(counts, cache_modifier=".cg")
-        tl.store(counts, tl.zeros([BINS], tl.int32))  # for the next bits
+        tl.store(counts, tl.zeros([KEY_BINS], tl.int32))  # for the next bits
     reached = tl.cumsum(population.to(tl.int64), axis=0)
     picked = tl.sum((reached <= rank).to(tl.int32), axis=0)
     passed = tl.max(tl.where(bins < picked, reached, 0), axis=0)
@@ -134,9 +130,9 @@ def pick_bin(counters, row, cut):
     if last:
         passed_all = tl.max(tl.where(bins <= picked, reached, 0), axis=0)
         tl.store(row + UP_TO, upto + passed_all)
-        following = tl.min(tl.where((bins > picked) & (population > 0), bins, BINS), axis=0)
+        following = tl.min(tl.where((bins > picked) & (population > 0), bins, KEY_BINS), axis=0)
         beyond = tl.load(row + NEXT_KEY, cache_modifier=".cg")
-        tl.store(row + NEXT_KEY, tl.where(following < BINS, low + following, beyond))
+        tl.store(row + NEXT_KEY, tl.where(following < KEY_BINS, low + following, beyond))
     else:
         tl.store(row + UP_TO, upto + passed)
     start = low + (picked.to(tl.int64) << shift)
@@ -144,7 +140,7 @@ def pick_bin(counters, row, cut):
     tl.store(row + HIGH_KEY, tl.minimum(start + (tl.full([], 1, tl.int64) << shift) - 1, high))
     tl.store(row + RANK, rank - passed)
     tl.store(row + DONE, last.to(tl.int64))
-    return picked < BINS
+    return picked < KEY_BINS
 
 
 @triton.jit
@@ -173,21 +169,15 @@ def count_all(
     x, n, store, held, slots, counters, found, CUTS_HERE: tl.constexpr, KEPT: tl.constexpr, MAGNITUDE: tl.constexpr
 ):
     """This program's keys, counted for every cut that is not done, and the least of them above each last window."""
-    low0, high0, shift0, count0, next0 = _window(found, 0, CUTS_HERE)
-    low1, high1, shift1, count1, next1 = _window(found, 1, CUTS_HERE)
-    low2, high2, shift2, count2, next2 = _window(found, 2, CUTS_HERE)
+    window0, next0 = _window(found, 0, CUTS_HERE)
+    window1, next1 = _window(found, 1, CUTS_HERE)
+    window2, next2 = _window(found, 2, CUTS_HERE)
+    windows = (window0, window1, window2)
     # A key is as a rule in one window at most, and counting it once is cheaper than asking for every cut.
-    apart = ~(count0 & count1 & (high0 >= low1)) & ~(count1 & count2 & (high1 >= low2))
-    if apart & ~(count0 & count2 & (high0 >= low2)):
-        _count_windows(
-            x, n, store, held, slots, counters, low0, high0, shift0, count0, low1, high1, shift1, count1,
-            low2, high2, shift2, count2, CUTS_HERE, True, KEPT, MAGNITUDE,
-        )  # fmt: skip
+    if _apart(window0, window1) & _apart(window1, window2) & _apart(window0, window2):
+        _count_windows(x, n, store, held, slots, counters, windows, CUTS_HERE, True, KEPT, MAGNITUDE)
     else:
-        _count_windows(
-            x, n, store, held, slots, counters, low0, high0, shift0, count0, low1, high1, shift1, count1,
-            low2, high2, shift2, count2, CUTS_HERE, False, KEPT, MAGNITUDE,
-        )  # fmt: skip
+        _count_windows(x, n, store, held, slots, counters, windows, CUTS_HERE, False, KEPT, MAGNITUDE)
     if next0 & next1 & next2:
         least0 = tl.full([COLUMNS], 0x7FFFFFFF, tl.int32)
         least1 = tl.full([COLUMNS], 0x7FFFFFFF, tl.int32)
@@ -195,11 +185,11 @@ def count_all(
         for part in range(0, parts(n, slots, KEPT)):
             values, there = load_part(x, n, store, held, part, KEPT, MAGNITUDE)
             keys = key_of(values)
-            least0 = _least_above(least0, keys, there, high0)
+            least0 = _least_above(least0, keys, there, window0)
             if CUTS_HERE > 1:
-                least1 = _least_above(least1, keys, there, high1)
+                least1 = _least_above(least1, keys, there, window1)
             if CUTS_HERE > 2:
-                least2 = _least_above(least2, keys, there, high2)
+                least2 = _least_above(least2, keys, there, window2)
         _offer_next(found, 0, least0, next0)
         if CUTS_HERE > 1:
             _offer_next(found, 1, least1, next1)
@@ -208,48 +198,40 @@ def count_all(
 
 
 @triton.jit
+def _apart(lower, upper):
+    """Whether no key is counted in both windows."""
+    return ~(lower[3] & upper[3] & (lower[1] >= upper[0]))
+
+
+@triton.jit
 def _count_windows(
-    x, n, store, held, slots, counters, low0, high0, shift0, count0, low1, high1, shift1, count1,
-    low2, high2, shift2, count2,
+    x, n, store, held, slots, counters, windows,
     CUTS_HERE: tl.constexpr, APART: tl.constexpr, KEPT: tl.constexpr, MAGNITUDE: tl.constexpr,
 ):  # fmt: skip
-    counts = counters + HISTOGRAM + (tl.program_id(0) % COPIES) * (CUTS * BINS)
+    """This program's keys in the bins of the windows; APART: a key is in one window at most."""
+    counts = counters + HISTOGRAM + (tl.program_id(0) % KEY_COPIES) * (CUTS * KEY_BINS)
     for part in range(0, parts(n, slots, KEPT)):
         values, there = load_part(x, n, store, held, part, KEPT, MAGNITUDE)
         keys = key_of(values)
-        bins, inside = _bins_of(keys, low0, high0, shift0, count0)
-        if CUTS_HERE > 1:
-            bins1, inside1 = _bins_of(keys, low1, high1, shift1, count1)
+        bins, inside = _bins_of(keys, windows[0])
+        for cut in tl.static_range(1, CUTS_HERE):
+            other_bins, other_inside = _bins_of(keys, windows[cut])
             if APART:
-                bins = tl.where(inside1, bins1 + BINS, bins)
-                inside |= inside1
+                bins = tl.where(other_inside, other_bins + cut * KEY_BINS, bins)
+                inside |= other_inside
             else:
-                tl.atomic_add(counts + BINS + bins1, 1, mask=there & inside1, sem="relaxed")
-        if CUTS_HERE > 2:
-            bins2, inside2 = _bins_of(keys, low2, high2, shift2, count2)
-            if APART:
-                bins = tl.where(inside2, bins2 + 2 * BINS, bins)
-                inside |= inside2
-            else:
-                tl.atomic_add(counts + 2 * BINS + bins2, 1, mask=there & inside2, sem="relaxed")
+                tl.atomic_add(counts + cut * KEY_BINS + other_bins, 1, mask=there & other_inside, sem="relaxed")
         tl.atomic_add(counts + bins, 1, mask=there & inside, sem="relaxed")
 
 
 @triton.jit
-def of_cut(cut, of0, of1, of2):
-    return tl.where(cut == 0, of0, tl.where(cut == 1, of1, of2))
-
-
-@triton.jit
-def search_everything(
-    x, n, counters, found, arrivals, rank0, rank1, rank2, CUTS_HERE: tl.constexpr, MAGNITUDE: tl.constexpr
-):
+def search_everything(x, n, counters, found, arrivals, ranks, CUTS_HERE: tl.constexpr, MAGNITUDE: tl.constexpr):
     """Count all keys of the tensor by their leading bits, then by the next ones, until every cut is found."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
     if program == 0:
         for cut in tl.static_range(CUTS_HERE):
-            _begin_with_all(found + cut * WORDS, of_cut(cut, rank0, rank1, rank2))
+            _begin_with_all(found + cut * WORDS, ranks[cut])
     wait_for_all(arrived, arrivals)
     arrivals += programs
     while all_done(found, CUTS_HERE) == 0:

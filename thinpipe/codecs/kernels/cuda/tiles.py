@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.codes import BLOCK, PIECE, ROUND, _width_at
+from thinpipe.codecs.kernels.cuda.codes import BLOCK, PIECE, ROUND, width_at
 from thinpipe.codecs.layout import BFLOAT16_MAX as _BFLOAT16_MAX
 from thinpipe.codecs.layout import TILE_HUGE, TILE_LEAST_STEP, TILE_UNIT
 
@@ -188,9 +188,9 @@ def _store_short_plane(codes, count, piece, wire, BIT: tl.constexpr, WIDTH: tl.c
             tl.store(wire + (BIT + g) * piece + column, packed.to(tl.uint8), mask=column < piece)
 
 
-@triton.jit(do_not_specialize=["n", "tiles", "key_low", "key_high"])
+@triton.jit(do_not_specialize=["tiles", "key_low", "key_high"])
 def encode_tile_kernel(
-    x, n, wire, tiles, key_low, key_high,
+    x, wire, tiles, key_low, key_high,
     BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, SR: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     """A whole span for every program."""
@@ -200,15 +200,16 @@ def encode_tile_kernel(
     codes = _codes_of(values, start, wire, tiles, key_low, key_high, BITS, TILE, SPAN, ROT, SR, ZERO)
     codes_at = wire + 4 * tiles + start // 8 * BITS
     for bit in tl.static_range(BITS):
-        _store_plane(codes, codes_at, bit, _width_at(bit, BITS), BITS, SPAN // BLOCK)
+        _store_plane(codes, codes_at, bit, width_at(bit, BITS), BITS, SPAN // BLOCK)
 
 
-@triton.jit(do_not_specialize=["n", "tiles", "key_low", "key_high"])
+@triton.jit(do_not_specialize=["n", "key_low", "key_high"])
 def encode_rest_kernel(
-    x, n, wire, tiles, key_low, key_high, spare,
+    x, n, wire, key_low, key_high, spare,
     BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, SR: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     """One program for what whole spans leave. Its codes go through spare memory: they lie in shorter pieces."""
+    tiles = tl.cdiv(n, TILE)
     start = tl.cast(n, tl.int64) // SPAN * SPAN
     key_low, key_high = tl.cast(key_low, tl.int32), tl.cast(key_high, tl.int32)
     place = tl.arange(0, SPAN)
@@ -226,7 +227,7 @@ def encode_rest_kernel(
         held = tl.minimum(tl.maximum(count - block * BLOCK, 0), BLOCK)
         for bit in tl.static_range(BITS):
             _store_short_plane(
-                spare + block * BLOCK, held, tl.cdiv(held, 8), codes_at + block * (PIECE * BITS), bit, _width_at(bit, BITS)
+                spare + block * BLOCK, held, tl.cdiv(held, 8), codes_at + block * (PIECE * BITS), bit, width_at(bit, BITS)
             )  # fmt: skip
 
 
@@ -293,7 +294,7 @@ def decode_tile_kernel(
     start = tl.program_id(0).to(tl.int64) * SPAN
     codes = tl.zeros([SPAN], tl.int32)
     for bit in tl.static_range(BITS):
-        codes |= _load_plane(wire + 4 * tiles + start // 8 * BITS, bit, _width_at(bit, BITS), BITS, SPAN)
+        codes |= _load_plane(wire + 4 * tiles + start // 8 * BITS, bit, width_at(bit, BITS), BITS, SPAN)
     values = _values_of(codes, start, wire, tiles, TILE, SPAN, ROT, ZERO)
     tl.store(out + start + tl.arange(0, SPAN), values.to(out.dtype.element_ty))
 
@@ -308,7 +309,7 @@ def decode_rest_kernel(
     count = tl.cast(tiles, tl.int64) * TILE - start if ROT else n - start
     codes = tl.zeros([SPAN], tl.int32)
     for bit in tl.static_range(BITS):
-        codes |= _load_short_plane(wire + 4 * tiles + start // 8 * BITS, count, bit, _width_at(bit, BITS), BITS, SPAN)
+        codes |= _load_short_plane(wire + 4 * tiles + start // 8 * BITS, count, bit, width_at(bit, BITS), BITS, SPAN)
     values = _values_of(codes, start, wire, tiles, TILE, SPAN, ROT, ZERO)
     place = start + tl.arange(0, SPAN)
     tl.store(out + place, values.to(out.dtype.element_ty), mask=place < n)

@@ -1,0 +1,81 @@
+"""Cases: a seed says which fault strikes which run, and when."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+
+from tests.faults.expected import Result
+from tests.faults.fault import Fault, Impossible, carry_out, discard, draw_setting
+from tests.faults.kinds.cuts import draw_cut
+from tests.faults.kinds.disks import draw_disk
+from tests.faults.kinds.flips import draw_flip
+from tests.faults.kinds.machines import draw_absent, draw_machine, draw_options, draw_torchrun
+from tests.faults.kinds.memory import draw_memory
+from tests.faults.kinds.rest import draw_rest
+from tests.faults.kinds.signals import draw_signal, draw_stop
+from tests.faults.runs import Setting
+from tests.faults.undisturbed import Undisturbed
+
+# Kind -> how many of a hundred cases are of it.
+KINDS = {
+    "signal": 28,
+    "stop": 10,
+    "cut": 8,
+    "flip": 12,
+    "rest": 14,
+    "disk": 8,
+    "memory": 4,
+    "machine": 8,
+    "absent": 3,
+    "options": 3,
+    "torchrun": 2,
+}
+_DRAW: dict[str, Callable[[random.Random, Setting], Fault]] = {
+    "signal": draw_signal,
+    "stop": draw_stop,
+    "cut": draw_cut,
+    "flip": draw_flip,
+    "disk": draw_disk,
+    "memory": draw_memory,
+    "machine": draw_machine,
+    "absent": draw_absent,
+    "options": draw_options,
+    "torchrun": draw_torchrun,
+}
+
+
+def kind_of(seed: int) -> str:
+    return random.Random(seed).choices(list(KINDS), list(KINDS.values()))[0]
+
+
+def seeds(first: int, cases: int, only: str | None) -> list[int]:
+    """So many seeds from a first one on: all, or those of one kind."""
+    return list(islice((seed for seed in count(first) if only in (None, kind_of(seed))), cases))
+
+
+def run_case(
+    seed: int, undisturbed: Undisturbed, *, setting: Setting | None = None, keep: bool = False
+) -> tuple[Result, Path]:
+    """Carry out the case of a seed, in its setting or another one; its folder stays if asked for, or if it failed."""
+    drawn, kind, began = random.Random(f"{seed}"), kind_of(seed), time.monotonic()
+    own = draw_setting(drawn)
+    setting = setting or own
+    result = Result(seed, kind, "")
+    folder = Path(tempfile.mkdtemp(prefix=f"fault-{seed}-"))
+    try:
+        draw = partial(draw_rest, undisturbed=undisturbed) if kind == "rest" else _DRAW[kind]
+        fault = draw(drawn, setting)
+        result.words = f"{setting}: {fault.words}"
+        carry_out(fault, setting, folder, undisturbed, result)
+    except Impossible as error:
+        result.skipped = str(error)
+    result.seconds = time.monotonic() - began
+    if not keep and not result.problems:
+        discard(folder)
+    return result, folder

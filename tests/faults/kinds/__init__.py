@@ -1,0 +1,1 @@
+"""The faults, one kind a file; each is drawn from a random state."""

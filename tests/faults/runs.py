@@ -1,0 +1,213 @@
+"""Small real runs of `thinpipe train`: on one machine, or as several, each machine a session of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests.processes import Process, processes_of
+
+ROOT = Path(__file__).parents[2]
+EPOCHS, STEPS_PER_EPOCH = 4, 2
+STEPS = EPOCHS * STEPS_PER_EPOCH
+PATIENCE_S = 15  # of every run: what is silent for longer counts as lost
+CODECS = ("none", "8bit", "sort:8", "delta(tile:2)", "topk:0.1", "power:4")
+
+How = Literal["launcher", "machines", "torchrun"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the end of a run depends on, so one undisturbed run speaks for all with the same setting."""
+
+    workers: int
+    codec: str
+
+    def options(self) -> list[str]:
+        # Only activations have a sample that they belong to.
+        delta = ["--compress-forward", self.codec, "--compress-backward", "4bit"]
+        codec = delta if self.codec.startswith("delta") else ["--compress", self.codec]
+        return [
+            *("--samples", "64", "--batch-size", "32", "--chunks", "2", "--image-size", "16", "--threads", "1"),
+            *("--epochs", str(EPOCHS), *codec),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.workers} workers, {self.codec}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One command: the launcher of all workers, or one of several machines."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+    strays: str | None = None  # in the commands of processes that agents of torchrun start in sessions of their own
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def code(self) -> int:
+        """As a shell says it: 128 more than the signal that killed it."""
+        assert self.process.returncode is not None
+        return self.process.returncode if self.process.returncode >= 0 else 128 - self.process.returncode
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it before it took that into its own hands, so that it could say nothing."""
+        return self.process.returncode is not None and self.process.returncode < 0
+
+    def processes(self) -> list[Process]:
+        return processes_of(self.pid, self.strays)
+
+    def workers(self) -> list[Process]:
+        """The workers that a launcher or an agent of torchrun started, by number: in the order of their start."""
+        agents = [each for each in self.processes() if each.parent == self.pid and "-m thinpipe" in each.command]
+        return agents or [each for each in self.processes() if each.parent == self.forking_server()]
+
+    def forking_server(self) -> int | None:
+        """The process that a launcher's workers are forked from."""
+        found = [each.pid for each in self.processes() if each.parent == self.pid and "forkserver" in each.command]
+        return found[0] if found else None
+
+    def stdout(self) -> str:
+        return self.out.read_text(errors="replace")
+
+    def stderr(self) -> str:
+        return self.err.read_text(errors="replace")
+
+
+class Run:
+    """A run of one setting in a folder: checkpoints in `saved`, temporary files in `tmp`."""
+
+    def __init__(self, folder: Path, setting: Setting, how: How = "launcher") -> None:
+        self.folder, self.setting, self.how = folder, setting, how
+        self.saved, self.tmp = folder / "saved", folder / "tmp"
+        self.machines: list[Machine] = []
+        self.port = _free_port() if how != "launcher" else 0
+        self.tmp.mkdir(parents=True, exist_ok=True)
+
+    def start(
+        self, *options: str, env: Mapping[str, str] | None = None, limits: Callable[[], None] | None = None
+    ) -> None:
+        """Start a new run with more options: all of it, or every machine of it."""
+        for rank in range(self.setting.workers if self.how != "launcher" else 1):
+            self.start_machine(rank, *options, env=env, limits=limits)
+
+    def start_machine(
+        self,
+        rank: int,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        limits: Callable[[], None] | None = None,
+    ) -> Machine:
+        return self.command(*self._joining(rank), *self.setting.options(), *options, env=env, limits=limits)
+
+    def command(
+        self, *arguments: str, env: Mapping[str, str] | None = None, limits: Callable[[], None] | None = None
+    ) -> Machine:
+        """`python ARGUMENTS` as a machine of this run, in a session of its own, its words kept in files."""
+        number = len(self.machines)
+        out, err = self.folder / f"out-{number}.txt", self.folder / f"err-{number}.txt"
+        inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.tmp), "OMP_NUM_THREADS": "1"}
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out_file,
+                stderr=err_file,
+                start_new_session=True,
+                env=inherited | ours | dict(env or {}),
+                preexec_fn=limits,
+            )
+        strays = str(self.folder) if self.how == "torchrun" else None
+        self.machines.append(Machine(process, out, err, strays))
+        return self.machines[-1]
+
+    def _joining(self, rank: int) -> list[str]:
+        train = ["-m", "thinpipe", "train", "--patience", str(PATIENCE_S)]
+        count = str(self.setting.workers)
+        if self.how == "launcher":
+            return [*train, "--workers", count]
+        if self.how == "machines":
+            return [*train, "--workers", count, "--rank", str(rank), "--master", f"127.0.0.1:{self.port}"]
+        agent = ["-m", "torch.distributed.run", "--nnodes", count, "--nproc-per-node", "1", "--node-rank", str(rank)]
+        return [*agent, "--master-addr", "127.0.0.1", "--master-port", str(self.port), *train]
+
+    def worker(self, number: int) -> int | None:
+        """The process of a worker, once there is one."""
+        if self.how == "machines":
+            return self.machines[number].pid if number < len(self.machines) else None
+        home, place = (self.machines[0], number) if self.how == "launcher" else (self.machines[number], 0)
+        workers = home.workers()
+        return workers[place].pid if len(workers) > place else None
+
+    @property
+    def is_over(self) -> bool:
+        return all(machine.is_over for machine in self.machines)
+
+    def wait(self, limit_s: float) -> bool:
+        """Whether every machine has ended within a time."""
+        until = time.monotonic() + limit_s
+        while not self.is_over and time.monotonic() < until:
+            time.sleep(0.05)
+        return self.is_over
+
+    def left(self, limit_s: float) -> list[Process]:
+        """Processes that are still there a while after the commands that started them ended."""
+        until = time.monotonic() + limit_s
+        while (found := self._processes()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return found
+
+    def end(self) -> None:
+        """Whatever is left of this run, ended: by its own sessions only."""
+        for process in self._processes():
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for machine in self.machines:
+            machine.process.wait()
+
+    def _processes(self) -> list[Process]:
+        return [process for machine in self.machines for process in machine.processes()]
+
+    def steps(self) -> list[int]:
+        """Of which steps there are complete checkpoints."""
+        return checkpoint_steps(self.saved)
+
+
+def checkpoint_steps(saved: Path) -> list[int]:
+    """The steps of the complete checkpoints of a folder, oldest first."""
+    names = [path.name for path in saved.glob("step-*")]
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
+
+
+def namespaces_of(pids: Sequence[int]) -> list[str]:
+    """Network namespaces that these processes made and that are still there."""
+    found = (path.name for path in Path("/var/run/netns").glob("thinpipe-*"))
+    return [name for name in found if int(name.split("-")[1]) in pids]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,157 @@
+"""The control channel: who is silent is named, and then given up; who ends says why, and all hear it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from thinpipe.pipeline import control
+from thinpipe.pipeline.activity import ACTIVITY
+from thinpipe.pipeline.control import Control
+from thinpipe.pipeline.errors import LinkError
+
+TICK_S, WARN_S, GRACE_S, PATIENCE_S = 0.05, 0.2, 0.3, 1.0
+BEAT = {"step": 40, "doing": "stage 1 forward", "waiting": False, "done": 1, "cpu_s": 1.0}
+
+
+class Worker:
+    """A worker with a control channel of its own, and what came of it."""
+
+    def __init__(self, rank: int, connections: dict[int, socket.socket], patience_s: float = PATIENCE_S) -> None:
+        self.said: list[str] = []
+        self.causes: list[str] = []
+        self.ended = threading.Event()
+        self.control = Control(rank, connections, patience_s=patience_s, say=self.said.append, end=self.end)
+
+    def end(self, cause: str) -> None:
+        self.causes.append(cause)
+        self.ended.set()
+        self.control._closed.set()  # the thread of a process that has ended
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, value in (("TICK_S", TICK_S), ("WARN_S", WARN_S), ("GRACE_S", GRACE_S)):
+        monkeypatch.setattr(control, name, value)
+    yield
+    ACTIVITY.waiting = False
+
+
+def until(true: Callable[[], object], limit_s: float = 20) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.01)
+
+
+def test_a_silent_worker_is_named_and_then_given_up() -> None:
+    mine, theirs = socket.socketpair()
+    client = Worker(0, {1: mine})
+    theirs.sendall(json.dumps(BEAT).encode() + b"\n")
+    until(client.ended.is_set)
+    assert client.said[0].startswith("waiting for worker 1, silent for")
+    assert "(last: step 40, stage 1 forward)" in client.said[0]
+    assert client.causes[0].startswith("worker 1 has been silent for")
+    assert "end" in json.loads(theirs.recv(1 << 16).splitlines()[-1])  # it is told, should it come back
+
+
+def test_one_that_comes_back_is_welcome() -> None:
+    mine, theirs = socket.socketpair()
+    client = Worker(0, {1: mine}, patience_s=60)
+    until(lambda: client.said)
+    theirs.sendall(json.dumps(BEAT).encode() + b"\n")
+    until(lambda: len(client.said) > 1)
+    assert client.said[1].startswith("worker 1 is back after")
+    assert not client.ended.is_set()
+    client.control.close()
+
+
+def test_time_in_which_this_process_stood_still_is_nobodys_silence() -> None:
+    mine, _theirs = socket.socketpair()
+    client = Worker(0, {1: mine}, patience_s=60)
+    peer = client.control._peers[1]
+    client.control._count_silence(1, peer, 0.0)
+    before = peer.silent_s
+    client.control._tick(min(3600.0, 2 * TICK_S))
+    assert peer.silent_s - before < 10 * TICK_S
+    client.control.close()
+
+
+def test_all_that_wait_for_each_other_are_ended() -> None:
+    mine, theirs = socket.socketpair()
+    client, server = Worker(0, {1: mine}), Worker(1, {0: theirs}, patience_s=60)
+    ACTIVITY.waiting = True  # of both: they share this process
+    until(client.ended.is_set)
+    assert "all workers have waited for each other" in client.causes[0]
+    until(server.ended.is_set)
+    assert server.causes == client.causes
+
+
+def test_a_worker_that_computes_is_waited_for() -> None:
+    mine, theirs = socket.socketpair()
+    client = Worker(0, {1: mine}, patience_s=0.5)
+    ACTIVITY.waiting = True
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline:
+        theirs.sendall(json.dumps(BEAT).encode() + b"\n")
+        time.sleep(TICK_S)
+    assert not client.ended.is_set()
+    client.control.close()
+
+
+def test_the_first_cause_reaches_every_worker() -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    client = Worker(0, {1: pairs[0][0], 2: pairs[1][0]})
+    servers = [Worker(rank, {0: pair[1]}) for rank, pair in enumerate(pairs, start=1)]
+    servers[0].control.announce("worker 1: ValueError: broken")
+    for worker in (client, servers[1]):
+        until(lambda worker=worker: worker.control.cause)
+        assert worker.control.first_cause(LinkError("worker 1 is gone")) == "worker 1: ValueError: broken"
+        assert worker.control.first_cause(KeyError("mine")).startswith(f"worker {worker.control.rank}: KeyError")
+        until(worker.ended.is_set)  # its main thread did not end by itself
+
+
+def test_a_closed_connection_is_a_worker_that_is_gone() -> None:
+    mine, theirs = socket.socketpair()
+    client = Worker(0, {1: mine})
+    theirs.close()
+    until(client.ended.is_set)
+    assert client.causes == ["worker 1 is gone (no heartbeat yet)"]
+
+
+def test_a_worker_that_says_goodbye_is_not() -> None:
+    mine, theirs = socket.socketpair()
+    client, server = Worker(0, {1: mine}), Worker(1, {0: theirs})
+    server.control.close()
+    time.sleep(2 * PATIENCE_S)
+    assert not client.ended.is_set()
+    client.control.close()
+
+
+@pytest.mark.parametrize("junk", [b"\xff\xfe\n", b"[1]\n", b"{}\n", b'{"step": "x"}\n', b"[" * 9000 + b"\n", b"\n"])
+def test_damaged_lines_are_left_out(junk: bytes) -> None:
+    mine, theirs = socket.socketpair()
+    client = Worker(0, {1: mine}, patience_s=60)
+    theirs.sendall(junk + json.dumps(BEAT).encode() + b"\n")
+    until(lambda: client.control._peers[1].status)
+    assert not client.ended.is_set()
+    client.control.close()
+
+
+def test_a_line_without_end_is_not_kept() -> None:
+    mine, theirs = socket.socketpair()
+    client = Worker(0, {1: mine}, patience_s=60)
+    theirs.settimeout(20)
+    try:
+        for _ in range(100):
+            theirs.sendall(b"x" * 4096)
+    except OSError:
+        pass
+    until(lambda: client.control._peers[1].gone)
+    assert len(client.control._peers[1].heard) <= 3 << 16
+    until(client.ended.is_set)

@@ -1,0 +1,92 @@
+"""The pages are true where a program can tell: their links lead somewhere, their commands exist, the tree is fresh."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import module_tree
+from tests.documents import PAGES, ROOT, anchors, commands, links
+from thinpipe.cli import VERBS, load
+from thinpipe.codecs.recipes import RECIPES
+from thinpipe.codecs.spec import FAMILIES
+from thinpipe.workloads.tasks import TASKS
+
+
+def check_options(words: list[str]) -> None:
+    """Raises unless the command line takes these words: verbs and options exist, values have their types."""
+    count = 2 if words[0] == "bench" else 1
+    load(" ".join(words[:count])).make_context("thinpipe", words[count:])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_is_listed_with_the_first_line_of_its_help(verb: str) -> None:
+    assert load(verb).help.startswith(VERBS[verb][1] + "\n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        target, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), link
+        if anchor:
+            assert anchor in anchors(path), link
+
+
+def verb_commands(page: Path) -> list[list[str]]:
+    """What a page gives to thinpipe, by itself or through ``-m thinpipe``."""
+    found = [words[words.index("thinpipe") + 1 :] for words in commands(page) if "thinpipe" in words]
+    return [[word for word in words if word not in ("&", "...")] for words in found]
+
+
+def test_the_pages_have_commands() -> None:
+    assert sum(len(verb_commands(page)) for page in PAGES) > 40
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_options_that_exist(page: Path) -> None:
+    for words in verb_commands(page):
+        check_options(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [("train --compres 8bit", "No such option"), ("train --epochs ten", "valid integer"), ("trian", "trian")],
+)
+def test_the_check_sees_what_does_not_exist(words: str, complaint: str) -> None:
+    with pytest.raises(Exception, match=complaint):
+        check_options(words.split())
+
+
+def test_the_tree_of_modules_is_fresh() -> None:
+    page = module_tree.PAGE.read_text()
+    assert page == module_tree.with_tree(page), "run `python -m tests.module_tree`"
+
+
+def test_the_index_of_benchmarks_names_every_file() -> None:
+    page = ROOT / "benchmarks" / "README.md"
+    there = {path.name for path in page.parent.iterdir() if path.is_file()} - {page.name}
+    text = page.read_text()
+    assert not [name for name in sorted(there) if re.split(r"_\d{4}-|\.", name)[0] not in text]
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [("codecs.md", FAMILIES), ("few-bits.md", RECIPES), ("tasks.md", TASKS)],
+    ids=lambda x: str(x)[:9],
+)
+def test_the_page_names_all_of_them(page: str, names: dict[str, object]) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    for name in names:
+        assert f"`{name}" in text, name
+
+
+def test_readme_and_docs_stay_short() -> None:
+    readme, docs = ROOT / "README.md", (ROOT / "docs").glob("*.md")
+    assert len(readme.read_text().splitlines()) <= 150
+    assert sum(len(page.read_text().split()) for page in (readme, *docs)) <= 16_000

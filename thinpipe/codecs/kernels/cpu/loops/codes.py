@@ -1,0 +1,88 @@
+"""Values to packed codes: the index between thresholds, or the bucket and the level inside it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thinpipe.codecs.kernels.cpu.compiling import jit
+from thinpipe.codecs.kernels.cpu.loops.pack import pack
+from thinpipe.codecs.kernels.cpu.loops.values import load_values
+from thinpipe.codecs.layout import BLOCK, PIECE, PIECES
+
+
+@jit
+def search(values, thresholds, codes):
+    """codes[j] = how many of the 2^k - 1 rising thresholds lie below values[j].
+
+    Counting against up to 15 of them runs at full SIMD width; halving the rest does not, but takes few steps.
+    """
+    step = max(1, (thresholds.size + 1) // 16)
+    codes[:] = 0
+    for i in range(step - 1, thresholds.size, step):
+        threshold = thresholds[i]
+        for j in range(values.size):
+            codes[j] = np.uint16(codes[j] + np.uint16(values[j] > threshold))
+    if step == 1:
+        return
+    for j in range(values.size):
+        codes[j] = np.uint16(codes[j] * step)
+    # The sign of a difference instead of a comparison: a branch here would be mispredicted every other time.
+    above = np.empty(values.size, np.float32)
+    signs = above.view(np.int32)
+    while step > 1:
+        step //= 2
+        middle = thresholds[step - 1 :]
+        for j in range(values.size):
+            above[j] = middle[codes[j]] - values[j]
+        for j in range(values.size):
+            codes[j] = np.uint16(codes[j] + (step & (signs[j] >> 31)))
+
+
+@jit
+def encode_codebook(x, wire, first, last, thresholds, bits):
+    """Blocks first..last as indices between thresholds, packed."""
+    block = np.empty(BLOCK, np.float32)
+    codes = np.empty(BLOCK, np.uint16)
+    for b in range(first, last):
+        count = min(BLOCK, x.size - b * BLOCK)
+        piece = (count + PIECES - 1) // PIECES
+        codes[count : PIECES * piece] = 0
+        search(load_values(x, b * BLOCK, count, block), thresholds, codes[:count])
+        pack(codes, wire[b * PIECE * bits : b * PIECE * bits + piece * bits], piece, bits)
+
+
+@jit
+def encode_buckets(x, wire, first, last, cuts, p, offset, scale, level_bits, split_bits):
+    """Blocks first..last as bucket * 2^level_bits + round((x*p - offset)*scale), packed.
+
+    A value is in bucket i if it lies above the first i cuts. Few buckets: each in turn overwrites the codes of the
+    values above its cut, loops that run at full SIMD width. Many: a search, then a look-up of the bucket's numbers.
+    """
+    block = np.empty(BLOCK, np.float32)
+    codes = np.empty(BLOCK, np.uint16)
+    bits = level_bits + split_bits
+    top = np.float32((1 << level_bits) - 1)
+    for b in range(first, last):
+        count = min(BLOCK, x.size - b * BLOCK)
+        piece = (count + PIECES - 1) // PIECES
+        codes[count : PIECES * piece] = 0
+        values = load_values(x, b * BLOCK, count, block)
+        if split_bits <= 4:
+            factor, origin, steps = p[0], offset[0], scale[0]
+            for j in range(count):
+                level = np.rint((values[j] * factor - origin) * steps)
+                codes[j] = np.uint16(np.int32(level if level < top else top))
+            for i in range(cuts.size):
+                cut, factor, origin, steps = cuts[i], p[i + 1], offset[i + 1], scale[i + 1]
+                base = np.float32((i + 1) << level_bits)
+                for j in range(count):
+                    level = np.rint((values[j] * factor - origin) * steps)
+                    code = np.uint16(np.int32((level if level < top else top) + base))
+                    codes[j] = code if values[j] > cut else codes[j]
+        else:
+            search(values, cuts, codes[:count])
+            for j in range(count):
+                i = codes[j]
+                level = np.rint((values[j] * p[i] - offset[i]) * scale[i])
+                codes[j] = np.uint16((i << level_bits) + np.int32(level if level < top else top))
+        pack(codes, wire[b * PIECE * bits : b * PIECE * bits + piece * bits], piece, bits)

@@ -1,0 +1,217 @@
+"""Tiles to packed codes and back, as thinpipe.codecs.tile has it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thinpipe.codecs.kernels.cpu.compiling import jit
+from thinpipe.codecs.kernels.cpu.loops.pack import pack, unpack
+from thinpipe.codecs.kernels.cpu.loops.values import MAGNITUDE, bits_of, float_of, load_values, store_values
+from thinpipe.codecs.layout import BFLOAT16_MAX, BLOCK, PIECES, TILE_HUGE, TILE_LEAST_STEP, TILE_UNIT
+
+_INFINITY = np.int32(0x7F800000)
+_FLOAT32_MAX = np.float32(np.finfo(np.float32).max)
+
+_BFLOAT16_MAX = np.float32(BFLOAT16_MAX)
+_NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
+_TILE_HUGE = np.float32(TILE_HUGE)
+_TILE_UNIT = np.float32(TILE_UNIT)
+_TILE_LEAST_STEP = np.float32(TILE_LEAST_STEP).view(np.int32)
+_DRAW = np.float32(2.0**-24)
+
+
+@jit
+def _rotate(values, scale):
+    """The Hadamard transform of a tile in place: distances 1, 2 and 4 on eight values at once, then the larger ones."""
+    for j in range(0, values.size, 8):
+        a, b, c, d = values[j], values[j + 1], values[j + 2], values[j + 3]
+        e, f, g, h = values[j + 4], values[j + 5], values[j + 6], values[j + 7]
+        a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
+        a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
+        values[j], values[j + 1], values[j + 2], values[j + 3] = a + e, b + f, c + g, d + h
+        values[j + 4], values[j + 5], values[j + 6], values[j + 7] = a - e, b - f, c - g, d - h
+    distance = 8
+    while distance < values.size:
+        for start in range(0, values.size, 2 * distance):
+            left, right = values[start : start + distance], values[start + distance : start + 2 * distance]
+            for j in range(distance):
+                a, b = left[j], right[j]
+                left[j] = a + b
+                right[j] = a - b
+        distance *= 2
+    for j in range(values.size):
+        values[j] *= scale
+
+
+@jit
+def _bfloat16_up(x):
+    """The bits of the smallest bfloat16 that is not below x >= 0."""
+    return np.int32(np.int32(bits_of(x) + 0xFFFF) & ~0xFFFF)
+
+
+@jit
+def _bfloat16_down(x):
+    """The bits of the largest finite bfloat16 that is not above x; those of the lowest if all are."""
+    bits = bits_of(x)
+    down = np.int32(bits & ~0xFFFF)
+    if bits < 0 and bits != down:
+        down = np.int32(down + 0x10000)
+    return down if float_of(down) >= -_BFLOAT16_MAX else bits_of(-_BFLOAT16_MAX)
+
+
+@jit
+def _tile_affine(lo, hi, top, zero):
+    """(unit, step, origin) of a tile between lo and hi; step and origin, which is low or point, in units of 1/unit.
+
+    See thinpipe.codecs.tile, of which this is the arithmetic word by word.
+    """
+    nothing = np.float32(0)
+    unit = _TILE_UNIT if max(abs(lo), abs(hi)) >= _TILE_HUGE else np.float32(1)
+    if zero:
+        lo, hi = min(lo, nothing) * unit, max(hi, nothing) * unit
+        if lo == hi:
+            return unit, nothing, nothing
+        point = np.rint(-lo / (hi - lo) * top)
+        if lo < 0:
+            point = max(point, np.float32(1))
+        if hi > 0:
+            point = min(point, top - np.float32(1))
+        above = top - point
+        least = -lo / point if point > 0 else nothing
+        least = max(least, hi / above if above > 0 else nothing)
+        bits = max(_bfloat16_up(least), _TILE_LEAST_STEP)
+        step = float_of(bits)
+        if point * step < -lo or above * step < hi:
+            step = float_of(bits + 0x10000)
+        return unit, min(step, _BFLOAT16_MAX * unit), point
+    low = float_of(_bfloat16_down(lo)) * unit
+    hi = hi * unit
+    if hi <= low:
+        return unit, nothing, low
+    bits = max(_bfloat16_up((hi - low) / top), _TILE_LEAST_STEP)
+    step = float_of(bits)
+    if low + top * step < hi:
+        step = float_of(bits + 0x10000)
+    return unit, min(step, _BFLOAT16_MAX * unit), low
+
+
+@jit
+def _mix(z):
+    z = np.uint32(np.uint32(z ^ np.uint32(z >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    z = np.uint32(np.uint32(z ^ np.uint32(z >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(z ^ np.uint32(z >> np.uint32(16)))
+
+
+@jit
+def _round_at_random(part, codes, unit, below, inverse, point, top, start, key):
+    """Codes of a tile that starts at this place of the tensor, as thinpipe.codecs.rounding draws them."""
+    nothing = np.float32(0)
+    key_low, key_high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    base = np.uint32(start & 0xFFFFFFFF)
+    added = np.uint32(key_high + np.uint32((start >> 32) * 0x9E3779B9))
+    for j in range(part.size):
+        place = (part[j] * unit - below) * inverse + point
+        place = place if place > nothing else nothing
+        place = place if place < top else top
+        whole = np.int32(place)
+        word = _mix(np.uint32(_mix(np.uint32(np.uint32(base + np.uint32(j)) ^ key_low)) + added))
+        draw = np.float32(np.int32(word >> np.uint32(8))) * _DRAW
+        codes[j] = np.uint8(np.int32(whole + np.int32(draw < place - np.float32(whole))))
+
+
+@jit
+def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
+    """Units first..last of x: a tile or a block, whichever is larger, so that each is whole tiles and whole blocks.
+
+    words has a row of steps and a row of lows or points.
+    """
+    unit_size = max(tile, BLOCK)
+    block = np.empty(unit_size, np.float32)
+    codes = np.empty(unit_size, np.uint8)
+    top = np.float32((1 << bits) - 1)
+    nothing, half = np.float32(0), np.float32(0.5)
+    scale = np.float32(tile**-0.5)
+    total = words.shape[1] * tile if rot else x.size
+    for u in range(first, last):
+        start = u * unit_size
+        count, given = min(unit_size, total - start), min(unit_size, x.size - start)
+        values = load_values(x, start, given, block)
+        if rot:
+            block[:given] = values
+            block[given:count] = 0
+            values = block[:count]
+            for s in range(0, count, tile):
+                _rotate(values[s : s + tile], scale)
+        for s in range(0, count, tile):
+            part = values[s : min(s + tile, count)]
+            chosen = codes[s : s + part.size]
+            image = part.view(np.int32)
+            low_key, high_key = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+            for j in range(part.size):
+                key_j = np.int32(image[j] ^ ((image[j] >> 31) & MAGNITUDE))
+                low_key = min(low_key, key_j)
+                high_key = max(high_key, key_j)
+            t = (start + s) // tile
+            if low_key <= ~_INFINITY or high_key >= _INFINITY:
+                words[0, t], words[1, t] = _NAN_WORD, np.uint16(0) if zero else _NAN_WORD
+                chosen[:] = 0
+                continue
+            lo = float_of(low_key ^ ((low_key >> 31) & MAGNITUDE)) + nothing  # -0 is 0
+            hi = float_of(high_key ^ ((high_key >> 31) & MAGNITUDE)) + nothing
+            unit, step, origin = _tile_affine(lo, hi, top, zero)
+            words[0, t] = np.uint16(bits_of(step / unit) >> 16)
+            words[1, t] = np.uint16(origin) if zero else np.uint16(bits_of(origin / unit) >> 16)
+            inverse = np.float32(1) / step if step > 0 else nothing
+            # (x - 0) * inverse + point with +zero, (x - low) * inverse + 0 without: one of the two changes nothing.
+            below, point = (nothing, origin) if zero else (origin, nothing)
+            if sr:
+                _round_at_random(part, chosen, unit, below, inverse, point, top, start + s, key)
+            else:
+                for j in range(part.size):
+                    place = (part[j] * unit - below) * inverse + point
+                    place = (place if place > nothing else nothing) + half
+                    chosen[j] = np.uint8(np.int32(place if place < top else top))
+        for s in range(0, count, BLOCK):
+            here = min(BLOCK, count - s)
+            piece = (here + PIECES - 1) // PIECES
+            codes[s + here : s + PIECES * piece] = 0
+            begin = (start + s) // PIECES * bits
+            pack(codes[s : s + PIECES * piece], wire[begin : begin + piece * bits], piece, bits)
+
+
+@jit
+def decode_tiles(wire, words, out, first, last, bits, tile, rot, zero):
+    """Units first..last, as encode_tiles has them, of out."""
+    unit_size = max(tile, BLOCK)
+    block = np.empty(unit_size, np.float32)
+    codes = np.empty(unit_size, np.uint8)
+    scale = np.float32(tile**-0.5)
+    total = words.shape[1] * tile if rot else out.size
+    nothing = np.float32(0)
+    for u in range(first, last):
+        start = u * unit_size
+        count, wanted = min(unit_size, total - start), min(unit_size, out.size - start)
+        for s in range(0, count, BLOCK):
+            piece = (min(BLOCK, count - s) + PIECES - 1) // PIECES
+            begin = (start + s) // PIECES * bits
+            unpack(wire[begin : begin + piece * bits], codes[s : s + PIECES * piece], piece, bits)
+        values = block[:count]
+        for s in range(0, count, tile):
+            t = (start + s) // tile
+            part, chosen = values[s : s + tile], codes[s : s + tile]
+            step = float_of(np.int32(words[0, t]) << 16)
+            low = nothing if zero else float_of(np.int32(words[1, t]) << 16)
+            point = np.float32(np.int16(words[1, t])) if zero else nothing
+            huge = step >= _TILE_HUGE or abs(low) >= _TILE_HUGE
+            unit = _TILE_UNIT if huge else np.float32(1)
+            low, step = low * unit, step * unit
+            for j in range(part.size):
+                part[j] = low + (np.float32(np.int32(chosen[j])) - point) * step
+            if huge:
+                for j in range(part.size):
+                    value = part[j] / unit
+                    value = _FLOAT32_MAX if value > _FLOAT32_MAX else value
+                    part[j] = -_FLOAT32_MAX if value < -_FLOAT32_MAX else value
+            if rot:
+                _rotate(part, scale)
+        store_values(values[:wanted], out[start : start + wanted])

@@ -1,0 +1,107 @@
+"""Steps 1 and 2 of a codebook: where the middle of the values lies, and the counts of middle and tails."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from thinpipe.codecs.kernels.cuda.codebook.places import (
+    BATCH,
+    COPIES,
+    COUNTS,
+    GREATEST,
+    MIDDLE,
+    TAIL_COUNTS,
+    TAIL_GREATEST,
+    TAIL_SHIFT,
+    ZERO_BIN,
+)
+from thinpipe.codecs.kernels.cuda.device import key_of, load_values, sample_places
+from thinpipe.codecs.kernels.cuda.reading import load_part, parts
+
+SAMPLE = tl.constexpr(4096)
+TAIL = tl.constexpr(1024)  # one in so many values of the sample lies beyond the middle, at either end
+COUNTED = tl.constexpr(1048576)  # values in the sample of the middle
+
+
+@triton.jit
+def sample_size(n):
+    return tl.cast(tl.minimum(n, SAMPLE), tl.int32)
+
+
+@triton.jit
+def draw_sample(x, n, drawn):
+    """This program's part of the sample."""
+    size = sample_size(n)
+    for start in range(tl.program_id(0) * BATCH, size, tl.num_programs(0) * BATCH):
+        index = start + tl.arange(0, BATCH)
+        values = load_values(x, sample_places(index, tl.cast(n // size, tl.int64)), index < size, False)
+        tl.store(drawn + index, values, mask=index < size)
+
+
+@triton.jit
+def find_middle(n, drawn, edges):
+    """Every program ranks a few values of the sample; those that are an edge of the middle are stored."""
+    FEW: tl.constexpr = 16
+    MANY: tl.constexpr = 256
+    size = tl.minimum(n, SAMPLE)
+    for start in range(tl.program_id(0) * FEW, size, tl.num_programs(0) * FEW):
+        mine = start + tl.arange(0, FEW)
+        values = tl.load(drawn + mine, mask=mine < size, other=float("nan"), cache_modifier=".cg")
+        before = tl.zeros([FEW, MANY], tl.int32)
+        for other in range(0, size, MANY):
+            others = other + tl.arange(0, MANY)
+            against = tl.load(drawn + others, mask=others < size, other=float("nan"), cache_modifier=".cg")
+            less = against[None, :] < values[:, None]
+            tied = (against[None, :] == values[:, None]) & (others[None, :] < mine[:, None])
+            before += (less | tied).to(tl.int32)
+        rank = tl.sum(before, axis=1)
+        there = (mine < size) & (values * 0.0 == 0)  # NaN and infinity are no edges
+        tl.store(edges + 0 * mine, values.to(tl.float64), mask=there & (rank == size // TAIL))
+        tl.store(edges + 1 + 0 * mine, values.to(tl.float64), mask=there & (rank == size - 1 - size // TAIL))
+
+
+@triton.jit
+def _bin_of(values, affine):
+    """The bin of a value of the middle: (x*p - offset)*scale, as thinpipe.codecs.layout.bucket_affine has it."""
+    factor, offset, scale = affine
+    return tl.minimum(tl.maximum((values * factor - offset) * scale, 0.0), MIDDLE - 1.0).to(tl.int32)
+
+
+@triton.jit
+def note_greatest(n, drawn, counters, left, right, affine):
+    """The greatest value of the sample in every bin of the middle, which the bin stands for."""
+    size = sample_size(n)
+    for start in range(tl.program_id(0) * BATCH, size, tl.num_programs(0) * BATCH):
+        index = start + tl.arange(0, BATCH)
+        values = tl.load(drawn + index, mask=index < size, other=float("nan"), cache_modifier=".cg")
+        inside = (values >= left) & (values <= right)
+        rising = key_of(values).to(tl.uint32, bitcast=True) ^ 0x80000000
+        greatest = (counters + GREATEST).to(tl.pointer_type(tl.uint32))
+        tl.atomic_max(greatest + _bin_of(values, affine), rising, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def count_middle(x, n, counters, left, right, affine):
+    """This program's part of a sample of the tensor, or of all of a small one: values of the middle, in even bins."""
+    size = tl.cast(tl.minimum(n, COUNTED), tl.int32)
+    stride = tl.cast(n // size, tl.int64)
+    counts = counters + COUNTS + (tl.program_id(0) % COPIES) * MIDDLE
+    for start in range(tl.program_id(0) * BATCH, size, tl.num_programs(0) * BATCH):
+        index = start + tl.arange(0, BATCH)
+        values = load_values(x, sample_places(index, stride), index < size, False)
+        inside = (index < size) & (values >= left) & (values <= right)
+        tl.atomic_add(counts + _bin_of(values, affine), 1, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def count_tails(x, n, store, held, slots, counters, left, right, KEPT_ONES: tl.constexpr):
+    """This program's values of the tails, among the kept ones or in the whole tensor, by the bits of their keys."""
+    greatest = (counters + TAIL_GREATEST).to(tl.pointer_type(tl.uint32))
+    for part in range(0, parts(n, slots, KEPT_ONES)):
+        values, there = load_part(x, n, store, held, part, KEPT_ONES, False)
+        there &= (values < left) | (values > right)
+        keys = key_of(values)
+        bins = (keys >> TAIL_SHIFT) + ZERO_BIN
+        tl.atomic_add(counters + TAIL_COUNTS + bins, 1, mask=there, sem="relaxed")
+        tl.atomic_max(greatest + bins, keys.to(tl.uint32, bitcast=True) ^ 0x80000000, mask=there, sem="relaxed")

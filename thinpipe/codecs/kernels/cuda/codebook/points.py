@@ -1,0 +1,197 @@
+"""Step 3 of a codebook: bins become rising points with weights, and these prefix sums.
+
+The points are the bins of the lower tail, those of the middle, and those of the upper tail. Where they are is a tuple,
+``axis``: how many bins the lower tail has and which is its first, the same of the upper tail, the least value of the
+middle, and the width of its bins.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from thinpipe.codecs.kernels.cuda.codebook.places import (
+    ARRIVED,
+    BATCH,
+    COPIES,
+    COUNTS,
+    GREATEST,
+    HALF_BIN,
+    MIDDLE,
+    MOST_POINTS,
+    TAIL_COUNTS,
+    TAIL_GREATEST,
+    TAIL_SHIFT,
+    ZERO_BIN,
+)
+from thinpipe.codecs.kernels.cuda.device import MOST_PROGRAMS, float_of, key_of, total, wait_for_all
+
+
+@triton.jit
+def total_copies(counters, totals):
+    """This program's part of the bins of the middle: the sum of all copies of their counts."""
+    bins = tl.arange(0, 64)
+    for start in range(tl.program_id(0) * 64, MIDDLE, tl.num_programs(0) * 64):
+        counted = tl.zeros([64], tl.int32)
+        for copy in range(COPIES):
+            counted += tl.load(counters + COUNTS + copy * MIDDLE + start + bins, cache_modifier=".cg")
+        tl.store(totals + start + bins, counted.to(tl.float64))
+
+
+@triton.jit
+def _tail_bin(value):
+    return (key_of(value.to(tl.float32)) >> TAIL_SHIFT) + ZERO_BIN
+
+
+@triton.jit
+def axis_of(left, right, low, high):
+    """The axis for a middle from left to right of values from low to high, and how many points there are."""
+    first_low = _tail_bin(low)
+    lows = tl.where(low < left, _tail_bin(left) - first_low + 1, 0)
+    first_high = _tail_bin(right)
+    highs = tl.where(high > right, _tail_bin(high) - first_high + 1, 0)
+    return (lows, first_low, highs, first_high, left, (right - left) / MIDDLE), lows + MIDDLE + highs
+
+
+@triton.jit
+def _points(index, counters, totals, axis):
+    """Value and count of points, and which of them are bins of the middle."""
+    lows, first_low, highs, first_high, left, width = axis
+    in_middle = (index >= lows) & (index < lows + MIDDLE)
+    there = (index >= 0) & (index < lows + MIDDLE + highs)
+    tail_bin = tl.where(index < lows, first_low + index, first_high + index - lows - MIDDLE)
+    in_tail = there & ~in_middle
+    greatest = (counters + TAIL_GREATEST).to(tl.pointer_type(tl.uint32))
+    tail_count = tl.load(counters + TAIL_COUNTS + tail_bin, mask=in_tail, other=0, cache_modifier=".cg")
+    tail_top = tl.load(greatest + tail_bin, mask=in_tail, other=0, cache_modifier=".cg")
+    nominal = ((tail_bin - ZERO_BIN) << TAIL_SHIFT) + HALF_BIN
+    tail_key = tl.where(tail_top == 0, nominal, (tail_top ^ 0x80000000).to(tl.int32, bitcast=True))
+    tail_value = float_of(tail_key).to(tl.float64)
+    bin = tl.where(in_middle, index - lows, 0)
+    count = tl.load(totals + bin, mask=in_middle, other=0.0, cache_modifier=".cg")
+    greatest = (counters + GREATEST).to(tl.pointer_type(tl.uint32))
+    top = tl.load(greatest + bin, mask=in_middle, other=0, cache_modifier=".cg")
+    value = left + (bin.to(tl.float64) + 0.5) * width
+    value = tl.where(top == 0, value, float_of((top ^ 0x80000000).to(tl.int32, bitcast=True)).to(tl.float64))
+    value = tl.where(in_middle, value, tail_value)
+    weight = tl.where(in_middle, count, tail_count.to(tl.float64))
+    return value, weight, in_middle
+
+
+@triton.jit
+def _greater(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _greatest_before(partials):
+    """The greatest point with a value in it, of the programs before this one."""
+    programs = tl.arange(0, MOST_PROGRAMS)
+    before = programs < tl.program_id(0)
+    points = tl.load(partials + MOST_PROGRAMS + programs, mask=before, other=float("-inf"), cache_modifier=".cg")
+    return tl.max(points, axis=0)
+
+
+@triton.jit
+def _weigh(start, begin, end, last, weights, counters, totals, axis):
+    """Value, weight and share of the centres of points; ``last``: the greatest point before, now of these.
+
+    Points deserve centres as the cube root of their weight times the square of the gap before them. ``weights``: how
+    many values one that was counted in the middle stands for, and what a gap is multiplied with.
+    """
+    factor, part_of_all = weights
+    index = start + tl.arange(0, BATCH)
+    value, weight, in_middle = _points(index, counters, totals, axis)
+    weight = tl.where(index < end, tl.where(in_middle, weight * factor, weight), 0.0)
+    value = tl.where(index < end, value, 0.0)  # what a bin beyond the last one stands for may be infinite
+    other, other_weight, _ = _points(index - 1, counters, totals, axis)
+    filled = (index > begin) & (index <= end) & (other_weight > 0)
+    previous = tl.associative_scan(tl.where(filled & (index > start), other, float("-inf")), 0, _greater)
+    gap = (value - tl.maximum(previous, last)) * part_of_all  # or its square might overflow
+    base = tl.where((weight > 0) & (gap < float("inf")), weight * gap * gap, 0.0).to(tl.float32)
+    share = tl.where(base > 0, tl.exp2(tl.log2(tl.maximum(base, 1e-37)) / 3), 0.0).to(tl.float64)
+    last = tl.maximum(last, tl.max(tl.where(weight > 0, value, float("-inf")), axis=0))
+    return value, weight, share, last
+
+
+@triton.jit
+def _store_tails(begin, end, counters, totals, partials, axis):
+    """Of this program's points: how many values are in the tails, and the greatest point with a value in it."""
+    tails = tl.zeros([BATCH], tl.float64)
+    last = tl.full([BATCH], float("-inf"), tl.float64)
+    for start in range(begin, end, BATCH):
+        index = start + tl.arange(0, BATCH)
+        value, weight, is_middle = _points(index, counters, totals, axis)
+        tails += tl.where((index < end) & ~is_middle, weight, 0.0)
+        last = tl.maximum(last, tl.where((index < end) & (weight > 0), value, float("-inf")))
+    tl.store(partials + tl.program_id(0), tl.sum(tails, axis=0))
+    tl.store(partials + MOST_PROGRAMS + tl.program_id(0), tl.max(last, axis=0))
+
+
+@triton.jit
+def _added(sums, value, weight, share):
+    """Weight, first and second moment and share, with those of a batch of points."""
+    return (
+        sums[0] + tl.sum(weight, axis=0),
+        sums[1] + tl.sum(weight * value, axis=0),
+        sums[2] + tl.sum(weight * value * value, axis=0),
+        sums[3] + tl.sum(share, axis=0),
+    )
+
+
+@triton.jit
+def sum_points(n, low, high, centre, counters, totals, partials, values, sums, axis, points, arrivals):
+    """Values of all points about a centre, and their four prefix sums; returns all shares together.
+
+    Moments about zero would cancel where all values are far from zero. Every program takes an equal part of the points;
+    all wait four times, from ``arrivals`` on.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    arrived = counters + ARRIVED
+    counted = tl.zeros([BATCH], tl.float64)
+    for start in range(0, MIDDLE, BATCH):
+        counted += tl.load(totals + start + tl.arange(0, BATCH), cache_modifier=".cg")
+    in_middle = tl.sum(counted, axis=0)
+    each = tl.cdiv(points, programs)
+    begin, end = program * each, tl.minimum(program * each + each, points)
+    _store_tails(begin, end, counters, totals, partials, axis)
+    wait_for_all(arrived, arrivals)
+    # How many values of the middle stand for one that was counted: all that are in no tail.
+    factor = (n - total(partials, 1, programs)) / tl.maximum(in_middle, 1.0)
+    part_of_all = tl.where(high > low, 1.0 / tl.where(high > low, high - low, 1.0), 0.0)
+    weights = (factor, part_of_all)
+    last_before = _greatest_before(partials)
+    last = last_before
+    zero = tl.zeros([], tl.float64)
+    mine = (zero, zero, zero, zero)
+    for start in range(begin, end, BATCH):
+        value, weight, share, last = _weigh(start, begin, end, last, weights, counters, totals, axis)
+        mine = _added(mine, value - centre, weight, share)
+    wait_for_all(arrived, arrivals + programs)
+    for which in tl.static_range(4):
+        tl.store(partials + which * MOST_PROGRAMS + program, mine[which])
+    wait_for_all(arrived, arrivals + 2 * programs)
+    reached = (
+        total(partials, 1, program),
+        total(partials + MOST_PROGRAMS, 1, program),
+        total(partials + 2 * MOST_PROGRAMS, 1, program),
+        total(partials + 3 * MOST_PROGRAMS, 1, program),
+    )
+    last = last_before
+    for start in range(begin, end, BATCH):
+        value, weight, share, last = _weigh(start, begin, end, last, weights, counters, totals, axis)
+        index = start + tl.arange(0, BATCH)
+        there = index < end
+        value -= centre
+        tl.store(values + index, value, mask=there)
+        tl.store(sums + index + 1, reached[0] + tl.cumsum(weight, axis=0), mask=there)
+        tl.store(sums + MOST_POINTS + index + 1, reached[1] + tl.cumsum(weight * value, axis=0), mask=there)
+        tl.store(sums + 2 * MOST_POINTS + index + 1, reached[2] + tl.cumsum(weight * value * value, axis=0), mask=there)
+        tl.store(sums + 3 * MOST_POINTS + index + 1, reached[3] + tl.cumsum(share, axis=0), mask=there)
+        reached = _added(reached, value, weight, share)
+    if program == 0:
+        for which in tl.static_range(4):
+            tl.store(sums + which * MOST_POINTS, tl.zeros([], tl.float64))
+    all_shares = total(partials + 3 * MOST_PROGRAMS, 1, programs)
+    wait_for_all(arrived, arrivals + 3 * programs)
+    return all_shares

@@ -1,0 +1,211 @@
+"""The control channel: heartbeats between the client and every other worker, and why a run ends.
+
+    worker 1 ---.
+                 >--- worker 0, the client
+    worker 2 ---'
+
+(1) Every second each end says what it is doing (``Activity``), in a line of JSON of a bounded length.
+(2) A peer that says nothing is told of after WARN_S, and the run ends after the patience that the user has. Seconds in
+    which this process itself stood still (SIGSTOP, a suspended laptop) do not count as the peer's silence.
+(3) If all workers wait for each other and none computes, a message was lost: the client ends the run, too.
+(4) Whoever ends says why, and the client passes it on: every machine can name the first cause.
+
+A thread does all of this, since the main thread may stand in a call of torch that never returns.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from thinpipe.pipeline.activity import ACTIVITY
+from thinpipe.pipeline.errors import LinkError, describe, root_of
+from thinpipe.pipeline.keepalive import keep_alive
+
+TICK_S = 1.0
+WARN_S = 10.0
+GRACE_S = 5.0  # for a worker that knows why the run ends to end by itself
+_LONGEST = 1 << 16  # bytes of a line; a peer that sends more is not one of ours
+_BUSY = 0.1  # of a core: less than that over a while is a worker that waits
+
+
+@dataclass
+class Peer:
+    """The other end of one connection."""
+
+    connection: socket.socket
+    heard: bytes = b""  # the beginning of its next line
+    status: dict[str, Any] = field(default_factory=dict)
+    silent_s: float = 0.0
+    told_s: float = 0.0  # of its silence, when that was last said
+    gone: bool = False
+
+    def where(self) -> str:
+        if not self.status:
+            return "no heartbeat yet"
+        return f"last: step {self.status['step']}, {self.status['doing']}"
+
+
+class Control:
+    """This worker's end of the control channel."""
+
+    def __init__(
+        self,
+        rank: int,
+        connections: Mapping[int, socket.socket],
+        *,
+        patience_s: float,
+        say: Callable[[str], None],
+        end: Callable[[str], Any],  # ends this process; called from the thread
+    ) -> None:
+        self.rank, self.patience_s = rank, patience_s
+        self.cause: str | None = None  # why the run ends, as another worker said
+        self._say, self._end = say, end
+        self._peers = {number: Peer(connection) for number, connection in connections.items()}
+        self._known, self._closed = threading.Event(), threading.Event()
+        self._ending_s: float | None = None  # since the cause is known
+        self._stuck_s, self._stuck_at = 0.0, (-1, 0.0)
+        self._thread = threading.Thread(target=self._run, name="thinpipe-control", daemon=True)
+        for peer in self._peers.values():
+            peer.connection.setblocking(False)
+        self._thread.start()
+
+    def first_cause(self, error: BaseException) -> str:
+        """Why this worker ends: its own error, or if that only says that others are gone, what they said."""
+        if isinstance(root_of(error), LinkError):
+            self._known.wait(TICK_S)
+            if self.cause is not None:
+                return self.cause
+        return f"worker {self.rank}: {describe(error)}"
+
+    def announce(self, cause: str) -> None:
+        """(4) This worker ends; tell the others why."""
+        for peer in self._peers.values():
+            self._send(peer, {"end": cause})
+
+    def close(self) -> None:
+        """This worker leaves in good order."""
+        for peer in self._peers.values():
+            self._send(peer, {"bye": True})
+        self._closed.set()
+        self._thread.join(2 * TICK_S)
+        for peer in self._peers.values():
+            peer.connection.close()
+
+    def _run(self) -> None:
+        selector = selectors.DefaultSelector()
+        for number, peer in self._peers.items():
+            selector.register(peer.connection, selectors.EVENT_READ, number)
+        ticked = time.monotonic()
+        while not self._closed.is_set():
+            for key, _ in selector.select(TICK_S / 4):
+                if not self._hear(key.data):
+                    selector.unregister(key.fileobj)
+            now = time.monotonic()
+            if now - ticked >= TICK_S:
+                self._tick(min(now - ticked, 2 * TICK_S))
+                ticked = now
+
+    def _tick(self, seconds: float) -> None:
+        keep_alive(self.patience_s + GRACE_S)
+        if self.cause is not None:
+            self._ending_s = seconds + (self._ending_s or 0.0)
+            if self._ending_s > GRACE_S:
+                self._end(self.cause)
+            return
+        for number, peer in self._peers.items():
+            self._send(peer, ACTIVITY.status())  # (1)
+            if not peer.gone:
+                self._count_silence(number, peer, seconds)
+        if self.rank == 0 and self._peers:
+            self._count_standstill(seconds)
+
+    def _count_silence(self, number: int, peer: Peer, seconds: float) -> None:
+        """(2)"""
+        peer.silent_s += seconds
+        if peer.silent_s >= self.patience_s:
+            self._finish(f"worker {number} has been silent for {peer.silent_s:.0f} s ({peer.where()})")
+        elif peer.silent_s >= max(WARN_S, 2 * peer.told_s):
+            peer.told_s = peer.silent_s
+            self._say(f"waiting for worker {number}, silent for {peer.silent_s:.0f} s ({peer.where()})")
+
+    def _count_standstill(self, seconds: float) -> None:
+        """(3)"""
+        everyone = [ACTIVITY.status(), *(peer.status for peer in self._peers.values())]
+        if not all(status and status["waiting"] for status in everyone):
+            self._stuck_s = 0.0
+            return
+        done, cpu_s = sum(status["done"] for status in everyone), sum(status["cpu_s"] for status in everyone)
+        if done != self._stuck_at[0] or cpu_s - self._stuck_at[1] > _BUSY * max(self._stuck_s, WARN_S):
+            self._stuck_s, self._stuck_at = 0.0, (done, cpu_s)
+        self._stuck_s += seconds
+        if self._stuck_s >= self.patience_s:
+            places = "; ".join(f"worker {n}: step {s['step']}, {s['doing']}" for n, s in enumerate(everyone))
+            self._finish(
+                f"all workers have waited for each other for {self._stuck_s:.0f} s, a message is lost: {places}"
+            )
+
+    def _finish(self, cause: str) -> None:
+        self.announce(cause)
+        self._end(cause)
+
+    def _hear(self, number: int) -> bool:
+        """Read what a peer has to say; False when it will say no more."""
+        peer = self._peers[number]
+        try:
+            received = peer.connection.recv(_LONGEST)
+        except BlockingIOError:
+            return True
+        except OSError:
+            received = b""
+        *lines, peer.heard = (peer.heard + received).split(b"\n")
+        if not received or len(peer.heard) > _LONGEST:
+            peer.gone = True
+            self._learn(f"worker {number} is gone ({peer.where()})", number)
+            return False
+        if peer.told_s:
+            self._say(f"worker {number} is back after {peer.silent_s:.0f} s")
+        peer.silent_s = peer.told_s = 0.0
+        return all([self._take(number, peer, line) for line in lines])
+
+    def _take(self, number: int, peer: Peer, line: bytes) -> bool:
+        try:
+            message = json.loads(line)
+            if "bye" in message:
+                peer.gone = True
+                return False
+            if "end" in message:
+                self._learn(str(message["end"])[:2000], number)
+            else:
+                peer.status = {
+                    "step": int(message["step"]),
+                    "doing": str(message["doing"])[:200],
+                    "waiting": bool(message["waiting"]),
+                    "done": int(message["done"]),
+                    "cpu_s": float(message["cpu_s"]),
+                }
+        except (ValueError, KeyError, TypeError, RecursionError):  # a damaged line: the next one comes in a second
+            pass
+        return True
+
+    def _learn(self, cause: str, source: int) -> None:
+        if self.cause is not None:
+            return
+        self.cause = cause
+        self._known.set()
+        for number, peer in self._peers.items():
+            if number != source:
+                self._send(peer, {"end": cause})
+
+    def _send(self, peer: Peer, message: Mapping[str, Any]) -> None:
+        if peer.gone:
+            return
+        with suppress(OSError):  # full, since the peer does not read, or gone: its silence tells
+            peer.connection.send(json.dumps(message).encode() + b"\n")

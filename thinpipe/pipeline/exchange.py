@@ -1,0 +1,104 @@
+"""Small messages between all workers: JSON and sums. Checksummed, of bounded size, and never unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor
+
+from thinpipe.pipeline.activity import waiting
+from thinpipe.pipeline.backend import CPU, wire_device
+from thinpipe.pipeline.errors import ChecksumError, LinkError
+
+LARGEST = 1 << 24  # bytes that one worker may make another allocate
+_SUM_BYTES = 8
+
+
+@contextmanager
+def needing_peers(what: str) -> Iterator[None]:
+    """Around calls of torch that fail when another worker is gone."""
+    try:
+        with waiting():
+            yield
+    except ChecksumError:
+        raise
+    except RuntimeError as error:
+        raise LinkError(f"another worker is gone: {what} failed. Look for its first error. ({error})") from error
+
+
+def gather(facts: Any, group: dist.ProcessGroup | None, device: torch.device) -> list[Any]:
+    """What every worker has to say (JSON), on all of them. A collective."""
+    said = json.dumps(facts).encode()
+    if len(said) > LARGEST:
+        raise ValueError(f"workers tell each other at most {LARGEST} bytes at once, got {len(said)}")
+    device = wire_device(group, device)
+    sizes = [int(size) for size in _all_gather(torch.tensor([len(said)]), group, device)]
+    for worker, size in enumerate(sizes):
+        if not 0 <= size <= LARGEST:
+            raise ChecksumError(f"worker {worker} announced {size} bytes, and {LARGEST} are the most: not believed")
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+    parts = _all_gather(padded, group, device)
+    return [json.loads(bytes(part[:size].numpy())) for part, size in zip(parts, sizes, strict=True)]
+
+
+def add_up(numbers: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Add up a tensor on the CPU over all workers of a group of gloo, in place and in their order. A collective."""
+    parts = _all_gather(numbers, group, CPU)
+    numbers.zero_()
+    for part in parts:
+        numbers += part
+
+
+def tell(facts: Any, group: dist.ProcessGroup | None, peer: int, device: torch.device) -> None:
+    """Say something (JSON) to one worker, by its rank in the group; it calls ``hear``."""
+    device = wire_device(group, device)
+    said = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
+    with needing_peers(f"telling worker {peer}"):
+        dist.send(torch.tensor([said.numel()], device=device), group=group, group_dst=peer)
+        dist.send(torch.cat([said, _checksum(said)]).to(device), group=group, group_dst=peer)
+
+
+def hear(group: dist.ProcessGroup | None, peer: int, device: torch.device) -> Any:
+    """What one worker tells this one."""
+    device = wire_device(group, device)
+    size = torch.zeros(1, dtype=torch.int64, device=device)
+    with needing_peers(f"hearing worker {peer}"):
+        dist.recv(size, group=group, group_src=peer)
+        if not 0 <= int(size) <= LARGEST:
+            raise ChecksumError(f"worker {peer} announced {int(size)} bytes, and {LARGEST} are the most: not believed")
+        message = torch.empty(int(size) + _SUM_BYTES, dtype=torch.uint8, device=device)
+        dist.recv(message, group=group, group_src=peer)
+    return json.loads(bytes(_opened(message, peer).numpy()))
+
+
+def _all_gather(tensor: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> list[Tensor]:
+    """A tensor of one size from every worker, each held against its checksum."""
+    data = tensor.contiguous().view(-1).view(torch.uint8)
+    message = torch.cat([data, _checksum(data)]).to(device)
+    parts = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]
+    with needing_peers("a word with all workers"):
+        dist.all_gather(parts, message, group=group)
+    opened = [_opened(part, worker) for worker, part in enumerate(parts)]
+    return [received.view(tensor.dtype).view(tensor.shape) for received in opened]
+
+
+def _opened(message: Tensor, worker: int) -> Tensor:
+    """A message without its checksum, which must match."""
+    received, told = message.cpu().split([message.numel() - _SUM_BYTES, _SUM_BYTES])
+    if not torch.equal(_checksum(received), told):
+        raise ChecksumError(
+            f"what worker {worker} told the others was changed on its way; look for errors of the network or of "
+            "memory, then go on from the last checkpoint"
+        )
+    return received.clone()
+
+
+def _checksum(data: Tensor) -> Tensor:
+    return torch.frombuffer(bytearray(xxhash.xxh3_64_digest(data.numpy().data)), dtype=torch.uint8)

@@ -1,0 +1,40 @@
+"""The server that forks workers, and this process's temporary folder; light, so that it can start early."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import re
+import shutil
+import tempfile
+from functools import cache
+from multiprocessing import forkserver, process
+from pathlib import Path
+
+_PREFIX = "thinpipe-"  # of temporary folders
+
+
+@cache
+def import_ahead(*modules: str) -> None:
+    """Let the server of workers start now and import these while this process does something else.
+
+    Only the first call of a process starts it; workers import for themselves what it has not.
+    """
+    temporary_folder()
+    multiprocessing.set_forkserver_preload(["thinpipe.pipeline.preload", *modules])
+    forkserver.ensure_running()
+
+
+@cache
+def temporary_folder() -> str:
+    """This process's temporary folder. Those of processes that were killed are removed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        match = re.match(rf"{_PREFIX}(\d+)-", path.name)
+        if match and not Path("/proc", match[1]).exists() and path.is_dir() and path.stat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Where multiprocessing keeps its socket: one folder is enough, and workers can remove it if this process is killed.
+    process.current_process()._config.setdefault("tempdir", folder)  # type: ignore[attr-defined]
+    return folder

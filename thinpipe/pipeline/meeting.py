@@ -1,0 +1,196 @@
+"""How workers meet before they exchange tensors: a store to find each other in, and the control channel.
+
+    worker 0, the client                                   worker 1 ...
+    (1)  makes the store: a file on one machine,           looks for it until it is there
+         a port of the client on several
+    (2)  listens, writes address and a secret into it      reads them, connects, says the secret
+    (3)  waits until all have come, tells them             waits for that word
+
+Who is missing is said after WARN_S, and is an error after the patience that the user has.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import json
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from thinpipe.pipeline.control import WARN_S
+from thinpipe.pipeline.errors import LinkError
+
+_SIOCGIFADDR = 0x8915  # of <linux/sockios.h>
+_KEY = "thinpipe/control"
+_HELLO_BYTES, _HELLO_S = 200, 5.0  # what a stranger may send, and how long it may take
+_POLL_S = 0.2
+
+Say = Callable[[str], None]
+
+
+class Patience:
+    """Counts how long somebody was waited for: a line after WARN_S, then at twice that and so on, then an error."""
+
+    def __init__(self, seconds: float, say: Say) -> None:
+        self._seconds, self._say = seconds, say
+        self._began, self._next = time.monotonic(), WARN_S
+
+    def left(self) -> float:
+        return self._began + self._seconds - time.monotonic()
+
+    def wait(self, words: str, remedy: str) -> None:
+        """Call it again and again; returns while there is patience left."""
+        waited = time.monotonic() - self._began
+        if waited >= self._seconds:
+            raise LinkError(f"{words}, {waited:.0f} s after the start: {remedy}")
+        if waited >= self._next:
+            self._say(f"{words}, {waited:.0f} s after the start")
+            self._next *= 2
+
+
+def make_store(rank: int, size: int, host: str, port: int, patience: Patience) -> dist.Store:
+    """(1) The store of workers that were started by hand on several machines: the client has it."""
+    address = f"{host}:{port}"
+    if rank == 0:
+        try:
+            listener = socket.create_server((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"worker 0 listens at the address where the others look for it, but cannot at {address}: "
+                f"{error.strerror}. Name an address of this machine and a free port"
+            ) from None
+        # torch binds to all interfaces; a socket that is bound already stays where it is.
+        return dist.TCPStore(
+            host,
+            port,
+            size,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            use_libuv=False,
+        )
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=2).close()
+            break
+        except OSError as error:
+            patience.wait(
+                f"worker 0 does not answer at {address} ({error.strerror or error})",
+                "start it there with rank 0, and let this machine through its firewall",
+            )
+            time.sleep(_POLL_S)
+    return dist.TCPStore(host, port, size, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+
+def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patience) -> dict[int, socket.socket]:
+    """(2) and (3): the connections of the control channel, of the client to all and of the others to the client."""
+    if size == 1:
+        return {}
+    if rank == 0:
+        return _receive_all(store, size, address, patience)
+    while not store.check([_KEY]):
+        patience.wait("worker 0 has not come", "look for its error")
+        time.sleep(_POLL_S)
+    facts = json.loads(store.get(_KEY))
+    connection = _connect(facts["host"], facts["port"], patience)
+    connection.sendall(json.dumps({"worker": rank, "secret": facts["secret"]}).encode() + b"\n")
+    connection.settimeout(_POLL_S)
+    while True:
+        try:
+            word = connection.recv(1)
+        except TimeoutError:
+            patience.wait("not all workers have come", "worker 0 says which; start them, or wait longer")
+            continue
+        except OSError:
+            word = b""
+        if word != b"\n":
+            raise LinkError("worker 0 has gone while workers were still missing; look for its error")
+        return {0: connection}
+
+
+def _receive_all(store: dist.Store, size: int, address: str, patience: Patience) -> dict[int, socket.socket]:
+    secret = secrets.token_hex(16)
+    found: dict[int, socket.socket] = {}
+    with socket.create_server((address, 0), backlog=size + 8) as listener:
+        store.set(_KEY, json.dumps({"host": address, "port": listener.getsockname()[1], "secret": secret}))
+        listener.settimeout(_POLL_S)
+        while len(found) < size - 1:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                missing = [str(worker) for worker in range(1, size) if worker not in found]
+                who = f"worker {missing[0]} has" if len(missing) == 1 else f"workers {', '.join(missing)} have"
+                patience.wait(
+                    f"{len(found) + 1} of {size} workers are here, {who} not come",
+                    "start all workers with the same settings, or wait longer",
+                )
+                continue
+            worker = _hello(connection, secret)
+            if worker is None or not 0 < worker < size or worker in found:
+                connection.close()  # a stranger, or a worker that is here already
+            else:
+                found[worker] = connection
+    for connection in found.values():
+        connection.sendall(b"\n")
+    return found
+
+
+def _hello(connection: socket.socket, secret: str) -> int | None:
+    """The number of a worker that knows the secret."""
+    connection.settimeout(_HELLO_S)
+    heard = b""
+    try:
+        while not heard.endswith(b"\n") and len(heard) < _HELLO_BYTES:
+            received = connection.recv(_HELLO_BYTES - len(heard))
+            if not received:
+                return None
+            heard += received
+        facts: Any = json.loads(heard)
+        return int(facts["worker"]) if hmac.compare_digest(str(facts["secret"]), secret) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _connect(host: str, port: int, patience: Patience) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=max(min(patience.left(), 5.0), _POLL_S))
+        except OSError as error:
+            patience.wait(
+                f"worker 0 does not answer at {host}:{port} ({error.strerror or error})",
+                "let this machine through its firewall, or name the right interface in GLOO_SOCKET_IFNAME",
+            )
+            time.sleep(_POLL_S)
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine that leads to another one."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # of UDP: nothing is sent
+        return str(probe.getsockname()[0])
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of an interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+
+
+def interface_with(address: str) -> str | None:
+    """The interface that has an IPv4 address; None where there is none such."""
+    for _, name in socket.if_nameindex():
+        try:
+            if address_of(name) == address:
+                return name
+        except OSError:  # it has no IPv4 address
+            continue
+    return None
