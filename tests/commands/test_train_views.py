@@ -137,6 +137,20 @@ def test_a_killed_client_leaves_the_cursor(monkeypatch):
         terminal.failed(KeyboardInterrupt())
 
 
+def test_what_a_user_should_know_and_saves_that_failed_go_to_stderr(capsys):
+    terminal = Terminal()
+    terminal.noticed("step 8 is damaged")  # before there is a plan
+    terminal.planned(make_plan())
+    capsys.readouterr()
+    terminal.save_failed(3, "worker 1: /run: No space left on device")
+    terminal.saved(6, "run/step-6")
+    terminal.save_failed(9, "worker 1: /run: No space left on device")
+    assert capsys.readouterr().err.splitlines() == [
+        "thinpipe: no checkpoint of step 3: worker 1: /run: No space left on device; there is none yet",
+        "thinpipe: no checkpoint of step 9: worker 1: /run: No space left on device; the last one is run/step-6",
+    ]
+
+
 def test_a_failed_run_says_where_it_got_to(capsys):
     terminal = Terminal()
     terminal.planned(make_plan())

@@ -76,7 +76,8 @@ def carry_out(
             )
             running = replace(running, resume=again)  # a folder: if the newest is damaged, the next older one is taken
         else:
-            return _tell(outcome.code, outcome.message, running) if outcome.code else 0
+            began = running if outcome.code != 2 else None  # 2: what was asked for cannot be, and could not then
+            return _tell(outcome.code, outcome.message, began) if outcome.code else 0
     raise AssertionError("the last restart returns")
 
 
@@ -145,11 +146,12 @@ def _check_room(running: Running, save_bytes: int, capture_bytes: int) -> None:
     preflight(save=running.save, save_bytes=save_bytes, capture=capture, capture_bytes=capture_bytes)
 
 
-def _tell(code: int, message: str, running: Running) -> int:
+def _tell(code: int, message: str, running: Running | None) -> int:
+    """Say how a run ended, and how to go on with it if it had begun."""
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h")  # the cursor, which a progress bar that was killed has hidden
     typer.echo(f"thinpipe: {message}", err=True)
-    last = _last_checkpoint(running)
+    last = None if running is None else _last_checkpoint(running)
     if last is not None:
         typer.echo(
             f"thinpipe: the last checkpoint is {last}; go on with: thinpipe train --resume {last.parent}", err=True

@@ -36,7 +36,7 @@ def difference(saved: Mapping[str, Any], found: Mapping[str, Any]) -> str | None
             if not _alike(there.get(name), here.get(name)):
                 if name == "samples":
                     return f"{there.get(name)} {part} samples when it was saved, {here[name]} now"
-                return f"the {name} of the {part} samples differ{'' if name != 'values' else ' in what is in them'}"
+                return f"the {name} of the {part} samples differ"
     return None
 
 
