@@ -26,8 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", type=int, metavar="SEED", help="this case alone, with all it says; keeps its folder")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keeps undisturbed runs from one call to the next")
     given = parser.parse_args(arguments)
-    # As Ctrl-C: the cases under way clear up after themselves.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # As Ctrl-C: the cases under way clear up after themselves. All three: what a shell ignores for its background jobs
+    # would be ignored by the runs, too, and a run that ignores a signal as it was asked to has no fault.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         undisturbed = Undisturbed(given.cache or Path(temporary))
         if given.case is not None:
