@@ -121,8 +121,8 @@ def test_bad_input_is_one_line_and_exit_code_2(verb, arguments, message):
 
 
 def test_torchrun_says_how_many(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
     result = CliRunner().invoke(app, ["bench", "ddp", "--device", "cpu", "--workers", "2"])
     assert result.exit_code == 2
     assert "leave out --workers 2" in result.stderr

@@ -73,7 +73,8 @@ def test_joins_under_torchrun_and_one_worker_prints(tmp_path):
 
 
 def test_torchrun_says_how_many_and_over_which_links(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    for name, value in (("RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
     for size, options, message in (("3", [], "torchrun has started 3 workers"), ("2", ["--link", "1mbit"], "--link")):
         monkeypatch.setenv("WORLD_SIZE", size)
         result = CliRunner().invoke(app, ["bench", "link", *options])

@@ -17,7 +17,7 @@ import typer
 from thinpipe.commands.train_views import OutputError, preflight
 from thinpipe.commands.watch.record import metric_text
 from thinpipe.measure.network import thin_network
-from thinpipe.pipeline.errors import Interrupted, Terminated, WorkerError
+from thinpipe.pipeline.errors import Interrupted, StoppedTogether, Terminated, WorkerError
 from thinpipe.pipeline.membership import member
 from thinpipe.training.checkpoint import checkpoints, newest, newest_manifest
 from thinpipe.training.events import Listener
@@ -131,7 +131,7 @@ def _work(
         raise WorkerError(str(error), code=2) from None
     except (NotFiniteError, OutputError, UnsavedError) as error:
         return Outcome(1, str(error))
-    except Interrupted as error:
+    except StoppedTogether as error:
         who = "" if error.worker is None else f"worker {error.worker} was "
         return Outcome(128 + error.number, who + _ended_by(error.number))
     return Outcome(0)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thinpipe.pipeline.activity import ACTIVITY
-from thinpipe.pipeline.errors import LinkError, describe, root_of
+from thinpipe.pipeline.errors import describe, is_effect
 from thinpipe.pipeline.keepalive import keep_alive
 
 TICK_S = 1.0
@@ -79,7 +79,7 @@ class Control:
 
     def first_cause(self, error: BaseException) -> str:
         """Why this worker ends: its own error, or if that only says that others are gone, what they said."""
-        if isinstance(root_of(error), LinkError):
+        if is_effect(error):
             self._known.wait(TICK_S)
             if self.cause is not None:
                 return self.cause

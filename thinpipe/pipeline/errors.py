@@ -30,11 +30,19 @@ class Terminated(SystemExit):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked this worker to end, or another one, with which all stop: ``worker``; None: all were asked."""
+    """A signal asked this worker to end."""
 
-    def __init__(self, number: int, worker: int | None = None) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.number, self.worker = number, worker
+        self.number = number
+
+
+class StoppedTogether(Interrupted):
+    """A signal asked one worker to end, or all of them (None), and all have stopped after the same step."""
+
+    def __init__(self, number: int, worker: int | None) -> None:
+        super().__init__(number)
+        self.worker = worker
 
 
 def root_of(error: BaseException) -> BaseException:
@@ -42,6 +50,13 @@ def root_of(error: BaseException) -> BaseException:
     while error.__cause__ is not None and not isinstance(error, (LinkError, ChecksumError)):
         error = error.__cause__
     return error
+
+
+def is_effect(error: BaseException) -> bool:
+    """Whether an error only says that another worker is gone."""
+    error = root_of(error)
+    lost = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_PEER)
+    return isinstance(error, LinkError) or lost
 
 
 def describe(error: BaseException) -> str:
@@ -69,6 +84,9 @@ def noted_cause(error: BaseException, rank: int) -> str:
     """That, or the error itself where nobody could be told."""
     return str(error.__dict__.get("cause") or f"worker {rank}: {describe(error)}")
 
+
+# What gloo says in calls of torch that are not wrapped, such as those of DistributedDataParallel.
+_LOST_PEER = ("Connection closed by peer", "Connection reset by peer")
 
 # What torch and the C++ library say; MemoryError is Python's.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "std::bad_alloc", "CUDA out of memory")

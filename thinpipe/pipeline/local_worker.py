@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any, Protocol
 
-from thinpipe.pipeline.errors import Interrupted, LinkError, debugging, noted_cause, root_of
+from thinpipe.pipeline.errors import Interrupted, debugging, is_effect, noted_cause
 from thinpipe.pipeline.membership import joined, set_member
 from thinpipe.pipeline.signals import end_with_parent, raise_signals
 
@@ -73,7 +73,7 @@ def work(job: Job, rank: int, sender: connection.Connection) -> None:
         if debugging():
             traceback.print_exc()
         code = 128 + error.number if isinstance(error, Interrupted) else getattr(error, "code", 1)
-        report.failed(noted_cause(error, rank), code, isinstance(root_of(error), LinkError))
+        report.failed(noted_cause(error, rank), code, is_effect(error))
 
 
 class _Report:

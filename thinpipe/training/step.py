@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thinpipe.pipeline.errors import Interrupted
+from thinpipe.pipeline.errors import StoppedTogether
 from thinpipe.training.clip import clip, norm_of, sum_of_squares
 from thinpipe.training.engine import Engine
 from thinpipe.training.nan import explain
@@ -72,7 +72,7 @@ def train_step(
     return Stepped(loss=loss, correct=correct, gradient_norm=norm, wire_bytes=round(wire_bytes), waited_s=waited_s)
 
 
-def _interruption(numbers: list[int]) -> Interrupted:
+def _interruption(numbers: list[int]) -> StoppedTogether:
     """What asked the run to end: the first worker's signal, of which all are told."""
     worker, number = next((worker, number) for worker, number in enumerate(numbers) if number)
-    return Interrupted(number, worker=None if all(numbers) else worker)
+    return StoppedTogether(number, worker=None if all(numbers) else worker)
