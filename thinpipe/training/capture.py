@@ -10,6 +10,7 @@ is full, the next such step tries again with all of them.
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from thinpipe.codecs.base import as_bytes
 from thinpipe.measure.sizes import size_text
+from thinpipe.pipeline.exchange import needing_peers
 from thinpipe.pipeline.link import Link
 from thinpipe.training.beside import written_beside
 from thinpipe.training.engine import Engine
@@ -79,7 +81,7 @@ class StepCapture:
 
         assert isinstance(engine, PipelineEngine)
         engine.tap(None)
-        self._kept |= _gather_at_client(self._mine, engine.place)
+        self._kept |= _gather_at_client(self._mine, engine.place, most=self.file_bytes)
         self._mine = {}
         if engine.place.is_client:
             with written_beside("--capture", self._path) as temporary:
@@ -110,17 +112,25 @@ def _step_of(name: str) -> int:
     return int(found[1])
 
 
-def _gather_at_client(mine: dict[str, Tensor], place: Place) -> dict[str, Tensor]:
-    """Every worker's tensors, on the client; nothing elsewhere. A collective."""
+def _gather_at_client(mine: dict[str, Tensor], place: Place, most: int) -> dict[str, Tensor]:
+    """Every worker's tensors, on the client; nothing elsewhere. A collective.
+
+    ``most`` is what all of a run's captures have together: a worker that announces more is not believed.
+    """
     described = {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in mine.items()}
     everyone = place.gather(described)
     if not place.is_client:
-        for tensor in mine.values():
-            dist.send(as_bytes(tensor), group=place.words, group_dst=0)
+        with needing_peers("sending captured tensors"):
+            for tensor in mine.values():
+                dist.send(as_bytes(tensor), group=place.words, group_dst=0)
         return {}
     gathered = dict(mine)
     for worker, theirs in enumerate(everyone[1:], start=1):
         for name, (shape, dtype) in theirs.items():
+            size = math.prod(shape) * getattr(torch, dtype).itemsize
+            if size > most:
+                raise ValueError(f"worker {worker} announced a captured tensor of {size} bytes, {most} are the most")
             gathered[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-            dist.recv(as_bytes(gathered[name]), group=place.words, group_src=worker)
+            with needing_peers("receiving captured tensors"):
+                dist.recv(as_bytes(gathered[name]), group=place.words, group_src=worker)
     return gathered
