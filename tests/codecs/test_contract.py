@@ -105,7 +105,7 @@ def test_empty_tensors_take_no_bytes(spec, shape):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_strides_do_not_matter(spec):
-    x = torch.randn(6, 8, 12, 16)
+    x = torch.randn(3, 4, 12, 16)
     for view in (
         x.transpose(1, 2),
         x[:, ::2],

@@ -17,6 +17,7 @@ import thinpipe
 from tests.codecs.helpers import SPECS, content
 from thinpipe.codecs.kernels.cpu import compiling, order
 from thinpipe.codecs.kernels.cpu.loops import tiles
+from thinpipe.codecs.kernels.cpu.loops.count import count_and_gather
 from thinpipe.codecs.kernels.cpu.order import key_floats
 
 LARGE = (8, 32, 112, 112)  # 12.8 MB of float32: every thread has work, samples are small parts
@@ -48,6 +49,17 @@ def test_values_in_order_need_no_wider_brackets(monkeypatch, direction):
     ranks = np.array([10, 1_000_000, 2_999_000])
     assert np.array_equal(key_floats(order.order_statistics(x, ranks)[2]), np.sort(x)[ranks])
     assert sizes.count(len(x)) == 1
+
+
+@pytest.mark.parametrize(("room", "kept"), [(101, 100), (100, -1), (3, -1)])
+def test_keys_are_kept_only_where_there_is_room(room, kept):
+    """One place more than there are keys; where there is not, nothing behind the last place is written."""
+    memory = np.full(130, 12345, np.int32)
+    everything = np.array([[order.LOWEST, order.HIGHEST]], np.int32)
+    x, bounds, below = np.arange(100, dtype=np.float32), np.array([0], np.int32), np.zeros(1, np.int64)
+    _, _, found = count_and_gather(x, 0, 1, False, bounds, everything, below, memory[:room])
+    assert found == kept
+    assert (memory[room:] == 12345).all()
 
 
 @pytest.mark.parametrize("unfair", ["lowest", "highest", "one-value"])

@@ -164,15 +164,15 @@ def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
 @pytest.mark.parametrize("sign", [1, -1], ids=["upper ends", "lower ends"])
 def test_cuts_at_ends_of_brackets_that_many_values_share(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each quarter a value of its own that 15 % share, from 4 or 5 % before the cut to 10 or 11 % behind it."""
+    """At each quarter a value of its own that 15 % share, from 2 % before the cut on: so it ends the cut's bracket."""
     monkeypatch.setattr(cuda.select, "search_everything", None)
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(9000, generator=generator)
-    for value, start, stop in ((1.0, 0.21, 0.36), (2.0, 0.455, 0.605), (3.0, 0.71, 0.86)):
-        x[round(9000 * start) : round(9000 * stop)] = value
-    for i, (start, stop) in enumerate(((0, 0.21), (0.36, 0.455), (0.605, 0.71), (0.86, 1))):
-        x[round(9000 * start) : round(9000 * stop)] += i - 0.001
-    x = sign * x[torch.randperm(9000, generator=generator)]
+    parts = []
+    for number, percent in enumerate((23, 10, 10, 12)):  # values between the shared ones, and then one that is shared
+        parts += [number + 0.1 + 0.8 * torch.rand(90 * percent, generator=generator)]
+        parts += [torch.full((90 * 15,), number + 1.0)] if number < 3 else []
+    x = torch.cat(parts)
+    x = sign * x[torch.randperm(x.numel(), generator=generator)]
     assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
 
 
