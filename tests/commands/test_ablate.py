@@ -176,7 +176,9 @@ def test_real_trainings_differ_by_their_codec_alone(tmp_path: Path) -> None:
     assert code == 0, output
     plain, halved = Record.read(tmp_path / "ablation.json").rows
     assert (plain["codec"], halved["codec"]) == ("none", "fp16")
-    assert (plain["wire_ratio"], halved["wire_ratio"]) == (1.0, 0.5)
+    checksums = plain["wire_ratio"] - 1.0  # eight bytes a message, the same for both
+    assert 0 < checksums < 2e-4
+    assert halved["wire_ratio"] == pytest.approx(0.5 + checksums, abs=1e-12)
     assert 0 < halved["wire_mb_per_step"] == pytest.approx(plain["wire_mb_per_step"] / 2)
     kept = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [line["figures"]["steps"] for line in kept] == [2, 2]

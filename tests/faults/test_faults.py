@@ -22,8 +22,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     ("seed", "kind"),
     [
         (55, "signal"),  # SIGKILL to the server while it saves
-        (109, "signal"),  # while it starts
-        (114, "signal"),  # SIGTERM to the launcher
         (64, "flip"),
         (155, "rest"),
         (56, "options"),
