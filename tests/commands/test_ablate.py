@@ -179,7 +179,8 @@ def test_real_trainings_differ_by_their_codec_alone(tmp_path: Path) -> None:
     checksums = plain["wire_ratio"] - 1.0  # eight bytes a message, the same for both
     assert 0 < checksums < 2e-4
     assert halved["wire_ratio"] == pytest.approx(0.5 + checksums, abs=1e-12)
-    assert 0 < halved["wire_mb_per_step"] == pytest.approx(plain["wire_mb_per_step"] / 2)
+    tensors_mb = plain["wire_mb_per_step"] / (1.0 + checksums)
+    assert 0 < halved["wire_mb_per_step"] == pytest.approx(tensors_mb * (0.5 + checksums))
     kept = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [line["figures"]["steps"] for line in kept] == [2, 2]
     assert {line["threads"] for line in kept} == {1}
