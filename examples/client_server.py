@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 import thinpipe
-from thinpipe.pipeline.launch import run_workers
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import report
 from thinpipe.pipeline.units import units_of
+from thinpipe.workers.launch import run_workers
 
 
 def train() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from thinpipe import Codec, PipelineStage
 from thinpipe.pipeline import LinearSchedule
-from thinpipe.pipeline.launch import run_workers
+from thinpipe.workers.launch import run_workers
 
 
 @dataclass(frozen=True)

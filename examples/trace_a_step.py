@@ -12,8 +12,8 @@ from torch import nn
 
 from thinpipe import PipelineStage
 from thinpipe.pipeline import LinearSchedule
-from thinpipe.pipeline.launch import run_workers
 from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
+from thinpipe.workers.launch import run_workers
 
 
 def main(directory: Path) -> None:

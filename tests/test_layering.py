@@ -9,13 +9,15 @@ PACKAGE = Path(__file__).parent.parent / "thinpipe"
 
 # Room -> the rooms of thinpipe it may import; a longer name is more specific and wins.
 ALLOWED = {
-    "thinpipe": {"thinpipe.codecs", "thinpipe.pipeline", "thinpipe.ddp"},
+    "thinpipe": {"thinpipe.codecs", "thinpipe.pipeline", "thinpipe.ddp", "thinpipe.workers.errors"},
     "thinpipe.version": set(),
     "thinpipe.__main__": {"thinpipe.cli"},
     "thinpipe.cli": {"thinpipe.commands"},
     "thinpipe.codecs": {"thinpipe.codecs"},
+    "thinpipe.workers": {"thinpipe.workers"},
     "thinpipe.pipeline": {
         "thinpipe.pipeline",
+        "thinpipe.workers",
         "thinpipe.codecs.base",
         "thinpipe.codecs.delta",
         "thinpipe.codecs.recipes",
@@ -34,6 +36,7 @@ ALLOWED = {
     "thinpipe.training": {
         "thinpipe.training",
         "thinpipe.workloads",
+        "thinpipe.workers",
         "thinpipe.pipeline",
         "thinpipe.ddp",
         "thinpipe.codecs.base",
@@ -46,6 +49,7 @@ ALLOWED = {
     "thinpipe.bench": {
         "thinpipe.bench",
         "thinpipe.codecs",
+        "thinpipe.workers",
         "thinpipe.pipeline",
         "thinpipe.ddp",
         "thinpipe.measure",
@@ -54,7 +58,7 @@ ALLOWED = {
     "thinpipe.ablation": {
         "thinpipe.ablation",
         "thinpipe.training.settings",
-        "thinpipe.pipeline.signals",
+        "thinpipe.workers.signals",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.spec",
         "thinpipe.measure",
@@ -65,10 +69,7 @@ ALLOWED = {
         "thinpipe.bench",
         "thinpipe.measure",
         "thinpipe.codecs",
-        "thinpipe.pipeline.errors",
-        "thinpipe.pipeline.forking",
-        "thinpipe.pipeline.launch",
-        "thinpipe.pipeline.membership",
+        "thinpipe.workers",
         "thinpipe.workloads",
         "thinpipe.training",
     },

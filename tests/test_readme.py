@@ -16,8 +16,8 @@ from tests.documents import ROOT, blocks, commands
 from tests.pool import Pool
 from tests.scripts import run_script
 from thinpipe.cli import app
-from thinpipe.measure.network import missing_for_networks
-from thinpipe.pipeline import launch
+from thinpipe.workers import launch
+from thinpipe.workers.network import missing_for_networks
 
 README = ROOT / "README.md"
 COMMANDS = [" ".join(words) for words in commands(README)]

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from thinpipe.bench.ddp.rows import PERCENTILES
 from thinpipe.cli import app
-from thinpipe.measure.network import missing_for_networks
 from thinpipe.measure.record import Record
+from thinpipe.workers.network import missing_for_networks
 
 MODELS = """
 import os, signal

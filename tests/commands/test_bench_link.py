@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from thinpipe.cli import app
-from thinpipe.measure.network import missing_for_networks
 from thinpipe.measure.record import Record
 from thinpipe.pipeline.checksum import CHECKSUM_BYTES
+from thinpipe.workers.network import missing_for_networks
 
 needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
 SIZE, MBIT_PER_S, LATE_S = 250_000, 10, 0.5

@@ -4,9 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from thinpipe.cli import app
-from thinpipe.measure.network import missing_for_networks
 from thinpipe.measure.record import Record
 from thinpipe.pipeline.checksum import CHECKSUM_BYTES
+from thinpipe.workers.network import missing_for_networks
 
 HIDDEN, BATCH, CHUNKS = 64, 64, 4
 TINY = ["--model", "mlp", "--hidden", str(HIDDEN), "--layers", "3", "--batch-size", str(BATCH), "--chunks", str(CHUNKS)]

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from tests.scripts import run_script
 from tests.training.toy import ToyTask, run_toy
 from thinpipe.cli import app
-from thinpipe.measure.network import missing_for_networks
 from thinpipe.measure.record import Record
-from thinpipe.pipeline import launch
 from thinpipe.training.settings import Running
+from thinpipe.workers import launch
+from thinpipe.workers.network import missing_for_networks
 
 THIN = () if missing_for_networks() else ("--link", "2mbit")  # as root on Linux
 TINY = ("--samples", "256", "--batch-size", "16", "--image-size", "16", "--threads", "1")

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, run_toy, train_toy
 from thinpipe.cli import app
-from thinpipe.pipeline import launch
 from thinpipe.training.manifest import read_manifest, seal
 from thinpipe.training.settings import Running
 from thinpipe.training.worker import SetupError
+from thinpipe.workers import launch
 from thinpipe.workloads.task import Data, Shape, Source
 
 NEWEST, OLDER = "step-00000008", "step-00000006"

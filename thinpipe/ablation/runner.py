@@ -17,7 +17,7 @@ from pathlib import Path
 from thinpipe.ablation.plan import Run
 from thinpipe.ablation.store import Result
 from thinpipe.ablation.verdict import figures_of, last_error
-from thinpipe.pipeline.signals import end_with_parent
+from thinpipe.workers.signals import end_with_parent
 
 TRAIN = (sys.executable, "-m", "thinpipe", "train")  # not the console script: it may not be installed
 _POLL_S = 0.05

@@ -17,8 +17,8 @@ from thinpipe.codecs import Codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.spec import split_specs, tensor_codec
 from thinpipe.measure.memory import check_fits
-from thinpipe.measure.network import check_links
-from thinpipe.pipeline.membership import member
+from thinpipe.workers.membership import member
+from thinpipe.workers.network import check_links
 
 MOST_THREADS, MOST_REPEATS, MOST_SECONDS = 1024, 1_000_000_000, 1_000_000
 

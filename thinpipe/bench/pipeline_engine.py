@@ -18,9 +18,9 @@ import typer
 
 from thinpipe.bench.pipeline_work import TORCH, Workload, median_ms, time_steps, weigh_step
 from thinpipe.measure import report
-from thinpipe.measure.network import missing_for_networks, thin_network
 from thinpipe.measure.record import Check, Column, Record, Row
-from thinpipe.pipeline.launch import run_workers
+from thinpipe.workers.launch import run_workers
+from thinpipe.workers.network import missing_for_networks, thin_network
 
 SPEED = Workload()
 MEMORY = Workload(width=256, rows=2048, layers=6, chunks=16)

@@ -16,8 +16,8 @@ from thinpipe.bench.ddp.views import WIDE, heading_lines, model_lines, result_ta
 from thinpipe.bench.models import MODELS
 from thinpipe.commands.replicas import check_workers, run_replicas
 from thinpipe.commands.terminal import Outputs, one_line_errors
-from thinpipe.measure.network import check_links, parse_link, thin_network
 from thinpipe.measure.record import Record, Row
+from thinpipe.workers.network import check_links, parse_link, thin_network
 
 _WHAT, _DDP, _GRADIENTS, _HOW, _RESULTS = (
     "What is trained",

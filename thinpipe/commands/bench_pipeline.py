@@ -14,8 +14,8 @@ from thinpipe.codecs.spec import split_specs
 from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import Outputs, one_line_errors
 from thinpipe.measure import report
-from thinpipe.measure.network import parse_links
 from thinpipe.measure.record import Record, Row
+from thinpipe.workers.network import parse_links
 
 _WHAT, _HOW, _RESULTS = "What is trained", "How it is trained", "What comes out"
 

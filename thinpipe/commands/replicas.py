@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 import typer
 
-from thinpipe.measure.network import Network
-from thinpipe.pipeline.errors import WorkerError
-from thinpipe.pipeline.membership import member
+from thinpipe.workers.errors import WorkerError
+from thinpipe.workers.membership import member
+from thinpipe.workers.network import Network
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ def run_replicas(
 
     A replica that fails ends the others, and the command: exit code 1, with its name and its error.
     """
-    from thinpipe.pipeline.launch import run_workers
+    from thinpipe.workers.launch import run_workers
 
     with worker_errors():
         return run_workers(function, *args, workers=workers, network=network)[0]

@@ -179,7 +179,7 @@ def train(
     Example: thinpipe train --task digits --compress sort:8 --epochs 10
     """
     # Not at the top: the other verbs need not wait for what training needs.
-    from thinpipe.pipeline.forking import import_ahead
+    from thinpipe.workers.forking import import_ahead
 
     if rank is None and "RANK" not in os.environ:
         known = TASKS.get(task or "digits")
@@ -187,9 +187,9 @@ def train(
     from thinpipe.commands.train_run import already_there, carry_out
     from thinpipe.commands.train_settle import join_machines, parse_capture, parse_delta_cache, parse_rate, settle_run
     from thinpipe.commands.train_views import make_listener, preflight
-    from thinpipe.pipeline.launch import leave
-    from thinpipe.pipeline.membership import PATIENCE_S, member
     from thinpipe.training.foresight import check_possible
+    from thinpipe.workers.launch import leave
+    from thinpipe.workers.membership import PATIENCE_S, member
 
     if debug:
         os.environ["THINPIPE_DEBUG"] = "1"

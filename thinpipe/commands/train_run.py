@@ -16,14 +16,14 @@ import typer
 
 from thinpipe.commands.train_views import OutputError, preflight
 from thinpipe.commands.watch.record import metric_text
-from thinpipe.measure.network import thin_network
-from thinpipe.pipeline.errors import Interrupted, StoppedTogether, Terminated, WorkerError
-from thinpipe.pipeline.membership import member
 from thinpipe.training.checkpoint import checkpoints, newest, newest_manifest
 from thinpipe.training.events import Listener
 from thinpipe.training.nan import NotFiniteError
 from thinpipe.training.part import DamagedError, verify_part
 from thinpipe.training.settings import Running, Settings
+from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError
+from thinpipe.workers.membership import member
+from thinpipe.workers.network import thin_network
 from thinpipe.workloads.task import DataError, Task
 from thinpipe.workloads.tasks import task
 
@@ -45,7 +45,7 @@ def carry_out(
     find_task: Callable[[str], Task] = task,
 ) -> int:
     """Run to the end and return the exit code. A worker's death is told, or made up for ``max_restarts`` times."""
-    from thinpipe.pipeline.launch import leave, run_workers
+    from thinpipe.workers.launch import leave, run_workers
 
     workers = None if member() is not None else settings.workers
 

@@ -12,12 +12,12 @@ import torch
 from thinpipe.bench.inputs import check_launch
 from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.spec import codec
-from thinpipe.measure.network import parse_link
 from thinpipe.measure.sizes import parse_size
-from thinpipe.pipeline.membership import become_member, member
 from thinpipe.training.checkpoint import candidates, checkpoints, newest_manifest
 from thinpipe.training.save_folder import check_unused
 from thinpipe.training.settings import Capture, Device, Running, Settings, settle, settle_again
+from thinpipe.workers.membership import become_member, member
+from thinpipe.workers.network import parse_link
 from thinpipe.workloads.tasks import task
 
 

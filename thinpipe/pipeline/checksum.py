@@ -15,7 +15,7 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
-from thinpipe.pipeline.backend import wire_device
+from thinpipe.workers.backend import wire_device
 
 CHECKSUM_BYTES = 8
 

@@ -36,12 +36,12 @@ from torch import Tensor
 from thinpipe.codecs.base import FLOATS, Codec, as_bytes
 from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.rounding import rounding_key
-from thinpipe.pipeline.activity import waiting
-from thinpipe.pipeline.backend import wire_device
 from thinpipe.pipeline.checksum import checksum_bytes, is_intact, seal
 from thinpipe.pipeline.copies import SampleCopies
 from thinpipe.pipeline.counters import Counters, DeviceClock, Event, Ledger, Stamp, now
-from thinpipe.pipeline.errors import ChecksumError, LinkError
+from thinpipe.workers.activity import waiting
+from thinpipe.workers.backend import wire_device
+from thinpipe.workers.errors import ChecksumError, LinkError
 
 RAW_BELOW = 4096  # bytes; a smaller tensor fits in three Ethernet frames, encoding it saves nothing
 

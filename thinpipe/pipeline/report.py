@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinpipe.pipeline.backend import wire_device
 from thinpipe.pipeline.counters import Stamp, now
-from thinpipe.pipeline.exchange import gather, needing_peers
 from thinpipe.pipeline.link import Link, SendLink
 from thinpipe.pipeline.stage import PipelineStage
+from thinpipe.workers.backend import wire_device
+from thinpipe.workers.exchange import gather, needing_peers
 
 _PINGS = 8  # per worker; the quickest says best how far its clock is from worker 0's
 

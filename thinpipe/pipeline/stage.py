@@ -41,17 +41,16 @@ from thinpipe.codecs.base import Codec
 from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, backward_codec, forward_codec
 from thinpipe.pipeline import metadata
-from thinpipe.pipeline.activity import ACTIVITY
-from thinpipe.pipeline.agreement import agree
-from thinpipe.pipeline.backend import backend_of, wire_device
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.copies import SampleCopies, check_samples
 from thinpipe.pipeline.counters import DeviceClock, Event, now
-from thinpipe.pipeline.exchange import hear, tell
 from thinpipe.pipeline.expected import Expected
 from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
 from thinpipe.pipeline.metadata import CAN_INFER
 from thinpipe.version import __version__
+from thinpipe.workers.activity import ACTIVITY
+from thinpipe.workers.backend import backend_of, wire_device
+from thinpipe.workers.exchange import agree, hear, tell
 
 _NOTHING = torch.empty(0)  # where torch would keep a receive buffer
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from thinpipe.codecs.base import as_bytes
 from thinpipe.measure.sizes import size_text
-from thinpipe.pipeline.exchange import needing_peers
 from thinpipe.pipeline.link import Link
 from thinpipe.training.beside import written_beside
 from thinpipe.training.engine import Engine
@@ -27,6 +26,7 @@ from thinpipe.training.pipeline_engine import PipelineEngine
 from thinpipe.training.place import Place
 from thinpipe.training.settings import Capture, Settings
 from thinpipe.version import __version__
+from thinpipe.workers.exchange import needing_peers
 
 _SPREAD = (0.1, 0.5, 1.0)  # of a run: early, but not its very first steps; in the middle; at the end
 

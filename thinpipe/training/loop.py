@@ -8,8 +8,6 @@ from typing import Protocol
 
 import torch
 
-from thinpipe.pipeline.activity import ACTIVITY
-from thinpipe.pipeline.signals import Noted
 from thinpipe.training.batches import SampleOrder, TrainingBatches
 from thinpipe.training.engine import Engine
 from thinpipe.training.evaluate import evaluate
@@ -21,6 +19,8 @@ from thinpipe.training.settings import Running, Settings
 from thinpipe.training.state import digest, worker_state
 from thinpipe.training.step import train_step
 from thinpipe.training.usage import Usage
+from thinpipe.workers.activity import ACTIVITY
+from thinpipe.workers.signals import Noted
 from thinpipe.workloads.task import Metric, Split
 
 

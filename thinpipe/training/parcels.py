@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.pipeline.exchange import needing_peers
 from thinpipe.training.part import PIECE
 from thinpipe.training.place import Place
+from thinpipe.workers.exchange import needing_peers
 
 
 def send(pieces: Iterable[Tensor], worker: int, place: Place) -> None:

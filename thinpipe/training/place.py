@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinpipe.pipeline.backend import CPU
-from thinpipe.pipeline.exchange import add_up, gather
+from thinpipe.workers.backend import CPU
+from thinpipe.workers.exchange import add_up, gather
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinpipe.ddp import DDPState, ddp_hook, ddp_state
-from thinpipe.pipeline.activity import waiting
 from thinpipe.pipeline.batchnorm import DeferredStatistics
 from thinpipe.pipeline.partition import cut_units
 from thinpipe.pipeline.report import LinkReport
@@ -25,6 +24,7 @@ from thinpipe.training.events import Holding, LinkPlan
 from thinpipe.training.nan import Suspicion
 from thinpipe.training.place import Place
 from thinpipe.training.settings import Settings
+from thinpipe.workers.activity import waiting
 from thinpipe.workloads.task import Batch
 
 

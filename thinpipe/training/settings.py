@@ -10,11 +10,11 @@ from typing import Any, Literal, get_args, get_type_hints
 from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
 from thinpipe.codecs.spec import codec
-from thinpipe.pipeline.membership import PATIENCE_S
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
 from thinpipe.training.typed import from_facts
+from thinpipe.workers.membership import PATIENCE_S
 from thinpipe.workloads.task import LrSchedule, Optimizer, Recipe, Source
 
 Device = Literal["cpu", "cuda"]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from thinpipe.pipeline.errors import StoppedTogether
 from thinpipe.training.clip import clip, norm_of, sum_of_squares
 from thinpipe.training.engine import Engine
 from thinpipe.training.nan import explain
+from thinpipe.workers.errors import StoppedTogether
 from thinpipe.workloads.task import Batch
 
 

@@ -9,9 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from thinpipe.pipeline.agreement import DisagreementError, agree
-from thinpipe.pipeline.backend import CPU
-from thinpipe.pipeline.signals import noted_signals
 from thinpipe.training.batches import SampleOrder, TrainingBatches
 from thinpipe.training.capture import StepCapture
 from thinpipe.training.checkpoint import checkpoints
@@ -35,6 +32,9 @@ from thinpipe.training.shapes import Meta, meta_of
 from thinpipe.training.tracing import StepTrace
 from thinpipe.training.usage import Usage, messages_per_step
 from thinpipe.version import __version__
+from thinpipe.workers.backend import CPU
+from thinpipe.workers.exchange import DisagreementError, agree
+from thinpipe.workers.signals import noted_signals
 from thinpipe.workloads.task import Data, Shape, Task
 
 Result = TypeVar("Result")

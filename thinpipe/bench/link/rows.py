@@ -7,9 +7,9 @@ from typing import Any
 
 from thinpipe.bench.link.fit import fit_line, pays_below_mbit_per_s
 from thinpipe.measure.meter import Times
-from thinpipe.measure.network import link_text, parse_link
 from thinpipe.measure.record import Column, Row
 from thinpipe.pipeline.report import match, transfer_s
+from thinpipe.workers.network import link_text, parse_link
 
 KIND = "bench link"
 _CLOCK_MS = 1e-3  # between machines, clocks agree to half a round trip: a message may seem to take no time

@@ -17,13 +17,13 @@ from thinpipe.bench.contents import laplace
 from thinpipe.bench.link.rows import make_row
 from thinpipe.bench.link.settings import WORKERS, Settings
 from thinpipe.codecs import codec
-from thinpipe.measure.network import thin_network
 from thinpipe.measure.record import Row
-from thinpipe.pipeline.agreement import gather
-from thinpipe.pipeline.backend import CPU
-from thinpipe.pipeline.launch import run_workers
 from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
 from thinpipe.pipeline.report import gather_links
+from thinpipe.workers.backend import CPU
+from thinpipe.workers.exchange import gather
+from thinpipe.workers.launch import run_workers
+from thinpipe.workers.network import thin_network
 
 _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs want matrices
 _WAIT = timedelta(hours=1)  # for one message: 100 MB take 15 minutes at 1 Mbit/s

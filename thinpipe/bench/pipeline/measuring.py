@@ -15,13 +15,13 @@ from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.bench.pipeline.training import Trainer, make_trainer, measure_costs
 from thinpipe.codecs import codec
 from thinpipe.measure.meter import peak_extra_bytes
-from thinpipe.measure.network import thin_network
 from thinpipe.measure.record import Row
 from thinpipe.pipeline.balance import UnitCost
-from thinpipe.pipeline.exchange import gather
-from thinpipe.pipeline.launch import run_workers
 from thinpipe.pipeline.report import report, reset_counters
 from thinpipe.pipeline.warm import warm_codec
+from thinpipe.workers.exchange import gather
+from thinpipe.workers.launch import run_workers
+from thinpipe.workers.network import thin_network
 
 
 def measure_all(settings: Settings, on_row: Callable[[Row], None]) -> Iterator[Row]:

@@ -10,10 +10,10 @@ import numpy as np
 
 from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.bench.pipeline.theory import busiest_direction_bytes, makespan, ring_bytes, wire_ms
-from thinpipe.measure.network import link_text
 from thinpipe.measure.record import Column, Row
 from thinpipe.pipeline.order import Action, make_order
 from thinpipe.pipeline.report import LinkReport
+from thinpipe.workers.network import link_text
 
 KIND = "bench pipeline"
 PARTS = ("compute_ms", "encode_ms", "wait_ms", "transfer_ms", "decode_ms")

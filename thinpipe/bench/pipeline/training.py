@@ -16,12 +16,12 @@ from thinpipe.bench.models import CuttableWorkload, build_cuttable
 from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.measure.meter import time_calls
 from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
-from thinpipe.pipeline.agreement import gather
-from thinpipe.pipeline.backend import CPU
 from thinpipe.pipeline.balance import UnitCost, measure_units
 from thinpipe.pipeline.counters import DeviceClock
 from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stage_count, stages_of
 from thinpipe.pipeline.units import units_of
+from thinpipe.workers.backend import CPU
+from thinpipe.workers.exchange import gather
 
 _COMPUTE_CALLS = 3  # of a replica's computation alone, to see how long it takes without its neighbours
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinpipe.bench.pipeline.rows import COLUMNS, PARTS
-from thinpipe.measure.network import parse_link
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
 from thinpipe.measure.report import Table
+from thinpipe.workers.network import parse_link
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 _KEYS = tuple(column for column in COLUMNS if column.key)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinpipe.pipeline.activity import ACTIVITY
-from thinpipe.pipeline.control import Control
-from thinpipe.pipeline.errors import note_cause
-from thinpipe.pipeline.exchange import needing_peers
-from thinpipe.pipeline.meeting import Patience, address_of, address_towards, interface_with, make_store, meet
+from thinpipe.workers.activity import ACTIVITY
+from thinpipe.workers.control import Control
+from thinpipe.workers.errors import note_cause
+from thinpipe.workers.exchange import needing_peers
+from thinpipe.workers.meeting import Patience, address_of, address_towards, interface_with, make_store, meet
 
 PATIENCE_S = 60.0  # by default: how long a silent worker is waited for
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from tests.pool import Pool
-from thinpipe.pipeline import exchange
-from thinpipe.pipeline.backend import CPU
-from thinpipe.pipeline.errors import ChecksumError
+from thinpipe.workers import exchange
+from thinpipe.workers.backend import CPU
+from thinpipe.workers.errors import ChecksumError
 
 
 def say_hello(group: Any) -> tuple[list[Any], list[float], Any]:

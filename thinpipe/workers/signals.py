@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from thinpipe.pipeline.control import GRACE_S
-from thinpipe.pipeline.errors import Interrupted
+from thinpipe.workers.control import GRACE_S
+from thinpipe.workers.errors import Interrupted
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

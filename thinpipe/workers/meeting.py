@@ -24,8 +24,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinpipe.pipeline.control import WARN_S
-from thinpipe.pipeline.errors import LinkError
+from thinpipe.workers.control import WARN_S
+from thinpipe.workers.errors import LinkError
 
 _SIOCGIFADDR = 0x8915  # of <linux/sockios.h>
 _KEY = "thinpipe/control"

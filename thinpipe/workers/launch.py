@@ -27,12 +27,12 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from thinpipe.pipeline.control import GRACE_S
-from thinpipe.pipeline.errors import Interrupted, Terminated, WorkerError, debugging, noted_cause
-from thinpipe.pipeline.forking import import_ahead, temporary_folder
-from thinpipe.pipeline.local_worker import Job, Network, leave, work
-from thinpipe.pipeline.membership import PATIENCE_S, joined, member
-from thinpipe.pipeline.signals import ENDING, RaisedSignal, end_with_parent, raise_signals
+from thinpipe.workers.control import GRACE_S
+from thinpipe.workers.errors import Interrupted, Terminated, WorkerError, debugging, noted_cause
+from thinpipe.workers.forking import import_ahead, temporary_folder
+from thinpipe.workers.local_worker import Job, Network, leave, work
+from thinpipe.workers.membership import PATIENCE_S, joined, member
+from thinpipe.workers.signals import ENDING, RaisedSignal, end_with_parent, raise_signals
 
 _serial = itertools.count()
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from thinpipe.pipeline import meeting
-from thinpipe.pipeline.errors import LinkError
-from thinpipe.pipeline.meeting import Patience, address_of, address_towards, interface_with, make_store, meet
+from thinpipe.workers import meeting
+from thinpipe.workers.errors import LinkError
+from thinpipe.workers.meeting import Patience, address_of, address_towards, interface_with, make_store, meet
 
 LOOPBACK = "127.0.0.1"
 

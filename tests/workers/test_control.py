@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from thinpipe.pipeline import control
-from thinpipe.pipeline.activity import ACTIVITY
-from thinpipe.pipeline.control import Control
-from thinpipe.pipeline.errors import LinkError
+from thinpipe.workers import control
+from thinpipe.workers.activity import ACTIVITY
+from thinpipe.workers.control import Control
+from thinpipe.workers.errors import LinkError
 
 TICK_S, WARN_S, GRACE_S, PATIENCE_S = 0.05, 0.2, 0.3, 1.0
 BEAT = {"step": 40, "doing": "stage 1 forward", "waiting": False, "done": 1, "cpu_s": 1.0}

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any, Protocol
 
-from thinpipe.pipeline.errors import Interrupted, debugging, is_effect, noted_cause
-from thinpipe.pipeline.membership import joined, set_member
-from thinpipe.pipeline.signals import end_with_parent, raise_signals
+from thinpipe.workers.errors import Interrupted, debugging, is_effect, noted_cause
+from thinpipe.workers.membership import joined, set_member
+from thinpipe.workers.signals import end_with_parent, raise_signals
 
 
 class Network(Protocol):

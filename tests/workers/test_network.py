@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from thinpipe.measure.network import (
+from thinpipe.workers.launch import WorkerError, run_workers
+from thinpipe.workers.network import (
     check_links,
     link_text,
     missing_for_networks,
@@ -22,7 +23,6 @@ from thinpipe.measure.network import (
     parse_links,
     thin_network,
 )
-from thinpipe.pipeline.launch import WorkerError, run_workers
 
 ROOT = Path(__file__).parents[2]
 needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
@@ -30,7 +30,7 @@ needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason
 BYTES = 250_000
 HOLD = """
 import sys, time
-from thinpipe.measure.network import thin_network
+from thinpipe.workers.network import thin_network
 with thin_network(100, workers=2) as network:
     print(*network.namespaces, flush=True)
     time.sleep(60)

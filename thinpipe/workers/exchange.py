@@ -1,9 +1,9 @@
-"""Small messages between all workers: JSON and sums. Checksummed, of bounded size, and never unpickled."""
+"""Small messages between all workers: JSON and sums. Checksummed, of bounded size, never unpickled."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,12 +12,16 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
-from thinpipe.pipeline.activity import waiting
-from thinpipe.pipeline.backend import CPU, wire_device
-from thinpipe.pipeline.errors import ChecksumError, LinkError
+from thinpipe.workers.activity import waiting
+from thinpipe.workers.backend import CPU, wire_device
+from thinpipe.workers.errors import ChecksumError, LinkError
 
 LARGEST = 1 << 24  # bytes that one worker may make another allocate
 _SUM_BYTES = 8
+
+
+class DisagreementError(ValueError):
+    """The workers of one pipeline were started with different settings."""
 
 
 @contextmanager
@@ -46,6 +50,28 @@ def gather(facts: Any, group: dist.ProcessGroup | None, device: torch.device) ->
     padded[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
     parts = _all_gather(padded, group, device)
     return [json.loads(bytes(part[:size].numpy())) for part, size in zip(parts, sizes, strict=True)]
+
+
+def agree(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Compare ``facts`` (JSON) with every worker's: where two know a fact of one name, it must be the same.
+
+    A collective: every worker of the group calls it. Raises on all of them, naming workers and what differs.
+    """
+    everyone = gather(dict(facts), group, device)
+    lines = []
+    for name in sorted({name for known in everyone for name in known}):
+        holders: dict[str, list[int]] = {}
+        for worker, known in enumerate(everyone):
+            if name in known:
+                holders.setdefault(json.dumps(known[name]), []).append(worker)
+        if len(holders) > 1:
+            lines.append(f"  {name}: " + "; ".join(f"{value} on {_workers(who)}" for value, who in holders.items()))
+    if lines:
+        raise DisagreementError(
+            "all workers of a pipeline are started with the same settings, these differ:\n"
+            + "\n".join(lines)
+            + "\nStart every worker with the same code, command line and thinpipe version."
+        )
 
 
 def add_up(numbers: Tensor, group: dist.ProcessGroup | None) -> None:
@@ -102,3 +128,7 @@ def _opened(message: Tensor, worker: int) -> Tensor:
 
 def _checksum(data: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(xxhash.xxh3_64_digest(data.numpy().data)), dtype=torch.uint8)
+
+
+def _workers(who: list[int]) -> str:
+    return ("worker " if len(who) == 1 else "workers ") + ", ".join(map(str, who))

@@ -25,9 +25,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from thinpipe.pipeline.activity import ACTIVITY
-from thinpipe.pipeline.errors import describe, is_effect
-from thinpipe.pipeline.keepalive import keep_alive
+from thinpipe.workers.activity import ACTIVITY
+from thinpipe.workers.errors import describe, is_effect
+from thinpipe.workers.keepalive import keep_alive
 
 TICK_S = 1.0
 WARN_S = 10.0

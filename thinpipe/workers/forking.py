@@ -23,7 +23,7 @@ def import_ahead(*modules: str) -> None:
     Only the first call of a process starts it; workers import for themselves what it has not.
     """
     temporary_folder()
-    multiprocessing.set_forkserver_preload(["thinpipe.pipeline.preload", *modules])
+    multiprocessing.set_forkserver_preload(["thinpipe.workers.preload", *modules])
     forkserver.ensure_running()
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.scripts import ROOT, run_script, running
-from thinpipe.pipeline.control import GRACE_S
-from thinpipe.pipeline.launch import run_workers
+from thinpipe.workers.control import GRACE_S
+from thinpipe.workers.launch import run_workers
 
 SCENARIO = str(Path(__file__).parent / "scenario.py")
 
@@ -30,7 +30,7 @@ def test_starts_local_workers_and_returns_their_results() -> None:
 def test_workers_of_a_killed_process_end() -> None:
     """They hang in a receive that never comes, where Python sees no signal."""
     wait = "import torch, torch.distributed as dist; print('!', end='', flush=True); dist.recv(torch.empty(1))"
-    code = f"from thinpipe.pipeline.launch import run_workers; run_workers(exec, {wait!r}, workers=2)"
+    code = f"from thinpipe.workers.launch import run_workers; run_workers(exec, {wait!r}, workers=2)"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
