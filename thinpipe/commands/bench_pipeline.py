@@ -67,8 +67,13 @@ def bench_pipeline(
         str, typer.Option(metavar="N,...", help="Parts that a batch is cut into.", rich_help_panel=_HOW)
     ] = "8",
     compress: Annotated[
-        str, typer.Option(metavar="SPEC,...", help="Codecs of both directions.", rich_help_panel=_HOW)
-    ] = "none,sort:8",
+        str,
+        typer.Option(metavar="SPEC,...", help="Codecs of both directions, or 8bit, 4bit, 2bit.", rich_help_panel=_HOW),
+    ] = "none,8bit",
+    stage: Annotated[
+        str,
+        typer.Option(metavar="NAME,...", help="thinpipe; torch: its own stage, uncompressed.", rich_help_panel=_HOW),
+    ] = "thinpipe",
     client_layers: Annotated[
         str | None,
         typer.Option(
@@ -116,7 +121,7 @@ def bench_pipeline(
     several machines: torchrun ... -m thinpipe bench pipeline --workers N, on each.
 
     Example: thinpipe bench pipeline --model roberta --hidden 128 --tokens 64 --client-layers 4,4
-    --link 10mbit,100mbit,1gbit,none --compress none,sort:8,kmeans:4
+    --link 10mbit,100mbit,1gbit,none --compress none,8bit,4bit
     """
     from thinpipe.bench.pipeline.measuring import measure_all
     from thinpipe.bench.pipeline.rows import COLUMNS, KIND, compare
@@ -138,6 +143,7 @@ def bench_pipeline(
             schedules=_words(schedule),
             chunks=_numbers("--chunks", chunks),
             compress=tuple(dict.fromkeys(split_specs(compress))),
+            stages=_words(stage),
             client_layers=None if client_layers is None else _pair(client_layers),
             device=device,
             threads=threads,

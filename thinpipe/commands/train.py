@@ -87,6 +87,15 @@ def train(
     compress_backward: Annotated[
         str | None, _option(_LINKS, "Codec of gradients.", "as --compress", metavar="SPEC")
     ] = None,
+    error_feedback: Annotated[
+        bool | None,
+        typer.Option(
+            "--error-feedback/--no-error-feedback",
+            help="Replicas add what a codec lost of a gradient to the next one.",
+            rich_help_panel=_LINKS,
+            show_default="on",
+        ),
+    ] = None,
     delta_cache: Annotated[
         Path | None,
         _option(_LINKS, "Where delta(...) keeps its copies of samples.", "in memory", metavar="DIR"),
@@ -187,7 +196,7 @@ def train(
     from thinpipe.commands.train_run import already_there, carry_out
     from thinpipe.commands.train_settle import join_machines, parse_capture, parse_delta_cache, parse_rate, settle_run
     from thinpipe.commands.train_views import make_listener, preflight
-    from thinpipe.training.foresight import check_possible
+    from thinpipe.training.data import check_possible
     from thinpipe.workers.launch import leave
     from thinpipe.workers.membership import PATIENCE_S, member
 
@@ -205,6 +214,7 @@ def train(
         "compress": compress,
         "compress_forward": compress_forward,
         "compress_backward": compress_backward,
+        "error_feedback": error_feedback,
         "batch_size": batch_size,
         "epochs": epochs,
         "optimizer": optimizer,

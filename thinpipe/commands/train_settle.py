@@ -15,7 +15,7 @@ from thinpipe.codecs.spec import codec
 from thinpipe.measure.sizes import parse_size
 from thinpipe.training.checkpoint import candidates, checkpoints, newest_manifest
 from thinpipe.training.save_folder import check_unused
-from thinpipe.training.settings import Capture, Device, Running, Settings, settle, settle_again
+from thinpipe.training.settings import Capture, Device, Running, Settings, check_watchable, settle, settle_again
 from thinpipe.workers.membership import become_member, member
 from thinpipe.workers.network import parse_link
 from thinpipe.workloads.tasks import task
@@ -77,12 +77,7 @@ def _given(run: dict[str, Any]) -> dict[str, Any]:
 def _check(settings: Settings, running: Running, max_restarts: int) -> None:
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a GPU that torch can use, and there is none; take --device cpu")
-    if running.trace is not None and settings.parallel != "pipeline":
-        raise ValueError(f"--trace shows the stages of a pipeline; leave it out with --parallel {settings.parallel}")
-    if running.capture is not None and settings.parallel != "pipeline":
-        raise ValueError(
-            f"--capture keeps what crosses the links of a pipeline; leave it out with --parallel {settings.parallel}"
-        )
+    check_watchable(settings, running)
     cached = running.delta_cache is not None or running.delta_cache_limit != Running.delta_cache_limit
     if cached and not isinstance(codec(settings.compress_forward), Delta):
         raise ValueError(

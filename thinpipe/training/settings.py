@@ -23,7 +23,7 @@ Device = Literal["cpu", "cuda"]
 MOVABLE = ("workers", "layout", "client_layers", "device", "threads", "data", "weights")
 # More can only be a mistake, and some of them end the process without a word: OpenMP aborts where it cannot start its
 # threads, torch raises where a factor is above what a float of 32 bits can be. What depends on the machine's memory is
-# checked with the task, in foresight.py.
+# checked with the task, in data.py.
 _MOST_COUNTS = {
     "workers": 4096,
     "chunks": 1_000_000,
@@ -70,6 +70,7 @@ class Settings:
     seed: int
     device: Device
     threads: int | None = None  # of each worker; None: as the environment says
+    error_feedback: bool = True  # of replicas: what a codec loses of a gradient is added to the next one
     data: str | None = None
     weights: str | None = None
     pretrained: bool
@@ -106,6 +107,11 @@ class Settings:
             raise ValueError(
                 "replicas exchange gradients only: give --parallel data one codec with --compress, "
                 f"not {self.compress_forward} forward and {self.compress_backward} backward"
+            )
+        if self.parallel != "data" and not self.error_feedback:
+            raise ValueError(
+                "error feedback is for the gradients that replicas exchange: leave out --no-error-feedback, or give "
+                f"--parallel data instead of {self.parallel}"
             )
         pieces = self.chunks * self.replicas
         if self.batch_size % pieces:
@@ -190,6 +196,21 @@ class Running:
             raise ValueError(
                 f"--trace draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
             )
+
+    def last_step(self, steps: int) -> int:
+        """Where this run ends, of so many steps in all."""
+        return min(steps, self.steps or steps)
+
+
+def check_watchable(settings: Settings, running: Running) -> None:
+    """ValueError where steps are to be watched that have no stages and no links."""
+    if settings.parallel == "pipeline":
+        return
+    leave_out = f"of a pipeline; leave it out with --parallel {settings.parallel}"
+    if running.trace is not None:
+        raise ValueError(f"--trace shows the stages {leave_out}")
+    if running.capture is not None:
+        raise ValueError(f"--capture keeps what crosses the links {leave_out}")
 
 
 def settle(given: Mapping[str, Any], recipe: Recipe, *, workers: int | None, device: Device) -> Settings:

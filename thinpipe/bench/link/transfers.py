@@ -17,6 +17,7 @@ from thinpipe.bench.contents import laplace
 from thinpipe.bench.link.rows import make_row
 from thinpipe.bench.link.settings import WORKERS, Settings
 from thinpipe.codecs import codec
+from thinpipe.engines.world import join_world
 from thinpipe.measure.record import Row
 from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
 from thinpipe.pipeline.report import gather_links
@@ -42,12 +43,8 @@ def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator
 
 def _exchange(settings: Settings, link: float | None, backend: str, on_row: Callable[[Row], None]) -> list[Row] | None:
     """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
-    worker = dist.get_rank()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
-    device = torch.device(settings.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+    world = join_world(settings.device, threads=max(1, (os.cpu_count() or 1) // WORKERS))
+    worker, device = world.worker, world.device
     between = dist.new_group(backend="gloo", timeout=_WAIT)  # where workers meet, whatever messages travel by
     rows = []
     for spec in settings.codecs:

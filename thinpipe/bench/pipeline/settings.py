@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from thinpipe.bench.inputs import check_counts, check_launch, find_device
 from thinpipe.bench.models import CUTTABLE, Shapes, least_bytes
+from thinpipe.codecs.recipes import RECIPES, directions
 from thinpipe.codecs.spec import tensor_codec
 from thinpipe.measure.memory import check_fits
 from thinpipe.pipeline.order import Order
@@ -15,6 +16,7 @@ from thinpipe.pipeline.partition import Layout
 
 MOST_WIDTH = 1000
 Parallel = Literal["none", "data", "pipeline"]
+Stage = Literal["thinpipe", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,8 @@ class Run:
     layout: Layout | None = None  # this and what follows: of a pipeline
     schedule: Order | None = None
     chunks: int | None = None
-    compress: str | None = None
+    compress: str | None = None  # a spec, or a recipe by its name
+    stage: Literal["torch"] | None = None  # None: ours, as in records from before there was a choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class Settings:
     schedules: tuple[Order, ...]
     chunks: tuple[int, ...]
     compress: tuple[str, ...]
+    stages: tuple[Stage, ...] = ("thinpipe",)
     client_layers: tuple[int, int] | None  # None: cuts balanced by what units cost
     device: str
     threads: int | None  # of every worker; None: its share of the cores
@@ -55,6 +59,7 @@ class Settings:
             ("--parallel", self.parallel, get_args(Parallel)),
             ("--layout", self.layouts, get_args(Layout)),
             ("--schedule", self.schedules, get_args(Order)),
+            ("--stage", self.stages, get_args(Stage)),
         ):
             unknown = [value for value in given if value not in known]
             if unknown:
@@ -76,12 +81,24 @@ class Settings:
                         f"all parts of a batch are of one size: --batch-size is a multiple of {count} {what}, "
                         f"not {self.shapes.batch_size}"
                     )
-        find_device(self.device, [tensor_codec(spec) for spec in self.compress])
+        find_device(self.device, [tensor_codec(spec) for spec in _specs(self.compress)])
+        if "torch" in self.stages and self.device != "cpu":
+            raise ValueError(
+                f"--stage torch sends tensors where they are, and gloo none from a GPU: --device cpu, not {self.device}"
+            )
         if not any(True for _ in self.launches()):
             raise ValueError(
                 "nothing to measure: --parallel none runs with --workers 1, data and pipeline with 2 or more"
             )
         check_launch(self.workers, self.links)
+
+    def _senders(self) -> Iterator[tuple[str, Literal["torch"] | None]]:
+        """What tensors travel through: torch's stage sends them as they are, ours through every codec."""
+        if "torch" in self.stages:
+            yield "none", "torch"
+        if "thinpipe" in self.stages:
+            for text in self.compress:
+                yield text if text in RECIPES else tensor_codec(text).spec, None
 
     def launches(self) -> Iterator[tuple[int, float | None, list[Run]]]:
         """How many workers, the links between them, and what they run one after the other."""
@@ -89,11 +106,11 @@ class Settings:
         together = [Run(parallel="data")] if "data" in self.parallel else []
         if "pipeline" in self.parallel:
             together += [
-                Run(parallel="pipeline", layout=layout, schedule=schedule, chunks=chunks, compress=spec)
+                Run(parallel="pipeline", layout=layout, schedule=schedule, chunks=chunks, compress=spec, stage=stage)
                 for layout in self.layouts
                 for schedule in self.schedules
                 for chunks in self.chunks
-                for spec in (tensor_codec(each).spec for each in self.compress)
+                for spec, stage in self._senders()
             ]
         for workers in self.workers:
             if workers == 1 and alone:
@@ -101,3 +118,14 @@ class Settings:
             elif workers > 1 and together:
                 for link in self.links:
                     yield workers, link, together
+
+
+def _specs(compress: Sequence[str]) -> Iterator[str]:
+    """The codecs of both directions of every one that is asked for."""
+    for text in compress:
+        if text.startswith("delta("):
+            raise ValueError(
+                f"{text} sends what changed of a sample since the last epoch, and here all steps have one batch: "
+                "measure it with thinpipe train, or take another codec"
+            )
+        yield from directions(text)

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from thinpipe.training.beside import written_beside
+from thinpipe.training.watchers import written_beside
 
 
 @pytest.mark.parametrize(
