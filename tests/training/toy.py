@@ -128,7 +128,7 @@ def place_in(group: Any) -> Place:
 
 
 def settings_for(task: Task, group: Any, **given: Any) -> Settings:
-    return settle({"task": task.name, **given}, task.recipe, workers=place_in(group).workers, device="cpu")
+    return settle({"task": task.name, "workers": place_in(group).workers, **given}, task.recipe, device="cpu")
 
 
 def run_toy(group: Any, task: Task, running: Running | None = None, **given: Any) -> Ears:

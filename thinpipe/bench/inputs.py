@@ -17,8 +17,7 @@ from thinpipe.codecs import Codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.spec import split_specs, tensor_codec
 from thinpipe.measure.memory import check_fits
-from thinpipe.workers.membership import member
-from thinpipe.workers.network import check_links
+from thinpipe.workers.network import check_launch as check_launch  # for bench/pipeline and bench/ddp
 
 MOST_THREADS, MOST_REPEATS, MOST_SECONDS = 1024, 1_000_000_000, 1_000_000
 
@@ -74,18 +73,6 @@ def check_seconds(**seconds: float) -> None:
     for name, value in seconds.items():
         if not 0 <= value <= MOST_SECONDS:
             raise ValueError(f"--{name.replace('_', '-')} is from 0 to {MOST_SECONDS} seconds; got {value}")
-
-
-def check_launch(workers: Sequence[int], links: Sequence[float | None]) -> None:
-    """ValueError where torchrun has started other workers than are asked for, or links there cannot be shaped."""
-    me = member()
-    if me is None:
-        check_links(links)
-        return
-    if set(workers) != {me.size}:
-        raise ValueError(f"torchrun has started {me.size} workers, this would run with {', '.join(map(str, workers))}")
-    if any(link is not None for link in links):
-        raise ValueError("workers on several machines have their links already: leave out --link")
 
 
 def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:

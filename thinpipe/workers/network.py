@@ -29,6 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from thinpipe.options import OptionError
+from thinpipe.workers.membership import member
+
 INTERFACE = "thinpipe"  # of every worker, in a namespace where there is no other but loopback
 _MBIT = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 _NAMESPACES = Path("/var/run/netns")  # where iproute2 keeps their names
@@ -89,6 +92,19 @@ def check_links(links: Sequence[float | None]) -> None:
     if any(link is not None for link in links):
         with thin_network(next(filter(None, links)), workers=3):
             pass
+
+
+def check_launch(workers: Sequence[int], links: Sequence[float | None]) -> None:
+    """OptionError where torchrun has started other workers than are asked for, or links there cannot be shaped."""
+    me = member()
+    if me is None:
+        check_links(links)
+        return
+    if set(workers) != {me.size}:
+        asked = ", ".join(map(str, workers))
+        raise OptionError(f"torchrun has started {me.size} workers, this would run with {asked}")
+    if any(link is not None for link in links):
+        raise OptionError("workers on several machines have their links already: leave out {link}")
 
 
 @dataclass(frozen=True)
