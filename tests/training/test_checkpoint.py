@@ -268,7 +268,7 @@ def test_other_data_are_refused(alone: Path, change: str, words: str) -> None:
 
 
 def test_checkpoints_of_another_run_are_refused(alone: Path) -> None:
-    with pytest.raises(SetupError, match="is of another run: --lr was another"):
+    with pytest.raises(SetupError, match="is of another run: lr was another"):
         run_toy(None, ToyTask(), Running(resume=alone), parallel="none", lr=0.5)
 
 

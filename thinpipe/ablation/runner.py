@@ -22,6 +22,7 @@ from thinpipe.ablation.plan import Run
 from thinpipe.ablation.store import Result
 from thinpipe.codecs.spec import tensor_codecs
 from thinpipe.measure.record import Record
+from thinpipe.options import flag
 from thinpipe.workers.signals import end_with_parent
 
 TRAIN = (sys.executable, "-m", "thinpipe", "train")  # not the console script: it may not be installed
@@ -87,7 +88,7 @@ def _start(run: Run, jobs: int, train: Sequence[str], stem: Path) -> _Started:
     record, output = stem.with_suffix(".json"), stem.with_suffix(".txt")
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [*train, *run.arguments(), "--json", str(record)],
+            [*train, *run.arguments(), flag("json"), str(record)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import as_bytes
+from thinpipe.options import OptionError, named
 from thinpipe.training import parcels
 from thinpipe.training.checkpoint import all_damaged, candidates
 from thinpipe.training.engine import Engine
@@ -108,12 +109,12 @@ def _offers(where: Path, place: Place) -> Iterator[tuple[Path, dict[str, Any], s
 def _check_same_run(manifest: Manifest, settings: Settings, data: Mapping[str, Any], path: Path) -> None:
     differing = fixed_differences(manifest.settings, settings)
     if differing:
-        raise ValueError(f"{path} is of another run: --{differing[0].replace('_', '-')} was another")
+        raise OptionError(f"{path} is of another run: {{{differing[0]}}} was another")
     other = difference(manifest.data, data)
     if other is not None:
-        raise ValueError(
+        raise OptionError(
             f"a run goes on with the data it began with, and these are others: {other}. Put them back as they were, "
-            "or start a new run without --resume"
+            "or start a new run without {resume}"
         )
 
 
@@ -122,7 +123,7 @@ def _read_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> t
     place, damage = engine.place, None
     state: State = {}
     if not path.is_dir():
-        damage = "does not see it; name a folder that all machines share, or give --save-local"
+        damage = named("does not see it; name a folder that all machines share, or give {save_local}")
     else:
         try:
             for part in manifest.parts:

@@ -59,8 +59,8 @@ def parse_link(text: str) -> float | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)?", text.strip().lower())  # without a unit: Mbit/s
     rate = float(match[1]) * _MBIT[match[2] or "mbit"] if match else 0.0
     if not _LEAST_MBIT <= rate <= _MOST_MBIT:
-        raise ValueError(
-            f"--link is a rate from 1kbit to 600gbit, which tc can shape, as in 100mbit, 1.5gbit; or none; "
+        raise OptionError(
+            f"{{link}} is a rate from 1kbit to 600gbit, which tc can shape, as in 100mbit, 1.5gbit; or none; "
             f"got {text[:40]!r}"
         )
     return rate
@@ -139,9 +139,9 @@ def thin_network(mbit_per_s: float | None, workers: int) -> Iterator[Network | N
         return
     lacks = missing_for_networks()
     if lacks is not None:
-        raise ValueError(
-            f"--link shapes traffic between network namespaces, which needs Linux, root, and ip and tc of iproute2; "
-            f"here is no {lacks}: run as root on such a machine, or leave --link out"
+        raise OptionError(
+            f"{{link}} shapes traffic between network namespaces, which needs Linux, root, and ip and tc of iproute2; "
+            f"here is no {lacks}: run as root on such a machine, or leave {{link}} out"
         )
     _remove(name for name in _existing() if not _owner_lives(name))
     prefix = f"thinpipe-{os.getpid()}-{next(_serial)}-"
@@ -184,8 +184,8 @@ def _join(here: str, my_end: str, there: str, its_end: str, mbit_per_s: float) -
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(
-            f"--link makes network namespaces and shapes traffic between them, which this machine does not allow: "
+        raise OptionError(
+            f"{{link}} makes network namespaces and shapes traffic between them, which this machine does not allow: "
             f"{' '.join(command)}: {done.stderr.strip()}"
         )
 
