@@ -24,7 +24,7 @@ def test_shapes(text):
 
 @pytest.mark.parametrize("text", ["", "2,,3", "2,-3", "0,3", "2.5", "a"])
 def test_shapes_that_make_no_sense(text):
-    with pytest.raises(ValueError, match="--shape takes whole numbers from 1 to"):
+    with pytest.raises(ValueError, match="shape takes whole numbers from 1 to"):
         parse_shape(text)
 
 

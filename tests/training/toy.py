@@ -128,7 +128,7 @@ def world_in(group: Any) -> World:
 
 
 def settings_for(task: Task, group: Any, **given: Any) -> Settings:
-    return settle({"task": task.name, **given}, task.recipe, workers=world_in(group).workers, device="cpu")
+    return settle({"task": task.name, "workers": world_in(group).workers, **given}, task.recipe, device="cpu")
 
 
 def run_toy(group: Any, task: Task, running: Running | None = None, **given: Any) -> Ears:

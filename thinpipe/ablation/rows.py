@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from thinpipe.ablation.paired import p_value
 from thinpipe.ablation.plan import Run
 from thinpipe.ablation.store import Result, Store
 from thinpipe.measure.record import Column, Record, Row
@@ -80,6 +79,21 @@ def _against(method: Method, plain: Method | None) -> dict[str, Any]:
         return {}
     paired = [theirs[seed] for seed in ours]
     return {"minus_none": mean(ours.values()) - mean(paired), "p_value": p_value(list(ours.values()), paired)}
+
+
+def p_value(metrics: Sequence[float], baseline: Sequence[float]) -> float | None:
+    """By a paired t-test, how likely so large a mean difference would be if there were none; None of fewer than two.
+
+    The two sequences have the seeds in the same order.
+    """
+    differences = [ours - theirs for ours, theirs in zip(metrics, baseline, strict=True)]
+    if len(differences) < 2:
+        return None
+    if max(differences) == min(differences):  # no spread: the test would divide by zero
+        return 1.0 if mean(differences) == 0 else 0.0
+    from scipy.stats import ttest_1samp  # imported here: it takes half a second
+
+    return float(ttest_1samp(differences, 0.0).pvalue)
 
 
 def row_of(method: Method) -> dict[str, Any]:

@@ -86,7 +86,6 @@ def ablate(
     from thinpipe.ablation import rows, runner, views
     from thinpipe.ablation.plan import read_plan
     from thinpipe.ablation.store import Store
-    from thinpipe.ablation.warm_up import compile_kernels
     from thinpipe.commands.ablate_progress import Progress, show_runs
     from thinpipe.measure import report
 
@@ -111,7 +110,7 @@ def ablate(
                 stack.enter_context(store.locked())
             stack.enter_context(interrupts_told())
             stack.enter_context(progress)
-            compile_kernels(pending)
+            runner.compile_kernels(pending)
             for result in stack.enter_context(closing(runner.carry_out(pending, jobs=jobs))):
                 store.append(result)
                 progress.ended(result)
@@ -137,13 +136,10 @@ def ablate(
 
 
 def settle(options: dict[str, Any]) -> Any:
-    """What thinpipe train would make of these options; its ValueError if it would refuse them."""
-    from thinpipe.commands.train_settle import settle_run
-    from thinpipe.training.settings import Settings
+    """What thinpipe train would make of these options; its OptionError if it would refuse them."""
+    from thinpipe.commands.train.settle import settle_run
 
-    given = dict.fromkeys(("compress", *Settings.__dataclass_fields__)) | options
-    steps = given.pop("steps", None)
-    return settle_run(given, None, 0, save=None, save_every=None, keep=2, steps=steps, trace=None)[0]
+    return settle_run(options)[0]
 
 
 def check_possible(plan: Path, runs: Sequence[Run]) -> None:

@@ -16,6 +16,7 @@ from thinpipe.measure import report
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Record, check_writable
 from thinpipe.measure.whole import written_whole
+from thinpipe.options import flags_in_errors
 
 
 @contextmanager
@@ -24,11 +25,12 @@ def one_line_errors() -> Iterator[None]:
 
     Only what checks input belongs inside: a ValueError from the work itself is a bug and keeps its traceback.
     """
-    try:
-        yield
-    except ValueError as error:
-        typer.echo(f"thinpipe: {error}", err=True)
-        raise typer.Exit(2) from None
+    with flags_in_errors():
+        try:
+            yield
+        except ValueError as error:
+            typer.echo(f"thinpipe: {error}", err=True)
+            raise typer.Exit(2) from None
 
 
 def progress_bar() -> Progress:
@@ -36,6 +38,13 @@ def progress_bar() -> Progress:
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def duration(seconds: float) -> str:
+    """``1:05`` or ``2:03:04``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
+from thinpipe.options import named
 from thinpipe.pipeline.stage import PipelineStage
 
 
@@ -58,7 +59,7 @@ def _error(step: int, loss: float, where: str) -> NotFiniteError:
     what = "the loss is not finite" if not math.isfinite(loss) else "the loss is finite, but not the gradients"
     return NotFiniteError(
         f"stopped at step {step}: {what}. It first appeared in {where}. "
-        "Try a smaller --lr, more --warmup, --clip-norm 1, or a finer codec"
+        + named("Try a smaller {lr}, more {warmup}, {clip_norm} 1, or a finer codec")
     )
 
 

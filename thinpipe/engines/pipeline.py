@@ -23,6 +23,7 @@ from thinpipe.engines.plan import Holding, LinkPlan
 from thinpipe.engines.shapes import Meta, costs_of, trace_units
 from thinpipe.engines.world import World
 from thinpipe.measure.sizes import size_text
+from thinpipe.options import OptionError
 from thinpipe.pipeline.balance import UnitCost
 from thinpipe.pipeline.checksum import checksum_bytes
 from thinpipe.pipeline.copies import SampleCopies, copies_bytes
@@ -166,17 +167,17 @@ class PipelineEngine(Engine):
     def reserve_copies(self, limit_bytes: int) -> None:
         """Make room for what ``delta(...)`` keeps. A collective.
 
-        ValueError if the workers of this machine would keep more than they may.
+        OptionError if the workers of this machine would keep more than they may.
         """
         mine = sum(copies_bytes(self._links.samples or 0, slot.shape) for _, _, slot in self._kept())
         told = self.world.gather([machine_id() or f"worker {self.world.worker}", mine])
         here = sum(size for where, size in told if where == told[self.world.worker][0])
         if here > limit_bytes:
-            raise ValueError(
+            raise OptionError(
                 f"delta(...) keeps copies of all samples at both ends of every link: {size_text(here)} on this "
-                f"machine, and --delta-cache-limit allows {size_text(limit_bytes)}. Allow more, on disk instead of in "
-                "memory with --delta-cache DIR; cut the model where less travels (--client-layers); or take another "
-                "codec"
+                f"machine, and {{delta_cache_limit}} allows {size_text(limit_bytes)}. Allow more, on disk instead of "
+                "in memory with {delta_cache} DIR; cut the model where less travels ({client_layers}); or take "
+                "another codec"
             )
         for copies, index, slot in self._kept():
             copies.reserve(index, slot.shape[1:])

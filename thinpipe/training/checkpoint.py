@@ -17,6 +17,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from thinpipe.options import OptionError
 from thinpipe.training.manifest import NAME, Manifest, read_manifest
 from thinpipe.training.part import DamagedError, read_part
 
@@ -44,9 +45,9 @@ def candidates(path: Path) -> list[Path]:
     if is_complete(path):
         return [path]
     if not checkpoints(path):
-        raise ValueError(
-            f"--resume takes a folder that a run was saved in, or one checkpoint of it; {path} has no complete "
-            "checkpoint. Start the run again without --resume; if the client alone has it, give --save-local too"
+        raise OptionError(
+            f"{{resume}} takes a folder that a run was saved in, or one checkpoint of it; {path} has no complete "
+            "checkpoint. Start the run again without {resume}; if the client alone has it, give {save_local} too"
         )
     found = [each for each in path.glob("step-*") if each.is_dir() and re.fullmatch(r"step-\d{8,}", each.name)]
     return sorted(found, reverse=True)

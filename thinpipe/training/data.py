@@ -10,6 +10,7 @@ import torch
 from thinpipe.engines.shapes import Meta, meta_of
 from thinpipe.engines.world import SetupError, World
 from thinpipe.measure.memory import check_fits
+from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import choose_cuts
 from thinpipe.training.fingerprint import difference, fingerprint
 from thinpipe.training.settings import Settings
@@ -42,11 +43,13 @@ def check_possible(task: Task, settings: Settings) -> None:
     source = settings.source
     units = task.look_for(source)
     if source.width is not None:
-        what = f"--width {source.width:g}: the model, which each of {settings.workers} workers builds,"
+        what = f"{{width}} {source.width:g}: the model, which each of {settings.workers} workers builds,"
         check_fits(what, settings.workers * task.weight_bytes(source), "take a smaller one")
     if source.image_size is not None:
         size, batch = source.image_size, settings.batch_size
-        check_fits(f"--image-size {size}: a batch of {batch}", batch * _IMAGE * size**2, "take smaller ones, or fewer")
+        check_fits(
+            f"{{image_size}} {size}: a batch of {batch}", batch * _IMAGE * size**2, "take smaller ones, or fewer"
+        )
     if units is not None and settings.parallel == "pipeline":
         choose_cuts(units, settings.workers, settings.layout, client_layers=settings.client_layers)
 
@@ -61,8 +64,8 @@ def read_data(task: Task, settings: Settings, world: World) -> tuple[Data | None
             return None
         data, shape = task.load(settings.source)
         if len(data.train) < settings.batch_size:
-            raise ValueError(
-                f"a batch is filled with different samples: --batch-size {settings.batch_size} is more than the "
+            raise OptionError(
+                f"a batch is filled with different samples: {{batch_size}} {settings.batch_size} is more than the "
                 f"{len(data.train)} samples to train on; take a smaller one"
             )
         sample = data.validation.batch(torch.zeros(1, dtype=torch.int64))

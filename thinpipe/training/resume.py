@@ -22,6 +22,7 @@ from torch import Tensor
 from thinpipe.codecs.base import as_bytes
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.world import World
+from thinpipe.options import OptionError, named
 from thinpipe.training import parcels
 from thinpipe.training.checkpoint import all_damaged, candidates
 from thinpipe.training.fingerprint import difference
@@ -108,12 +109,12 @@ def _offers(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], s
 def _check_same_run(manifest: Manifest, settings: Settings, data: Mapping[str, Any], path: Path) -> None:
     differing = fixed_differences(manifest.settings, settings)
     if differing:
-        raise ValueError(f"{path} is of another run: --{differing[0].replace('_', '-')} was another")
+        raise OptionError(f"{path} is of another run: {{{differing[0]}}} was another")
     other = difference(manifest.data, data)
     if other is not None:
-        raise ValueError(
+        raise OptionError(
             f"a run goes on with the data it began with, and these are others: {other}. Put them back as they were, "
-            "or start a new run without --resume"
+            "or start a new run without {resume}"
         )
 
 
@@ -122,7 +123,7 @@ def _read_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> t
     world, damage = engine.world, None
     state: State = {}
     if not path.is_dir():
-        damage = "does not see it; name a folder that all machines share, or give --save-local"
+        damage = named("does not see it; name a folder that all machines share, or give {save_local}")
     else:
         try:
             for part in manifest.parts:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from thinpipe.engines.world import World
+from thinpipe.options import OptionError
 from thinpipe.training.checkpoint import PARTIAL, checkpoints
 
 LOCK = ".lock"
@@ -32,7 +33,7 @@ class FolderLock:
             directory.mkdir(parents=True, exist_ok=True)
             self._handle = self._take(directory)
         except OSError as error:
-            raise ValueError(f"--save needs a folder that can be written; {directory}: {error.strerror}") from None
+            raise OptionError(f"{{save}} needs a folder that can be written; {directory}: {error.strerror}") from None
 
     def _take(self, directory: Path) -> int:
         while True:
@@ -42,9 +43,9 @@ class FolderLock:
             except BlockingIOError:
                 holder = os.read(handle, 200).decode(errors="replace").strip()
                 os.close(handle)
-                raise ValueError(
+                raise OptionError(
                     f"one run at a time saves in a folder, and {directory} is in use{holder and f' by {holder}'}; "
-                    "wait for that run, end it, or name another folder with --save"
+                    "wait for that run, end it, or name another folder with {save}"
                 ) from None
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
@@ -90,8 +91,8 @@ def sweep(directory: Path) -> None:
 def check_unused(directory: Path) -> None:
     """ValueError if a new run would save among the checkpoints of another."""
     if checkpoints(directory):
-        raise ValueError(
-            f"{directory} holds checkpoints of another run: go on with that by --resume {directory}, or name "
+        raise OptionError(
+            f"{directory} holds checkpoints of another run: go on with that by {{resume}} {directory}, or name "
             "another folder"
         )
 
@@ -104,7 +105,7 @@ def check_shared(directory: Path, world: World) -> None:
         try:
             file.write_text(word)
         except OSError as error:
-            problem = f"--save needs a folder that can be written; {directory}: {error.strerror}"
+            problem = f"{{save}} needs a folder that can be written; {directory}: {error.strerror}"
     name, word, problem = world.gather([file.name, word, problem])[0]
     try:
         seen = (directory / name).read_text()
@@ -114,11 +115,11 @@ def check_shared(directory: Path, world: World) -> None:
     if world.is_client:
         file.unlink(missing_ok=True)
     if problem is not None:
-        raise ValueError(problem)
+        raise OptionError(problem)
     if blind:
-        raise ValueError(
+        raise OptionError(
             f"all workers save into one folder, and {_workers(blind)} not see what the client writes into {directory}: "
-            "name a folder that all machines share, or give --save-local, which keeps all checkpoints with the client"
+            "name a folder that all machines share, or give {save_local}, which keeps all checkpoints with the client"
         )
 
 

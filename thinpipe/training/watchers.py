@@ -30,9 +30,10 @@ from thinpipe.engines.pipeline import PipelineEngine
 from thinpipe.engines.world import World
 from thinpipe.measure.sizes import size_text
 from thinpipe.measure.whole import written_whole
+from thinpipe.options import OptionError, named
 from thinpipe.pipeline.link import Link
 from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
-from thinpipe.training.settings import Capture, Running, Settings, check_watchable
+from thinpipe.training.settings import Capture, Running, Settings
 from thinpipe.version import __version__
 from thinpipe.workers.exchange import needing_peers
 
@@ -58,7 +59,7 @@ def make_watchers(
     running: Running, settings: Settings, engine: Engine, *, first_step: int, last_step: int
 ) -> tuple[StepWatcher, ...]:
     """Those that are asked for; ValueError where they cannot be."""
-    check_watchable(settings, running)
+    running.check_watchable(settings)
     if not isinstance(engine, PipelineEngine):
         return ()
     watchers: list[StepWatcher] = []
@@ -88,7 +89,7 @@ class StepTrace:
         bars = gather_step(self._engine.training_stages)
         self._engine.trace(False)
         if self._engine.world.is_client:
-            with written_beside("--trace", self._path) as temporary:
+            with written_beside("{trace}", self._path) as temporary:
                 (draw if self._path.suffix == ".png" else write_chrome_trace)(bars, temporary)
 
 
@@ -106,24 +107,24 @@ class StepCapture:
         self._mine: dict[str, Tensor] = {}  # of the step under way
         self._step = 0
         if asked.chunks > settings.chunks:
-            raise ValueError(f"a step has {settings.chunks} chunks, --capture-chunks asks for {asked.chunks}")
+            raise OptionError(f"a step has {settings.chunks} chunks, {{capture_chunks}} asks for {asked.chunks}")
         steps = asked.steps or tuple(sorted({max(1, round(part * last_step)) for part in _SPREAD}))
         if max(steps) > last_step:
-            raise ValueError(f"this run ends with step {last_step}, --capture-steps asks for {max(steps)}")
+            raise OptionError(f"this run ends with step {last_step}, {{capture_steps}} asks for {max(steps)}")
         self.steps = {step for step in steps if step > first_step}
         # What the same run captured before it was broken off.
         self._kept = self._read(first_step) if first_step and engine.world.is_client else {}
         lost = sorted({step for step in steps if step <= first_step} - set(map(_step_of, self._kept)))
         if asked.steps is not None and lost and engine.world.is_client:
-            raise ValueError(
-                f"this run goes on after step {first_step}, --capture-steps asks for step {lost[0]}, and {asked.path} "
-                "does not have it; ask for later ones"
+            raise OptionError(
+                f"this run goes on after step {first_step}, {{capture_steps}} asks for step {lost[0]}, and "
+                f"{asked.path} does not have it; ask for later ones"
             )
         self.file_bytes = len(steps) * asked.chunks * engine.float_bytes_per_chunk()
         if self.file_bytes > asked.limit:
-            raise ValueError(
-                f"--capture would write {size_text(self.file_bytes)}: {len(steps)} steps, {asked.chunks} chunks of "
-                f"each, {size_text(engine.float_bytes_per_chunk())} a chunk; --capture-limit allows "
+            raise OptionError(
+                f"{{capture}} would write {size_text(self.file_bytes)}: {len(steps)} steps, {asked.chunks} chunks of "
+                f"each, {size_text(engine.float_bytes_per_chunk())} a chunk; {{capture_limit}} allows "
                 f"{size_text(asked.limit)}. Ask for fewer steps or chunks, or allow more"
             )
 
@@ -141,7 +142,7 @@ class StepCapture:
         self._kept |= _gather_at_client(self._mine, self._engine.world, most=self.file_bytes)
         self._mine = {}
         if self._engine.world.is_client:
-            with written_beside("--capture", self._path) as temporary:
+            with written_beside("{capture}", self._path) as temporary:
                 save_file(self._kept, temporary, metadata=self._origin)
 
     def _keep(self, link: Link, chunk: int, slot: int, tensor: Tensor) -> None:
@@ -195,7 +196,7 @@ def _gather_at_client(mine: dict[str, Tensor], world: World, most: int) -> dict[
 
 @contextmanager
 def written_beside(option: str, path: Path) -> Iterator[Path]:
-    """Where to write what is to be at ``path``, whole or not at all; ``option`` asked for it.
+    """Where to write what is to be at ``path``, whole or not at all; ``option`` asked for it, as in {trace}.
 
     A disk that does not take it is told in a line, and does not end the run.
     """
@@ -206,4 +207,4 @@ def written_beside(option: str, path: Path) -> Iterator[Path]:
             yield temporary
     except (OSError, SafetensorError) as error:
         line = str(error).partition("\n")[0]
-        print(f"thinpipe: {option} {path} is not written, the run goes on: {line}", file=sys.stderr, flush=True)
+        print(f"thinpipe: {named(option)} {path} is not written, the run goes on: {line}", file=sys.stderr, flush=True)

@@ -69,7 +69,7 @@ def test_sizes_are_read():
 
 @pytest.mark.parametrize("text", ["", "1", "big", "2B", "-1kB"])
 def test_what_is_no_size(text):
-    with pytest.raises(ValueError, match="--sizes are bytes of tensors"):
+    with pytest.raises(ValueError, match="sizes are bytes of tensors"):
         parse_sizes(text)
 
 

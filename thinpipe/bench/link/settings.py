@@ -11,6 +11,7 @@ from thinpipe.bench.inputs import check_counts, check_launch, check_seconds, fin
 from thinpipe.codecs.spec import tensor_codec
 from thinpipe.measure.memory import check_fits
 from thinpipe.measure.sizes import parse_size, size_text
+from thinpipe.options import OptionError
 
 WORKERS = 2
 DEFAULT_SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
@@ -33,7 +34,7 @@ class Settings:
         check_counts(repeat=self.repeat)
         check_seconds(budget=self.budget_s, sender_delay=self.sender_delay_s)
         largest = max(self.sizes)
-        check_fits(f"--sizes {size_text(largest)}: sent and received,", 2 * largest, "take smaller ones")
+        check_fits(f"{{sizes}} {size_text(largest)}: sent and received,", 2 * largest, "take smaller ones")
         find_device(self.device, [tensor_codec(spec) for spec in self.compress])
         check_launch([WORKERS], self.links)
 
@@ -57,6 +58,6 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         except ValueError:
             size = 0
         if size < 4:
-            raise ValueError(f"--sizes are bytes of tensors, 4 or more, as in 1kB,1MB,100MB; got {part!r}")
+            raise OptionError(f"{{sizes}} are bytes of tensors, 4 or more, as in 1kB,1MB,100MB; got {part!r}")
         sizes.append(size - size % 4)  # whole floats
     return tuple(dict.fromkeys(sizes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinpipe.commands.watch.record import RESULT_COLUMNS, result_row
+from thinpipe.commands.train.record import RESULT_COLUMNS, result_row
 from thinpipe.measure.record import Column, Row
 from thinpipe.measure.report import Table
 from thinpipe.training.events import Finished, Holding, LinkPlan, LinkUse, Plan

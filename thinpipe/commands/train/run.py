@@ -14,9 +14,11 @@ from typing import Any
 import torch
 import typer
 
-from thinpipe.commands.train_views import OutputError, preflight
-from thinpipe.commands.watch.record import metric_text
+from thinpipe.commands.terminal import OutputError
+from thinpipe.commands.train.preflight import preflight
+from thinpipe.commands.train.record import metric_text
 from thinpipe.engines.finite import NotFiniteError
+from thinpipe.options import flags_in_errors
 from thinpipe.training.checkpoint import checkpoints, newest, newest_manifest
 from thinpipe.training.events import Listener
 from thinpipe.training.part import DamagedError, verify_part
@@ -41,10 +43,9 @@ def carry_out(
     running: Running,
     listener: Callable[[], Listener],
     *,
-    max_restarts: int = 0,
     find_task: Callable[[str], Task] = task,
 ) -> int:
-    """Run to the end and return the exit code. A worker's death is told, or made up for ``max_restarts`` times."""
+    """Run to the end and return the exit code. A worker's death is told, or made up for as often as was asked."""
     from thinpipe.workers.launch import leave, run_workers
 
     workers = None if member() is not None else settings.workers
@@ -53,7 +54,7 @@ def carry_out(
         """This process is a worker, whose main thread may never return."""
         leave(_tell(1, cause, running))
 
-    for restarts_left in range(max_restarts, -1, -1):
+    for restarts_left in range(running.max_restarts, -1, -1):
         try:
             with thin_network(running.link, settings.workers) as network:
                 arguments = (find_task, settings, running, listener)
@@ -111,6 +112,13 @@ def _work(
     find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
 ) -> Outcome:
     """What every worker runs."""
+    with flags_in_errors():
+        return _train(find_task, settings, running, listener)
+
+
+def _train(
+    find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
+) -> Outcome:
     from thinpipe.engines.world import SetupError, join_world
     from thinpipe.training.resume import take_clients_word
     from thinpipe.training.saving import UnsavedError
