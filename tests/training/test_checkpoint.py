@@ -15,7 +15,7 @@ from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, run_toy, train_toy
 from thinpipe.cli import app
 from thinpipe.engines.world import SetupError
-from thinpipe.training.manifest import read_manifest, seal
+from thinpipe.training.checkpoints.manifest import read_manifest, seal
 from thinpipe.training.settings import Running
 from thinpipe.workers import launch
 from thinpipe.workloads.task import Data, Shape, Source

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.engines.world import World
-from thinpipe.training.checkpoint import load, newest
+from thinpipe.training.checkpoints.folder import load, newest
 from thinpipe.training.events import Epoch, Finished, Plan, Step
 from thinpipe.training.settings import Running, Settings, settle
 from thinpipe.training.worker import train

@@ -12,7 +12,7 @@ from thinpipe.engines.world import SetupError, World
 from thinpipe.measure.memory import check_fits
 from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import choose_cuts
-from thinpipe.training.fingerprint import difference, fingerprint
+from thinpipe.training.checkpoints.fingerprint import difference, fingerprint
 from thinpipe.training.settings import Settings
 from thinpipe.workloads.task import Data, Shape, Task
 

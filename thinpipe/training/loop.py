@@ -10,13 +10,13 @@ import torch
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.step import train_step
 from thinpipe.training.batches import Samples
+from thinpipe.training.checkpoints.manifest import Progress
+from thinpipe.training.checkpoints.saving import Saver
+from thinpipe.training.checkpoints.state import digest, worker_state
 from thinpipe.training.evaluate import evaluate
 from thinpipe.training.events import Epoch, Finished, Listener, Plan, Step
 from thinpipe.training.optimize import learning_rate, set_learning_rate
-from thinpipe.training.progress import Progress
-from thinpipe.training.saving import Saver
 from thinpipe.training.settings import Settings
-from thinpipe.training.state import digest, worker_state
 from thinpipe.training.usage import Usage, messages_per_step
 from thinpipe.training.watchers import StepWatcher
 from thinpipe.workers.activity import ACTIVITY

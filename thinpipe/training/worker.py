@@ -14,17 +14,15 @@ from thinpipe.engines.replica import ReplicaEngine
 from thinpipe.engines.shapes import Meta
 from thinpipe.engines.world import SetupError, World
 from thinpipe.training.batches import Samples
-from thinpipe.training.checkpoint import checkpoints
+from thinpipe.training.checkpoints.folder import FolderLock, check_shared, check_unused, checkpoints, sweep
+from thinpipe.training.checkpoints.manifest import Habits, Progress
+from thinpipe.training.checkpoints.resume import Resumed, first_units, resume
+from thinpipe.training.checkpoints.saving import Saver, UnsavedError
+from thinpipe.training.checkpoints.state import seed_worker
 from thinpipe.training.data import Facts, fingerprint_together, read_data
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.loop import Loop
-from thinpipe.training.manifest import Habits
 from thinpipe.training.optimize import make_optimizer
-from thinpipe.training.progress import Progress
-from thinpipe.training.random_state import seed_worker
-from thinpipe.training.resume import Resumed, first_units, resume
-from thinpipe.training.save_folder import FolderLock, check_shared, check_unused, sweep
-from thinpipe.training.saving import Saver, UnsavedError
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__

@@ -19,9 +19,9 @@ from thinpipe.commands.train.preflight import preflight
 from thinpipe.commands.train.record import metric_text
 from thinpipe.engines.finite import NotFiniteError
 from thinpipe.options import flags_in_errors
-from thinpipe.training.checkpoint import checkpoints, newest, newest_manifest
+from thinpipe.training.checkpoints.folder import checkpoints, newest, newest_manifest
+from thinpipe.training.checkpoints.part import DamagedError, verify_part
 from thinpipe.training.events import Listener
-from thinpipe.training.part import DamagedError, verify_part
 from thinpipe.training.settings import Running, Settings
 from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError
 from thinpipe.workers.membership import member
@@ -120,8 +120,8 @@ def _train(
     find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
 ) -> Outcome:
     from thinpipe.engines.world import SetupError, join_world
-    from thinpipe.training.resume import take_clients_word
-    from thinpipe.training.saving import UnsavedError
+    from thinpipe.training.checkpoints.resume import take_clients_word
+    from thinpipe.training.checkpoints.saving import UnsavedError
     from thinpipe.training.worker import train
 
     # It draws its whole schedule when a stage raises; the error says all that helps.

@@ -23,14 +23,12 @@ from thinpipe.codecs.base import as_bytes
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.world import World
 from thinpipe.options import OptionError, named
-from thinpipe.training import parcels
-from thinpipe.training.checkpoint import all_damaged, candidates
-from thinpipe.training.fingerprint import difference
-from thinpipe.training.manifest import Manifest, manifest_of, read_facts
-from thinpipe.training.part import PIECE, DamagedError, HashedPieces, read_part
-from thinpipe.training.progress import Progress
+from thinpipe.training.checkpoints.fingerprint import difference
+from thinpipe.training.checkpoints.folder import all_damaged, candidates
+from thinpipe.training.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
+from thinpipe.training.checkpoints.part import PIECE, DamagedError, HashedPieces, read_part, receive_pieces, send_pieces
+from thinpipe.training.checkpoints.state import Cuts, belongs_here, load_worker_state
 from thinpipe.training.settings import Running, Settings, fixed_differences
-from thinpipe.training.state import Cuts, belongs_here, load_worker_state
 
 State = dict[str, Tensor]
 
@@ -184,14 +182,14 @@ def _empty(shape: list[int], dtype: str) -> Tensor:
 
 def _send_state(tensors: list[Tensor], worker: int, world: World) -> str:
     pieces = HashedPieces(piece for tensor in tensors if tensor.numel() for piece in as_bytes(tensor).split(PIECE))
-    parcels.send(pieces, worker, world)
+    send_pieces(pieces, worker, world)
     return pieces.hexdigest()
 
 
 def _fill(tensors: list[Tensor], world: World) -> str:
     """Tensors from the bytes that the client sends, in this order."""
     room = [as_bytes(tensor) for tensor in tensors if tensor.numel()]
-    pieces = HashedPieces(parcels.receive(sum(each.numel() for each in room), 0, world))
+    pieces = HashedPieces(receive_pieces(sum(each.numel() for each in room), 0, world))
     for piece in pieces:
         while piece.numel():
             taken = min(piece.numel(), room[0].numel())
