@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.bench.contents import laplace
+from thinpipe.bench.codecs.synthetic import laplace
 from thinpipe.bench.link.rows import make_row
 from thinpipe.bench.link.settings import WORKERS, Settings
 from thinpipe.codecs import codec
@@ -44,7 +44,7 @@ def _exchange(settings: Settings, link: float | None, backend: str, on_row: Call
     """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
     worker = dist.get_rank()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
-    device = torch.device(settings.device)
+    device = settings.found_device
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
