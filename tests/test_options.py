@@ -12,8 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from thinpipe.commands.shared import takes
-from thinpipe.commands.terminal import one_line_errors
+from thinpipe.commands.terminal import one_line_errors, takes
 from thinpipe.options import OptionError, above, check, flags_in_errors, option, options_of, read
 
 PACKAGE = Path(__file__).parent.parent / "thinpipe"

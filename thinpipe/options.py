@@ -90,6 +90,7 @@ class Option:
     name: str = ""  # as users know it, where that is not the field's name
     negative: bool = False  # a switch that has a --no-NAME beside it
     last: bool = False  # in its panel
+    was: str = ""  # an older name, which the command line still takes
 
 
 def option(help: str, *, default: Any = MISSING, **facts: Any) -> Any:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.pool import Pool
 from tests.training.toy import FEATURES, Ears, ToyTask, run_toy, settings_for, train_toy, world_in
-from thinpipe.bench.inputs import choose_cases
+from thinpipe.bench.codecs.settings import choose_cases
 from thinpipe.training.settings import Capture, Running
 from thinpipe.training.worker import train
 

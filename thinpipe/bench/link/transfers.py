@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.bench.contents import laplace
+from thinpipe.bench.codecs.synthetic import laplace
 from thinpipe.bench.link.rows import make_row
 from thinpipe.bench.link.settings import WORKERS, Settings
 from thinpipe.codecs import codec
@@ -43,7 +43,7 @@ def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator
 
 def _exchange(settings: Settings, link: float | None, backend: str, on_row: Callable[[Row], None]) -> list[Row] | None:
     """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
-    world = join_world(settings.device, threads=max(1, (os.cpu_count() or 1) // WORKERS))
+    world = join_world(settings.found_device.type, threads=max(1, (os.cpu_count() or 1) // WORKERS))
     worker, device = world.worker, world.device
     between = dist.new_group(backend="gloo", timeout=_WAIT)  # where workers meet, whatever messages travel by
     rows = []

@@ -11,8 +11,7 @@ from typing import Any
 
 import typer
 
-from thinpipe.commands.shared import takes
-from thinpipe.commands.terminal import one_line_errors
+from thinpipe.commands.terminal import one_line_errors, takes
 from thinpipe.options import option, read
 from thinpipe.training.settings import LINKS, MACHINES, OUT, PANELS, Capture, Running, Settings
 from thinpipe.workers.membership import member

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
 
-from thinpipe.bench.captured import NOTE as MEANS_NOTE
-from thinpipe.bench.captured import mean_over_steps
-from thinpipe.bench.codecs import COLUMNS
-from thinpipe.bench.losses import COLUMNS as LOSS_COLUMNS
+from thinpipe.bench.codecs.captured import MEANS_NOTE, mean_over_steps
+from thinpipe.bench.codecs.figures import Figures, Losses
+from thinpipe.measure.figures import columns_of
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
 from thinpipe.measure.report import Table
 
 CONTENTS_ABREAST = 3  # so many fit into 80 columns
 
-_BY_NAME = {column.name: column for column in COLUMNS}
+_BY_NAME = {column.name: column for column in columns_of(Figures)}
 _COSTS = tuple(
     _BY_NAME[name]
     for name in (
@@ -152,7 +151,7 @@ def _beside(rows: Sequence[Row]) -> Row:
     """The rows of one codec as one: the losses of every content under names of their own."""
     beside = dict(rows[0])
     for row in rows:
-        beside |= {f"{row['content']} {column.name}": row[column.name] for column in LOSS_COLUMNS}
+        beside |= {f"{row['content']} {column.name}": row[column.name] for column in columns_of(Losses)}
     return beside
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from thinpipe.bench.contents import CONTENTS, cases_from_file, made_cases
+from thinpipe.bench.codecs.synthetic import CONTENTS, cases_from_file, made_cases
 
 SHAPE = (4, 24, 14, 14)
 

@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from statistics import fmean
 
-from thinpipe.bench.losses import COLUMNS, decibels
+from thinpipe.bench.codecs.figures import Losses, decibels
+from thinpipe.measure.figures import columns_of
 from thinpipe.measure.record import Row
 
-NOTE = "Captured tensors: the mean over steps and chunks of a direction and link."
+MEANS_NOTE = "Captured tensors: the mean over steps and chunks of a direction and link."
 
 _NAME = re.compile(r"(forward|backward)/(\d+-\d+)/.+")  # then tensor, step and chunk
 
@@ -26,7 +27,7 @@ def mean_over_steps(rows: Sequence[Row]) -> list[Row]:
 
 def _means(rows: Sequence[Row]) -> Row:
     means: dict[str, float | None] = {}
-    for column in COLUMNS:
+    for column in columns_of(Losses):
         figures = [row[column.name] for row in rows if row[column.name] is not None]
         means[column.name] = fmean(figures) if figures else None
     return {**means, "snr_db": decibels(means["relative_error"])}

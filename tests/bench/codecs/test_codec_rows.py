@@ -5,13 +5,16 @@ import math
 import pytest
 import torch
 
-from thinpipe.bench.codecs import COLUMNS, Settings, measure_codecs
-from thinpipe.bench.contents import made_cases
+from thinpipe.bench.codecs.figures import Figures
+from thinpipe.bench.codecs.measure import measure_codecs
+from thinpipe.bench.codecs.settings import Settings
+from thinpipe.bench.codecs.synthetic import made_cases
 from thinpipe.codecs import codec
+from thinpipe.measure.figures import columns_of
 
 
 def measure(specs, shapes=((2, 24, 8, 8),), contents=("relu6",), reference="none"):
-    settings = Settings(device=torch.device("cpu"), repeat=2, budget_s=0.01, reference=reference)
+    settings = Settings(device="cpu", repeat=2, budget=0.01, reference=reference)
     codecs = [codec(spec) for spec in specs]
     return list(measure_codecs(made_cases(shapes, contents), codecs, settings))
 
@@ -19,7 +22,7 @@ def measure(specs, shapes=((2, 24, 8, 8),), contents=("relu6",), reference="none
 def test_one_row_per_tensor_and_codec_with_every_column():
     rows = measure(["none", "sort:8"], shapes=[(2, 24, 8, 8), (6, 7)], contents=["relu6", "laplace"])
     assert len({(row["shape"], row["content"], row["codec"]) for row in rows}) == len(rows) == 8
-    names = [column.name for column in COLUMNS]
+    names = [column.name for column in columns_of(Figures)]
     assert all(list(row) == names for row in rows)
 
 

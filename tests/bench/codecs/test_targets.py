@@ -1,6 +1,6 @@
 """Targets speak about the rows they are for, and only about those."""
 
-from thinpipe.bench.targets import SHAPE, check_targets
+from thinpipe.bench.codecs.targets import SHAPE, check_targets
 
 
 def row(**figures):

@@ -28,7 +28,13 @@ class Target:
     literal: str | None = None  # the codec whose literal algorithm that is, where it is not this one
 
 
+# Two to three times what two cores took (benchmarks/codecs_few_bits_2cores_2026-11-15.md, codecs_2cores_2026-11-15.md):
+# machines differ in how fast they copy.
 TARGETS = (
+    Target(codec="tile:8", encode_copies=2, decode_copies=2.5),
+    Target(codec="tile:8+zero", encode_copies=3, decode_copies=4),
+    Target(codec="tile:4", encode_copies=2, decode_copies=3.5),
+    Target(codec="tile:4+zero", encode_copies=3, decode_copies=4),
     Target(codec="uniform:8", encode_copies=6, decode_copies=3),
     Target(codec="sort:6+2", encode_copies=12, decode_copies=3, speedup=40),
     Target(codec="fast:6+2", encode_copies=12, decode_copies=3, speedup=40, literal="sort:6+2"),
@@ -47,6 +53,9 @@ class GpuTarget:
 
 
 GPU_TARGETS = (
+    GpuTarget(codec="tile:8", shape="256x32x112x112", encode_ms=0.25, decode_ms=0.20),
+    GpuTarget(codec="tile:8+zero", shape="256x32x112x112", encode_ms=0.30, decode_ms=0.20),
+    GpuTarget(codec="tile:4", shape="256x32x112x112", encode_ms=0.25, decode_ms=0.20),
     GpuTarget(codec="uniform:8", shape="256x32x112x112", encode_ms=0.30),
     GpuTarget(codec="sort:6+2", shape="256x32x112x112", encode_ms=0.40, decode_ms=0.17),
     GpuTarget(codec="sort:3+1", shape="256x32x112x112", encode_ms=0.40, decode_ms=0.15),

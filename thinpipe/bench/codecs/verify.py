@@ -1,21 +1,21 @@
-"""What the codecs promise, held against the literal algorithms, scikit-learn and a stopwatch."""
+"""What the codecs promise, held against the literal algorithms and scikit-learn."""
 
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from torch import Tensor
 
-from thinpipe.bench.contents import Case
-from thinpipe.bench.losses import relative_squared_error
+from thinpipe.bench.codecs.figures import relative_squared_error
+from thinpipe.bench.codecs.synthetic import Case
 from thinpipe.codecs import codec
+from thinpipe.codecs.base import as_dtype
 from thinpipe.codecs.buckets import Buckets
+from thinpipe.codecs.recipes import RECIPES
+from thinpipe.codecs.tile import Tile
 from thinpipe.measure.record import Check
 
 LEVEL_BITS = 6
@@ -25,22 +25,15 @@ SKLEARN_VALUES = 24 * 56 * 56  # one sample of the smallest default shape: secon
 SKLEARN_BITS = range(1, 5)
 SKLEARN_LIMIT = 1.01
 RATIO_BYTES = 1_000_000  # below this a header may be more than 1%
-IMPORT_LIMIT_S = 0.3
-IMPORT_RUNS = 5
+TILES = tuple(dict.fromkeys(spec for pair in RECIPES.values() for spec in pair if spec.startswith("tile")))
+HALF_A_STEP = 0.5 + 1e-3  # what float32 makes of (x - low) / step, of which there are at most 255
+RECIPE_BITS_MORE = 0.5  # of headers: four bytes for every 64 values or more
 
 NOTE = (
     "FAIL: a broken promise. MISS: a target that depends on the machine.\n"
     "ulp: distance of the bucket's largest value to the next float32.\n"
     f"scikit-learn: KMeans, 10 starts, converged, on {SKLEARN_VALUES} values."
 )
-
-_IMPORT_PROBE = """
-import os, sys, time, torch
-threads = lambda: len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
-before, start = threads(), time.perf_counter()
-import thinpipe
-print(time.perf_counter() - start, threads() - before)
-"""
 
 
 def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
@@ -59,8 +52,9 @@ def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check
             yield _kmeans_against_sklearn(content, smallest.load().reshape(-1)[:SKLEARN_VALUES].to(device))
     for content, tensors in contents.items():
         yield _kmeans_against_uniform_and_sort(content, tensors, device)
+    for content, tensors in contents.items():
+        yield from _tiles_against_algorithm(content, tensors, device)
     yield from _wire_ratios([case for case in cases if 4 * case.count >= RATIO_BYTES])
-    yield from _import_cost()
 
 
 def roundings_apart(decoded: Tensor, right: Tensor, mins: Tensor, steps: Tensor, levels: int) -> float:
@@ -125,6 +119,36 @@ def _kmeans_against_uniform_and_sort(content: str, cases: Sequence[Case], device
     return worst.check(f"kmeans:5..8, {content}: error / sort's or uniform's", 1)
 
 
+def _tiles_against_algorithm(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
+    """Of the recipes' tiles: the bytes of the literal algorithm, and every value within half a step."""
+    different, steps = _Worst(), _Worst()
+    for case in cases:
+        x = case.load().to(device)
+        for spec in TILES:
+            ours = codec(spec)
+            assert isinstance(ours, Tile)
+            wire = ours.encode(x)
+            where = f"{spec} on {case.shape_text}"
+            different.add(int((wire != codec(spec, kernels="reference").encode(x)).sum()), where)
+            steps.add(steps_apart(ours, wire, x, ours.decode(wire, torch.empty_like(x))), where)
+    claim = f"{TILES[0]}..{TILES[-1]}, {content}"
+    yield different.check(f"{claim}: bytes unlike the algorithm's", 0)
+    yield steps.check(f"{claim}: decoded, off", HALF_A_STEP, " steps")
+
+
+def steps_apart(tile: Tile, wire: Tensor, x: Tensor, decoded: Tensor) -> float:
+    """The largest error in steps of the tile it lies in, beyond one float32 rounding of the tile's largest value."""
+    count = -(-x.numel() // tile.tile)
+    steps = as_dtype(wire[: 2 * count].clone(), torch.bfloat16).double()
+    values, errors = x.reshape(-1).double(), (decoded.double() - x.double()).abs().reshape(-1)
+    missing = count * tile.tile - x.numel()
+    values, errors = (torch.nn.functional.pad(each, (0, missing)).view(count, -1) for each in (values, errors))
+    rounding = values.abs().amax(1) * torch.finfo(torch.float32).eps
+    beyond = (errors.amax(1) - rounding).clamp(min=0)
+    # A step of 0 says that all values of the tile are the same: any error then is too large.
+    return torch.where(beyond > 0, beyond / steps, beyond).max().item()
+
+
 def _wire_ratios(cases: Sequence[Case]) -> Iterator[Check]:
     for bits in (16, 12, 8, 4):
         worst = _Worst()
@@ -134,22 +158,15 @@ def _wire_ratios(cases: Sequence[Case]) -> Iterator[Check]:
                 worst.add(100 * abs(ratio / (bits / 32) - 1), f"{family}:{bits} on {case.shape_text}")
         if cases:
             yield worst.check(f"{bits} bits, from 1 MB on: wire, off {bits / 32:g}", 1, "%")
-
-
-def _import_cost() -> Iterator[Check]:
-    runs = [
-        subprocess.run([sys.executable, "-c", _IMPORT_PROBE], check=True, capture_output=True, text=True).stdout.split()
-        for _ in range(IMPORT_RUNS)
-    ]
-    seconds, threads = median(float(run[0]) for run in runs), max(int(run[1]) for run in runs)
-    yield Check(
-        claim="import thinpipe, beyond torch",
-        measured=seconds,
-        limit=IMPORT_LIMIT_S,
-        unit=" s",
-        required=False,
-    )
-    yield Check(claim="import thinpipe: threads started", measured=threads, limit=0)
+    for recipe, specs in RECIPES.items():
+        worst = _Worst()
+        for case in cases:
+            for spec in specs:
+                sent = codec(spec).wire_bytes(case.shape, torch.float32)
+                worst.add(8 * sent / case.count, f"{spec} on {case.shape_text}")
+        if cases:
+            most = int(recipe.removesuffix("bit")) + RECIPE_BITS_MORE
+            yield worst.check(f"{recipe}, from 1 MB on: sent for a value", most, " bits")
 
 
 def _round_trip(spec: str, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from thinpipe.bench.losses import COLUMNS, bias, measure_losses, relative_squared_error
+from thinpipe.bench.codecs.figures import bias, measure_losses, relative_squared_error
 
 
 def test_relative_squared_error():
@@ -30,13 +30,12 @@ def test_bias_is_the_mean_error_in_its_standard_errors():
 def test_zeros_are_held_against_the_size_of_the_tensor():
     x = torch.tensor([0.0, -0.0, 3.0, 4.0])
     lost = measure_losses(x, torch.tensor([1.0, -1.0, 3.0, 4.0]))
-    assert lost["zero_fraction"] == 0.5
-    assert lost["zero_error"] == pytest.approx(1 / 2.5)
-    assert measure_losses(x, x)["zero_error"] == 0
-    assert list(lost) == [column.name for column in COLUMNS]
+    assert lost.zero_fraction == 0.5
+    assert lost.zero_error == pytest.approx(1 / 2.5)
+    assert measure_losses(x, x).zero_error == 0
 
 
 def test_without_zeros_there_is_no_error_on_them():
     x = torch.tensor([1.0, 2.0])
-    assert (measure_losses(x, x)["zero_error"], measure_losses(x, x)["zero_fraction"]) == (None, 0)
-    assert measure_losses(torch.zeros(3), torch.ones(3))["zero_error"] is None
+    assert (measure_losses(x, x).zero_error, measure_losses(x, x).zero_fraction) == (None, 0)
+    assert measure_losses(torch.zeros(3), torch.ones(3)).zero_error is None

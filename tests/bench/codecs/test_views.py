@@ -1,14 +1,19 @@
 """Tables and the plot show what the rows hold."""
 
-from thinpipe.bench.codecs import COLUMNS
-from thinpipe.bench.views import plot_error_against_bits, result_tables
+from thinpipe.bench.codecs.figures import Figures
+from thinpipe.bench.codecs.views import plot_error_against_bits, result_tables
+from thinpipe.measure.figures import columns_of
 from thinpipe.measure.report import plain_text
 
 
 def row(shape, content, codec, **figures):
     figures = {"wire_ratio": 0.25, "relative_error": 1e-4, "snr_db": 40.0, "tensor_bytes": 2_000_000} | figures
     figures = {"bits_per_value": 32 * figures["wire_ratio"]} | figures
-    return {column.name: None for column in COLUMNS} | {"shape": shape, "content": content, "codec": codec} | figures
+    return (
+        {column.name: None for column in columns_of(Figures)}
+        | {"shape": shape, "content": content, "codec": codec}
+        | figures
+    )
 
 
 ROWS = [

@@ -5,18 +5,13 @@ import math
 import pytest
 import torch
 
-from thinpipe.bench import verify
-from thinpipe.bench.contents import Case, made_cases
-from thinpipe.bench.verify import roundings_apart, verify_codecs
-from thinpipe.codecs import base
+from thinpipe.bench.codecs import verify
+from thinpipe.bench.codecs.synthetic import Case, made_cases
+from thinpipe.bench.codecs.verify import roundings_apart, steps_apart, verify_codecs
+from thinpipe.codecs import base, codec
 from thinpipe.codecs.kernels import reference
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def few_imports(monkeypatch):
-    monkeypatch.setattr(verify, "IMPORT_RUNS", 1)
 
 
 def run(shape=(2, 24, 7, 7), content="relu6"):
@@ -39,6 +34,10 @@ def test_every_promise_is_kept(content):
     checks = run(content=content)
     assert [check for check in checks.values() if check.required and not check.passed] == []
     assert len(checks) == 8
+    assert [claim for claim in checks if claim.startswith("tile:8..tile:2/64")] == [
+        f"tile:8..tile:2/64, {content}: bytes unlike the algorithm's",
+        f"tile:8..tile:2/64, {content}: decoded, off",
+    ]
 
 
 def test_tensors_that_hold_nan_or_next_to_nothing_are_no_obstacle():
@@ -48,14 +47,21 @@ def test_tensors_that_hold_nan_or_next_to_nothing_are_no_obstacle():
     ]
     checks = list(verify_codecs(cases, CPU))
     assert not any("nan" in check.claim for check in checks)
-    assert sum("three" in check.claim for check in checks) == 5
+    assert sum("three" in check.claim for check in checks) == 7
     assert all(check.passed for check in checks if check.required)
 
 
 def test_ratios_are_checked_on_large_tensors():
     checks = list(verify._wire_ratios(made_cases([(2, 32, 64, 64)], ["relu6"])))
-    assert [check.claim.split()[0] for check in checks] == ["16", "12", "8", "4"]
-    assert all(check.passed and 0 < check.measured < 1 for check in checks)
+    bits, recipes = checks[:4], checks[4:]
+    assert [check.claim.split()[0] for check in bits] == ["16", "12", "8", "4"]
+    assert all(check.passed and 0 < check.measured < 1 for check in bits)
+    assert [(check.claim.split(",")[0], check.measured) for check in recipes] == [
+        ("8bit", 8.125),
+        ("4bit", 4.125),
+        ("2bit", 2.5),
+    ]
+    assert all(check.passed for check in recipes)
 
 
 def with_kernels(monkeypatch, name, broken):
@@ -79,6 +85,28 @@ def test_wrong_buckets_are_caught(monkeypatch):
     }
     assert "on 2x24x7x7" in checks["sort:6+0..4, relu6: decoded, off Algorithm 1"].detail
     assert checks["fast:6+0..4, relu6: decoded, off Algorithm 2"].passed
+
+
+def test_tiles_of_another_step_are_caught(monkeypatch):
+    def encode_tile(x, *arguments):
+        reference.encode_tile(x * 1.01, *arguments)
+
+    with_kernels(monkeypatch, "encode_tile", encode_tile)
+    tiles = [check for claim, check in run().items() if claim.startswith("tile")]
+    assert len(tiles) == 2
+    assert not any(check.passed for check in tiles)
+
+
+def test_errors_of_tiles_are_counted_in_their_steps():
+    tile = codec("tile:8/16")
+    x = torch.cat([torch.linspace(0, 255, 16), torch.linspace(0, 2550, 8)])  # steps of 1 and of 10
+    wire = tile.encode(x)
+    assert steps_apart(tile, wire, x, x) == 0
+    off = x.clone()
+    off[3] += 0.25
+    off[20] += 1.0
+    assert steps_apart(tile, wire, x, off) == pytest.approx(0.25, rel=0.01)
+    assert steps_apart(tile, tile.encode(torch.ones(16)), torch.ones(16), torch.full((16,), 1.5)) == math.inf
 
 
 def test_a_codebook_that_is_not_the_best_is_caught(monkeypatch):

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from thinpipe.bench import outside
+from thinpipe.bench.codecs import bitsandbytes
+from thinpipe.bench.codecs.figures import relative_squared_error
 from thinpipe.bench.inputs import parse_codecs
-from thinpipe.bench.losses import relative_squared_error
 
 
 def test_without_bitsandbytes_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setattr(outside, "find_spec", lambda name: None)
+    monkeypatch.setattr(bitsandbytes, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"nf4 .*pip install 'thinpipe\[compare\]'"):
         parse_codecs("sort:8,nf4", outside=True)
 

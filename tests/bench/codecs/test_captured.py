@@ -2,12 +2,13 @@
 
 import pytest
 
-from thinpipe.bench.captured import mean_over_steps
-from thinpipe.bench.losses import COLUMNS
+from thinpipe.bench.codecs.captured import mean_over_steps
+from thinpipe.bench.codecs.figures import Losses
+from thinpipe.measure.figures import columns_of
 
 
 def row(content, error, shape="4x4", codec="sort:6+2", **figures):
-    nothing = {column.name: None for column in COLUMNS}
+    nothing = {column.name: None for column in columns_of(Losses)}
     return nothing | {"shape": shape, "content": content, "codec": codec, "relative_error": error} | figures
 
 
