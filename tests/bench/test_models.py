@@ -43,5 +43,5 @@ def test_the_models_of_tasks_at_published_sizes():
 
 
 def test_a_hidden_size_that_heads_cannot_share():
-    with pytest.raises(ValueError, match="--hidden is shared by 3 heads, one for 64 values: 200 is no multiple of 3"):
+    with pytest.raises(ValueError, match="hidden is shared by 3 heads, one for 64 values: 200 is no multiple of 3"):
         build_cuttable("roberta", replace(SMALL, hidden=200))

@@ -59,10 +59,10 @@ def run(tmp_path):
 def test_starts_replicas_prints_and_keeps_every_group(run, tmp_path):
     done = run(
         "thinpipe", *QUICK, "--workers", "2", "--model", "own:small", "--compress", "uniform:8",
-        "--json", "r.json", "--markdown", "r.md",
+        "--json", "r.json", "--markdown", "r.md", "--plot", "r.png",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines() == ["wrote r.json", "wrote r.md"]
+    assert done.stderr.splitlines() == ["wrote r.json", "wrote r.md", "wrote r.png"]
     record = Record.read(tmp_path / "r.json")
     assert [(row["group"], row["replicas"], row["ddp"]) for row in record.rows] == [
         ("no ddp", 1, "no ddp"),

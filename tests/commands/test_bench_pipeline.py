@@ -61,7 +61,7 @@ def test_a_step_over_a_thin_link_takes_its_time(tmp_path):
     ("arguments", "message"),
     [
         (["--workers", "two"], "--workers takes whole numbers"),
-        (["--client-layers", "1"], "--client-layers takes two whole numbers"),
+        (["--client-layers", "1"], "--client-layers is two numbers, as in 1,1; got 1"),
         (["--link", "fast"], "--link is a rate from 1kbit to 600gbit"),
         (["--json", "none/r.json"], "a directory that can be written"),
     ],

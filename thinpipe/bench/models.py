@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinpipe.bench.inputs import COUNT, WHAT
+from thinpipe.options import OptionError, between, check, option
 from thinpipe.workloads.mobilenet import mobilenet_bytes, new_mobilenet
 from thinpipe.workloads.roberta import BASE, Size, new_roberta, roberta_bytes
 from thinpipe.workloads.task import Batch, Shape
@@ -40,12 +42,33 @@ class Workload:
 class Shapes:
     """The sizes of the data, and of the model where it has a choice."""
 
-    batch_size: int
-    image_size: int  # pixels, both ways
-    tokens: int  # of a text
-    width: float = 1.0  # of images' models: channels, the published ones = 1
-    hidden: int | None = None  # of roberta and mlp; None: the published one, MLP_HIDDEN
-    layers: int | None = None  # likewise
+    batch_size: int = option("Samples per step, of all workers.", panel=WHAT, metavar="N", rule=COUNT, default=32)
+    image_size: int = option(
+        "Width and height of images.", panel=WHAT, metavar="PIXELS", rule=between(32, 1_000_000), default=224
+    )
+    width: float = option(
+        "Channels of models of images, published = 1.", panel=WHAT, metavar="X", rule=between(0.05, 1000), default=1.0
+    )
+    tokens: int = option("Length of texts.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=128)
+    hidden: int | None = option(
+        "Hidden size of roberta and mlp.",
+        panel=WHAT,
+        metavar="N",
+        shown=f"{BASE.states}; mlp {MLP_HIDDEN}",
+        rule=between(8, 1_000_000),
+        default=None,
+    )
+    layers: int | None = option(
+        "Layers of roberta and mlp.",
+        panel=WHAT,
+        metavar="N",
+        shown=f"{BASE.layers}; mlp {MLP_LAYERS}",
+        rule=between(1, 1_000_000),
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def least_bytes(name: str, shapes: Shapes) -> int:
@@ -68,7 +91,7 @@ def check_model(name: str) -> str:
         _load_function(name)
         return name
     if name not in MODELS:
-        raise ValueError(f"--model is one of {', '.join(MODELS)}, or package.module:function; got {name!r}")
+        raise OptionError(f"{{model}} is one of {', '.join(MODELS)}, or package.module:function; got {name!r}")
     if name in RESNEXTS and not has_torchvision():
         raise ValueError(
             f"{name} comes from torchvision, which does not import here: pip install torchvision, of the release that "
@@ -148,7 +171,9 @@ def roberta_size(shapes: Shapes) -> Size:
     hidden = shapes.hidden or BASE.states
     heads = max(1, hidden // (BASE.states // BASE.heads))
     if hidden % heads:
-        raise ValueError(f"--hidden is shared by {heads} heads, one for 64 values: {hidden} is no multiple of {heads}")
+        raise OptionError(
+            f"{{hidden}} is shared by {heads} heads, one for 64 values: {hidden} is no multiple of {heads}"
+        )
     return replace(BASE, states=hidden, heads=heads, layers=shapes.layers or BASE.layers, positions=ROBERTA_POSITIONS)
 
 
@@ -178,7 +203,7 @@ class _Logits(nn.Module):
 def _load_function(name: str) -> Callable[[int], Any]:
     module, _, function = name.partition(":")
     rule = (
-        f"--model package.module:function names a function of the batch size that returns a model, a tuple of its "
+        f"{{model}} package.module:function names a function of the batch size that returns a model, a tuple of its "
         f"inputs, and a function from its output to a loss; {name!r}"
     )
     if os.getcwd() not in sys.path:
@@ -186,7 +211,7 @@ def _load_function(name: str) -> Callable[[int], Any]:
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{rule} cannot be imported: {error}") from None
+        raise OptionError(f"{rule} cannot be imported: {error}") from None
     if not callable(found):
-        raise ValueError(f"{rule} is no function")
+        raise OptionError(f"{rule} is no function")
     return found

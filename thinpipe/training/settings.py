@@ -16,7 +16,7 @@ from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
 from thinpipe.codecs.spec import codec
 from thinpipe.measure.sizes import parse_size
-from thinpipe.options import OptionError, Rule, above, below, between, check, option, options_of, words
+from thinpipe.options import OptionError, Rule, above, below, between, check, option, options_of, pair, words
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
@@ -38,13 +38,6 @@ PANELS = _WHAT, _WHERE, LINKS, _HOW, OUT, _SAVE, MACHINES = (  # of the help, in
     "Several machines, and when something goes wrong",
 )
 _COUNT = between(1, 1_000_000_000)
-
-
-def _two_numbers(text: str) -> tuple[int, int]:
-    first, comma, last = text.partition(",")
-    if not (comma and first.isdecimal() and last.isdecimal()):
-        raise OptionError(f"{{client_layers}} is two numbers, as in 1,1; got {text}")
-    return int(first), int(last)
 
 
 def _step_numbers(text: str) -> tuple[int, ...]:
@@ -101,7 +94,7 @@ class Settings:
         "Units at both ends that stay with the client, as in 1,1.",
         panel=_WHERE,
         metavar="A,B",
-        parse=_two_numbers,
+        parse=pair("client_layers"),
         movable=True,
     )
     schedule: Order = option("All forwards first, or backwards as soon as can be.", panel=_WHERE, usual="gpipe")

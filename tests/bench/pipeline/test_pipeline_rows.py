@@ -117,9 +117,9 @@ def test_torchs_stage_sends_no_codecs():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"model": "vgg"}, "--model is one of"),
-        ({"layouts": ("ring",)}, "--layout takes linear, client-server"),
-        ({"parallel": ("tensor",)}, "--parallel takes none, data, pipeline"),
+        ({"model": "vgg"}, "model is one of"),
+        ({"layouts": ("ring",)}, "layout is linear, client-server, separated by commas; got ring"),
+        ({"parallel": ("tensor",)}, "parallel is none, data, pipeline"),
         ({"chunks": (3,)}, "a multiple of 3 chunks, not 16"),
         ({"workers": (3,)}, "a multiple of 3 workers, not 16"),
         ({"workers": (0,)}, "1 or more"),
@@ -127,10 +127,11 @@ def test_torchs_stage_sends_no_codecs():
         ({"compress": ("bogus",)}, "there is no codec 'bogus'"),
         ({"compress": ("3bit",)}, "there is no recipe '3bit'"),
         ({"compress": ("delta(tile:2)",)}, "all steps have one batch: measure it with thinpipe train"),
-        ({"stages": ("jax",)}, "--stage takes thinpipe, torch, separated by commas; got 'jax'"),
+        ({"stages": ("jax",)}, "stage is thinpipe, torch, separated by commas; got jax"),
+        ({"steps": 0}, "steps is from 1 to"),
     ],
     ids=str,
 )
 def test_what_cannot_be_measured(changed, message):
     with pytest.raises(ValueError, match=message):
-        settings(links=(None,), **changed).check()
+        settings(links=(None,), **changed).check_here()

@@ -39,16 +39,18 @@ def measure_iterations(
 
     The first replica hears of the record before its rows are known, and of every row as it is.
     """
-    world = join_world(settings.device)
+    device = settings.found_device.type
+    world = join_world(device)
     # Workers are joined by NCCL where each has a GPU of its own.
-    backend = settings.backend or (dist.get_backend() if settings.device == "cuda" else "gloo")
+    backend = settings.backend or (dist.get_backend() if device == "cuda" else "gloo")
     meeting = Meeting()
     machines = meeting.gather(world.machine)
-    groups = make_groups(machines, backend, "G" if settings.device == "cuda" else "C")
+    groups = make_groups(machines, backend, "G" if device == "cuda" else "C")
     first = world.is_client
     config = {
         **asdict(settings),
         "command": list(command),
+        "device": device,
         "backend": backend,
         "replicas": world.workers,
         "machines": 1 + max(machines),
@@ -69,7 +71,7 @@ def measure_iterations(
             told = meeting.gather(None if mine is None else asdict(mine))[: group.size]  # here the others wait
             if first:
                 samples = [Sample(**each) for each in told]
-                rows.append(make_row(model, group, settings.batch_size, settings.device, samples))
+                rows.append(make_row(model, group, settings.batch_size, device, samples))
                 on_row(rows[-1])
     return replace(record, rows=tuple(rows)) if first else None
 

@@ -46,7 +46,7 @@ def measure_runs(
     settings: Settings, link: float | None, runs: list[Run], on_row: Callable[[Row], None]
 ) -> list[Row] | None:
     """On every worker of a launch; the rows on the first, None elsewhere."""
-    world = join_world(settings.device, threads=settings.threads)
+    world = join_world(settings.found_device.type, threads=settings.threads)
     costs = _measure_costs(settings, world) if any(run.parallel == "pipeline" for run in runs) else []
     rows = []
     for run in runs:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from thinpipe.bench.inputs import check_counts, check_launch, find_device
+import torch
+
+from thinpipe.bench.inputs import COUNT, HOW, MOST_REPEATS, WHAT, find_device, machine_option
 from thinpipe.bench.models import CUTTABLE, Shapes, least_bytes
+from thinpipe.codecs import Codec
 from thinpipe.codecs.recipes import RECIPES, directions
-from thinpipe.codecs.spec import tensor_codec
+from thinpipe.codecs.spec import split_specs, tensor_codec
 from thinpipe.measure.memory import check_fits
+from thinpipe.options import OptionError, Rule, check, option, pair
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
+from thinpipe.workers.network import check_launch, parse_links
 
-MOST_WIDTH = 1000
 Parallel = Literal["none", "data", "pipeline"]
 Stage = Literal["thinpipe", "torch"]
 
@@ -31,66 +35,145 @@ class Run:
     stage: Literal["torch"] | None = None  # None: ours, as in records from before there was a choice
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+
+
+def _numbers(name: str) -> Callable[[str], tuple[int, ...]]:
+    def parse(text: str) -> tuple[int, ...]:
+        if not all(word.isdecimal() for word in _words(text)):
+            raise OptionError(f"{{{name}}} takes whole numbers separated by commas, as in 1,2,4; got {text!r}")
+        return tuple(map(int, _words(text)))
+
+    return parse
+
+
+def _several(help: str, kind: Any, *usual: str, **facts: Any) -> Any:
+    """An option that takes several words of a Literal."""
+    known = get_args(kind)
+    rule = Rule(f"{', '.join(known)}, separated by commas", lambda given: set(given) <= set(known))
+    return option(
+        help, panel=HOW, metavar="NAME,...", parse=_words, rule=rule, shown=",".join(usual), default=usual, **facts
+    )
+
+
+_COUNTS = Rule("whole numbers, 1 or more", lambda given: all(1 <= each <= MOST_REPEATS for each in given))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What is measured and how; the same on every worker."""
 
-    model: str
     shapes: Shapes
-    workers: tuple[int, ...]
-    links: tuple[float | None, ...]  # Mbit/s; None: not shaped
-    parallel: tuple[Parallel, ...]
-    layouts: tuple[Layout, ...]
-    schedules: tuple[Order, ...]
-    chunks: tuple[int, ...]
-    compress: tuple[str, ...]
-    stages: tuple[Stage, ...] = ("thinpipe",)
-    client_layers: tuple[int, int] | None  # None: cuts balanced by what units cost
-    device: str
-    threads: int | None  # of every worker; None: its share of the cores
-    warmup: int  # steps that are not timed
-    steps: int  # that are
+    model: str = option(
+        f"One of {', '.join(CUTTABLE)}.",
+        panel=WHAT,
+        metavar="NAME",
+        rule=Rule(f"one of {', '.join(CUTTABLE)}", CUTTABLE.__contains__),
+        default="roberta",
+    )
+    workers: tuple[int, ...] = option(
+        "1 is a single process.",
+        panel=HOW,
+        metavar="N,...",
+        parse=_numbers("workers"),
+        rule=_COUNTS,
+        shown="1,2",
+        default=(1, 2),
+    )
+    parallel: tuple[Parallel, ...] = _several(
+        "none: a single process. data: DistributedDataParallel, the batch shared among workers. pipeline.",
+        Parallel,
+        *get_args(Parallel),
+    )
+    layouts: tuple[Layout, ...] = _several("linear, client-server.", Layout, "client-server", name="layout")
+    schedules: tuple[Order, ...] = _several("gpipe, 1f1b.", Order, "gpipe", name="schedule")
+    chunks: tuple[int, ...] = option(
+        "Parts that a batch is cut into.",
+        panel=HOW,
+        metavar="N,...",
+        parse=_numbers("chunks"),
+        rule=_COUNTS,
+        shown="8",
+        default=(8,),
+    )
+    compress: tuple[str, ...] = option(
+        f"Codecs of both directions, or {', '.join(RECIPES)}.",
+        panel=HOW,
+        metavar="SPEC,...",
+        parse=lambda text: tuple(dict.fromkeys(split_specs(text))),
+        shown="none,8bit",
+        default=("none", "8bit"),
+    )
+    stages: tuple[Stage, ...] = _several(
+        "thinpipe; torch: its own stage, uncompressed.", Stage, "thinpipe", name="stage"
+    )
+    client_layers: tuple[int, int] | None = option(
+        "Units that the client keeps at both ends.",
+        panel=HOW,
+        metavar="FIRST,LAST",
+        parse=pair("client_layers"),
+        shown="balanced by measured cost",
+        default=None,
+    )
+    links: tuple[float | None, ...] = option(  # Mbit/s; None: not shaped
+        "Workers in network namespaces with links of this rate, as in 10mbit,100mbit,1gbit; needs root. none: as the "
+        "machine is.",
+        name="link",
+        panel=HOW,
+        metavar="RATE,...",
+        parse=lambda text: tuple(parse_links(text)),
+        shown="none",
+        default=(None,),
+    )
+    device: str = machine_option("device", "Workers share GPUs where there are too few.")
+    threads: int | None = machine_option("threads", "Of every worker.", shown="cores / workers")
+    warmup: int = option("Steps that do not count.", panel=HOW, metavar="N", rule=COUNT, default=2)
+    steps: int = option("Steps that do.", panel=HOW, metavar="N", rule=COUNT, default=5)
 
-    def check(self) -> None:
-        """ValueError for what cannot be measured here."""
-        if self.model not in CUTTABLE:
-            raise ValueError(f"--model is one of {', '.join(CUTTABLE)}; got {self.model!r}")
-        for name, given, known in (
-            ("--parallel", self.parallel, get_args(Parallel)),
-            ("--layout", self.layouts, get_args(Layout)),
-            ("--schedule", self.schedules, get_args(Order)),
-            ("--stage", self.stages, get_args(Stage)),
-        ):
-            unknown = [value for value in given if value not in known]
-            if unknown:
-                raise ValueError(f"{name} takes {', '.join(known)}, separated by commas; got {unknown[0]!r}")
-        check_counts(threads=self.threads, warmup=self.warmup, steps=self.steps, workers=max(self.workers))
-        if not self.shapes.width <= MOST_WIDTH:
-            raise ValueError(f"--width is at most {MOST_WIDTH}; got {self.shapes.width}")
-        check_fits(
-            f"--model {self.model} of this size, in {max(self.workers)} workers,",
-            max(self.workers) * least_bytes(self.model, self.shapes),
-            "take a smaller model, smaller or fewer samples, or fewer workers",
-        )
-        if min(self.workers) < 1 or min(self.chunks) < 1:
-            raise ValueError("--workers and --chunks are whole numbers, 1 or more")
+    def __post_init__(self) -> None:
+        check(self)
         for parts, what in ((self.chunks, "chunks"), (self.workers, "workers")):
             for count in parts:
                 if self.shapes.batch_size % count:
-                    raise ValueError(
-                        f"all parts of a batch are of one size: --batch-size is a multiple of {count} {what}, "
+                    raise OptionError(
+                        f"all parts of a batch are of one size: {{batch_size}} is a multiple of {count} {what}, "
                         f"not {self.shapes.batch_size}"
                     )
-        find_device(self.device, [tensor_codec(spec) for spec in _specs(self.compress)])
-        if "torch" in self.stages and self.device != "cpu":
-            raise ValueError(
-                f"--stage torch sends tensors where they are, and gloo none from a GPU: --device cpu, not {self.device}"
-            )
+        list(self._codecs())  # raises for what is none
         if not any(True for _ in self.launches()):
-            raise ValueError(
-                "nothing to measure: --parallel none runs with --workers 1, data and pipeline with 2 or more"
+            raise OptionError(
+                "nothing to measure: {parallel} none runs with {workers} 1, data and pipeline with 2 or more"
+            )
+
+    def check_here(self) -> None:
+        """OptionError for what cannot be measured on this machine."""
+        check_fits(
+            f"{{model}} {self.model} of this size, in {max(self.workers)} workers,",
+            max(self.workers) * least_bytes(self.model, self.shapes),
+            "take a smaller model, smaller or fewer samples, or fewer workers",
+        )
+        if "torch" in self.stages and self.found_device.type != "cpu":
+            raise OptionError(
+                "{stage} torch sends tensors where they are, and gloo none from a GPU: take {device} cpu, not "
+                f"{self.device}"
             )
         check_launch(self.workers, self.links)
+
+    @property
+    def found_device(self) -> torch.device:
+        """OptionError where it is not here, or the codecs do not run on it."""
+        return find_device(self.device, list(self._codecs()))
+
+    def _codecs(self) -> Iterator[Codec]:
+        """Of both directions of every one that is asked for."""
+        for text in self.compress:
+            if text.startswith("delta("):
+                raise OptionError(
+                    f"{text} sends what changed of a sample since the last epoch, and here all steps have one batch: "
+                    "measure it with thinpipe train, or take another codec"
+                )
+            yield from map(tensor_codec, directions(text))
 
     def _senders(self) -> Iterator[tuple[str, Literal["torch"] | None]]:
         """What tensors travel through: torch's stage sends them as they are, ours through every codec."""
@@ -118,14 +201,3 @@ class Settings:
             elif workers > 1 and together:
                 for link in self.links:
                     yield workers, link, together
-
-
-def _specs(compress: Sequence[str]) -> Iterator[str]:
-    """The codecs of both directions of every one that is asked for."""
-    for text in compress:
-        if text.startswith("delta("):
-            raise ValueError(
-                f"{text} sends what changed of a sample since the last epoch, and here all steps have one batch: "
-                "measure it with thinpipe train, or take another codec"
-            )
-        yield from directions(text)
