@@ -81,6 +81,20 @@ def test_replicas_train_what_one_process_trains(pool: Pool, tmp_path: Path) -> N
     assert ears.steps[0].wire_bytes > 0
 
 
+def test_compressed_gradients_train_as_well_for_a_quarter_of_the_bytes(pool: Pool) -> None:
+    def trained(**given: Any) -> Any:
+        return pool.run(train_toy, 2, "plain", Running(), {"parallel": "data", "epochs": 4, **given})[0]
+
+    plain, small = trained(), trained(compress="uniform:8")
+    assert small.end.metric >= plain.end.metric > 0.9
+    assert small.end.parameters_sha256 != plain.end.parameters_sha256, "nothing was lost: was it compressed?"
+    # Two replicas: the ring sends every gradient once, and so does the hook.
+    assert small.steps[0].wire_bytes == pytest.approx(plain.steps[0].wire_bytes / 4, rel=0.02)
+    rough, forgetful = trained(compress="uniform:2"), trained(compress="uniform:2", error_feedback=False)
+    assert rough.end.parameters_sha256 != forgetful.end.parameters_sha256
+    assert rough.steps[0].loss == forgetful.steps[0].loss  # before anything was lost
+
+
 @pytest.mark.parametrize(
     ("workers", "given"),
     [

@@ -17,7 +17,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ OPTIONS = tuple(sorted({"compress", *_DECLARED} - set(CODEC_KEYS.values())))
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 MOST_RUNS = 10_000  # a minute each is a week
 _APART = {"threads"}  # of settings: how fast a run is, not what it comes to
+_DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING} | {"steps": None}
 
 Options = Mapping[str, Any]  # by their names as on the command line, without the leading dashes
 Settle = Callable[[dict[str, Any]], Settings]  # what thinpipe train makes of its options; ValueError if it refuses them
@@ -90,8 +91,11 @@ class Plan:
 
 
 def identity(settings: Mapping[str, Any]) -> str:
-    """Settings as one text: the same for the same run, whoever wrote them down."""
-    return json.dumps(settings, sort_keys=True)
+    """Settings as one text: the same for the same run, whoever wrote them down.
+
+    A version that did not know a setting did what its default says.
+    """
+    return json.dumps(_DEFAULTS | dict(settings), sort_keys=True)
 
 
 def codec_text(settings: Mapping[str, Any]) -> str:
