@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from thinpipe.measure.whole import written_whole
+from thinpipe.measure.atomic import written_whole
 from thinpipe.options import named
 
 
