@@ -18,10 +18,10 @@ from thinpipe.commands.terminal import OutputError
 from thinpipe.commands.train.preflight import preflight
 from thinpipe.commands.train.record import metric_text
 from thinpipe.options import flags_in_errors
-from thinpipe.training.checkpoint import checkpoints, newest, newest_manifest
+from thinpipe.training.checkpoints.folder import checkpoints, newest, newest_manifest
+from thinpipe.training.checkpoints.part import DamagedError, verify_part
 from thinpipe.training.events import Listener
 from thinpipe.training.nan import NotFiniteError
-from thinpipe.training.part import DamagedError, verify_part
 from thinpipe.training.settings import Running, Settings
 from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError
 from thinpipe.workers.membership import member
@@ -119,9 +119,9 @@ def _work(
 def _train(
     find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
 ) -> Outcome:
+    from thinpipe.training.checkpoints.resume import take_clients_word
+    from thinpipe.training.checkpoints.saving import UnsavedError
     from thinpipe.training.place import place
-    from thinpipe.training.resume import take_clients_word
-    from thinpipe.training.saving import UnsavedError
     from thinpipe.training.worker import SetupError, train
 
     # It draws its whole schedule when a stage raises; the error says all that helps.

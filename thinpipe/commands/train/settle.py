@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from thinpipe.options import OptionError, options_of, read
-from thinpipe.training.checkpoint import candidates, checkpoints, newest_manifest
-from thinpipe.training.save_folder import check_unused
+from thinpipe.training.checkpoints.folder import candidates, check_unused, checkpoints, newest_manifest
 from thinpipe.training.settings import Capture, Device, Running, Settings, settle, settle_again
 from thinpipe.workers.membership import become_member, member
 from thinpipe.workloads.tasks import task
