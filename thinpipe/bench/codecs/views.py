@@ -126,7 +126,7 @@ def plot_error_against_bits(rows: Sequence[Row]) -> Plot:
 
 
 def mean_over_steps(rows: Sequence[Row]) -> list[Row]:
-    """One row for all captured tensors of a direction, link, shape and codec; what is named otherwise stays as it is."""
+    """One row for all captured tensors of a direction, link, shape and codec; what is named otherwise stays."""
     together: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         captured = _CAPTURED.fullmatch(row["content"])
