@@ -18,7 +18,7 @@ from torch import nn
 
 from tests.training.toy import Ears, ToyTask, settings_for
 from thinpipe.commands.train_run import carry_out
-from thinpipe.training.checkpoint import newest
+from thinpipe.training.checkpoints.folder import newest
 from thinpipe.training.settings import Running
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, run_toy, train_toy
 from thinpipe.cli import app
-from thinpipe.training.manifest import read_manifest, seal
+from thinpipe.training.checkpoints.manifest import read_manifest, seal
 from thinpipe.training.settings import Running
 from thinpipe.training.worker import SetupError
 from thinpipe.workers import launch

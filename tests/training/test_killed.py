@@ -14,8 +14,8 @@ import pytest
 from tests.pool import Pool
 from tests.scripts import run_script
 from tests.training.toy import train_toy
-from thinpipe.training.checkpoint import checkpoints, newest
-from thinpipe.training.manifest import read_manifest
+from thinpipe.training.checkpoints.folder import checkpoints, newest
+from thinpipe.training.checkpoints.manifest import read_manifest
 from thinpipe.training.settings import Running
 
 SCENARIO = str(Path(__file__).parent / "scenario.py")

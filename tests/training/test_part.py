@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from thinpipe.training.part import DamagedError, Part, PartStream, read_part, verify_part, write_pieces
+from thinpipe.training.checkpoints.part import DamagedError, Part, PartStream, read_part, verify_part, write_pieces
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),

@@ -11,8 +11,8 @@ import torch
 
 from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, run_toy, saved_model, train_toy
-from thinpipe.training.checkpoint import checkpoints, load, newest
-from thinpipe.training.manifest import read_manifest
+from thinpipe.training.checkpoints.folder import checkpoints, load, newest
+from thinpipe.training.checkpoints.manifest import read_manifest
 from thinpipe.training.settings import Running
 
 

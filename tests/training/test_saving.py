@@ -18,21 +18,19 @@ import torch
 
 from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, place_in, run_toy, settings_for, train_toy
-from thinpipe.training import saving
-from thinpipe.training.checkpoint import checkpoints, newest
-from thinpipe.training.manifest import Habits, read_manifest
-from thinpipe.training.part import Part, verify_part
-from thinpipe.training.progress import Progress
-from thinpipe.training.resume import take_clients_word
-from thinpipe.training.save_folder import LOCK, FolderLock
-from thinpipe.training.saving import UnsavedError
+from thinpipe.training.checkpoints import saving
+from thinpipe.training.checkpoints.folder import LOCK, FolderLock, checkpoints, newest
+from thinpipe.training.checkpoints.manifest import Habits, Progress, read_manifest
+from thinpipe.training.checkpoints.part import Part, verify_part
+from thinpipe.training.checkpoints.resume import take_clients_word
+from thinpipe.training.checkpoints.saving import UnsavedError
 from thinpipe.training.settings import Running
 from thinpipe.training.worker import SetupError, train
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from thinpipe.training.save_folder import FolderLock
+from thinpipe.training.checkpoints.folder import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)

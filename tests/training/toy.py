@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinpipe.training.checkpoint import load, newest
+from thinpipe.training.checkpoints.folder import load, newest
 from thinpipe.training.events import Epoch, Finished, Plan, Step
 from thinpipe.training.place import Place
 from thinpipe.training.settings import Running, Settings, settle

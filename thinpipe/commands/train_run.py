@@ -16,10 +16,10 @@ import typer
 
 from thinpipe.commands.train_views import OutputError, preflight
 from thinpipe.commands.watch.record import metric_text
-from thinpipe.training.checkpoint import checkpoints, newest, newest_manifest
+from thinpipe.training.checkpoints.folder import checkpoints, newest, newest_manifest
+from thinpipe.training.checkpoints.part import DamagedError, verify_part
 from thinpipe.training.events import Listener
 from thinpipe.training.nan import NotFiniteError
-from thinpipe.training.part import DamagedError, verify_part
 from thinpipe.training.settings import Running, Settings
 from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError
 from thinpipe.workers.membership import member
@@ -111,9 +111,9 @@ def _work(
     find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
 ) -> Outcome:
     """What every worker runs."""
+    from thinpipe.training.checkpoints.resume import take_clients_word
+    from thinpipe.training.checkpoints.saving import UnsavedError
     from thinpipe.training.place import place
-    from thinpipe.training.resume import take_clients_word
-    from thinpipe.training.saving import UnsavedError
     from thinpipe.training.worker import SetupError, train
 
     # It draws its whole schedule when a stage raises; the error says all that helps.

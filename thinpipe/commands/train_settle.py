@@ -12,8 +12,7 @@ import torch
 from thinpipe.bench.inputs import check_launch
 from thinpipe.measure.sizes import parse_size
 from thinpipe.pipeline.links.spec import encoding
-from thinpipe.training.checkpoint import candidates, checkpoints, newest_manifest
-from thinpipe.training.save_folder import check_unused
+from thinpipe.training.checkpoints.folder import candidates, check_unused, checkpoints, newest_manifest
 from thinpipe.training.settings import Capture, Device, Running, Settings, settle, settle_again
 from thinpipe.workers.membership import become_member, member
 from thinpipe.workers.network import parse_link

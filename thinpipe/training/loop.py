@@ -9,14 +9,14 @@ from typing import Protocol
 import torch
 
 from thinpipe.training.batches import SampleOrder, TrainingBatches
+from thinpipe.training.checkpoints.manifest import Progress
+from thinpipe.training.checkpoints.saving import Saver
+from thinpipe.training.checkpoints.state import digest, worker_state
 from thinpipe.training.engine import Engine
 from thinpipe.training.evaluate import evaluate
 from thinpipe.training.events import Epoch, Finished, Listener, Step
 from thinpipe.training.optimize import learning_rate, set_learning_rate
-from thinpipe.training.progress import Progress
-from thinpipe.training.saving import Saver
 from thinpipe.training.settings import Running, Settings
-from thinpipe.training.state import digest, worker_state
 from thinpipe.training.step import train_step
 from thinpipe.training.usage import Usage
 from thinpipe.workers.activity import ACTIVITY

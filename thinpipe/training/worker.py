@@ -11,22 +11,20 @@ from torch import nn
 
 from thinpipe.training.batches import SampleOrder, TrainingBatches
 from thinpipe.training.capture import StepCapture
-from thinpipe.training.checkpoint import checkpoints
+from thinpipe.training.checkpoints.fingerprint import difference, fingerprint
+from thinpipe.training.checkpoints.folder import FolderLock, check_shared, check_unused, checkpoints, sweep
+from thinpipe.training.checkpoints.manifest import Habits, Progress
+from thinpipe.training.checkpoints.resume import Resumed, first_units, resume
+from thinpipe.training.checkpoints.saving import Saver, UnsavedError
+from thinpipe.training.checkpoints.state import seed_worker
 from thinpipe.training.copies import reserve_copies
 from thinpipe.training.engine import Engine
 from thinpipe.training.events import Finished, Listener, Plan
-from thinpipe.training.fingerprint import difference, fingerprint
 from thinpipe.training.loop import Loop, StepWatcher
-from thinpipe.training.manifest import Habits
 from thinpipe.training.optimize import make_optimizer
 from thinpipe.training.pipeline_engine import PipelineEngine
 from thinpipe.training.place import Place
-from thinpipe.training.progress import Progress
-from thinpipe.training.random_state import seed_worker
 from thinpipe.training.replica_engine import ReplicaEngine
-from thinpipe.training.resume import Resumed, first_units, resume
-from thinpipe.training.save_folder import FolderLock, check_shared, check_unused, sweep
-from thinpipe.training.saving import Saver, UnsavedError
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.shapes import Meta, meta_of
 from thinpipe.training.tracing import StepTrace

@@ -1,7 +1,7 @@
 """One worker's part of a checkpoint: named tensors as a safetensors file, with the hash of its bytes.
 
 The file is written as a stream of pieces. So a part takes no memory beside the tensors, its hash is that of what was in
-memory, and the same stream goes to the client where the client keeps all parts (``parcels.py``). The library reads it.
+memory, and the same stream goes to the client where the client keeps all parts (``send_pieces``). The library reads it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from io import FileIO
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from xxhash import xxh3_128
 
 from thinpipe.codecs.base import as_bytes
+from thinpipe.training.place import Place
+from thinpipe.workers.exchange import needing_peers
 
 PIECE = 4 << 20  # bytes that are written, hashed or sent at once
 
@@ -161,3 +164,33 @@ def verify_part(directory: Path, part: Part) -> None:
         raise DamagedError(f"{part.name} has {size} bytes, and {part.bytes} were saved")
     if found.hexdigest() != part.xxh3_128:
         raise DamagedError(f"{part.name}: hash {found.hexdigest()}, and {part.xxh3_128} was saved")
+
+
+def send_pieces(pieces: Iterable[Tensor], worker: int, place: Place) -> None:
+    """Send bytes to a worker, which receives as many. ``pieces`` of any length travel as full ones."""
+    buffer, filled = torch.empty(PIECE, dtype=torch.uint8), 0
+    for piece in pieces:
+        while piece.numel():
+            taken = min(PIECE - filled, piece.numel())
+            buffer[filled : filled + taken] = piece[:taken]
+            filled, piece = filled + taken, piece[taken:]
+            if filled == PIECE:
+                _send(buffer, worker, place)
+                filled = 0
+    if filled:
+        _send(buffer[:filled], worker, place)
+
+
+def _send(piece: Tensor, worker: int, place: Place) -> None:
+    with needing_peers(f"sending tensors to worker {worker}"):
+        dist.send(piece, group=place.words, group_dst=worker)
+
+
+def receive_pieces(count: int, worker: int, place: Place) -> Iterator[Tensor]:
+    """So many bytes from a worker, piece by piece; each is gone when the next one comes."""
+    buffer = torch.empty(min(count, PIECE), dtype=torch.uint8)
+    for start in range(0, count, PIECE):
+        piece = buffer[: min(PIECE, count - start)]
+        with needing_peers(f"receiving tensors from worker {worker}"):
+            dist.recv(piece, group=place.words, group_src=worker)
+        yield piece

@@ -15,8 +15,8 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
+from thinpipe.training.batches import mixed_seed
 from thinpipe.training.engine import Engine
-from thinpipe.training.random_state import random_state, set_random_state
 
 
 class Cuts:
@@ -121,3 +121,23 @@ def _tensors(engine: Engine) -> dict[str, Tensor]:
 
 def _parameters(engine: Engine) -> dict[str, nn.Parameter]:
     return {name: parameter for stage in engine.stages.values() for name, parameter in stage.parameters().items()}
+
+
+def seed_worker(seed: int, worker: int) -> None:
+    """What dropout draws differs on every worker; the model was built before, from the same seed everywhere."""
+    torch.manual_seed(mixed_seed(seed, -1, worker))
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """What is not in it, of a worker or a device that was not there when it was saved, stays as it is."""
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -13,8 +13,7 @@ import torch
 from xxhash import xxh3_128
 
 from thinpipe.measure.whole import written_whole
-from thinpipe.training.part import DamagedError, Part
-from thinpipe.training.progress import Progress
+from thinpipe.training.checkpoints.part import DamagedError, Part
 from thinpipe.training.settings import Settings
 from thinpipe.training.typed import from_facts
 from thinpipe.version import __version__
@@ -36,6 +35,41 @@ class Habits:
     save_every: int | None = None
     keep: int = 2
     save_local: bool = False
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far the whole run is, as the client knows it: numbers that go on counting when it is taken up again."""
+
+    step: int = 0  # done
+    steps: int = 0  # of the whole run
+    epoch_loss: float = 0.0  # sum over the samples of the epoch under way
+    epoch_correct: int = 0
+    epoch_samples: int = 0
+    train_loss: float = float("nan")  # of the last epoch evaluated, and so on
+    validation_loss: float = float("nan")
+    metric: float = float("nan")
+    best_metric: float = float("-inf")
+    metric_name: str = ""
+    parameters_sha256: str = ""  # set with the last checkpoint
+
+    @property
+    def is_complete(self) -> bool:
+        return self.step >= self.steps
+
+    def count(self, *, loss: float, correct: int, samples: int) -> None:
+        self.step += 1
+        self.epoch_loss += loss * samples
+        self.epoch_correct += correct
+        self.epoch_samples += samples
+
+    def evaluated(self, *, validation_loss: float, metric: float) -> None:
+        self.train_loss = self.epoch_loss / max(self.epoch_samples, 1)
+        self.validation_loss, self.metric = validation_loss, metric
+        self.best_metric = max(self.best_metric, metric)
+
+    def begin_epoch(self) -> None:
+        self.epoch_loss, self.epoch_correct, self.epoch_samples = 0.0, 0, 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,12 +20,18 @@ from typing import Any
 
 from torch import Tensor
 
-from thinpipe.training import parcels
-from thinpipe.training.checkpoint import PARTIAL, checkpoint_path, checkpoints, delete, sync
-from thinpipe.training.manifest import Habits, Manifest
-from thinpipe.training.part import HashedPieces, Part, PartStream, part_name, write_pieces
+from thinpipe.training.checkpoints.folder import PARTIAL, checkpoint_path, checkpoints, delete, sync
+from thinpipe.training.checkpoints.manifest import Habits, Manifest, Progress
+from thinpipe.training.checkpoints.part import (
+    HashedPieces,
+    Part,
+    PartStream,
+    part_name,
+    receive_pieces,
+    send_pieces,
+    write_pieces,
+)
 from thinpipe.training.place import Place
-from thinpipe.training.progress import Progress
 from thinpipe.training.settings import Settings
 
 _SLACK = 64 << 20  # bytes that a part may have more than twice what was told before the first step
@@ -110,11 +116,11 @@ class Saver:
             return [], problems
         if not place.is_client:
             hashed = HashedPieces(stream.pieces())
-            parcels.send(hashed, 0, place)
+            send_pieces(hashed, 0, place)
             return self._compared([], hashed.hexdigest(), None)
         files, problem = [], None
         for worker, size in enumerate(sizes):
-            pieces = stream.pieces() if worker == 0 else parcels.receive(size, worker, place)
+            pieces = stream.pieces() if worker == 0 else receive_pieces(size, worker, place)
             try:
                 files.append(write_pieces(partial / part_name(worker), pieces))
             except OSError as error:

@@ -20,16 +20,14 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import as_bytes
-from thinpipe.training import parcels
-from thinpipe.training.checkpoint import all_damaged, candidates
+from thinpipe.training.checkpoints.fingerprint import difference
+from thinpipe.training.checkpoints.folder import all_damaged, candidates
+from thinpipe.training.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
+from thinpipe.training.checkpoints.part import PIECE, DamagedError, HashedPieces, read_part, receive_pieces, send_pieces
+from thinpipe.training.checkpoints.state import Cuts, belongs_here, load_worker_state
 from thinpipe.training.engine import Engine
-from thinpipe.training.fingerprint import difference
-from thinpipe.training.manifest import Manifest, manifest_of, read_facts
-from thinpipe.training.part import PIECE, DamagedError, HashedPieces, read_part
 from thinpipe.training.place import Place
-from thinpipe.training.progress import Progress
 from thinpipe.training.settings import Running, Settings, fixed_differences
-from thinpipe.training.state import Cuts, belongs_here, load_worker_state
 
 State = dict[str, Tensor]
 
@@ -183,14 +181,14 @@ def _empty(shape: list[int], dtype: str) -> Tensor:
 
 def _send_state(tensors: list[Tensor], worker: int, place: Place) -> str:
     pieces = HashedPieces(piece for tensor in tensors if tensor.numel() for piece in as_bytes(tensor).split(PIECE))
-    parcels.send(pieces, worker, place)
+    send_pieces(pieces, worker, place)
     return pieces.hexdigest()
 
 
 def _fill(tensors: list[Tensor], place: Place) -> str:
     """Tensors from the bytes that the client sends, in this order."""
     room = [as_bytes(tensor) for tensor in tensors if tensor.numel()]
-    pieces = HashedPieces(parcels.receive(sum(each.numel() for each in room), 0, place))
+    pieces = HashedPieces(receive_pieces(sum(each.numel() for each in room), 0, place))
     for piece in pieces:
         while piece.numel():
             taken = min(piece.numel(), room[0].numel())

@@ -1,0 +1,1 @@
+"""Checkpoints: what a run is saved as, and how it goes on from there."""
