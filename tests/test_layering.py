@@ -19,7 +19,6 @@ ALLOWED = {
         "thinpipe.pipeline",
         "thinpipe.workers",
         "thinpipe.codecs.base",
-        "thinpipe.codecs.delta",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
@@ -43,7 +42,6 @@ ALLOWED = {
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
-        "thinpipe.codecs.delta",
         "thinpipe.measure",
     },
     "thinpipe.bench": {
@@ -58,6 +56,7 @@ ALLOWED = {
     "thinpipe.ablation": {
         "thinpipe.ablation",
         "thinpipe.training.settings",
+        "thinpipe.pipeline.links.spec",
         "thinpipe.workers.signals",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.spec",
@@ -71,6 +70,7 @@ ALLOWED = {
         "thinpipe.codecs",
         "thinpipe.workers",
         "thinpipe.workloads",
+        "thinpipe.pipeline.links.spec",
         "thinpipe.training",
     },
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from thinpipe.codecs.recipes import RECIPES, directions
 from thinpipe.codecs.spec import codec, split_specs
+from thinpipe.pipeline.links.spec import encoding
 
 CODEC_KEYS = {"forward": "compress-forward", "backward": "compress-backward"}  # of a plan -> options of thinpipe train
 
@@ -40,7 +41,7 @@ def _specs(text: Any) -> list[str]:
     if not isinstance(text, str):
         raise ValueError(f'a codec is named by its spec, as in "sort:8"; got {text!r}')
     if "(" in text:  # a comma in brackets is not one between specs
-        return [codec(spec).spec for spec in split_specs(text)]
+        return [encoding(spec).spec for spec in split_specs(text)]
     name, colon, arguments = text.partition(":")
     return [codec(f"{name}{colon}{argument.strip()}").spec for argument in arguments.split(",")]
 
@@ -48,6 +49,6 @@ def _specs(text: Any) -> list[str]:
 def in_full(text: str) -> str:
     """``sort:8`` as ``sort:6+2``; what is no spec as it is."""
     try:
-        return codec(text).spec
+        return encoding(text).spec
     except ValueError:
         return text

@@ -15,7 +15,7 @@ from thinpipe.bench.outside import NAMES as OUTSIDE_NAMES
 from thinpipe.bench.outside import outside_codec
 from thinpipe.codecs import Codec
 from thinpipe.codecs.base import KernelCodec
-from thinpipe.codecs.spec import split_specs, tensor_codec
+from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.measure.memory import check_fits
 from thinpipe.workers.membership import member
 from thinpipe.workers.network import check_links
@@ -28,7 +28,7 @@ def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
     specs = split_specs(text)
     if not specs:
         raise ValueError("--codecs takes specs separated by commas, as in sort:8,uniform:8; got none")
-    chosen = [outside_codec(spec) if outside and spec in OUTSIDE_NAMES else tensor_codec(spec) for spec in specs]
+    chosen = [outside_codec(spec) if outside and spec in OUTSIDE_NAMES else codec(spec) for spec in specs]
     return list(dict.fromkeys(chosen))
 
 

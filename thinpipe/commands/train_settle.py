@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from thinpipe.bench.inputs import check_launch
-from thinpipe.codecs.delta import Delta
-from thinpipe.codecs.spec import codec
 from thinpipe.measure.sizes import parse_size
+from thinpipe.pipeline.links.spec import encoding
 from thinpipe.training.checkpoints.folder import candidates, check_unused, checkpoints, newest_manifest
 from thinpipe.training.settings import Capture, Device, Running, Settings, settle, settle_again
 from thinpipe.workers.membership import become_member, member
@@ -83,7 +82,7 @@ def _check(settings: Settings, running: Running, max_restarts: int) -> None:
             f"--capture keeps what crosses the links of a pipeline; leave it out with --parallel {settings.parallel}"
         )
     cached = running.delta_cache is not None or running.delta_cache_limit != Running.delta_cache_limit
-    if cached and not isinstance(codec(settings.compress_forward), Delta):
+    if cached and not encoding(settings.compress_forward).needs_samples:
         raise ValueError(
             "--delta-cache and --delta-cache-limit are for delta(...), and activations travel through "
             f"{settings.compress_forward}; leave them out"

@@ -7,9 +7,9 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
 from thinpipe.codecs.spec import codec
+from thinpipe.pipeline.links.spec import check_directions
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
@@ -80,11 +80,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         # A ValueError of theirs says what is wrong.
-        forward, backward = codec(self.compress_forward), codec(self.compress_backward)
-        if isinstance(backward, Delta):
-            raise backward.not_for_gradients()
-        if isinstance(forward, Delta) and self.parallel != "pipeline":
-            raise forward.misplaced()
+        check_directions(self.compress_forward, self.compress_backward)
+        if self.parallel != "pipeline":
+            codec(self.compress_forward)
         hints = get_type_hints(Settings)
         for name in ("parallel", "layout", "schedule", "optimizer", "lr_schedule", "device"):
             _check_one_of(name, getattr(self, name), get_args(hints[name]))

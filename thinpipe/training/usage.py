@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from thinpipe.measure.meter import peak_bytes
-from thinpipe.pipeline.counters import STAMPS
+from thinpipe.pipeline.links.counters import STAMPS
 from thinpipe.training.engine import Engine
 from thinpipe.training.events import LinkUse, WorkerUse
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from thinpipe.bench.inputs import check_counts, check_launch, check_seconds, find_device
-from thinpipe.codecs.spec import tensor_codec
+from thinpipe.codecs.spec import codec
 from thinpipe.measure.memory import check_fits
 from thinpipe.measure.sizes import parse_size, size_text
 
@@ -34,12 +34,12 @@ class Settings:
         check_seconds(budget=self.budget_s, sender_delay=self.sender_delay_s)
         largest = max(self.sizes)
         check_fits(f"--sizes {size_text(largest)}: sent and received,", 2 * largest, "take smaller ones")
-        find_device(self.device, [tensor_codec(spec) for spec in self.compress])
+        find_device(self.device, [codec(spec) for spec in self.compress])
         check_launch([WORKERS], self.links)
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(["none", *(tensor_codec(spec).spec for spec in self.compress)]))
+        return tuple(dict.fromkeys(["none", *(codec(spec).spec for spec in self.compress)]))
 
     def backend(self, link: float | None) -> str:
         """NCCL joins GPUs, one per worker; it would pass by a link that is shaped."""
