@@ -20,7 +20,6 @@ ALLOWED = {
         "thinpipe.pipeline",
         "thinpipe.workers",
         "thinpipe.codecs.base",
-        "thinpipe.codecs.delta",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
@@ -44,7 +43,6 @@ ALLOWED = {
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
-        "thinpipe.codecs.delta",
         "thinpipe.measure",
     },
     "thinpipe.bench": {
@@ -59,6 +57,7 @@ ALLOWED = {
     "thinpipe.ablation": {
         "thinpipe.ablation",
         "thinpipe.training.settings",
+        "thinpipe.pipeline.links.spec",
         "thinpipe.workers.signals",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.spec",
@@ -72,6 +71,7 @@ ALLOWED = {
         "thinpipe.codecs",
         "thinpipe.workers",
         "thinpipe.workloads",
+        "thinpipe.pipeline.links.spec",
         "thinpipe.training",
     },
 }

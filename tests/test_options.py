@@ -85,8 +85,8 @@ def test_a_command_takes_the_options_that_are_declared() -> None:
     assert list(dict.fromkeys(flags)) == ["--cut-at", "--heat", "--fan", "--turn"]
 
 
-# Their commands and settings are being rebuilt; delta's words are about two places at once.
-STILL_FLAGS = ("bench/pipeline", "bench/ddp", "bench/models.py", "codecs/delta.py")
+# Their commands and settings are being rebuilt.
+STILL_FLAGS = ("bench/pipeline", "bench/ddp", "bench/models.py")
 # Flags of other programs: torchrun's, `hf download`'s; of thinpipe, where a command is written out.
 OTHER_PROGRAMS = re.compile(r"--(repo-type|local-dir|include) |thinpipe \.\.\.")
 

@@ -13,7 +13,7 @@ from thinpipe.bench.codecs.bitsandbytes import outside_codec
 from thinpipe.codecs import Codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.recipes import directions
-from thinpipe.codecs.spec import split_specs, tensor_codec
+from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.options import OptionError, Rule, between, option
 from thinpipe.workers.network import check_launch as check_launch  # for bench/pipeline and bench/ddp
 from thinpipe.workers.network import parse_links
@@ -72,7 +72,7 @@ def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
         if outside and spec in OUTSIDE_NAMES:
             chosen[outside_codec(spec)] = None
         else:
-            chosen |= dict.fromkeys(map(tensor_codec, directions(spec)))
+            chosen |= dict.fromkeys(map(codec, directions(spec)))
     if not chosen:
         raise OptionError("{compress} takes specs and recipes separated by commas, as in 8bit,sort:8; got none")
     return list(chosen)

@@ -20,7 +20,7 @@ from torch import Tensor
 from thinpipe.codecs.base import as_bytes
 from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError
-from thinpipe.pipeline.link import Link
+from thinpipe.pipeline.links.link import Link
 from thinpipe.training.beside import written_beside
 from thinpipe.training.engine import Engine
 from thinpipe.training.pipeline_engine import PipelineEngine

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import torch
 
-from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
 from thinpipe.codecs.spec import codec
 from thinpipe.measure.sizes import parse_size
 from thinpipe.options import OptionError, Rule, above, below, between, check, option, options_of, words
+from thinpipe.pipeline.links.spec import check_directions, encoding
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
@@ -194,11 +194,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         # A ValueError of theirs says what is wrong.
-        forward, backward = codec(self.compress_forward), codec(self.compress_backward)
-        if isinstance(backward, Delta):
-            raise backward.not_for_gradients()
-        if isinstance(forward, Delta) and self.parallel != "pipeline":
-            raise forward.misplaced()
+        check_directions(self.compress_forward, self.compress_backward)
+        if self.parallel != "pipeline":
+            codec(self.compress_forward)
         check(self)
         if self.parallel == "pipeline" and self.workers < 2:
             raise OptionError(
@@ -367,7 +365,7 @@ class Running:
                 f"{{capture}} keeps what crosses the links of a pipeline; leave it out with {{parallel}} {parallel}"
             )
         cached = self.delta_cache is not None or self.delta_cache_limit != Running.delta_cache_limit
-        if cached and not isinstance(codec(settings.compress_forward), Delta):
+        if cached and not encoding(settings.compress_forward).needs_samples:
             raise OptionError(
                 "{delta_cache} and {delta_cache_limit} are for delta(...), and activations travel through "
                 f"{settings.compress_forward}; leave them out"

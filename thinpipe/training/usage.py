@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from thinpipe.measure.meter import peak_bytes
-from thinpipe.pipeline.counters import STAMPS
+from thinpipe.pipeline.links.counters import STAMPS
 from thinpipe.training.engine import Engine
 from thinpipe.training.events import LinkUse, WorkerUse
 
