@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.training.toy import ToyTask
-from thinpipe.training.settings import Running, Settings, settle, settle_again
+from thinpipe.training.resolve import settle, settle_again
+from thinpipe.training.settings import Running, Settings
 
 
 def settled(**given: Any) -> Settings:

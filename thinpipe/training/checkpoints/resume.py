@@ -28,7 +28,8 @@ from thinpipe.training.checkpoints.part import PIECE, DamagedError, HashedPieces
 from thinpipe.training.checkpoints.state import Cuts, belongs_here, load_worker_state
 from thinpipe.training.engine import Engine
 from thinpipe.training.place import Place
-from thinpipe.training.settings import Running, Settings, fixed_differences
+from thinpipe.training.resolve import fixed_differences
+from thinpipe.training.settings import Running, Settings
 
 State = dict[str, Tensor]
 
