@@ -20,7 +20,6 @@ ALLOWED = {
         "thinpipe.pipeline",
         "thinpipe.workers",
         "thinpipe.codecs.base",
-        "thinpipe.codecs.delta",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
@@ -56,7 +55,6 @@ ALLOWED = {
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
-        "thinpipe.codecs.delta",
         "thinpipe.measure",
     },
     "thinpipe.bench": {
@@ -72,6 +70,7 @@ ALLOWED = {
     "thinpipe.ablation": {
         "thinpipe.ablation",
         "thinpipe.training.settings",
+        "thinpipe.pipeline.links.spec",
         "thinpipe.workers.signals",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.spec",
@@ -86,6 +85,7 @@ ALLOWED = {
         "thinpipe.workers",
         "thinpipe.workloads",
         "thinpipe.engines",
+        "thinpipe.pipeline.links.spec",
         "thinpipe.training",
     },
 }

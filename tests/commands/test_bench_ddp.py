@@ -34,7 +34,7 @@ def deadly(batch_size):
     Linear.deadly = True
     return small(batch_size)
 """
-QUICK = ["bench", "ddp", "--device", "cpu", "--batch-size", "4", "--warmup", "2", "--iterations", "7"]
+QUICK = ["bench", "ddp", "--device", "cpu", "--batch-size", "4", "--skip-steps", "2", "--steps", "7"]
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from typer.testing import CliRunner
 
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
-from thinpipe.pipeline.checksum import CHECKSUM_BYTES
+from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.workers.network import missing_for_networks
 
 HIDDEN, BATCH, CHUNKS = 64, 64, 4
 TINY = ["--model", "mlp", "--hidden", str(HIDDEN), "--layers", "3", "--batch-size", str(BATCH), "--chunks", str(CHUNKS)]
-QUICK = ["bench", "pipeline", *TINY, "--steps", "1", "--warmup", "1", "--threads", "1"]
+QUICK = ["bench", "pipeline", *TINY, "--steps", "1", "--skip-steps", "1", "--threads", "1"]
 
 
 def run(tmp_path, *arguments):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.training.toy import ToyTask
-from thinpipe.training.settings import Running, Settings, settle, settle_again
+from thinpipe.training.resolve import settle, settle_again
+from thinpipe.training.settings import Running, Settings
 
 
 def settled(**given: Any) -> Settings:
@@ -45,7 +46,7 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"compress": "sort:99"}, "sort"),
         ({"compress": "none", "compress_forward": "sort:8"}, "both directions"),
         ({"parallel": "data", "compress_forward": "sort:8"}, "one codec"),
-        ({"compress": "delta(sort:2)"}, "is for activations, .* --compress-backward sort:1[+]1"),
+        ({"compress": "delta(sort:2)"}, "is for activations, .* Give gradients another codec, as in sort:1[+]1"),
         ({"parallel": "none", "compress_forward": "delta(sort:2)"}, "the activations of a pipeline"),
         ({"layout": "linear", "client_layers": (1, 1)}, "client_layers is for"),
         ({"parallel": "data", "schedule": "1f1b", "recompute": True}, "schedule, recompute shape a pipeline"),

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from thinpipe.engines.world import World
 from thinpipe.training.checkpoints.folder import load, newest
 from thinpipe.training.events import Epoch, Finished, Plan, Step
-from thinpipe.training.settings import Running, Settings, settle
+from thinpipe.training.resolve import settle
+from thinpipe.training.settings import Running, Settings
 from thinpipe.training.worker import train
 from thinpipe.workloads.task import Batch, Data, Recipe, Shape, Source, Task
 

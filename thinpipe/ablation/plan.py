@@ -26,6 +26,7 @@ from thinpipe.codecs.recipes import RECIPES, directions, recipe_of
 from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.measure.readable import read_toml
 from thinpipe.options import Option, OptionError, flag, options_of
+from thinpipe.pipeline.links.spec import encoding
 from thinpipe.training.settings import Running, Settings
 
 _TABLES = ("title", "train", "matrix")
@@ -258,7 +259,7 @@ def _specs(text: Any) -> list[str]:
     if not isinstance(text, str):
         raise ValueError(f'a codec is named by its spec, as in "sort:8"; got {text!r}')
     if "(" in text:  # a comma in brackets is not one between specs
-        return [codec(spec).spec for spec in split_specs(text)]
+        return [encoding(spec).spec for spec in split_specs(text)]
     name, colon, arguments = text.partition(":")
     return [codec(f"{name}{colon}{argument.strip()}").spec for argument in arguments.split(",")]
 
@@ -266,6 +267,6 @@ def _specs(text: Any) -> list[str]:
 def in_full(text: str) -> str:
     """``sort:8`` as ``sort:6+2``; what is no spec as it is."""
     try:
-        return codec(text).spec
+        return encoding(text).spec
     except ValueError:
         return text

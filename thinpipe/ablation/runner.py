@@ -20,9 +20,9 @@ import torch
 
 from thinpipe.ablation.plan import Run
 from thinpipe.ablation.store import Result
-from thinpipe.codecs.spec import tensor_codecs
 from thinpipe.measure.record import Record
 from thinpipe.options import flag
+from thinpipe.pipeline.links.spec import encoding
 from thinpipe.workers.signals import end_with_parent
 
 TRAIN = (sys.executable, "-m", "thinpipe", "train")  # not the console script: it may not be installed
@@ -50,7 +50,7 @@ def compile_kernels(runs: Sequence[Run]) -> None:
     """
     x = torch.randn(16, 16, _WARM_VALUES // 256, generator=torch.Generator().manual_seed(0))
     for spec in {str(run.settings[f"compress_{side}"]) for run in runs for side in ("forward", "backward")}:
-        for used in tensor_codecs(spec):
+        for used in encoding(spec).codecs:
             used.decode(used.encode(x), torch.empty_like(x))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -13,8 +13,9 @@ from thinpipe.bench.codecs.bitsandbytes import outside_codec
 from thinpipe.codecs import Codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.recipes import directions
-from thinpipe.codecs.spec import split_specs, tensor_codec
+from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.options import OptionError, Rule, between, option
+from thinpipe.workers.network import parse_links
 
 PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "What comes out"  # of the help, in this order
 MOST_THREADS, MOST_REPEATS = 1024, 1_000_000_000
@@ -22,13 +23,45 @@ COUNT = between(1, MOST_REPEATS)
 SECONDS = Rule("from 0 to 1000000 seconds", between(0, 1_000_000).holds)
 
 
-def machine_option(name: Literal["device", "threads"], help: str, **facts: Any) -> Any:
-    """An option that is the same in every benchmark, but for what it is about."""
-    if name == "device":
-        facts = {"metavar": "auto|cpu|cuda", "shown": "auto: cuda if there is one", "default": "auto", **facts}
-    else:
-        facts = {"metavar": "N", "rule": between(1, MOST_THREADS), "default": None, **facts}
-    return option(help, panel=HOW, **facts)
+# Options that several benchmarks have, which mean the same in all of them; each says more about its own.
+_SHARED: dict[str, dict[str, Any]] = {
+    "compress": {"panel": WHAT, "metavar": "SPEC,..."},
+    "link": {
+        "help": "Workers in network namespaces with links of this rate, as in 10mbit,100mbit,1gbit; needs root. none: "
+        "as the machine is.",
+        "panel": WHAT,
+        "metavar": "RATE,...",
+        "parse": lambda text: tuple(parse_links(text)),
+        "shown": "none",
+        "default": (None,),
+    },
+    "workers": {"panel": WHAT, "metavar": "N", "rule": between(1, 4096)},
+    "batch_size": {"help": "Of all workers together.", "panel": WHAT, "metavar": "N", "rule": COUNT},
+    "device": {
+        "help": "Where tensors live.",
+        "panel": HOW,
+        "metavar": "auto|cpu|cuda",
+        "shown": "auto: cuda if there is one",
+        "default": "auto",
+    },
+    "threads": {"panel": HOW, "metavar": "N", "rule": between(1, MOST_THREADS), "default": None},
+    "steps": {"help": "Steps that are timed.", "panel": HOW, "metavar": "N", "rule": COUNT, "was": "iterations"},
+    "skip_steps": {
+        "help": "Steps before them, which are not.",
+        "panel": HOW,
+        "metavar": "N",
+        "rule": between(0, MOST_REPEATS),
+        "was": "warmup",  # which in training is a part of all steps
+    },
+    "repeat": {"panel": HOW, "metavar": "N", "rule": COUNT},
+    "budget": {"panel": HOW, "metavar": "SECONDS", "rule": SECONDS},
+}
+
+
+def shared(name: str, help: str = "", **facts: Any) -> Any:
+    """The field of an option that several benchmarks have; ``facts`` are this one's own, as in ``option``."""
+    told = {**_SHARED[name], "name": name, **facts}
+    return option(help or told.pop("help"), **{key: value for key, value in told.items() if key != "help"})
 
 
 def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
@@ -38,7 +71,7 @@ def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
         if outside and spec in OUTSIDE_NAMES:
             chosen[outside_codec(spec)] = None
         else:
-            chosen |= dict.fromkeys(map(tensor_codec, directions(spec)))
+            chosen |= dict.fromkeys(map(codec, directions(spec)))
     if not chosen:
         raise OptionError("{compress} takes specs and recipes separated by commas, as in 8bit,sort:8; got none")
     return list(chosen)

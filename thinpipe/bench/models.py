@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinpipe.bench.inputs import COUNT, WHAT
+from thinpipe.bench.inputs import WHAT, shared
 from thinpipe.options import OptionError, between, check, option
 from thinpipe.workloads.mobilenet import mobilenet_bytes, new_mobilenet
 from thinpipe.workloads.roberta import BASE, Size, new_roberta, roberta_bytes
@@ -42,7 +42,7 @@ class Workload:
 class Shapes:
     """The sizes of the data, and of the model where it has a choice."""
 
-    batch_size: int = option("Samples per step, of all workers.", panel=WHAT, metavar="N", rule=COUNT, default=32)
+    batch_size: int = shared("batch_size", default=32)
     image_size: int = option(
         "Width and height of images.", panel=WHAT, metavar="PIXELS", rule=between(32, 1_000_000), default=224
     )

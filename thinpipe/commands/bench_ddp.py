@@ -10,11 +10,11 @@ from typing import Any
 
 from thinpipe.bench.ddp.settings import Settings
 from thinpipe.bench.ddp.views import WIDE, heading_lines, model_lines, plot_speed, result_tables, row_lines
-from thinpipe.bench.inputs import COUNT, HOW, PANELS
+from thinpipe.bench.inputs import PANELS, shared
 from thinpipe.commands.replicas import check_workers, run_replicas
 from thinpipe.commands.terminal import Outputs, one_line_errors, takes
 from thinpipe.measure.record import Record, Row
-from thinpipe.options import check, option, read
+from thinpipe.options import check, read
 from thinpipe.workers.network import check_links, thin_network
 
 
@@ -22,12 +22,10 @@ from thinpipe.workers.network import check_links, thin_network
 class Asked:
     """What the command takes beside what replicas are told."""
 
-    workers: int | None = option(
+    workers: int | None = shared(
+        "workers",
         "Replicas to start on this machine. Under torchrun: leave it out.",
-        panel=HOW,
-        metavar="N",
         shown="one per GPU; 2 on CPU",
-        rule=COUNT,
         default=None,
     )
 

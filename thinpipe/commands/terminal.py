@@ -15,22 +15,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinpipe.measure import report
+from thinpipe.measure.atomic import written_whole
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Record, check_writable
-from thinpipe.measure.whole import written_whole
 from thinpipe.options import Option, OptionError, flag, flags_in_errors, named, option, options_of
 
 Command = Callable[..., None]
 RESULTS = "What comes out"  # the panel of the help that files of results stand in
 
 
-def takes(*kinds: type, panels: Sequence[str]) -> Callable[[Command], Command]:
-    """Give a command ``def verb(**given)`` the options of these dataclasses, in the order of the panels.
+def takes(*kinds: type, panels: Sequence[str], but: str = "") -> Callable[[Command], Command]:
+    """Give a command ``def verb(..., **given)`` the options of these dataclasses, in the order of the panels.
 
     It is called with all of them, by the names users know; what was not given is None. ``options.read`` makes fields of
-    them.
+    them. ``but``: one that this verb has no use for.
     """
-    told = [each for kind in kinds for each in options_of(kind).values()]
+    told = [each for kind in kinds for each in options_of(kind).values() if each.name != but]
     told.sort(key=lambda each: (panels.index(each.panel), each.last))
     renamed = {each.was: each.name for each in told if each.was}
     parameters = [_parameter(each.name, each) for each in told]
@@ -41,7 +41,9 @@ def takes(*kinds: type, panels: Sequence[str]) -> Callable[[Command], Command]:
         def run(**given: Any) -> None:
             command(**_by_new_names(given, renamed))
 
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        arguments = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        run.__signature__ = inspect.Signature([*arguments, *parameters])  # type: ignore[attr-defined]
         return run
 
     return decorate

@@ -13,7 +13,7 @@ from torch.nn import functional
 from thinpipe.engines.finite import Suspicion
 from thinpipe.engines.plan import Holding, LinkPlan
 from thinpipe.engines.world import World
-from thinpipe.pipeline.counters import DeviceClock
+from thinpipe.pipeline.links.counters import DeviceClock
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.workloads.task import Batch
 

@@ -6,7 +6,7 @@ leaves it as it is, its bytes do not count as training's, and nothing is set up 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.rounding import rounding_key
-from thinpipe.codecs.spec import codec, tensor_codecs
 from thinpipe.engines.engine import Engine, NamedModule, count_correct, loss_of, to_device
 from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
 from thinpipe.engines.plan import Holding, LinkPlan
@@ -25,9 +23,10 @@ from thinpipe.engines.world import World
 from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError
 from thinpipe.pipeline.balance import UnitCost
-from thinpipe.pipeline.checksum import checksum_bytes
-from thinpipe.pipeline.copies import SampleCopies, copies_bytes
-from thinpipe.pipeline.link import SendLink, Slot, Tap
+from thinpipe.pipeline.links.message import checksum_bytes
+from thinpipe.pipeline.links.send import SendLink, Tap
+from thinpipe.pipeline.links.slot import Slot
+from thinpipe.pipeline.links.spec import encoding, once
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
@@ -75,7 +74,6 @@ class PipelineEngine(Engine):
     ) -> None:
         super().__init__(world)
         self._cutting, self._links, self._amp, self._recompute = cutting, links, amp, recompute
-        self._forward = codec(links.forward)
         units = units_of(model)
         traced = trace_units(units, chunk_inputs, amp=amp, device=world.device)
         self.cuts = choose_cuts(
@@ -109,12 +107,10 @@ class PipelineEngine(Engine):
 
     def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
         links = self._links
-        # What is evaluated is seen once: it travels as the first pass of a sample does.
-        once = self._forward.first if isinstance(self._forward, Delta) else self._forward
         return CheckedStage(
             *self._stage_arguments(module, index, training=training),
             group=self.world.group,
-            forward=self._forward if training else once,
+            forward=links.forward if training else once(links.forward),
             backward=links.backward,
             samples=links.samples,
             copies_in=links.copies_in,
@@ -146,30 +142,21 @@ class PipelineEngine(Engine):
         specs = {self._links.forward, self._links.backward}
         cuts = {cut for index in self.stages for cut in (index, index + 1) if 0 < cut < self.stage_count}
         for meta in {meta for cut in cuts for meta in self._between[cut]}:
-            for each in {each for spec in specs for each in tensor_codecs(spec)}:
-                if not Slot.of(meta, each).raw:
-                    warm_codec(each, meta.shape, meta.dtype, self.world.device)
+            forms = {form for spec in specs for form in encoding(spec).forms(Slot.of(meta))}
+            for used in {form.codec for form in forms if form.codec is not None}:
+                warm_codec(used, meta.shape, meta.dtype, self.world.device)
 
     def tell_samples(self, samples: Tensor) -> None:
-        if isinstance(self._forward, Delta):
-            for stage in self.training_stages:
-                stage.tell_samples(samples)
-
-    def _kept(self) -> Iterator[tuple[SampleCopies, int, Slot]]:
-        """The tensors of which this worker keeps copies, at each end of a link."""
         for stage in self.training_stages:
-            for end, cut in ((stage.forward_recv, stage.stage_index), (stage.forward_send, stage.stage_index + 1)):
-                for index, meta in enumerate(self._between[cut]):
-                    slot = Slot.of(meta, self._forward)
-                    if end is not None and end.copies is not None and slot.change is not None:
-                        yield end.copies, index, slot
+            if stage.needs_samples:
+                stage.tell_samples(samples)
 
     def reserve_copies(self, limit_bytes: int) -> None:
         """Make room for what ``delta(...)`` keeps. A collective.
 
         OptionError if the workers of this machine would keep more than they may.
         """
-        mine = sum(copies_bytes(self._links.samples or 0, slot.shape) for _, _, slot in self._kept())
+        mine = sum(stage.copies_bytes() for stage in self.training_stages)
         told = self.world.gather([machine_id() or f"worker {self.world.worker}", mine])
         here = sum(size for where, size in told if where == told[self.world.worker][0])
         if here > limit_bytes:
@@ -179,8 +166,8 @@ class PipelineEngine(Engine):
                 "in memory with {delta_cache} DIR; cut the model where less travels ({client_layers}); or take "
                 "another codec"
             )
-        for copies, index, slot in self._kept():
-            copies.reserve(index, slot.shape[1:])
+        for stage in self.training_stages:
+            stage.reserve_copies()
 
     def compute(self, batch: Batch | None) -> tuple[float, int]:
         inputs = to_device(batch.inputs, self.world.device) if batch and self.reads_inputs else ()
@@ -306,10 +293,11 @@ class PipelineEngine(Engine):
         )
 
     def _link_plan(self, source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
-        slots = [Slot.of(meta, codec(spec)) for meta in metas]
+        slots = [Slot.of(meta) for meta in metas]
+        forms = [encoding(spec).forms(slot) for slot in slots]
         checksum = checksum_bytes(self.world.group, self.world.device)
-        first_bytes = self._cutting.chunks * sum(slot.wire_bytes + checksum for slot in slots)
-        again_bytes = self._cutting.chunks * sum((slot.change or slot).wire_bytes + checksum for slot in slots)
+        first_bytes = self._cutting.chunks * sum(form[0].wire_bytes + checksum for form in forms)
+        again_bytes = self._cutting.chunks * sum(form[-1].wire_bytes + checksum for form in forms)
         return LinkPlan(
             source=source,
             target=target,
@@ -320,5 +308,5 @@ class PipelineEngine(Engine):
             shapes=tuple(meta.shape for meta in metas),
             tensor_bytes=self._cutting.chunks * sum(slot.tensor_bytes for slot in slots),
             wire_bytes=again_bytes,
-            first_wire_bytes=first_bytes if any(slot.change for slot in slots) else None,
+            first_wire_bytes=first_bytes if any(len(form) > 1 for form in forms) else None,
         )

@@ -6,24 +6,23 @@ Every option of `thinpipe train` that shapes a run is declared here, once; see t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from thinpipe.codecs.delta import Delta
-from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
 from thinpipe.codecs.spec import codec
 from thinpipe.measure.sizes import parse_size
-from thinpipe.options import OptionError, Rule, above, below, between, check, option, options_of, pair, words
+from thinpipe.options import OptionError, Rule, above, below, between, check, option, pair
+from thinpipe.pipeline.links.spec import check_directions, encoding
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
 from thinpipe.training.typed import from_facts
 from thinpipe.workers.membership import PATIENCE_S, member
 from thinpipe.workers.network import check_launch, parse_link
-from thinpipe.workloads.task import LrSchedule, Optimizer, Recipe, Source
+from thinpipe.workloads.task import LrSchedule, Optimizer, Source
 from thinpipe.workloads.tasks import TASKS
 
 Device = Literal["cpu", "cuda"]
@@ -190,11 +189,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         # A ValueError of theirs says what is wrong.
-        forward, backward = codec(self.compress_forward), codec(self.compress_backward)
-        if isinstance(backward, Delta):
-            raise backward.not_for_gradients()
-        if isinstance(forward, Delta) and self.parallel != "pipeline":
-            raise forward.misplaced()
+        check_directions(self.compress_forward, self.compress_backward)
+        if self.parallel != "pipeline":
+            codec(self.compress_forward)
         check(self)
         if self.parallel == "pipeline" and self.workers < 2:
             raise OptionError(
@@ -377,7 +374,7 @@ class Running:
             raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
         self.check_watchable(settings)
         cached = self.delta_cache is not None or self.delta_cache_limit != Running.delta_cache_limit
-        if cached and not isinstance(codec(settings.compress_forward), Delta):
+        if cached and not encoding(settings.compress_forward).needs_samples:
             raise OptionError(
                 "{delta_cache} and {delta_cache_limit} are for delta(...), and activations travel through "
                 f"{settings.compress_forward}; leave them out"
@@ -389,74 +386,3 @@ class Running:
                 "{max_restarts} is for workers that are started here; on several machines start all again"
             )
         check_launch([settings.workers], [self.link])
-
-
-def settle(given: Mapping[str, Any], recipe: Recipe, *, device: Device) -> Settings:
-    """Settings from what the user gave (names as in Settings, and ``compress`` for both directions) and the recipe."""
-    chosen = {name: value for name, value in given.items() if value is not None}
-    parallel = chosen.get("parallel", "pipeline")
-    client_server = parallel == "pipeline" and chosen.get("layout", "client-server") == "client-server"
-    idle = [name for name in ("layout", "client_layers", "schedule", "recompute") if chosen.get(name)]
-    if parallel != "pipeline" and idle:
-        marked = ", ".join(f"{{{name}}}" for name in idle)
-        raise OptionError(f"{marked} shape a pipeline; leave them out with {{parallel}} {parallel}")
-    if not client_server and "client_layers" in chosen:
-        raise OptionError("{client_layers} is for {parallel} pipeline with {layout} client-server; leave it out")
-    if "compress" in chosen and {"compress_forward", "compress_backward"} & chosen.keys():
-        raise OptionError("{compress} sets both directions: give it, or {compress_forward} and {compress_backward}")
-    forward, backward = directions(DEFAULT_RECIPE if parallel == "pipeline" else "none")
-    found: dict[str, Any] = {name: told.usual for name, told in options_of(Settings).items()}
-    found |= {name: getattr(recipe, name) for name in found if hasattr(recipe, name)}
-    found |= {"workers": 1 if parallel == "none" else 2, "device": device}
-    found |= {"compress_forward": forward, "compress_backward": backward}
-    if not client_server:
-        found["client_layers"] = None
-    if parallel != "pipeline":
-        found["chunks"] = 1
-    return Settings(**found | _with_codecs(chosen, parallel))
-
-
-def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
-    """The settings a run was saved with, but for those that may move; OptionError if the user gave others."""
-    asked = _with_codecs({name: value for name, value in given.items() if value is not None}, saved.parallel)
-    shapes = () if saved.parallel == "pipeline" else ("layout", "client_layers")  # of a pipeline
-    moved = {name: value for name, value in asked.items() if _movable(name) and name not in shapes}
-    differing = [
-        f"  {{{name}}}: {words(getattr(saved, name))} when it was saved, {words(value)} now"
-        for name, value in asked.items()
-        if name not in moved and value != getattr(saved, name)
-    ]
-    if differing:
-        raise OptionError(
-            "a run goes on with the options it was saved with, these differ:\n"
-            + "\n".join(differing)
-            + "\nLeave them out: {resume} knows them. Or start a new run without it."
-        )
-    layout = moved.get("layout", saved.layout)
-    if layout != "client-server" and "client_layers" in moved:
-        raise OptionError("{client_layers} is for {layout} client-server; leave it out")
-    if layout != saved.layout:
-        moved.setdefault("client_layers", None)  # a client's layers then are those that balance the work
-    return replace(saved, **moved)
-
-
-def fixed_differences(saved: Settings, here: Settings) -> list[str]:
-    """The settings that differ and may not."""
-    return [name for name in options_of(Settings) if not _movable(name) and getattr(saved, name) != getattr(here, name)]
-
-
-def _movable(name: str) -> bool:
-    return options_of(Settings)[name].movable
-
-
-def _with_codecs(given: Mapping[str, Any], parallel: str) -> dict[str, Any]:
-    """Options in which every direction has a codec of its own, and no recipe. Replicas send gradients alone."""
-    settled = dict(given)
-    if "compress" in settled:
-        both = settled.pop("compress")
-        settled |= {"compress_forward": both, "compress_backward": both}
-    if "compress_forward" in settled:
-        settled["compress_forward"] = directions(settled["compress_forward"])[parallel == "data"]
-    if "compress_backward" in settled:
-        settled["compress_backward"] = directions(settled["compress_backward"])[1]
-    return settled

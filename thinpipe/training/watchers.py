@@ -28,10 +28,10 @@ from thinpipe.codecs.base import as_bytes
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.pipeline import PipelineEngine
 from thinpipe.engines.world import World
+from thinpipe.measure.atomic import written_whole
 from thinpipe.measure.sizes import size_text
-from thinpipe.measure.whole import written_whole
 from thinpipe.options import OptionError, named
-from thinpipe.pipeline.link import Link
+from thinpipe.pipeline.links.link import Link
 from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
 from thinpipe.training.settings import Capture, Running, Settings
 from thinpipe.version import __version__

@@ -2,8 +2,8 @@
 
 import pytest
 
-from thinpipe.bench.codecs.captured import mean_over_steps
 from thinpipe.bench.codecs.figures import Losses
+from thinpipe.bench.codecs.views import mean_over_steps
 from thinpipe.measure.figures import columns_of
 
 

@@ -47,7 +47,7 @@ def _no_torchvision(monkeypatch):
         ({"device": "cuda"}, "device is auto, cpu, or cuda"),
         ({"backend": "nccl"}, "joins GPUs"),
         ({"hook": "bf16"}, "compress bf16 runs everywhere"),
-        ({"hook": "powersgd", "warmup": 2}, "warmup 3 or more, not 2"),
+        ({"hook": "powersgd", "warmup": 2}, "skip_steps 3 or more, not 2"),
         ({"bucket_cap_mb": 1e7}, "bucket_cap_mb is above 0 and at most 1e"),
     ],
     ids=lambda value: ",".join(map(str, value.values())) if isinstance(value, dict) else "",

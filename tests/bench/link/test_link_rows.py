@@ -6,20 +6,17 @@ from thinpipe.bench.link.rows import Figures, make_row, with_lines
 from thinpipe.bench.link.settings import Settings, parse_sizes
 from thinpipe.bench.link.views import plot_times, result_tables, row_line
 from thinpipe.measure.figures import columns_of
+from thinpipe.pipeline.links.counters import Counters, LinkEnd, Stamp
 
 WIRE = 1_000_000
 
 
 def ends(late_s, transfer_s=0.1, wire=WIRE, encode_ms=0.0):
     """Both ends of three messages: the receiver wants each at second 1, the sender is so late."""
-    counters = {"messages": 3, "encode_ms": 3 * encode_ms, "decode_ms": 3 * encode_ms}
-    common = {"source": 0, "target": 1, "counters": counters}
-    sent = [
-        {"step": step, "chunk": 0, "slot": 0, "start": 1 + late_s, "end": 1 + late_s, "arrived": None}
-        for step in range(3)
-    ]
-    received = [{**stamp, "start": 1.0, "end": 1 + late_s + transfer_s, "wire_bytes": wire} for stamp in sent]
-    return [[{**common, "sends": True, "stamps": sent}], [{**common, "sends": False, "stamps": received}]]
+    counters = Counters(messages=3, encode_ms=3 * encode_ms, decode_ms=3 * encode_ms)
+    sent = [Stamp(step, 0, 0, 1 + late_s, 1 + late_s) for step in range(3)]
+    received = [Stamp(step, 0, 0, 1.0, 1 + late_s + transfer_s, wire_bytes=wire) for step in range(3)]
+    return [LinkEnd(True, 0, 1, counters, tuple(sent), 0), LinkEnd(False, 0, 1, counters, tuple(received), 1)]
 
 
 def row(late_s=0.0, size=WIRE, codec="none", **options):

@@ -13,7 +13,7 @@ import torch
 
 from thinpipe.bench.codecs.bitsandbytes import NAMES as OUTSIDE_NAMES
 from thinpipe.bench.codecs.synthetic import CONTENTS, DEFAULT_CONTENTS, Case, cases_from_file, made_cases
-from thinpipe.bench.inputs import COUNT, HOW, RESULTS, SECONDS, WHAT, find_device, machine_option, parse_codecs
+from thinpipe.bench.inputs import HOW, RESULTS, WHAT, find_device, parse_codecs, shared
 from thinpipe.codecs import FAMILIES, Codec
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.measure.memory import check_fits
@@ -31,11 +31,10 @@ DEFAULT_CODECS = (
 class Settings:
     """What is measured and how."""
 
-    compress: str = option(
+    compress: str = shared(
+        "compress",
         f"Codecs by their specs, separated by commas; a recipe, {', '.join(RECIPES)}, is its two. The families: "
         f"{', '.join(FAMILIES)}. To compare with: {', '.join(OUTSIDE_NAMES)} of bitsandbytes, if installed.",
-        panel=WHAT,
-        metavar="SPEC,...",
         shown="the recipes, and several of each family",
         default=DEFAULT_CODECS,
         was="codecs",
@@ -75,12 +74,10 @@ class Settings:
     reference: Literal["largest", "all", "none"] = option(
         "On which tensors to time the literal algorithms, seconds each.", panel=HOW, default="largest"
     )
-    device: str = machine_option("device", "Where tensors live.")
-    threads: int | None = machine_option("threads", "CPU threads.", shown="all cores")
-    repeat: int = option("Runs of a call, at most.", panel=HOW, metavar="N", rule=COUNT, default=20)
-    budget: float = option(
-        "Time for the runs of a call, about.", panel=HOW, metavar="SECONDS", rule=SECONDS, default=0.2
-    )
+    device: str = shared("device")
+    threads: int | None = shared("threads", "CPU threads.", shown="all cores")
+    repeat: int = shared("repeat", "Runs of a call, at most.", default=20)
+    budget: float = shared("budget", "Time for the runs of a call, about.", default=0.2)
     by_bits: bool = option(
         "Order tables by the bits per value on the wire: what sends the same stands together.",
         panel=RESULTS,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
+from statistics import fmean
 
-from thinpipe.bench.codecs.captured import MEANS_NOTE, mean_over_steps
-from thinpipe.bench.codecs.figures import Figures, Losses
+from thinpipe.bench.codecs.figures import Figures, Losses, decibels
 from thinpipe.measure.figures import columns_of
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
@@ -55,6 +56,9 @@ GPU_COST_NOTE = (
     "floors: times of reading the tensor and writing the wire, or the other way round, at the\n"
     "speed of the copy. first: the first call, which compiles what is not in Triton's cache."
 )
+
+MEANS_NOTE = "Captured tensors: the mean over steps and chunks of a direction and link."
+_CAPTURED = re.compile(r"(forward|backward)/(\d+-\d+)/.+")  # then tensor, step and chunk
 
 
 def result_tables(rows: Sequence[Row], device: str = "cpu", by_bits: bool = False) -> list[Table]:
@@ -119,6 +123,24 @@ def plot_error_against_bits(rows: Sequence[Row]) -> Plot:
         y_label="squared error / squared size",
         panels=panels,
     )
+
+
+def mean_over_steps(rows: Sequence[Row]) -> list[Row]:
+    """One row for all captured tensors of a direction, link, shape and codec; what is named otherwise stays."""
+    together: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        captured = _CAPTURED.fullmatch(row["content"])
+        content = "/".join(captured.groups()) if captured else row["content"]
+        together.setdefault((row["shape"], content, row["codec"]), []).append(row)
+    return [{**same[0], "content": content, **_means(same)} for (_, content, _), same in together.items()]
+
+
+def _means(rows: Sequence[Row]) -> Row:
+    means: dict[str, float | None] = {}
+    for column in columns_of(Losses):
+        figures = [row[column.name] for row in rows if row[column.name] is not None]
+        means[column.name] = fmean(figures) if figures else None
+    return {**means, "snr_db": decibels(means["relative_error"])}
 
 
 def _loss_columns(rows: Sequence[Row]) -> list[Column]:

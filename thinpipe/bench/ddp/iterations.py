@@ -20,10 +20,9 @@ from thinpipe.ddp import DDPState
 from thinpipe.engines.replica import replicate
 from thinpipe.engines.step import bare_step
 from thinpipe.engines.world import World, join_world
-from thinpipe.measure.environment import environment
+from thinpipe.measure.environment import environment, gpu_topology
 from thinpipe.measure.meter import time_iterations
 from thinpipe.measure.record import Record, Row
-from thinpipe.measure.topology import gpu_topology
 
 _TORCH_HOOKS: dict[str, Callable[[dist.ProcessGroup | None], tuple[Any, Any]]] = {
     "fp16": lambda group: (group, default_hooks.fp16_compress_hook),

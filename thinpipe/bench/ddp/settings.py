@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 
-from thinpipe.bench.inputs import COUNT, HOW, WHAT, find_device, machine_option
+from thinpipe.bench.inputs import COUNT, HOW, WHAT, find_device, shared
 from thinpipe.bench.models import MODELS, Shapes, check_model, least_bytes
-from thinpipe.codecs.spec import tensor_codec
+from thinpipe.codecs.spec import codec
 from thinpipe.measure.memory import check_fits
 from thinpipe.options import OptionError, above, between, check, option
 from thinpipe.workers.network import parse_link
@@ -39,21 +39,20 @@ class Settings:
         shown="resnet50",
         default=("resnet50",),
     )
-    batch_size: int = option("Examples per replica.", panel=WHAT, metavar="N", rule=COUNT, default=32)
+    batch_size: int = shared("batch_size", "Of each replica.", default=32)
     image_size: int = option(
         "Width and height of images.", panel=WHAT, metavar="PIXELS", rule=between(32, 1_000_000), default=224
     )
     tokens: int = option("Length of texts.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=128)
     dtype: Literal["float32", "bfloat16", "float16"] = option("Of weights and data.", panel=WHAT, default="float32")
-    device: str = machine_option("device", "Where replicas compute.")
+    device: str = shared("device", "Where replicas compute.")
     backend: Literal["gloo", "nccl"] | None = option(
         "What joins them.", panel=HOW, shown="nccl if each has its own GPU, else gloo", default=None
     )
-    link_mbit_per_s: float | None = option(  # of the link between machines, where it is known
+    link_mbit_per_s: float | None = shared(  # of the link between machines, where it is known
+        "link",
         "Replicas here with links of this rate, as in 100mbit; needs root. Under torchrun: what the link is, for the "
         "record.",
-        name="link",
-        panel=HOW,
         metavar="RATE",
         parse=parse_link,
         shown="as it is",
@@ -64,18 +63,18 @@ class Settings:
     )
     static_graph: bool = option("Promise that every iteration is alike.", panel=HOW, default=False)
     gradient_as_bucket_view: bool = option("Gradients live in the buckets.", panel=HOW, default=False)
-    compress: str | None = option(
-        "Through thinpipe's hook with this codec and error feedback, as in uniform:8 or power:4.",
-        panel=HOW,
+    compress: str | None = shared(
+        "compress",
+        "Gradients through thinpipe's hook with this codec and error feedback, as in uniform:8 or power:4.",
         metavar="SPEC",
         shown="no hook",
         default=None,
     )
     hook: Literal["fp16", "bf16", "powersgd"] | None = option(
-        "Through a hook of torch's instead.", panel=HOW, shown="no hook", default=None
+        "Through a hook of torch's instead.", panel=WHAT, shown="no hook", default=None
     )
-    warmup: int = option("Iterations that do not count.", panel=HOW, metavar="N", rule=COUNT, default=5)
-    iterations: int = option("Iterations that do.", panel=HOW, metavar="N", rule=COUNT, default=20)
+    warmup: int = shared("skip_steps", rule=COUNT, default=5)
+    iterations: int = shared("steps", default=20)
 
     def __post_init__(self) -> None:
         check(self)
@@ -86,7 +85,7 @@ class Settings:
             )
         if self.hook == "powersgd" and self.warmup <= POWERSGD_START:
             raise OptionError(
-                f"{{hook}} powersgd compresses from iteration {POWERSGD_START + 1} on: give {{warmup}} "
+                f"{{hook}} powersgd compresses from iteration {POWERSGD_START + 1} on: give {{skip_steps}} "
                 f"{POWERSGD_START + 1} or more, not {self.warmup}"
             )
 
@@ -107,4 +106,4 @@ class Settings:
     @property
     def found_device(self) -> torch.device:
         """OptionError where it is not here, or the codec does not run on it."""
-        return find_device(self.device, [] if self.compress is None else [tensor_codec(self.compress)])
+        return find_device(self.device, [] if self.compress is None else [codec(self.compress)])

@@ -10,6 +10,7 @@ from thinpipe.bench.link.fit import fit_line, pays_below_mbit_per_s
 from thinpipe.measure.figures import figure, row_of
 from thinpipe.measure.meter import Times
 from thinpipe.measure.record import Row
+from thinpipe.pipeline.links.counters import LinkEnd
 from thinpipe.pipeline.report import match, transfer_s
 from thinpipe.workers.network import link_text, parse_link
 
@@ -53,19 +54,18 @@ def make_row(
     spec: str,
     both_ways: bool,
     tensor_bytes: int,
-    everyone: Sequence[Sequence[dict[str, Any]]],
+    ends: Sequence[LinkEnd],
 ) -> Row:
     """The messages of one size, from the ends of both workers."""
-    ends = [end for worker in everyone for end in worker]
-    sends, receives = ([end for end in ends if end["sends"] is kind] for kind in (True, False))
+    sends, receives = ([end for end in ends if end.sends is kind] for kind in (True, False))
     pairs = [pair for send in sends for receive in receives if _same(send, receive) for pair in match(send, receive)]
     transfers = Times(tuple(transfer_s(sent, received) * 1e3 for sent, received in pairs))
     blocked = Times(tuple((received.end - received.start) * 1e3 for _, received in pairs))
     late = Times(tuple(max(sent.start - received.start, 0.0) * 1e3 for sent, received in pairs))
     wire_bytes = pairs[0][1].wire_bytes
-    messages = sum(end["counters"]["messages"] for end in receives)
-    encode_ms = sum(end["counters"]["encode_ms"] for end in sends) / messages
-    decode_ms = sum(end["counters"]["decode_ms"] for end in receives) / messages
+    messages = sum(end.counters.messages for end in receives)
+    encode_ms = sum(end.counters.encode_ms for end in sends) / messages
+    decode_ms = sum(end.counters.decode_ms for end in receives) / messages
     codec_ms = encode_ms + decode_ms
     return row_of(
         Figures(
@@ -119,5 +119,5 @@ def _gb_per_s(size: int, ms: float) -> float:
     return size / max(ms, _CLOCK_MS) / 1e6
 
 
-def _same(send: dict[str, Any], receive: dict[str, Any]) -> bool:
-    return (send["source"], send["target"]) == (receive["source"], receive["target"])
+def _same(send: LinkEnd, receive: LinkEnd) -> bool:
+    return (send.source, send.target) == (receive.source, receive.target)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from thinpipe.bench.inputs import COUNT, HOW, SECONDS, WHAT, find_device, machine_option, parse_codecs
+from thinpipe.bench.inputs import HOW, SECONDS, WHAT, find_device, parse_codecs, shared
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.measure.memory import check_fits
 from thinpipe.measure.sizes import parse_size, size_text
 from thinpipe.options import OptionError, check, option
 from thinpipe.workers.membership import member
-from thinpipe.workers.network import check_launch, parse_links
+from thinpipe.workers.network import check_launch
 
 WORKERS = 2
 DEFAULT_SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
@@ -48,34 +48,17 @@ class Settings:
         shown=DEFAULT_SIZES,
         default=parse_sizes(DEFAULT_SIZES),
     )
-    compress: tuple[str, ...] = option(
+    compress: tuple[str, ...] = shared(
+        "compress",
         f"Codecs to send through beside none, as in tile:8,kmeans:4; a recipe, {', '.join(RECIPES)}, is its two.",
-        panel=WHAT,
-        metavar="SPEC,...",
         parse=_specs,
         shown="none alone",
         default=(),
     )
-    links: tuple[float | None, ...] = option(  # Mbit/s; None: not shaped
-        "Workers in network namespaces with a link of this rate, as in 10mbit,100mbit,1gbit; needs root. none: as the "
-        "machine is.",
-        name="link",
-        panel=WHAT,
-        metavar="RATE,...",
-        parse=lambda text: tuple(parse_links(text)),
-        shown="none",
-        default=(None,),
-    )
-    device: str = machine_option("device", "Where tensors live. Two GPUs talk through NCCL, else gloo.")
-    repeat: int = option("Messages of one size, at most.", panel=HOW, metavar="N", rule=COUNT, default=50)
-    budget_s: float = option(
-        "Time for messages of one size.",
-        name="budget",
-        panel=HOW,
-        metavar="SECONDS",
-        rule=SECONDS,
-        default=2.0,
-    )
+    links: tuple[float | None, ...] = shared("link")  # Mbit/s; None: not shaped
+    device: str = shared("device", "Where tensors live. Two GPUs talk through NCCL, else gloo.")
+    repeat: int = shared("repeat", "Messages of one size, at most.", default=50)
+    budget_s: float = shared("budget", "Time for messages of one size.", default=2.0)
     sender_delay_s: float = option(
         "Worker 0 sends so much later than it could: recv time grows, the transfer does not.",
         name="sender_delay",

@@ -8,16 +8,16 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from thinpipe.bench.inputs import COUNT, HOW, MOST_REPEATS, WHAT, find_device, machine_option
+from thinpipe.bench.inputs import COUNT, MOST_REPEATS, WHAT, find_device, shared
 from thinpipe.bench.models import CUTTABLE, Shapes, least_bytes
 from thinpipe.codecs import Codec
 from thinpipe.codecs.recipes import RECIPES, directions
-from thinpipe.codecs.spec import split_specs, tensor_codec
+from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.measure.memory import check_fits
 from thinpipe.options import OptionError, Rule, check, option, pair
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
-from thinpipe.workers.network import check_launch, parse_links
+from thinpipe.workers.network import check_launch
 
 Parallel = Literal["none", "data", "pipeline"]
 Stage = Literal["thinpipe", "torch"]
@@ -53,7 +53,7 @@ def _several(help: str, kind: Any, *usual: str, **facts: Any) -> Any:
     known = get_args(kind)
     rule = Rule(f"{', '.join(known)}, separated by commas", lambda given: set(given) <= set(known))
     return option(
-        help, panel=HOW, metavar="NAME,...", parse=_words, rule=rule, shown=",".join(usual), default=usual, **facts
+        help, panel=WHAT, metavar="NAME,...", parse=_words, rule=rule, shown=",".join(usual), default=usual, **facts
     )
 
 
@@ -72,9 +72,9 @@ class Settings:
         rule=Rule(f"one of {', '.join(CUTTABLE)}", CUTTABLE.__contains__),
         default="roberta",
     )
-    workers: tuple[int, ...] = option(
+    workers: tuple[int, ...] = shared(
+        "workers",
         "1 is a single process.",
-        panel=HOW,
         metavar="N,...",
         parse=_numbers("workers"),
         rule=_COUNTS,
@@ -90,17 +90,16 @@ class Settings:
     schedules: tuple[Order, ...] = _several("gpipe, 1f1b.", Order, "gpipe", name="schedule")
     chunks: tuple[int, ...] = option(
         "Parts that a batch is cut into.",
-        panel=HOW,
+        panel=WHAT,
         metavar="N,...",
         parse=_numbers("chunks"),
         rule=_COUNTS,
         shown="8",
         default=(8,),
     )
-    compress: tuple[str, ...] = option(
+    compress: tuple[str, ...] = shared(
+        "compress",
         f"Codecs of both directions, or {', '.join(RECIPES)}.",
-        panel=HOW,
-        metavar="SPEC,...",
         parse=lambda text: tuple(dict.fromkeys(split_specs(text))),
         shown="none,8bit",
         default=("none", "8bit"),
@@ -110,26 +109,17 @@ class Settings:
     )
     client_layers: tuple[int, int] | None = option(
         "Units that the client keeps at both ends.",
-        panel=HOW,
+        panel=WHAT,
         metavar="FIRST,LAST",
         parse=pair("client_layers"),
         shown="balanced by measured cost",
         default=None,
     )
-    links: tuple[float | None, ...] = option(  # Mbit/s; None: not shaped
-        "Workers in network namespaces with links of this rate, as in 10mbit,100mbit,1gbit; needs root. none: as the "
-        "machine is.",
-        name="link",
-        panel=HOW,
-        metavar="RATE,...",
-        parse=lambda text: tuple(parse_links(text)),
-        shown="none",
-        default=(None,),
-    )
-    device: str = machine_option("device", "Workers share GPUs where there are too few.")
-    threads: int | None = machine_option("threads", "Of every worker.", shown="cores / workers")
-    warmup: int = option("Steps that do not count.", panel=HOW, metavar="N", rule=COUNT, default=2)
-    steps: int = option("Steps that do.", panel=HOW, metavar="N", rule=COUNT, default=5)
+    links: tuple[float | None, ...] = shared("link")  # Mbit/s; None: not shaped
+    device: str = shared("device", "Workers share GPUs where there are too few.")
+    threads: int | None = shared("threads", "Of every worker.", shown="cores / workers")
+    warmup: int = shared("skip_steps", rule=COUNT, default=2)
+    steps: int = shared("steps", was="", default=5)
 
     def __post_init__(self) -> None:
         check(self)
@@ -173,7 +163,7 @@ class Settings:
                     f"{text} sends what changed of a sample since the last epoch, and here all steps have one batch: "
                     "measure it with thinpipe train, or take another codec"
                 )
-            yield from map(tensor_codec, directions(text))
+            yield from map(codec, directions(text))
 
     def _senders(self) -> Iterator[tuple[str, Literal["torch"] | None]]:
         """What tensors travel through: torch's stage sends them as they are, ours through every codec."""
@@ -181,7 +171,7 @@ class Settings:
             yield "none", "torch"
         if "thinpipe" in self.stages:
             for text in self.compress:
-                yield text if text in RECIPES else tensor_codec(text).spec, None
+                yield text if text in RECIPES else codec(text).spec, None
 
     def launches(self) -> Iterator[tuple[int, float | None, list[Run]]]:
         """How many workers, the links between them, and what they run one after the other."""

@@ -8,7 +8,7 @@ from torch.distributed import pipelining
 
 from thinpipe.engines.finite import Checked
 from thinpipe.engines.pipeline import PipelineEngine
-from thinpipe.pipeline.counters import DeviceClock
+from thinpipe.pipeline.links.counters import DeviceClock
 from thinpipe.pipeline.partition import StageModule
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.workloads.task import Batch

@@ -11,7 +11,8 @@ import torch
 
 from thinpipe.options import OptionError, options_of, read
 from thinpipe.training.checkpoints.folder import candidates, check_unused, checkpoints, newest_manifest
-from thinpipe.training.settings import Capture, Device, Running, Settings, settle, settle_again
+from thinpipe.training.resolve import settle, settle_again
+from thinpipe.training.settings import Capture, Device, Running, Settings
 from thinpipe.workers.membership import become_member, member
 from thinpipe.workloads.tasks import task
 

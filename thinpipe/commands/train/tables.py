@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinpipe.commands.train.record import RESULT_COLUMNS, result_row
+from thinpipe.commands.train.record import Result, columns, make_result, step_parts
+from thinpipe.measure.figures import columns_of, row_of
+from thinpipe.measure.parts import Parts
 from thinpipe.measure.record import Column, Row
 from thinpipe.measure.report import Table
 from thinpipe.training.events import Finished, Holding, LinkPlan, LinkUse, Plan
 
-_STAGE = Column(name="stage", heading="stage", key=True)
 _WORKER = Column(name="worker", heading="worker", key=True)
+_HOLDING_COLUMNS = (
+    Column(name="stage", heading="stage", key=True),
+    _WORKER,
+    Column(name="units", heading="units", key=True),
+    Column(name="parameters", heading="parameters", format=",d"),
+    Column(name="share", heading="share", format=".1%"),
+)
 _LINK_COLUMNS = (
     Column(name="link", heading="stages", key=True),
     Column(name="direction", heading="direction", key=True),
@@ -20,14 +28,7 @@ _LINK_COLUMNS = (
     Column(name="wire_kb", heading="wire\nkB", format=".1f"),
     Column(name="wire_ratio", heading="wire\nratio", format=".3f"),
 )
-_PART_COLUMNS = (
-    Column(name="compute_ms", heading="compute\nms", format=".1f"),
-    Column(name="encode_ms", heading="encode\nms", format=".1f"),
-    Column(name="wait_ms", heading="wait\nms", format=".1f"),
-    Column(name="transfer_ms", heading="transfer\nms", format=".1f"),
-    Column(name="decode_ms", heading="decode\nms", format=".1f"),
-    Column(name="peak_mib", heading="peak\nMiB", format=".0f"),
-)
+_PART_COLUMNS = (*columns_of(Parts), Column(name="peak_mib", heading="peak\nMiB", format=".0f"))
 _PART_NOTES = {
     "pipeline": "wait: for a sender that has nothing to send yet.\ntransfer: as much of it as computing does not hide.",
     "data": "compute: and the exchange of gradients, which runs beside it.",
@@ -37,13 +38,6 @@ _PART_NOTES = {
 
 def plan_tables(plan: Plan) -> list[Table]:
     """Who holds what; and what each link carries, if there are links."""
-    columns = (
-        _STAGE,
-        _WORKER,
-        Column(name="units", heading="units", key=True),
-        Column(name="parameters", heading="parameters", format=",d"),
-        Column(name="share", heading="share", format=".1%"),
-    )
     rows = [
         {
             "stage": str(holding.stage),
@@ -54,7 +48,7 @@ def plan_tables(plan: Plan) -> list[Table]:
         }
         for holding in plan.holdings
     ]
-    tables = [Table(title=_title(plan), columns=columns, rows=rows)]
+    tables = [Table(title=_title(plan), columns=_HOLDING_COLUMNS, rows=rows)]
     if plan.links:
         links = [_link_row(link) | {"tensors": _shapes_text(link)} for link in plan.links]
         tables.append(Table(title="What travels per step", columns=_LINK_COLUMNS, rows=links, note=_first_pass(plan)))
@@ -63,8 +57,8 @@ def plan_tables(plan: Plan) -> list[Table]:
 
 def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
     """What came out, what travelled, where the time of a step went. ``wire_bytes`` were sent by all, in all steps."""
-    row = result_row(plan, end, wire_bytes=wire_bytes)
-    tables = [Table(title="Result", columns=RESULT_COLUMNS[plan.metric], rows=[row])]
+    row = row_of(make_result(plan, end, wire_bytes=wire_bytes))
+    tables = [Table(title="Result", columns=columns(Result, plan.metric), rows=[row])]
     if end.links:
         links = [*(_link_row(link, steps=end.steps) for link in end.links), *_sums(end)]
         tables.append(Table(title="What travelled per step", columns=_LINK_COLUMNS, rows=links))
@@ -80,25 +74,15 @@ def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
 
 
 def worker_rows(plan: Plan, end: Finished) -> list[Row]:
-    """The parts of a step on every worker. Encoding is the sender's; waiting, transfer and decoding the receiver's."""
-    steps = max(end.steps, 1)
-    rows: list[Row] = []
-    for worker in end.workers:
-        sends = [link for link in end.links if link.source in worker.stages]
-        receives = [link for link in end.links if link.target in worker.stages]
-        parts = {"encode_ms": sends, "wait_ms": receives, "transfer_ms": receives, "decode_ms": receives}
-        rows.append(
-            {
-                "worker": _worker_name(plan, worker.worker),
-                "compute_ms": worker.compute_ms / steps,
-                **{
-                    name: sum(getattr(link, name) for link in links) / steps if end.links else None
-                    for name, links in parts.items()
-                },
-                "peak_mib": worker.peak_mib,
-            }
-        )
-    return rows
+    """The parts of a step on every worker."""
+    return [
+        {
+            "worker": _worker_name(plan, worker.worker),
+            **row_of(step_parts(end, worker)),
+            "peak_mib": worker.peak_mib,
+        }
+        for worker in end.workers
+    ]
 
 
 def _title(plan: Plan) -> str:

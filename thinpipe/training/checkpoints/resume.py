@@ -28,7 +28,8 @@ from thinpipe.training.checkpoints.folder import all_damaged, candidates
 from thinpipe.training.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
 from thinpipe.training.checkpoints.part import PIECE, DamagedError, HashedPieces, read_part, receive_pieces, send_pieces
 from thinpipe.training.checkpoints.state import Cuts, belongs_here, load_worker_state
-from thinpipe.training.settings import Running, Settings, fixed_differences
+from thinpipe.training.resolve import fixed_differences
+from thinpipe.training.settings import Running, Settings
 
 State = dict[str, Tensor]
 

@@ -6,7 +6,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -68,6 +69,31 @@ class Ledger:
     def reset(self) -> None:
         self.counters = Counters()
         self.stamps.clear()
+
+
+@dataclass(frozen=True)
+class LinkEnd:
+    """One end of a link as the other workers are told of it."""
+
+    sends: bool
+    source: int  # stages
+    target: int
+    counters: Counters
+    stamps: tuple[Stamp, ...]
+    worker: int = -1  # where it is; whoever gathers ends knows
+
+    def to_json(self, offset: float) -> dict[str, Any]:
+        """With ``offset`` seconds added to all stamps: every worker has a clock of its own."""
+        told = asdict(self)
+        for stamp in told["stamps"]:
+            for name in ("start", "end", "arrived"):
+                stamp[name] = None if stamp[name] is None else stamp[name] + offset
+        return told
+
+    @staticmethod
+    def from_json(told: dict[str, Any], worker: int) -> LinkEnd:
+        counters, stamps = Counters(**told["counters"]), tuple(Stamp(**stamp) for stamp in told["stamps"])
+        return LinkEnd(told["sends"], told["source"], told["target"], counters, stamps, worker)
 
 
 class DeviceClock:

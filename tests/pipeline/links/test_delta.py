@@ -14,7 +14,7 @@ from tests.pipeline.models import batch, cut, seeded
 from tests.pipeline.pipelines import make, run_step
 from tests.pool import Pool
 from thinpipe.pipeline import PipelineStage
-from thinpipe.pipeline.checksum import CHECKSUM_BYTES
+from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.pipeline.report import report, reset_counters
 
 SAMPLES, ROWS, WIDTH, CHUNKS = 64, 32, 256, 4

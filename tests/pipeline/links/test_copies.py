@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinpipe.pipeline.copies import COPY_DTYPE, SampleCopies, check_samples, copies_bytes
+from thinpipe.pipeline.links.copies import COPY_DTYPE, SampleCopies, check_samples, copies_bytes
 
 SAMPLES, SHAPE = 10, (3, 4)
 

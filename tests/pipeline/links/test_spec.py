@@ -6,8 +6,9 @@ import torch
 import thinpipe
 from thinpipe.ablation.plan import expand_codecs
 from thinpipe.bench.inputs import parse_codecs
-from thinpipe.codecs.delta import DEFAULT_FIRST
 from thinpipe.codecs.spec import split_specs
+from thinpipe.pipeline.links.delta import DEFAULT_FIRST
+from thinpipe.pipeline.links.spec import encoding, once
 
 
 @pytest.mark.parametrize(
@@ -20,9 +21,21 @@ from thinpipe.codecs.spec import split_specs
     ],
 )
 def test_one_canonical_form(written, canonical):
-    codec = thinpipe.codec(written)
-    assert codec.spec == str(codec) == canonical
-    assert thinpipe.codec(canonical) == codec
+    found = encoding(written)
+    assert found.spec == canonical
+    assert encoding(canonical).codecs == found.codecs
+
+
+@pytest.mark.parametrize("spec", ["sort:6+2", thinpipe.codec("sort:8")])
+def test_a_codec_is_what_sends_every_tensor(spec):
+    assert encoding(spec).spec == "sort:6+2"
+    assert encoding(spec).codecs == (thinpipe.codec("sort:8"),)
+    assert once(spec) == thinpipe.codec("sort:8")
+
+
+def test_what_is_sent_once_goes_through_the_first_codec():
+    assert once("delta(tile:2)") == DEFAULT_FIRST
+    assert once("delta(tile:2,first=fp16)") == thinpipe.codec("fp16")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +59,7 @@ def test_one_canonical_form(written, canonical):
 )
 def test_what_makes_no_sense_is_told_the_rule(spec, reason):
     with pytest.raises(ValueError, match="makes no sense") as error:
-        thinpipe.codec(spec)
+        encoding(spec)
     assert reason in str(error.value)
     assert "as in delta(kmeans:2) or delta(kmeans:2,first=fp16)" in str(error.value)
 
@@ -85,17 +98,15 @@ def test_without_a_colon_it_is_listed_among_those_there_are():
 @pytest.mark.parametrize(
     "use",
     [
-        lambda codec: codec.encode(torch.ones(9)),
-        lambda codec: codec.decode(torch.zeros(9, dtype=torch.uint8), torch.ones(9)),
-        lambda codec: codec.wire_bytes((9,), torch.float32),
-        lambda codec: thinpipe.ddp_state(codec),
-        lambda codec: parse_codecs(f"none,{codec}"),
+        thinpipe.codec,
+        thinpipe.ddp_state,
+        lambda spec: parse_codecs(f"none,{spec}"),
     ],
-    ids=["encode", "decode", "wire_bytes", "ddp", "bench"],
+    ids=["codec", "ddp", "bench"],
 )
 def test_outside_a_link_it_says_where_it_belongs(use):
     with pytest.raises(ValueError, match=r"delta\(uniform:2\) sends changes against copies .* here take uniform:2"):
-        use(thinpipe.codec("delta(uniform:2)"))
+        use("delta(uniform:2)")
 
 
 @pytest.mark.parametrize(

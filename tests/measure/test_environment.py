@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinpipe.measure.topology import gpu_topology
+from thinpipe.measure.environment import gpu_topology
 
 
 @pytest.mark.parametrize(

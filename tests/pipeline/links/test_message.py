@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thinpipe.pipeline.checksum import CHECKSUM_BYTES, is_intact, seal
+from thinpipe.pipeline.links.message import CHECKSUM_BYTES, is_intact, seal
 
 
 def sealed(size: int = 100) -> torch.Tensor:
