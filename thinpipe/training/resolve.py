@@ -1,4 +1,4 @@
-"""From what a user gave to the settings of a run: the recipe and the usual values fill in, or those it was saved with."""
+"""From what a user gave to the settings of a run: the recipe and usual values fill in, or those it was saved with."""
 
 from __future__ import annotations
 
