@@ -17,7 +17,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def _key(told: Option) -> str:
 # Options that a plan may set: what a run's outcome depends on, and `steps` for a quick look.
 _DECLARED = {_key(told): told for told in (*options_of(Settings).values(), options_of(Running)["steps"])}
 OPTIONS = tuple(sorted({"compress", *_DECLARED} - set(CODEC_KEYS.values())))
+_DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 MOST_RUNS = 10_000  # a minute each is a week
 _APART = {"threads"}  # of settings: how fast a run is, not what it comes to
@@ -91,8 +92,11 @@ class Plan:
 
 
 def identity(settings: Mapping[str, Any]) -> str:
-    """Settings as one text: the same for the same run, whoever wrote them down."""
-    return json.dumps(settings, sort_keys=True)
+    """Settings as one text: the same for the same run, whoever wrote them down.
+
+    One that is missing has its default: results of versions that did not know it are still results.
+    """
+    return json.dumps({**_DEFAULTS, **settings}, sort_keys=True)
 
 
 def codec_text(settings: Mapping[str, Any]) -> str:
