@@ -128,6 +128,7 @@ def _train(
         lr=settings.lr,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
     )
     seed_worker(settings.seed, place.worker)
     steps_per_epoch = facts.train_samples // settings.batch_size
