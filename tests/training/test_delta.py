@@ -107,7 +107,7 @@ def test_more_copies_than_may_be_kept_are_an_error_before_the_first_step(pool: P
     """Both workers are on this machine: two links, two ends, 80 samples of 256 half floats."""
     room = 2 * 2 * 80 * 256 * 2
     for error in pool.run(refusal, 2, Running(delta_cache_limit=room - 1)):
-        assert "163.8 kB on this machine, and --delta-cache-limit allows 163.8 kB. Allow more" in error
+        assert "163.8 kB on this machine, and delta_cache_limit allows 163.8 kB. Allow more" in error
     assert pool.run(refusal, 2, Running(delta_cache_limit=room)) == ["", ""]
 
 

@@ -140,7 +140,7 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
     if spec.strip().startswith("delta("):
         raise ValueError(
             f"{spec.strip()} sends changes against copies that both ends of a link keep: it is for the activations of "
-            "a pipeline, PipelineStage(forward=...) or thinpipe train --compress-forward; here take "
+            "a pipeline, PipelineStage(forward=...) or the forward codec of thinpipe train; here take "
             f"{re.split('[,)]', spec.strip().removeprefix('delta('))[0].strip()} or another codec"
         )
     name, _, argument = spec.strip().partition(":")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import thinpipe
-from thinpipe.ablation.codec_lists import expand_codecs
+from thinpipe.ablation.plan import expand_codecs
 from thinpipe.bench.inputs import parse_codecs
 from thinpipe.codecs.spec import split_specs
 from thinpipe.pipeline.links.delta import DEFAULT_FIRST

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.bench.contents import laplace
+from thinpipe.bench.codecs.synthetic import laplace
 from thinpipe.bench.link.rows import make_row
 from thinpipe.bench.link.settings import WORKERS, Settings
 from thinpipe.codecs import codec
@@ -28,6 +28,7 @@ from thinpipe.pipeline.report import gather_links
 from thinpipe.workers.backend import CPU
 from thinpipe.workers.exchange import gather
 from thinpipe.workers.launch import run_workers
+from thinpipe.workers.membership import member
 from thinpipe.workers.network import thin_network
 
 _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs want matrices
@@ -49,9 +50,11 @@ def _exchange(settings: Settings, link: float | None, backend: str, on_row: Call
     """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
     worker = dist.get_rank()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
-    device = torch.device(settings.device)
+    device = settings.found_device
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        me = member()
+        assert me is not None
+        device = torch.device("cuda", me.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     between = dist.new_group(backend="gloo", timeout=_WAIT)  # where workers meet, whatever messages travel by
     rows = []

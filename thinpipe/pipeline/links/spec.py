@@ -49,8 +49,8 @@ def check_directions(forward: str | Codec, backward: str | Codec) -> None:
         change = gradients.change.spec
         raise ValueError(
             f"{gradients.spec} is for activations, which settle as training goes on. The gradient of a sample says "
-            "little about its next one, so their difference is no smaller than they are. Give gradients another codec: "
-            f"backward={change!r}, --compress-backward {change}"
+            "little about its next one, so their difference is no smaller than they are. Give gradients another codec, "
+            f"as in {change}"
         )
 
 
