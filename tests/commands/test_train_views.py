@@ -217,6 +217,7 @@ def test_the_record_has_what_came_out(tmp_path, capsys):
         "seconds": 3.9,
         "wire_bytes_per_step": 689152,
         "tensor_bytes_per_step": 2752512,
+        "wire_mb_per_epoch": pytest.approx(2.756608),  # of four steps
         "wire_ratio": pytest.approx(0.2504, abs=1e-4),
         "peak_mib": 411,
         "compute_ms_per_step": 70,

@@ -62,6 +62,8 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"weight_decay": float("inf")}, "weight_decay is from 0 to 1000; got inf"),
         ({"width": float("inf")}, "width is above 0"),
         ({"clip_norm": float("inf")}, "clip_norm is above 0"),
+        ({"nesterov": True, "optimizer": "adamw"}, "nesterov looks ahead along SGD's momentum: give optimizer sgd"),
+        ({"nesterov": True, "momentum": 0.0}, "and a momentum above 0"),
         ({"momentum": float("nan")}, "momentum is from 0 to below 1; got nan"),
         ({"threads": 100_000}, "threads is from 1 to 1024; got 100000"),
         ({"epochs": 10**30}, "epochs is from 1 to"),

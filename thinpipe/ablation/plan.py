@@ -41,10 +41,10 @@ def _key(told: Option) -> str:
 # Options that a plan may set: what a run's outcome depends on, and `steps` for a quick look.
 _DECLARED = {_key(told): told for told in (*options_of(Settings).values(), options_of(Running)["steps"])}
 OPTIONS = tuple(sorted({"compress", *_DECLARED} - set(CODEC_KEYS.values())))
+_DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 MOST_RUNS = 10_000  # a minute each is a week
 _APART = {"threads"}  # of settings: how fast a run is, not what it comes to
-_DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING} | {"steps": None}
 
 Options = Mapping[str, Any]  # by their names as on the command line, without the leading dashes
 Settle = Callable[[dict[str, Any]], Settings]  # what thinpipe train makes of its options; ValueError if it refuses them
@@ -94,9 +94,9 @@ class Plan:
 def identity(settings: Mapping[str, Any]) -> str:
     """Settings as one text: the same for the same run, whoever wrote them down.
 
-    A version that did not know a setting did what its default says.
+    One that is missing has its default: results of versions that did not know it are still results.
     """
-    return json.dumps(_DEFAULTS | dict(settings), sort_keys=True)
+    return json.dumps({**_DEFAULTS, **settings}, sort_keys=True)
 
 
 def codec_text(settings: Mapping[str, Any]) -> str:

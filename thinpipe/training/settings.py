@@ -118,6 +118,7 @@ class Settings:
     lr_schedule: LrSchedule = option("constant, cosine or polynomial, after the warm-up.", panel=_HOW, metavar="NAME")
     warmup: float = option("Part of all steps in which it rises.", panel=_HOW, metavar="X", rule=below(1))
     momentum: float = option("SGD's.", panel=_HOW, metavar="X", rule=below(1))
+    nesterov: bool = option("SGD's momentum, looking one step ahead.", panel=_HOW, default=False)
     weight_decay: float = option("Pull of weights towards 0.", panel=_HOW, metavar="X", rule=between(0, 1000))
     clip_norm: float | None = option(
         "Largest norm of the gradients of all stages together.",
@@ -208,6 +209,10 @@ class Settings:
             raise OptionError(
                 "error feedback is for the gradients that replicas exchange: leave out {no_error_feedback}, or give "
                 f"{{parallel}} data instead of {self.parallel}"
+            )
+        if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
+            raise OptionError(
+                "{nesterov} looks ahead along SGD's momentum: give {optimizer} sgd and a {momentum} above 0"
             )
         pieces = self.chunks * self.replicas
         if self.batch_size % pieces:

@@ -98,6 +98,7 @@ def _train(
         lr=settings.lr,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
     )
     seed_worker(settings.seed, world.worker)
     steps = facts.train_samples // settings.batch_size * settings.epochs

@@ -28,8 +28,8 @@ class Target:
     literal: str | None = None  # the codec whose literal algorithm that is, where it is not this one
 
 
-# Two to three times what two cores took (benchmarks/codecs_few_bits_2cores_2026-11-15.md, codecs_2cores_2026-11-15.md):
-# machines differ in how fast they copy.
+# Of tiles two to three times what two cores took (benchmarks/codecs_few_bits_2cores_2026-11-15.md): machines differ in
+# how fast they copy.
 TARGETS = (
     Target(codec="tile:8", encode_copies=2, decode_copies=2.5),
     Target(codec="tile:8+zero", encode_copies=3, decode_copies=4),

@@ -27,7 +27,7 @@ SKLEARN_LIMIT = 1.01
 RATIO_BYTES = 1_000_000  # below this a header may be more than 1%
 TILES = tuple(dict.fromkeys(spec for pair in RECIPES.values() for spec in pair if spec.startswith("tile")))
 HALF_A_STEP = 0.5 + 1e-3  # what float32 makes of (x - low) / step, of which there are at most 255
-RECIPE_BITS_MORE = 0.5  # of headers: four bytes for every 64 values or more
+RECIPE_BITS_MORE = 0.55  # of headers: four bytes for every 64 values or more, and for a last tile that is short
 
 NOTE = (
     "FAIL: a broken promise. MISS: a target that depends on the machine.\n"

@@ -49,6 +49,7 @@ class Figures:
     steps: int = figure("steps", format="d")
     parameters: int = figure("parameters", format=",d")
     tensor_bytes_per_step: float | None = figure("tensor\nbytes/step", format=".0f")
+    wire_mb_per_epoch: float | None = figure("wire\nMB/epoch", format=".1f", better="lower")
     wire_ratio: float | None = figure("wire\nratio", format=".3f", better="lower")
     parameters_sha256: str | None = figure("parameters\nsha256")
     peak_mib: float | None = figure("peak\nMiB", format=".0f", better="lower")
@@ -135,13 +136,16 @@ class RecordFile:
 
     def _figures(self, end: Finished) -> Figures:
         tensor_bytes = sum(link.tensor_bytes for link in end.links)
+        result = make_result(self.plan, end, wire_bytes=self.wire_bytes)
+        step_bytes = result.wire_bytes_per_step
         return Figures(
-            result=make_result(self.plan, end, wire_bytes=self.wire_bytes),
+            result=result,
             parallel=self.plan.parallel,
             **self.settings,
             steps=end.steps,
             parameters=self.plan.parameters,
             tensor_bytes_per_step=tensor_bytes / max(end.steps, 1) if end.links else None,
+            wire_mb_per_epoch=None if step_bytes is None else step_bytes * self.plan.steps_per_epoch / 1e6,
             wire_ratio=sum(link.wire_bytes for link in end.links) / tensor_bytes if tensor_bytes else None,
             parameters_sha256=end.parameters_sha256 or None,
             peak_mib=max((worker.peak_mib for worker in end.workers), default=None),
