@@ -34,16 +34,6 @@ def test_what_was_appended_is_there_when_the_file_is_read_again(tmp_path: Path) 
     assert again.get(second) is None
 
 
-def test_a_line_from_before_a_setting_was_known_is_of_the_run_with_its_default(tmp_path: Path) -> None:
-    (run,) = make_plan(tmp_path, "seed = [0]").runs
-    older = {name: value for name, value in run.settings.items() if name != "error_feedback"}
-    store = Store(tmp_path / "results.jsonl")
-    store.append(replace(result_of(run), settings=older))
-    assert Store(store.path).get(run) is not None
-    (other,) = make_plan(tmp_path, "seed = [0]", 'parallel = "data"\nerror-feedback = false').runs
-    assert Store(store.path).get(other) is None
-
-
 def test_a_run_tried_again_replaces_what_failed(tmp_path: Path) -> None:
     (run,) = make_plan(tmp_path, "seed = [0]").runs
     store = Store(tmp_path / "results.jsonl")
