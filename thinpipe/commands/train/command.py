@@ -51,7 +51,7 @@ def train(**given: Any) -> None:
     On several machines, on each: thinpipe train ... --workers 3 --rank N
     --master HOST:PORT
 
-    Example: thinpipe train --task digits --compress sort:8 --epochs 10
+    Example: thinpipe train --task digits --compress 4bit --epochs 10
     """
     # Not at the top: the help need not wait for what training needs.
     from thinpipe.workers.forking import import_ahead
