@@ -1,0 +1,40 @@
+"""The blocks of a model: the repeated layers between which it can be cut, in the order in which they are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def candidates(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules that look like blocks, by their names: items of lists, of a class that the model names as a block.
+
+    Not those inside of others.
+    """
+    named = _named_classes(model)
+    found: dict[str, nn.Module] = {}
+    for path, holder in model.named_modules():
+        if not isinstance(holder, nn.ModuleList | nn.Sequential) or any(path.startswith(f"{name}.") for name in found):
+            continue
+        for name, item in holder.named_children():
+            if type(item).__name__ in named or _is_checkpointing(item):
+                found[f"{path}.{name}"] = item
+    return found
+
+
+def _named_classes(model: nn.Module) -> set[str]:
+    names: set[str] = set()
+    for module in model.modules():
+        recorded: Any = getattr(module, "_can_record_outputs", None)
+        states = recorded.get("hidden_states") if isinstance(recorded, dict) else None
+        for each in states if isinstance(states, list | tuple) else [states]:
+            kind = getattr(each, "target_class", each)
+            if isinstance(kind, type):
+                names.add(kind.__name__)
+        names |= set(getattr(module, "_no_split_modules", None) or ())
+    return names
+
+
+def _is_checkpointing(module: nn.Module) -> bool:
+    return any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)

@@ -1,0 +1,129 @@
+"""Whether a cut model computes what the uncut one does: logits and all gradients, to the bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from thinpipe.models.cut import CutModel
+from thinpipe.models.forward import call_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The largest differences, and where they begin."""
+
+    blocks: int
+    logits: float
+    gradients: float
+    first_difference: str | None  # the unit, in words
+    needs_weights_elsewhere: str | None  # why a worker with one block alone could not compute it; None: it can
+
+    @property
+    def is_exact(self) -> bool:
+        return self.logits == 0 and self.gradients == 0 and self.first_difference is None
+
+
+def compare(model: nn.Module, inputs: Mapping[str, Tensor]) -> Comparison:
+    """Run the model whole and in units. UncuttableError if it cannot be cut."""
+    cut = CutModel(model, inputs)
+    seen, handles = _listen(cut)
+    try:
+        wanted = call_model(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    gradients = _gradients(model, wanted)
+    values: tuple[Tensor, ...] = tuple(inputs.values())
+    first, given = None, []
+    for number, unit in enumerate(cut.units()):
+        given.append(values)
+        output = unit(*values)
+        values = output if isinstance(output, tuple) else (output,)
+        if first is None and number < len(cut.blocks) and not _equal(cut, number, values, seen[number]):
+            first = f"block {number} is called with other values"
+    found = _gradients(model, values[0])
+    return Comparison(
+        blocks=len(cut.blocks),
+        logits=_difference(wanted, values[0]),
+        gradients=max(
+            (_difference(gradients.get(name), found.get(name)) for name in gradients.keys() | found.keys()), default=0.0
+        ),
+        first_difference=first,
+        needs_weights_elsewhere=_run_alone(model, inputs, given),
+    )
+
+
+def _listen(cut: CutModel) -> tuple[dict[int, list[Any]], list[Any]]:
+    """What the uncut model calls its blocks with."""
+    seen: dict[int, list[Any]] = {}
+
+    def hook(number: int) -> Any:
+        def heard(module: nn.Module, args: Any, kwargs: Any) -> None:
+            seen[number] = pytree.tree_leaves((args, kwargs))
+
+        return heard
+
+    handles = [block.register_forward_pre_hook(hook(n), with_kwargs=True) for n, block in enumerate(cut.blocks)]
+    return seen, handles
+
+
+def _equal(cut: CutModel, number: int, values: tuple[Tensor, ...], seen: list[Any]) -> bool:
+    """Whether a block would be called with what the uncut model calls it with, in every leaf."""
+    unit = cut.units()[number + 1]
+    known, inputs = unit.split(number, values)
+    leaves = pytree.tree_leaves(cut.trace(inputs).calls[number].filled(known))
+    return len(leaves) == len(seen) and all(
+        torch.equal(here, there)
+        if isinstance(here, Tensor) and isinstance(there, Tensor)
+        else type(here) is type(there)
+        for here, there in zip(leaves, seen, strict=True)
+    )
+
+
+def _gradients(model: nn.Module, logits: Tensor) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    logits.float().square().mean().backward()
+    kept = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return kept
+
+
+def _difference(one: Tensor | None, other: Tensor | None) -> float:
+    if one is None or other is None:
+        return float("inf")
+    if one.shape != other.shape:
+        return float("inf")
+    return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0
+
+
+def _run_alone(model: nn.Module, inputs: Mapping[str, Tensor], given: list[tuple[Tensor, ...]]) -> str | None:
+    """Run one block after the other with all other weights gone, as on a worker that has it alone."""
+    for number in range(len(given) - 2):
+        alone = copy.deepcopy(model)
+        cut = CutModel(alone, inputs)
+        drop_weights(alone, {id(parameter) for parameter in cut.blocks[number].parameters()})
+        values = given[number + 1]
+        with torch.no_grad():
+            try:
+                found = cut.units()[number + 1](*values)
+                wanted = CutModel(model, inputs).units()[number + 1](*values)
+            except Exception as error:
+                return f"block {number}: {type(error).__name__}: {error}"
+            if not all(map(torch.equal, found, wanted)):
+                return f"block {number}: other values"
+    return None
+
+
+def drop_weights(model: nn.Module, kept: set[int]) -> None:
+    """Move all parameters to the meta device but for those of these ids."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in kept:
+                module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)

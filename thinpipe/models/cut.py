@@ -1,0 +1,315 @@
+"""Any model of transformers as units: what comes before its blocks, each block, what comes after.
+
+Between units travel only values that the next ones need and cannot know: hidden states, rarely more, and the inputs
+that all may see (the attention mask). What else a block is called with, its mask, rotary embeddings, window, every
+worker computes by running the model's own forward with unknown values (``unknown``). A value is known by where it came
+from: ("in", k, i) is leaf i of what block k is called with, made by the model's code in front of it; ("out", k, i)
+leaf i of what block k returned. Whatever a run needs and does not have stays unknown, and is an error, not a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from thinpipe.models.blocks import candidates
+from thinpipe.models.forward import run_until, without_values
+from thinpipe.models.unknown import UnknownValueError, is_unknown, unknown, unknown_like
+
+Value = tuple[str, int, int]  # "in" or "out", block, leaf
+Values = dict[Value, Tensor]
+
+SHARED = ("attention_mask",)  # inputs that all workers may see
+
+
+class UncuttableError(ValueError):
+    """A model that cannot be cut: the message says where and why."""
+
+
+@dataclass
+class Call:
+    """What a block is called with, by its leaves; a leaf that is a value is filled in when there is one."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    values: dict[int, Value]  # leaf -> what it is
+
+    def filled(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves = [values[self.values[i]] if i in self.values else leaf for i, leaf in enumerate(self.leaves)]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+
+@dataclass
+class Returned:
+    """What a block returns, without values."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+
+    def filled(self, block: int, values: Values, device: torch.device) -> Any:
+        leaves = [
+            values.get(("out", block, i), unknown_like(leaf, device)) if isinstance(leaf, Tensor) else leaf
+            for i, leaf in enumerate(self.leaves)
+        ]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+@dataclass
+class Trace:
+    """One forward with unknown values: what all blocks are called with, and what they return."""
+
+    calls: list[Call] = field(default_factory=list)
+    returns: list[Returned] = field(default_factory=list)
+
+
+class CutModel:
+    """A model, its blocks in the order of their calls, and what travels between them."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+        """``inputs`` are an example: of the right names, types and shapes."""
+        self.model = model
+        self.input_names = tuple(inputs)
+        self.known = tuple(name for name in inputs if name in SHARED)
+        self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
+        self.blocks = _in_order(model, inputs)
+        self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
+        trace = self.trace(inputs)
+        self.live = self._liveness(trace, inputs)
+
+    # Runs
+
+    def inputs_without_values(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        device = _device(inputs.values())
+        return {name: tensor if name in self.known else unknown_like(tensor, device) for name, tensor in inputs.items()}
+
+    def trace(self, inputs: Mapping[str, Tensor]) -> Trace:
+        """What all blocks are called with for these inputs, of which only those that are shared count."""
+        key = tuple((name, tuple(tensor.shape)) for name, tensor in inputs.items())
+        shared = {name: inputs[name] for name in self.known}
+        kept = self._kept.get(key)
+        if kept is not None and all(torch.equal(kept[0][name], shared[name]) for name in shared):
+            return kept[1]
+        trace = self._trace(inputs, kept[1].returns if kept else None)
+        self._kept[key] = ({name: tensor.clone() for name, tensor in shared.items()}, trace)
+        return trace
+
+    def _trace(self, inputs: Mapping[str, Tensor], returns: list[Returned] | None) -> Trace:
+        trace, device = Trace(), _device(inputs.values())
+        made: dict[int, tuple[Value, Tensor]] = {}  # by identity; the tensor keeps its own
+
+        def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if number != len(trace.calls):
+                raise UncuttableError(f"blocks are called in another order: block {number} after {len(trace.calls)}")
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            values: dict[int, Value] = {}
+            for i, leaf in enumerate(leaves):
+                if is_unknown(leaf):
+                    values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
+            trace.calls.append(Call([None if i in values else leaf for i, leaf in enumerate(leaves)], spec, values))
+            if returns is None:
+                result = _shapes_returned(self.blocks[number], args, kwargs, leaves, values)
+                trace.returns.append(Returned(*pytree.tree_flatten(result)))
+            else:
+                trace.returns.append(returns[number])
+                result = returns[number].filled(number, {}, device)
+            for i, leaf in enumerate(pytree.tree_leaves(result)):
+                if is_unknown(leaf):
+                    made[id(leaf)] = (("out", number, i), leaf)
+            return result
+
+        with without_values(device):
+            run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, None)
+        return trace
+
+    def between(self, values: Values, inputs: Mapping[str, Tensor], until: int | None) -> Any:
+        """Run the model's code up to a block's call, or to its end, with these values known: leaves, or logits."""
+        trace = self.trace(inputs)
+        device = _device(values.values())
+        last = max((block for kind, block, _ in values if kind == "out"), default=-1)
+        with without_values(device) as with_gradients:
+
+            def on_call(number: int, args: Any, kwargs: Any) -> Any:
+                if number == last:
+                    with_gradients()
+                return trace.returns[number].filled(number, values, device)
+
+            result = run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, until)
+        return result if until is None else pytree.tree_leaves(result)
+
+    # What travels
+
+    def _liveness(self, trace: Trace, inputs: Mapping[str, Tensor]) -> list[tuple[Value, ...]]:
+        """For every boundary, in front of block 0 to behind the last one: the values that travel."""
+        count = len(self.blocks)
+        used: list[set[Value]] = [set(call.values.values()) for call in trace.calls]  # at each call
+        live: list[set[Value]] = [set() for _ in range(count + 1)]
+        live[count] = self._tail_needs(trace, inputs)
+        for boundary in range(count - 1, -1, -1):
+            later = {value for value in live[boundary + 1] if _made_at(value) <= boundary}
+            live[boundary] = later | used[boundary]
+        return [tuple(sorted(values)) for values in live]
+
+    def _tail_needs(self, trace: Trace, inputs: Mapping[str, Tensor]) -> set[Value]:
+        """What of the last block's return values the logits depend on."""
+        last, device = len(self.blocks) - 1, _device(inputs.values())
+        values: Values = {
+            ("out", last, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+            for i, leaf in enumerate(trace.returns[-1].leaves)
+            if is_unknown(leaf)
+        }
+        with torch.no_grad():
+            if is_unknown(self.between(values, inputs, None)):
+                raise UncuttableError("what comes after the last block depends on more than what that block returned")
+            return {
+                value
+                for value in values
+                if is_unknown(self.between({k: v for k, v in values.items() if k != value}, inputs, None))
+            }
+
+    def is_glued(self, number: int) -> bool:
+        """Whether the model computes something between this block and the one before it."""
+        trace = next(iter(self._kept.values()))[1]
+        return any(value[:2] == ("in", number) for value in trace.calls[number].values.values())
+
+    def units(self) -> list[nn.Module]:
+        return [Head(self), *(Block(self, number) for number in range(len(self.blocks))), Tail(self)]
+
+
+def _made_at(value: Value) -> int:
+    """The boundary from which on a value is there."""
+    kind, block, _ = value
+    return block if kind == "in" else block + 1
+
+
+class _Unit(nn.Module):
+    def __init__(self, cut: CutModel) -> None:
+        super().__init__()
+        self._cut = [cut]  # in a list: the whole model is no part of a unit
+
+    @property
+    def cut(self) -> CutModel:
+        return self._cut[0]
+
+    def split(self, boundary: int, tensors: Sequence[Tensor]) -> tuple[Values, dict[str, Tensor]]:
+        """The values that travelled, and inputs of which the shared ones are real."""
+        live = self.cut.live[boundary]
+        values = dict(zip(live, tensors, strict=False))
+        shared = dict(zip(self.cut.known, tensors[len(live) :], strict=True))
+        return values, self._inputs(shared, tensors[0])
+
+    def _inputs(self, shared: dict[str, Tensor], states: Tensor) -> dict[str, Tensor]:
+        inputs = {}
+        for name, shape, dtype in self.cut.shapes:
+            if name in shared:
+                inputs[name] = shared[name]
+            elif "attention_mask" in shared:
+                inputs[name] = unknown(shared["attention_mask"].shape, dtype, states.device)
+            else:
+                inputs[name] = unknown((states.shape[0], *shape[1:]), dtype, states.device)
+        return inputs
+
+
+class Head(_Unit):
+    """The model's code up to its first block."""
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        cut = self.cut
+        inputs = dict(zip(cut.input_names, tensors, strict=True))
+        leaves = pytree.tree_leaves(run_until(cut.model, cut.blocks, inputs, _never, 0))
+        call = cut.trace(inputs).calls[0]
+        values = {value: leaves[i] for i, value in call.values.items()}
+        return (*(values[value] for value in cut.live[0]), *(inputs[name] for name in cut.known))
+
+
+class Block(_Unit):
+    """One block, and the model's code between it and the next one."""
+
+    def __init__(self, cut: CutModel, number: int) -> None:
+        super().__init__(cut)
+        self.number = number
+        self.block = cut.blocks[number]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        cut, number = self.cut, self.number
+        values, inputs = self.split(number, tensors)
+        trace = cut.trace(inputs)
+        args, kwargs = trace.calls[number].filled(values)
+        returned = pytree.tree_leaves(self.block(*args, **kwargs))
+        values |= {("out", number, i): leaf for i, leaf in enumerate(returned) if isinstance(leaf, Tensor)}
+        following = number + 1
+        if following < len(cut.blocks) and cut.is_glued(following):
+            leaves = cut.between(values, inputs, following)
+            new = {i: value for i, value in trace.calls[following].values.items() if value[:2] == ("in", following)}
+            values |= {value: leaves[i] for i, value in new.items()}
+        shared = tensors[len(cut.live[number]) :]
+        return (*(_known(values, value, following) for value in cut.live[following]), *shared)
+
+
+class Tail(_Unit):
+    """The model's code behind its last block: logits."""
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        cut = self.cut
+        count = len(cut.blocks)
+        values, inputs = self.split(count, tensors)
+        return cut.between(values, inputs, None)  # type: ignore[no-any-return]
+
+
+def _known(values: Values, value: Value, block: int) -> Tensor:
+    found = values.get(value)
+    if found is None or is_unknown(found):
+        raise UncuttableError(f"block {block} is given something that depends on more than the block before it")
+    return found
+
+
+def _never(number: int, args: Any, kwargs: Any) -> Any:
+    raise AssertionError("the first block ends the run")
+
+
+def _in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
+    """The blocks, as the model calls them: each once."""
+    found = list(candidates(model).values())
+    if not found:
+        raise UncuttableError(f"{type(model).__name__} has no list of blocks that it could be cut between")
+    order: list[int] = []
+    device = _device(inputs.values())
+
+    def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        order.append(number)
+        leaves = pytree.tree_leaves((args, kwargs))
+        values = {i: ("in", number, i) for i, leaf in enumerate(leaves) if is_unknown(leaf)}
+        return _shapes_returned(found[number], args, kwargs, leaves, values)
+
+    hidden = {name: tensor if name in SHARED else unknown_like(tensor, device) for name, tensor in inputs.items()}
+    with without_values(device):
+        run_until(model, found, hidden, on_call, None)
+    if not order:
+        raise UncuttableError(f"{type(model).__name__} calls none of its blocks")
+    if len(set(order)) < len(order):
+        raise UncuttableError(f"{type(model).__name__} calls a block several times: its layers share their weights")
+    return [found[number] for number in order]
+
+
+def _shapes_returned(
+    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], values: dict[int, Any]
+) -> Any:
+    """What a block returns for unknown values."""
+    try:
+        return type(block).forward(block, *args, **kwargs)
+    except (UnknownValueError, NotImplementedError, RuntimeError):
+        # Its code asks for values, as experts do that take only the tokens meant for them: most blocks return what has
+        # the shape of their hidden states, and whether this one does is seen when the cut is compared.
+        first = next(leaves[i] for i in sorted(values) if leaves[i].is_floating_point())
+        return unknown_like(first, first.device)
+
+
+def _device(tensors: Any) -> torch.device:
+    return next(
+        (tensor.device for tensor in tensors if isinstance(tensor, Tensor) and not tensor.is_meta), torch.device("cpu")
+    )
