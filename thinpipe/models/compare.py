@@ -30,8 +30,8 @@ class Comparison:
         return self.logits == 0 and self.gradients == 0 and self.first_difference is None
 
 
-def compare(model: nn.Module, inputs: Mapping[str, Tensor]) -> Comparison:
-    """Run the model whole and in units. UncuttableError if it cannot be cut."""
+def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = None) -> Comparison:
+    """Run the model whole and in units, and so many blocks alone (None: all). UncuttableError if it cannot be cut."""
     cut = CutModel(model, inputs)
     seen, handles = _listen(cut)
     try:
@@ -56,7 +56,7 @@ def compare(model: nn.Module, inputs: Mapping[str, Tensor]) -> Comparison:
             (_difference(gradients.get(name), found.get(name)) for name in gradients.keys() | found.keys()), default=0.0
         ),
         first_difference=first,
-        needs_weights_elsewhere=_run_alone(model, inputs, given),
+        needs_weights_elsewhere=_run_alone(model, inputs, given, alone),
     )
 
 
@@ -103,9 +103,15 @@ def _difference(one: Tensor | None, other: Tensor | None) -> float:
     return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0
 
 
-def _run_alone(model: nn.Module, inputs: Mapping[str, Tensor], given: list[tuple[Tensor, ...]]) -> str | None:
-    """Run one block after the other with all other weights gone, as on a worker that has it alone."""
-    for number in range(len(given) - 2):
+def _run_alone(
+    model: nn.Module, inputs: Mapping[str, Tensor], given: list[tuple[Tensor, ...]], count: int | None
+) -> str | None:
+    """Run one block after the other with all other weights gone, as on a worker that has it alone.
+
+    With a ``count`` the first blocks and the last ones, in turns: these differ if any do.
+    """
+    blocks = range(len(given) - 2)
+    for number in sorted(blocks, key=lambda number: min(number, len(blocks) - 1 - number))[:count]:
         alone = copy.deepcopy(model)
         cut = CutModel(alone, inputs)
         drop_weights(alone, {id(parameter) for parameter in cut.blocks[number].parameters()})
