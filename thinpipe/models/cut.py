@@ -81,6 +81,7 @@ class CutModel:
         self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
         trace = self.trace(inputs)
         self.live = self._liveness(trace, inputs)
+        self.parts = self._parts(inputs)
 
     # Runs
 
@@ -142,6 +143,43 @@ class CutModel:
             result = run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, until)
         return result if until is None else pytree.tree_leaves(result)
 
+    # Who holds what
+
+    def _parts(self, inputs: Mapping[str, Tensor]) -> list[list[nn.Module]]:
+        """The modules that the model's code uses in front of block 0, 1, ... and behind the last one.
+
+        They are the largest ones without a block inside, so that all that is below comes along.
+        """
+        blocks = {id(block) for block in self.blocks}
+        inside = {id(module) for module in self.model.modules() if blocks & {id(each) for each in module.modules()}}
+        self.containers = [
+            module for module in self.model.modules() if id(module) in inside and id(module) not in blocks
+        ]
+        parts = [
+            child
+            for container in self.containers
+            for child in container.children()
+            if id(child) not in inside  # nor a block
+        ]
+        owner = {id(tensor): part for part in parts for tensor in (*part.parameters(), *part.buffers())}
+        used: list[dict[int, nn.Module]] = [{} for _ in range(len(self.blocks) + 1)]
+        segment = 0
+
+        def on_tensor(tensor: Tensor) -> None:
+            if id(tensor) in owner:
+                used[segment].setdefault(id(owner[id(tensor)]), owner[id(tensor)])
+
+        trace, device = self.trace(inputs), _device(inputs.values())
+
+        def on_call(number: int, args: Any, kwargs: Any) -> Any:
+            nonlocal segment
+            segment = number + 1
+            return trace.returns[number].filled(number, {}, device)
+
+        with without_values(device, on_tensor):
+            run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, None)
+        return [list(modules.values()) for modules in used]
+
     # What travels
 
     def _liveness(self, trace: Trace, inputs: Mapping[str, Tensor]) -> list[tuple[Value, ...]]:
@@ -188,9 +226,16 @@ def _made_at(value: Value) -> int:
 
 
 class _Unit(nn.Module):
-    def __init__(self, cut: CutModel) -> None:
+    def __init__(self, cut: CutModel, segment: int) -> None:
         super().__init__()
         self._cut = [cut]  # in a list: the whole model is no part of a unit
+        self.parts = nn.ModuleList(cut.parts[segment])
+
+    def train(self, mode: bool = True) -> _Unit:
+        """Also what the model's own code asks, which is in none of the parts: dropout between blocks, say."""
+        for container in self.cut.containers:
+            container.training = mode
+        return super().train(mode)
 
     @property
     def cut(self) -> CutModel:
@@ -218,6 +263,9 @@ class _Unit(nn.Module):
 class Head(_Unit):
     """The model's code up to its first block."""
 
+    def __init__(self, cut: CutModel) -> None:
+        super().__init__(cut, 0)
+
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         cut = self.cut
         inputs = dict(zip(cut.input_names, tensors, strict=True))
@@ -231,7 +279,10 @@ class Block(_Unit):
     """One block, and the model's code between it and the next one."""
 
     def __init__(self, cut: CutModel, number: int) -> None:
-        super().__init__(cut)
+        glued = number + 1 < len(cut.blocks)
+        super().__init__(cut, number + 1 if glued else 0)
+        if not glued:
+            self.parts = nn.ModuleList()  # what comes after the last block is the tail's
         self.number = number
         self.block = cut.blocks[number]
 
@@ -253,6 +304,9 @@ class Block(_Unit):
 
 class Tail(_Unit):
     """The model's code behind its last block: logits."""
+
+    def __init__(self, cut: CutModel) -> None:
+        super().__init__(cut, len(cut.blocks))
 
     def forward(self, *tensors: Tensor) -> Tensor:
         cut = self.cut

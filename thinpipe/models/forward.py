@@ -75,16 +75,14 @@ def run_until(
 
 
 @contextmanager
-def without_values(device: torch.device) -> Iterator[Callable[[], None]]:
+def without_values(
+    device: torch.device, on_tensor: Callable[[Tensor], None] | None = None
+) -> Iterator[Callable[[], None]]:
     """Runs with unknown values, without gradients until the function that this yields is called."""
     gradients = torch.is_grad_enabled()
     torch.set_grad_enabled(False)
     try:
-        with UnknownFlow(device):
+        with UnknownFlow(device, on_tensor):
             yield lambda: torch.set_grad_enabled(gradients)
     finally:
         torch.set_grad_enabled(gradients)
-
-
-def device_of(tensors: Sequence[Tensor]) -> torch.device:
-    return next((tensor.device for tensor in tensors if not tensor.is_meta), torch.device("cpu"))

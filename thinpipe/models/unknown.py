@@ -8,6 +8,7 @@ for instance, is computed as always. So nothing that a block is called with can 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,11 +68,16 @@ def unknown_like(tensor: Tensor, device: torch.device) -> Tensor:
 class UnknownFlow(TorchDispatchMode):
     """Around a forward: operations on weights that are not here have unknown results instead of failing."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, on_tensor: Callable[[Tensor], None] | None = None) -> None:
+        """``on_tensor`` is shown every tensor that an operation takes."""
         super().__init__()
-        self.device = device
+        self.device, self._on_tensor = device, on_tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._on_tensor is not None:
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor):
+                    self._on_tensor(leaf)
         return propagate(func, args, kwargs or {}, self.device)
 
 
