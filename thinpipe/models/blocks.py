@@ -20,7 +20,17 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
         for name, item in holder.named_children():
             if type(item).__name__ in named or _is_checkpointing(item):
                 found[f"{path}.{name}"] = item
-    return found
+    return found or _longest_list(model)
+
+
+def _longest_list(model: nn.Module) -> dict[str, nn.Module]:
+    """The items of the longest list of modules of one class, for models that name no blocks."""
+    lists = [
+        {f"{path}.{name}": item for name, item in holder.named_children()}
+        for path, holder in model.named_modules()
+        if isinstance(holder, nn.ModuleList) and len({type(item) for item in holder}) == 1
+    ]
+    return max(lists, key=len, default={})
 
 
 def _named_classes(model: nn.Module) -> set[str]:

@@ -32,6 +32,7 @@ class Comparison:
 
 def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = None) -> Comparison:
     """Run the model whole and in units, and so many blocks alone (None: all). UncuttableError if it cannot be cut."""
+    unused = copy.deepcopy(model)  # some keep tensors of their last run
     cut = CutModel(model, inputs)
     seen, handles = _listen(cut)
     try:
@@ -56,7 +57,7 @@ def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = 
             (_difference(gradients.get(name), found.get(name)) for name in gradients.keys() | found.keys()), default=0.0
         ),
         first_difference=first,
-        needs_weights_elsewhere=_run_alone(model, inputs, given, alone),
+        needs_weights_elsewhere=_run_alone(unused, inputs, given, alone),
     )
 
 

@@ -9,6 +9,7 @@ leaf i of what block k returned. Whatever a run needs and does not have stays un
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from thinpipe.models.blocks import candidates
-from thinpipe.models.forward import run_until, without_values
+from thinpipe.models.forward import run_until, without_cache, without_values
 from thinpipe.models.unknown import UnknownValueError, is_unknown, unknown, unknown_like
 
 Value = tuple[str, int, int]  # "in" or "out", block, leaf
@@ -74,6 +75,7 @@ class CutModel:
     def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
         """``inputs`` are an example: of the right names, types and shapes."""
         self.model = model
+        without_cache(model)
         self.input_names = tuple(inputs)
         self.known = tuple(name for name in inputs if name in SHARED)
         self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
@@ -114,7 +116,7 @@ class CutModel:
                     values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
             trace.calls.append(Call([None if i in values else leaf for i, leaf in enumerate(leaves)], spec, values))
             if returns is None:
-                result = _shapes_returned(self.blocks[number], args, kwargs, leaves, values)
+                result = _shapes_returned(self.blocks[number], args, kwargs)
                 trace.returns.append(Returned(*pytree.tree_flatten(result)))
             else:
                 trace.returns.append(returns[number])
@@ -336,9 +338,7 @@ def _in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]
 
     def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         order.append(number)
-        leaves = pytree.tree_leaves((args, kwargs))
-        values = {i: ("in", number, i) for i, leaf in enumerate(leaves) if is_unknown(leaf)}
-        return _shapes_returned(found[number], args, kwargs, leaves, values)
+        return _shapes_returned(found[number], args, kwargs)
 
     hidden = {name: tensor if name in SHARED else unknown_like(tensor, device) for name, tensor in inputs.items()}
     with without_values(device):
@@ -350,17 +350,30 @@ def _in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]
     return [found[number] for number in order]
 
 
-def _shapes_returned(
-    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], values: dict[int, Any]
-) -> Any:
+def _shapes_returned(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a block returns for unknown values."""
     try:
         return type(block).forward(block, *args, **kwargs)
     except (UnknownValueError, NotImplementedError, RuntimeError):
-        # Its code asks for values, as experts do that take only the tokens meant for them: most blocks return what has
-        # the shape of their hidden states, and whether this one does is seen when the cut is compared.
-        first = next(leaves[i] for i in sorted(values) if leaves[i].is_floating_point())
-        return unknown_like(first, first.device)
+        # Its code asks for values, as experts do that take only the tokens meant for them: any values will do, for the
+        # shapes of what it returns do not depend on them.
+        zeros, options = pytree.tree_map(_zeros, (args, kwargs))
+        result = type(block).forward(_of_zeros(block), *zeros, **options)
+        return pytree.tree_map(lambda leaf: unknown_like(leaf, leaf.device) if isinstance(leaf, Tensor) else leaf, result)
+
+
+def _zeros(leaf: Any) -> Any:
+    return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) if is_unknown(leaf) else leaf
+
+
+def _of_zeros(block: nn.Module) -> nn.Module:
+    """A copy of a block whose weights are here, as zeros where they are not."""
+    copied = copy.deepcopy(block)
+    for module in copied.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                module._parameters[name] = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+    return copied
 
 
 def _device(tensors: Any) -> torch.device:

@@ -48,6 +48,14 @@ def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     return model(**inputs, **options).logits
 
 
+def without_cache(model: nn.Module) -> None:
+    """No keys and values kept for tokens to come: in training there are none."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+
+
 def takes(model: nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
