@@ -4,13 +4,13 @@ Between units travel only values that the next ones need and cannot know: hidden
 that all may see (the attention mask). What else a block is called with, its mask, rotary embeddings, window, every
 worker computes by running the model's own forward with unknown values (``unknown``). A value is known by where it came
 from: ("in", k, i) is leaf i of what block k is called with, made by the model's code in front of it; ("out", k, i)
-leaf i of what block k returned. Whatever a run needs and does not have stays unknown, and is an error, not a guess.
+leaf i of what block k returned; ("input", 0, i) input i itself, where later code asks for it. Whatever a run needs and
+does not have stays unknown, and is an error, not a guess.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from thinpipe.models.blocks import candidates
-from thinpipe.models.forward import run_until, without_cache, without_values
+from thinpipe.models.forward import run_until, shapes_returned, without_cache, without_values
 from thinpipe.models.unknown import UnknownValueError, is_unknown, unknown, unknown_like
 
-Value = tuple[str, int, int]  # "in" or "out", block, leaf
+Value = tuple[str, int, int]  # "in" or "out", block, leaf; "input", 0, number
 Values = dict[Value, Tensor]
 
 SHARED = ("attention_mask",)  # inputs that all workers may see
@@ -82,6 +82,7 @@ class CutModel:
         self.blocks = _in_order(model, inputs)
         self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
         trace = self.trace(inputs)
+        self.early = self._early(trace, inputs)
         self.live = self._liveness(trace, inputs)
         self.parts = self._parts(inputs)
 
@@ -116,7 +117,7 @@ class CutModel:
                     values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
             trace.calls.append(Call([None if i in values else leaf for i, leaf in enumerate(leaves)], spec, values))
             if returns is None:
-                result = _shapes_returned(self.blocks[number], args, kwargs)
+                result = shapes_returned(self.blocks[number], args, kwargs)
                 trace.returns.append(Returned(*pytree.tree_flatten(result)))
             else:
                 trace.returns.append(returns[number])
@@ -134,16 +135,37 @@ class CutModel:
         """Run the model's code up to a block's call, or to its end, with these values known: leaves, or logits."""
         trace = self.trace(inputs)
         device = _device(values.values())
-        last = max((block for kind, block, _ in values if kind == "out"), default=-1)
+        first = min((block for kind, block, _ in values if kind == "out"), default=-1)
+        known = {name: values[value] for i, name in enumerate(inputs) if (value := ("input", 0, i)) in values}
         with without_values(device) as with_gradients:
 
             def on_call(number: int, args: Any, kwargs: Any) -> Any:
-                if number == last:
+                if number == first:
                     with_gradients()
                 return trace.returns[number].filled(number, values, device)
 
-            result = run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, until)
+            result = run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, until)
         return result if until is None else pytree.tree_leaves(result)
+
+    def from_inputs(self, wanted: Iterable[Value], inputs: Mapping[str, Tensor]) -> Values:
+        """Those of the wanted values, of what blocks are called with, that do not depend on any block."""
+        trace, device = self.trace(inputs), _device(inputs.values())
+        found: Values = {}
+
+        def collect(number: int, leaves: list[Any]) -> None:
+            for value in wanted:
+                if value[1] == number and not is_unknown(leaves[value[2]]):
+                    found[value] = leaves[value[2]]
+
+        def on_call(number: int, args: Any, kwargs: Any) -> Any:
+            collect(number, pytree.tree_leaves((args, kwargs)))
+            return trace.returns[number].filled(number, {}, device)
+
+        last = max(block for _, block, _ in wanted)
+        with without_values(device) as with_gradients:
+            with_gradients()
+            collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))
+        return found
 
     # Who holds what
 
@@ -184,47 +206,73 @@ class CutModel:
 
     # What travels
 
+    def _early(self, trace: Trace, inputs: Mapping[str, Tensor]) -> set[Value]:
+        """What later blocks are called with and the head can make: embeddings for every layer, a decoder's input."""
+        wanted = {value for call in trace.calls for value in call.values.values() if value[0] == "in" and value[1] > 0}
+        with torch.no_grad():
+            return set(self.from_inputs(wanted, inputs)) if wanted else set()
+
     def _liveness(self, trace: Trace, inputs: Mapping[str, Tensor]) -> list[tuple[Value, ...]]:
         """For every boundary, in front of block 0 to behind the last one: the values that travel."""
         count = len(self.blocks)
-        used: list[set[Value]] = [set(call.values.values()) for call in trace.calls]  # at each call
         live: list[set[Value]] = [set() for _ in range(count + 1)]
-        live[count] = self._tail_needs(trace, inputs)
+        live[count] = needed = self._needs(trace, inputs, None)
         for boundary in range(count - 1, -1, -1):
-            later = {value for value in live[boundary + 1] if _made_at(value) <= boundary}
-            live[boundary] = later | used[boundary]
+            later = {value for value in live[boundary + 1] | needed if self._made_at(value) <= boundary}
+            live[boundary] = later | set(trace.calls[boundary].values.values())
+            needed = self._needs(trace, inputs, boundary) if self.is_glued(boundary, trace) else set()
         return [tuple(sorted(values)) for values in live]
 
-    def _tail_needs(self, trace: Trace, inputs: Mapping[str, Tensor]) -> set[Value]:
-        """What of the last block's return values the logits depend on."""
-        last, device = len(self.blocks) - 1, _device(inputs.values())
-        values: Values = {
-            ("out", last, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
-            for i, leaf in enumerate(trace.returns[-1].leaves)
+    def _made_at(self, value: Value) -> int:
+        """The boundary from which on a value is there."""
+        kind, block, _ = value
+        return block + 1 if kind == "out" else 0 if value in self.early else block
+
+    def _needs(self, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> set[Value]:
+        """What the code in front of a block (None: what makes the logits) needs: returned values, and inputs."""
+        last = len(self.blocks) if until is None else until
+        device = _device(inputs.values())
+        returned: Values = {
+            ("out", block, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+            for block in range(last)
+            for i, leaf in enumerate(trace.returns[block].leaves)
             if is_unknown(leaf)
         }
-        with torch.no_grad():
-            if is_unknown(self.between(values, inputs, None)):
-                raise UncuttableError("what comes after the last block depends on more than what that block returned")
-            return {
-                value
-                for value in values
-                if is_unknown(self.between({k: v for k, v in values.items() if k != value}, inputs, None))
-            }
+        given: Values = {
+            ("input", 0, i): tensor for i, (name, tensor) in enumerate(inputs.items()) if name not in self.known
+        }
+        # Most often the block before it is enough, and then nothing else need be tried.
+        before = {value: tensor for value, tensor in returned.items() if value[1] == last - 1}
+        for values in (before, before | given, returned | given):
+            if self._is_enough(values, trace, inputs, until):
+                for value in list(values):
+                    fewer = {each: tensor for each, tensor in values.items() if each != value}
+                    values = fewer if self._is_enough(fewer, trace, inputs, until) else values
+                return set(values)
+        where = "what comes after the last block" if until is None else f"what block {until} is given"
+        raise UncuttableError(f"{where} depends on more than inputs and what blocks return")
 
-    def is_glued(self, number: int) -> bool:
+    def _is_enough(self, values: Values, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> bool:
+        with torch.no_grad():
+            try:
+                found = self.between(values, inputs, until)
+            except UnknownValueError:
+                return False
+        if until is None:
+            return not is_unknown(found)
+        return not any(is_unknown(found[i]) for i in self.made_for(until, trace))
+
+    def made_for(self, number: int, trace: Trace) -> dict[int, Value]:
+        """The leaves of a block's call that the code between it and the block before it makes."""
+        values = trace.calls[number].values
+        return {i: value for i, value in values.items() if value[:2] == ("in", number) and value not in self.early}
+
+    def is_glued(self, number: int, trace: Trace) -> bool:
         """Whether the model computes something between this block and the one before it."""
-        trace = next(iter(self._kept.values()))[1]
-        return any(value[:2] == ("in", number) for value in trace.calls[number].values.values())
+        return number > 0 and bool(self.made_for(number, trace))
 
     def units(self) -> list[nn.Module]:
         return [Head(self), *(Block(self, number) for number in range(len(self.blocks))), Tail(self)]
-
-
-def _made_at(value: Value) -> int:
-    """The boundary from which on a value is there."""
-    kind, block, _ = value
-    return block if kind == "in" else block + 1
 
 
 class _Unit(nn.Module):
@@ -271,9 +319,8 @@ class Head(_Unit):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         cut = self.cut
         inputs = dict(zip(cut.input_names, tensors, strict=True))
-        leaves = pytree.tree_leaves(run_until(cut.model, cut.blocks, inputs, _never, 0))
-        call = cut.trace(inputs).calls[0]
-        values = {value: leaves[i] for i, value in call.values.items()}
+        values: Values = {("input", 0, i): tensor for i, tensor in enumerate(tensors)}
+        values |= cut.from_inputs({*cut.trace(inputs).calls[0].values.values(), *cut.early}, inputs)
         return (*(values[value] for value in cut.live[0]), *(inputs[name] for name in cut.known))
 
 
@@ -296,10 +343,9 @@ class Block(_Unit):
         returned = pytree.tree_leaves(self.block(*args, **kwargs))
         values |= {("out", number, i): leaf for i, leaf in enumerate(returned) if isinstance(leaf, Tensor)}
         following = number + 1
-        if following < len(cut.blocks) and cut.is_glued(following):
+        if following < len(cut.blocks) and cut.is_glued(following, trace):
             leaves = cut.between(values, inputs, following)
-            new = {i: value for i, value in trace.calls[following].values.items() if value[:2] == ("in", following)}
-            values |= {value: leaves[i] for i, value in new.items()}
+            values |= {value: leaves[i] for i, value in cut.made_for(following, trace).items()}
         shared = tensors[len(cut.live[number]) :]
         return (*(_known(values, value, following) for value in cut.live[following]), *shared)
 
@@ -324,10 +370,6 @@ def _known(values: Values, value: Value, block: int) -> Tensor:
     return found
 
 
-def _never(number: int, args: Any, kwargs: Any) -> Any:
-    raise AssertionError("the first block ends the run")
-
-
 def _in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
     """The blocks, as the model calls them: each once."""
     found = list(candidates(model).values())
@@ -338,7 +380,7 @@ def _in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]
 
     def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         order.append(number)
-        return _shapes_returned(found[number], args, kwargs)
+        return shapes_returned(found[number], args, kwargs)
 
     hidden = {name: tensor if name in SHARED else unknown_like(tensor, device) for name, tensor in inputs.items()}
     with without_values(device):
@@ -348,32 +390,6 @@ def _in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]
     if len(set(order)) < len(order):
         raise UncuttableError(f"{type(model).__name__} calls a block several times: its layers share their weights")
     return [found[number] for number in order]
-
-
-def _shapes_returned(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a block returns for unknown values."""
-    try:
-        return type(block).forward(block, *args, **kwargs)
-    except (UnknownValueError, NotImplementedError, RuntimeError):
-        # Its code asks for values, as experts do that take only the tokens meant for them: any values will do, for the
-        # shapes of what it returns do not depend on them.
-        zeros, options = pytree.tree_map(_zeros, (args, kwargs))
-        result = type(block).forward(_of_zeros(block), *zeros, **options)
-        return pytree.tree_map(lambda leaf: unknown_like(leaf, leaf.device) if isinstance(leaf, Tensor) else leaf, result)
-
-
-def _zeros(leaf: Any) -> Any:
-    return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) if is_unknown(leaf) else leaf
-
-
-def _of_zeros(block: nn.Module) -> nn.Module:
-    """A copy of a block whose weights are here, as zeros where they are not."""
-    copied = copy.deepcopy(block)
-    for module in copied.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                module._parameters[name] = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
-    return copied
 
 
 def _device(tensors: Any) -> torch.device:

@@ -8,6 +8,7 @@ between blocks is the model's own code, whatever it does.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from thinpipe.models.unknown import UnknownFlow
+from thinpipe.models.unknown import UnknownFlow, UnknownValueError, is_unknown, unknown_like
 
 OnCall = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -94,3 +96,31 @@ def without_values(
             yield lambda: torch.set_grad_enabled(gradients)
     finally:
         torch.set_grad_enabled(gradients)
+
+
+def shapes_returned(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a block returns for unknown values."""
+    try:
+        return type(block).forward(block, *args, **kwargs)
+    except (UnknownValueError, NotImplementedError, RuntimeError):
+        # Its code asks for values, as experts do that take only the tokens meant for them: any values will do, for the
+        # shapes of what it returns do not depend on them.
+        zeros, options = pytree.tree_map(_zeros, (args, kwargs))
+        result = type(block).forward(_of_zeros(block), *zeros, **options)
+        return pytree.tree_map(
+            lambda leaf: unknown_like(leaf, leaf.device) if isinstance(leaf, Tensor) else leaf, result
+        )
+
+
+def _zeros(leaf: Any) -> Any:
+    return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) if is_unknown(leaf) else leaf
+
+
+def _of_zeros(block: nn.Module) -> nn.Module:
+    """A copy of a block whose weights are here, as zeros where they are not."""
+    copied = copy.deepcopy(block)
+    for module in copied.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                module._parameters[name] = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+    return copied

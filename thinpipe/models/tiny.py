@@ -185,9 +185,15 @@ _RULES: tuple[tuple[str, Callable[[int, Values], int]], ...] = (
     (r"head_?dim$|d_head$|dim_head$|d_kv$|kv_channels$|attention_head_size$", _small_head),
     (r"kv_heads$|key_value_heads$|kv_n_heads$|num_query_groups$|num_key_heads$", _small_key_heads),
     (r"heads?$", _small_heads),
-    (r"intermediate(_size)?(_mlp)?$|ffn_\w*(dim|size)$|d_ff$|^dff$|dim_ff$|feed_forward_size$|d_inner$|mlp_dim$", _at_most(WIDE)),
+    (
+        r"intermediate(_size)?(_mlp)?$|ffn_\w*(dim|size)$|d_ff$|^dff$|dim_ff$|feed_forward_size$|d_inner$|mlp_dim$",
+        _at_most(WIDE),
+    ),
     (r"^mamba_d_ssm$", _at_most(2 * HIDDEN)),
-    (r"hidden_size|d_model$|n_embd$|^dim$|emb(ed)?(ding)?_(dim|size|proj_dim)$|lru_width$|d_latents$|hidden_dim$|bottleneck_size$", _small_hidden),
+    (
+        r"hidden_size|d_model$|n_embd$|^dim$|emb(ed)?(ding)?_(dim|size|proj_dim)$|lru_width$|d_latents$|hidden_dim$|bottleneck_size$",
+        _small_hidden,
+    ),
     (r"rank$|lowrank$", _at_most(RANK)),
     (r"state(_size)?$", _at_most(RANK)),
     (r"position|n_ctx$|max_seq_len$|model_max_length$|context_length$", _at_most(POSITIONS)),
