@@ -12,8 +12,10 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
 
     Not those inside of others.
     """
+    found = _layers_of_stages(model)
+    if found:
+        return found
     named = _named_classes(model)
-    found: dict[str, nn.Module] = {}
     for path, holder in model.named_modules():
         if not isinstance(holder, nn.ModuleList | nn.Sequential) or any(path.startswith(f"{name}.") for name in found):
             continue
@@ -21,6 +23,20 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
             if type(item).__name__ in named or _is_checkpointing(item):
                 found[f"{path}.{name}"] = item
     return found or _longest_list(model)
+
+
+def _layers_of_stages(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of models of images that are lists of stages, which are lists of layers."""
+    found: dict[str, nn.Module] = {}
+    for path, stage in model.named_modules():
+        if type(stage).__name__.endswith("Stage"):
+            lists = [
+                {f"{path}.{name}.{number}": item for number, item in holder.named_children()}
+                for name, holder in stage.named_children()
+                if isinstance(holder, nn.ModuleList | nn.Sequential)
+            ]
+            found |= max(lists, key=len, default={})
+    return found
 
 
 def _longest_list(model: nn.Module) -> dict[str, nn.Module]:

@@ -107,7 +107,7 @@ def _difference(one: Tensor | None, other: Tensor | None) -> float:
 def _run_alone(
     model: nn.Module, inputs: Mapping[str, Tensor], given: list[tuple[Tensor, ...]], count: int | None
 ) -> str | None:
-    """Run one block after the other with all other weights gone, as on a worker that has it alone.
+    """Run one block after the other with all other weights gone, as on a worker that has its unit alone.
 
     With a ``count`` the first blocks and the last ones, in turns: these differ if any do.
     """
@@ -115,11 +115,11 @@ def _run_alone(
     for number in sorted(blocks, key=lambda number: min(number, len(blocks) - 1 - number))[:count]:
         alone = copy.deepcopy(model)
         cut = CutModel(alone, inputs)
-        drop_weights(alone, {id(parameter) for parameter in cut.blocks[number].parameters()})
-        values = given[number + 1]
+        unit, values = cut.units()[number + 1], given[number + 1]
+        drop_weights(alone, {id(parameter) for parameter in unit.parameters()})
         with torch.no_grad():
             try:
-                found = cut.units()[number + 1](*values)
+                found = unit(*values)
                 wanted = CutModel(model, inputs).units()[number + 1](*values)
             except Exception as error:
                 return f"block {number}: {type(error).__name__}: {error}"

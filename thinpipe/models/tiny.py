@@ -254,9 +254,22 @@ _CORRECTIONS: dict[str, Values] = {
     "bit": {"num_groups": 4},
     "blt_local_encoder": {"hidden_size_global": HIDDEN},
     "blt_local_decoder": {"hidden_size_global": HIDDEN},
+    "cvt": {"depth": [1, 2, 3]},  # stage n takes the nth of its drop rates
+    "donut-swin": {"window_size": 2},  # no wider than the last stage is
+    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
+    "hgnet_v2": {
+        "stem_channels": [3, 8, 16],
+        "stage_in_channels": [16, 32, 48, 64],
+        "stage_mid_channels": [8, 8, 16, 16],
+        "stage_out_channels": [32, 48, 64, 96],
+        "hidden_sizes": [32, 48, 64, 96],
+        "stage_numb_of_layers": [2, 2, 2, 2],
+    },
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},  # four and two of these make a position
     "lilt": {"hidden_size": 96},  # six parts make a position
     "reformer": {"axial_pos_embds_dim": [HIDDEN // 2, HIDDEN // 2], "axial_pos_shape": [8, POSITIONS // 8]},
+    "swin": {"window_size": 2},
+    "textnet": {"stem_out_channels": HEAD},
     "xlstm": {"chunk_size": 16},  # its code for several chunks needs keys as wide as values
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},  # its tied weights need two hybrid layers
 }
