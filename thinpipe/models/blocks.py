@@ -2,9 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from thinpipe.models.forward import run_until, shapes_returned, without_values
+from thinpipe.models.unknown import UnknownValueError, unknown_like
+
+SHARED = ("attention_mask",)  # inputs that all workers may see
+
+
+class UncuttableError(ValueError):
+    """A model that cannot be cut: the message says where and why."""
+
+
+def in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
+    """The blocks, as the model calls them: each once."""
+    found = list(candidates(model).values())
+    if not found:
+        raise UncuttableError(f"{type(model).__name__} has no list of blocks that it could be cut between")
+    order: list[int] = []
+    device = device_of(inputs.values())
+
+    def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        order.append(number)
+        return shapes_returned(found[number], args, kwargs)
+
+    hidden = {name: tensor if name in SHARED else unknown_like(tensor, device) for name, tensor in inputs.items()}
+    with without_values(device, weights=False):
+        try:
+            run_until(model, found, hidden, on_call, None)
+        except (UnknownValueError, NotImplementedError):
+            if not order:  # else what comes after the last block needs to know more, and will
+                raise
+    if not order:
+        raise UncuttableError(f"{type(model).__name__} calls none of its blocks")
+    if len(set(order)) < len(order):
+        raise UncuttableError(f"{type(model).__name__} calls a block several times: its layers share their weights")
+    return [found[number] for number in order]
+
+
+def device_of(tensors: Any) -> torch.device:
+    return next(
+        (tensor.device for tensor in tensors if isinstance(tensor, Tensor) and not tensor.is_meta), torch.device("cpu")
+    )
 
 
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
@@ -22,7 +65,7 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
         for name, item in holder.named_children():
             if type(item).__name__ in named or _is_checkpointing(item):
                 found[f"{path}.{name}"] = item
-    return found or _longest_list(model)
+    return found or _most_in_lists(model)
 
 
 def _layers_of_stages(model: nn.Module) -> dict[str, nn.Module]:
@@ -39,14 +82,14 @@ def _layers_of_stages(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def _longest_list(model: nn.Module) -> dict[str, nn.Module]:
-    """The items of the longest list of modules of one class, for models that name no blocks."""
-    lists = [
-        {f"{path}.{name}": item for name, item in holder.named_children()}
-        for path, holder in model.named_modules()
-        if isinstance(holder, nn.ModuleList) and len({type(item) for item in holder}) == 1
-    ]
-    return max(lists, key=len, default={})
+def _most_in_lists(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of the class of which there are most in lists, for models that name no blocks."""
+    found: dict[type, dict[str, nn.Module]] = {}
+    for path, holder in model.named_modules():
+        for name, item in holder.named_children() if isinstance(holder, nn.ModuleList) else ():
+            if not isinstance(item, nn.ModuleList):
+                found.setdefault(type(item), {})[f"{path}.{name}"] = item
+    return max(found.values(), key=len, default={})
 
 
 def _named_classes(model: nn.Module) -> set[str]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from thinpipe.models.cut import CutModel
-from thinpipe.models.forward import call_model
+from thinpipe.models.forward import run_until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,7 @@ def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = 
     """Run the model whole and in units, and so many blocks alone (None: all). UncuttableError if it cannot be cut."""
     unused = copy.deepcopy(model)  # some keep tensors of their last run
     cut = CutModel(model, inputs)
-    seen, handles = _listen(cut)
-    try:
-        wanted = call_model(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    wanted, seen = _run_whole(cut, inputs)
     gradients = _gradients(model, wanted)
     values: tuple[Tensor, ...] = tuple(inputs.values())
     first, given = None, []
@@ -61,18 +56,15 @@ def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = 
     )
 
 
-def _listen(cut: CutModel) -> tuple[dict[int, list[Any]], list[Any]]:
-    """What the uncut model calls its blocks with."""
+def _run_whole(cut: CutModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, list[Any]]]:
+    """The logits of the uncut model, and what it calls its blocks with."""
     seen: dict[int, list[Any]] = {}
 
-    def hook(number: int) -> Any:
-        def heard(module: nn.Module, args: Any, kwargs: Any) -> None:
-            seen[number] = pytree.tree_leaves((args, kwargs))
+    def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen[number] = pytree.tree_leaves((args, kwargs))
+        return type(cut.blocks[number]).forward(cut.blocks[number], *args, **kwargs)
 
-        return heard
-
-    handles = [block.register_forward_pre_hook(hook(n), with_kwargs=True) for n, block in enumerate(cut.blocks)]
-    return seen, handles
+    return run_until(cut.model, cut.blocks, inputs, on_call, None), seen
 
 
 def _equal(cut: CutModel, number: int, values: tuple[Tensor, ...], seen: list[Any]) -> bool:

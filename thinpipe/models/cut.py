@@ -18,18 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from thinpipe.models.blocks import candidates
+from thinpipe.models.blocks import SHARED, UncuttableError, device_of, in_order
 from thinpipe.models.forward import run_until, shapes_returned, without_cache, without_values
 from thinpipe.models.unknown import UnknownValueError, is_unknown, unknown, unknown_like
 
 Value = tuple[str, int, int]  # "in" or "out", block, leaf; "input", 0, number
 Values = dict[Value, Tensor]
-
-SHARED = ("attention_mask",)  # inputs that all workers may see
-
-
-class UncuttableError(ValueError):
-    """A model that cannot be cut: the message says where and why."""
 
 
 @dataclass
@@ -79,7 +73,7 @@ class CutModel:
         self.input_names = tuple(inputs)
         self.known = tuple(name for name in inputs if name in SHARED)
         self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
-        self.blocks = _in_order(model, inputs)
+        self.blocks = in_order(model, inputs)
         self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
         trace = self.trace(inputs)
         self.early = self._early(trace, inputs)
@@ -89,7 +83,7 @@ class CutModel:
     # Runs
 
     def inputs_without_values(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        device = _device(inputs.values())
+        device = device_of(inputs.values())
         return {name: tensor if name in self.known else unknown_like(tensor, device) for name, tensor in inputs.items()}
 
     def trace(self, inputs: Mapping[str, Tensor]) -> Trace:
@@ -104,7 +98,7 @@ class CutModel:
         return trace
 
     def _trace(self, inputs: Mapping[str, Tensor], returns: list[Returned] | None) -> Trace:
-        trace, device = Trace(), _device(inputs.values())
+        trace, device = Trace(), device_of(inputs.values())
         made: dict[int, tuple[Value, Tensor]] = {}  # by identity; the tensor keeps its own
 
         def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,7 +107,7 @@ class CutModel:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             values: dict[int, Value] = {}
             for i, leaf in enumerate(leaves):
-                if is_unknown(leaf):
+                if is_unknown(leaf) or isinstance(leaf, nn.Parameter):
                     values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
             trace.calls.append(Call([None if i in values else leaf for i, leaf in enumerate(leaves)], spec, values))
             if returns is None:
@@ -127,14 +121,16 @@ class CutModel:
                     made[id(leaf)] = (("out", number, i), leaf)
             return result
 
-        with without_values(device):
-            run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, None)
+        last = len(self.blocks) - 1
+        with without_values(device, weights=False):
+            args, kwargs = run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, last)
+            on_call(last, args, kwargs)
         return trace
 
     def between(self, values: Values, inputs: Mapping[str, Tensor], until: int | None) -> Any:
         """Run the model's code up to a block's call, or to its end, with these values known: leaves, or logits."""
         trace = self.trace(inputs)
-        device = _device(values.values())
+        device = device_of(values.values())
         first = min((block for kind, block, _ in values if kind == "out"), default=-1)
         known = {name: values[value] for i, name in enumerate(inputs) if (value := ("input", 0, i)) in values}
         with without_values(device) as with_gradients:
@@ -149,7 +145,7 @@ class CutModel:
 
     def from_inputs(self, wanted: Iterable[Value], inputs: Mapping[str, Tensor]) -> Values:
         """Those of the wanted values, of what blocks are called with, that do not depend on any block."""
-        trace, device = self.trace(inputs), _device(inputs.values())
+        trace, device = self.trace(inputs), device_of(inputs.values())
         found: Values = {}
 
         def collect(number: int, leaves: list[Any]) -> None:
@@ -193,15 +189,18 @@ class CutModel:
             if id(tensor) in owner:
                 used[segment].setdefault(id(owner[id(tensor)]), owner[id(tensor)])
 
-        trace, device = self.trace(inputs), _device(inputs.values())
+        trace, device = self.trace(inputs), device_of(inputs.values())
 
         def on_call(number: int, args: Any, kwargs: Any) -> Any:
             nonlocal segment
             segment = number + 1
-            return trace.returns[number].filled(number, {}, device)
+            return trace.returns[number].filled(number, needed, device)
 
+        # What makes the logits may be code that asks for values.
+        known = {name: tensor for i, (name, tensor) in enumerate(inputs.items()) if ("input", 0, i) in self.live[-1]}
+        needed = {value: zeros for value, zeros in _returned(trace, device).items() if value in self.live[-1]}
         with without_values(device, on_tensor):
-            run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, None)
+            run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, None)
         return [list(modules.values()) for modules in used]
 
     # What travels
@@ -231,13 +230,8 @@ class CutModel:
     def _needs(self, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> set[Value]:
         """What the code in front of a block (None: what makes the logits) needs: returned values, and inputs."""
         last = len(self.blocks) if until is None else until
-        device = _device(inputs.values())
-        returned: Values = {
-            ("out", block, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
-            for block in range(last)
-            for i, leaf in enumerate(trace.returns[block].leaves)
-            if is_unknown(leaf)
-        }
+        device = device_of(inputs.values())
+        returned = {value: zeros for value, zeros in _returned(trace, device).items() if value[1] < last}
         given: Values = {
             ("input", 0, i): tensor for i, (name, tensor) in enumerate(inputs.items()) if name not in self.known
         }
@@ -256,7 +250,7 @@ class CutModel:
         with torch.no_grad():
             try:
                 found = self.between(values, inputs, until)
-            except UnknownValueError:
+            except (UnknownValueError, NotImplementedError):
                 return False
         if until is None:
             return not is_unknown(found)
@@ -363,36 +357,18 @@ class Tail(_Unit):
         return cut.between(values, inputs, None)  # type: ignore[no-any-return]
 
 
+def _returned(trace: Trace, device: torch.device) -> Values:
+    """All that blocks return, as zeros."""
+    return {
+        ("out", block, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+        for block, returned in enumerate(trace.returns)
+        for i, leaf in enumerate(returned.leaves)
+        if is_unknown(leaf)
+    }
+
+
 def _known(values: Values, value: Value, block: int) -> Tensor:
     found = values.get(value)
     if found is None or is_unknown(found):
         raise UncuttableError(f"block {block} is given something that depends on more than the block before it")
     return found
-
-
-def _in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
-    """The blocks, as the model calls them: each once."""
-    found = list(candidates(model).values())
-    if not found:
-        raise UncuttableError(f"{type(model).__name__} has no list of blocks that it could be cut between")
-    order: list[int] = []
-    device = _device(inputs.values())
-
-    def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        order.append(number)
-        return shapes_returned(found[number], args, kwargs)
-
-    hidden = {name: tensor if name in SHARED else unknown_like(tensor, device) for name, tensor in inputs.items()}
-    with without_values(device):
-        run_until(model, found, hidden, on_call, None)
-    if not order:
-        raise UncuttableError(f"{type(model).__name__} calls none of its blocks")
-    if len(set(order)) < len(order):
-        raise UncuttableError(f"{type(model).__name__} calls a block several times: its layers share their weights")
-    return [found[number] for number in order]
-
-
-def _device(tensors: Any) -> torch.device:
-    return next(
-        (tensor.device for tensor in tensors if isinstance(tensor, Tensor) and not tensor.is_meta), torch.device("cpu")
-    )

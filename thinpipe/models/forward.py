@@ -86,13 +86,13 @@ def run_until(
 
 @contextmanager
 def without_values(
-    device: torch.device, on_tensor: Callable[[Tensor], None] | None = None
+    device: torch.device, on_tensor: Callable[[Tensor], None] | None = None, weights: bool = True
 ) -> Iterator[Callable[[], None]]:
     """Runs with unknown values, without gradients until the function that this yields is called."""
     gradients = torch.is_grad_enabled()
     torch.set_grad_enabled(False)
     try:
-        with UnknownFlow(device, on_tensor):
+        with UnknownFlow(device, on_tensor, weights):
             yield lambda: torch.set_grad_enabled(gradients)
     finally:
         torch.set_grad_enabled(gradients)
@@ -104,23 +104,14 @@ def shapes_returned(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         return type(block).forward(block, *args, **kwargs)
     except (UnknownValueError, NotImplementedError, RuntimeError):
         # Its code asks for values, as experts do that take only the tokens meant for them: any values will do, for the
-        # shapes of what it returns do not depend on them.
-        zeros, options = pytree.tree_map(_zeros, (args, kwargs))
-        result = type(block).forward(_of_zeros(block), *zeros, **options)
-        return pytree.tree_map(
-            lambda leaf: unknown_like(leaf, leaf.device) if isinstance(leaf, Tensor) else leaf, result
-        )
+        # shapes of what it returns do not depend on them. Zeros that are only read take no memory on a CPU.
+        device = next(leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if is_unknown(leaf))
 
+        def zeros(leaf: Any) -> Any:
+            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=device) if is_unknown(leaf) else leaf
 
-def _zeros(leaf: Any) -> Any:
-    return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) if is_unknown(leaf) else leaf
-
-
-def _of_zeros(block: nn.Module) -> nn.Module:
-    """A copy of a block whose weights are here, as zeros where they are not."""
-    copied = copy.deepcopy(block)
-    for module in copied.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                module._parameters[name] = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
-    return copied
+        weights = {id(each): torch.zeros(each.shape, dtype=each.dtype, device=device) for each in block.parameters()}
+        copied = copy.deepcopy(block, weights)  # type: ignore[arg-type]
+        given, options = pytree.tree_map(zeros, (args, kwargs))
+        result = type(block).forward(copied, *given, **options)
+        return pytree.tree_map(lambda leaf: unknown_like(leaf, device) if isinstance(leaf, Tensor) else leaf, result)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -53,8 +53,18 @@ class Unknown(Tensor):
         return propagate(func, args, kwargs or {})
 
 
+# Storage -> a tensor that was known until unknown values were written into it; kept, so that no other gets its place.
+_written: dict[int, Tensor] = {}
+
+
 def is_unknown(value: Any) -> bool:
-    return isinstance(value, Unknown) or (isinstance(value, Tensor) and value.is_meta)
+    if not isinstance(value, Tensor):
+        return False
+    return isinstance(value, Unknown) or value.is_meta or bool(_written and _storage(value) in _written)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def unknown(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -68,24 +78,30 @@ def unknown_like(tensor: Tensor, device: torch.device) -> Tensor:
 class UnknownFlow(TorchDispatchMode):
     """Around a forward: operations on weights that are not here have unknown results instead of failing."""
 
-    def __init__(self, device: torch.device, on_tensor: Callable[[Tensor], None] | None = None) -> None:
-        """``on_tensor`` is shown every tensor that an operation takes."""
+    def __init__(
+        self, device: torch.device, on_tensor: Callable[[Tensor], None] | None = None, weights: bool = True
+    ) -> None:
+        """``on_tensor`` is shown every tensor that an operation takes. Without ``weights`` none is known."""
         super().__init__()
-        self.device, self._on_tensor = device, on_tensor
+        self.device, self._on_tensor, self._weights = device, on_tensor, weights
+
+    def __exit__(self, *error: Any) -> None:
+        _written.clear()
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._on_tensor is not None:
             for leaf in pytree.tree_leaves((args, kwargs)):
                 if isinstance(leaf, Tensor):
                     self._on_tensor(leaf)
-        return propagate(func, args, kwargs or {}, self.device)
+        return propagate(func, args, kwargs or {}, self.device, self._weights)
 
 
-def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = None) -> Any:
+def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = None, weights: bool = True) -> Any:
     """Run one operation: as it is if all its tensors are known, else for the shapes of what it returns."""
     leaves = pytree.tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if not any(map(is_unknown, tensors)):
+    if not any(is_unknown(tensor) or (not weights and isinstance(tensor, nn.Parameter)) for tensor in tensors):
         return func(*args, **kwargs)
     claimed = next((leaf.device for leaf in tensors if not leaf.is_meta), device or torch.device("cpu"))
     if func in _KNOWN_ANYWAY:
@@ -98,6 +114,7 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
         meta_kwargs["device"] = torch.device("meta")
         claimed = asked if isinstance(asked, torch.device) else claimed
     result = func(*metas, **meta_kwargs)
+    _note_writes(func, args, kwargs)
     # What is changed in place stays the same object; its values are unknown from now on.
     same = {id(meta): leaf for meta, leaf in zip(pytree.tree_leaves((metas, meta_kwargs)), leaves, strict=False)}
 
@@ -105,11 +122,21 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
         if not isinstance(value, Tensor):
             return value
         before = same.get(id(value))
-        if isinstance(before, Unknown):
+        if before is not None:
             return before
         return Unknown(value, claimed)
 
     return pytree.tree_map(wrap, result)
+
+
+def _note_writes(func: Any, args: Any, kwargs: Any) -> None:
+    """Known tensors that unknown values are written into are unknown from now on, and so are all views of them."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[number] if number < len(args) else kwargs.get(argument.name)
+            for tensor in pytree.tree_leaves(given):
+                if isinstance(tensor, Tensor) and not isinstance(tensor, Unknown) and not tensor.is_meta:
+                    _written[_storage(tensor)] = tensor
 
 
 def _to_meta(value: Any) -> Any:

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from thinpipe.models.blocks import UncuttableError
 from thinpipe.models.compare import compare
-from thinpipe.models.cut import UncuttableError
 from thinpipe.models.forward import call_model, takes
 from thinpipe.models.tiny import WORDS, shrunken
 
