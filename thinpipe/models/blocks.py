@@ -31,7 +31,7 @@ def in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
         return shapes_returned(found[number], args, kwargs)
 
     hidden = {name: tensor if name in SHARED else unknown_like(tensor, device) for name, tensor in inputs.items()}
-    with without_values(device, weights=False):
+    with without_values(device):
         try:
             run_until(model, found, hidden, on_call, None)
         except (UnknownValueError, NotImplementedError):

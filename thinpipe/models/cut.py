@@ -122,7 +122,7 @@ class CutModel:
             return result
 
         last = len(self.blocks) - 1
-        with without_values(device, weights=False):
+        with without_values(device):
             args, kwargs = run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, last)
             on_call(last, args, kwargs)
         return trace
@@ -133,11 +133,11 @@ class CutModel:
         device = device_of(values.values())
         first = min((block for kind, block, _ in values if kind == "out"), default=-1)
         known = {name: values[value] for i, name in enumerate(inputs) if (value := ("input", 0, i)) in values}
-        with without_values(device) as with_gradients:
+        with without_values(device) as with_weights:
 
             def on_call(number: int, args: Any, kwargs: Any) -> Any:
                 if number == first:
-                    with_gradients()
+                    with_weights()  # of what is in front of it other units have the weights
                 return trace.returns[number].filled(number, values, device)
 
             result = run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, until)
@@ -158,8 +158,8 @@ class CutModel:
             return trace.returns[number].filled(number, {}, device)
 
         last = max(block for _, block, _ in wanted)
-        with without_values(device) as with_gradients:
-            with_gradients()
+        with without_values(device) as with_weights:
+            with_weights()
             collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))
         return found
 

@@ -86,14 +86,19 @@ def run_until(
 
 @contextmanager
 def without_values(
-    device: torch.device, on_tensor: Callable[[Tensor], None] | None = None, weights: bool = True
+    device: torch.device, on_tensor: Callable[[Tensor], None] | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Runs with unknown values, without gradients until the function that this yields is called."""
+    """Runs with unknown values, without weights and gradients until the function that this yields is called."""
     gradients = torch.is_grad_enabled()
     torch.set_grad_enabled(False)
+
+    def with_weights() -> None:
+        flow.weights = True
+        torch.set_grad_enabled(gradients)
+
     try:
-        with UnknownFlow(device, on_tensor, weights):
-            yield lambda: torch.set_grad_enabled(gradients)
+        with UnknownFlow(device, on_tensor) as flow:
+            yield with_weights
     finally:
         torch.set_grad_enabled(gradients)
 

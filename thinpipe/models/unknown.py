@@ -78,12 +78,12 @@ def unknown_like(tensor: Tensor, device: torch.device) -> Tensor:
 class UnknownFlow(TorchDispatchMode):
     """Around a forward: operations on weights that are not here have unknown results instead of failing."""
 
-    def __init__(
-        self, device: torch.device, on_tensor: Callable[[Tensor], None] | None = None, weights: bool = True
-    ) -> None:
-        """``on_tensor`` is shown every tensor that an operation takes. Without ``weights`` none is known."""
+    weights = False  # whether weights that are here count as known
+
+    def __init__(self, device: torch.device, on_tensor: Callable[[Tensor], None] | None = None) -> None:
+        """``on_tensor`` is shown every tensor that an operation takes."""
         super().__init__()
-        self.device, self._on_tensor, self._weights = device, on_tensor, weights
+        self.device, self._on_tensor = device, on_tensor
 
     def __exit__(self, *error: Any) -> None:
         _written.clear()
@@ -94,7 +94,7 @@ class UnknownFlow(TorchDispatchMode):
             for leaf in pytree.tree_leaves((args, kwargs)):
                 if isinstance(leaf, Tensor):
                     self._on_tensor(leaf)
-        return propagate(func, args, kwargs or {}, self.device, self._weights)
+        return propagate(func, args, kwargs or {}, self.device, self.weights)
 
 
 def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = None, weights: bool = True) -> Any:
