@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -12,7 +14,7 @@ from thinpipe.version import __version__
 
 # Verb -> the function that carries it out, and the first line of its help.
 VERBS = {
-    "train": ("thinpipe.commands.train:train", "Train a model whose layers live on several workers."),
+    "train": ("thinpipe.commands.train.command:train", "Train a model whose layers live on several workers."),
     "ablate": (
         "thinpipe.commands.ablate:ablate",
         "Train every combination of a plan; tables of mean, spread and worst seed.",
@@ -52,6 +54,12 @@ class _Verbs(TyperGroup):
         verb = " ".join(part for part in (self.name if self.name == "bench" else "", name) if part)
         return name, load(verb) if verb in VERBS else command, rest
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _end(signal.SIGINT)
+
 
 app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 bench = typer.Typer(cls=_Verbs, no_args_is_help=True, help="Measure: codecs, links, pipelines, data-parallel training.")
@@ -76,5 +84,15 @@ def thinpipe(
     """Train a model whose layers live on several machines, over links too thin for it."""
 
 
+def _end(number: int, _frame: object = None) -> NoReturn:
+    word = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+    print(f"thinpipe: {word}", file=sys.stderr, flush=True)
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
+    # While verbs are imported and after they are done; what they do meanwhile they end themselves.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     app()

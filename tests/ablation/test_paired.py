@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy.stats import ttest_rel
 
-from thinpipe.ablation.paired import p_value
+from thinpipe.ablation.rows import p_value
 
 
 def test_it_is_the_paired_t_test() -> None:

@@ -91,8 +91,8 @@ def test_a_run_is_found_by_part_of_its_name_and_by_a_codec_in_short(tmp_path: Pa
         ("", 'compress = ["sort:8", "sort:6+2"]', "two runs are the same"),
         ("batch-size = 10", "seed = [0]", "not a multiple of"),
         ('task = "poetry"', "seed = [0]", "there is no task 'poetry'"),
-        ("lr = inf", "seed = [0]", "the run with seed 0: --lr is above 0"),
-        ("", "lr = [0.1, nan]", "the run with lr nan: --lr is above 0"),
+        ("lr = inf", "seed = [0]", "the run with seed 0: lr is above 0"),
+        ("", "lr = [0.1, nan]", "the run with lr nan: lr is above 0"),
         ("epochs =", "", "cannot be read as a plan, a TOML file"),
     ],
 )

@@ -9,8 +9,7 @@ import pytest
 
 from tests.ablation.helpers import FAKE_TRAIN, make_plan, starts
 from thinpipe.ablation import runner
-from thinpipe.ablation.runner import carry_out, threads_of
-from thinpipe.ablation.verdict import last_error
+from thinpipe.ablation.runner import carry_out, last_error, threads_of
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ def test_results_of_other_settings_are_kept_apart(tmp_path: Path) -> None:
     assert store.get(after[0]) is None
     assert store.others(after) == 1
     assert store.others(before) == 0
+
+
+def test_results_of_a_version_that_knew_fewer_settings_are_results(tmp_path: Path) -> None:
+    (run,) = make_plan(tmp_path, "seed = [0]").runs
+    older = {name: value for name, value in run.settings.items() if name not in ("amp", "clip_norm")}
+    store = Store(tmp_path / "results.jsonl")
+    store.append(replace(result_of(run), settings=older))
+    assert Store(store.path).get(run) is not None
+    (other,) = make_plan(tmp_path, "seed = [0]", "amp = true").runs
+    assert Store(store.path).get(other) is None
 
 
 def test_a_torn_line_costs_one_result_and_no_other(tmp_path: Path) -> None:

@@ -3,14 +3,22 @@
 import pytest
 import torch
 
-from thinpipe.bench.codecs import DEFAULT_CODECS, DEFAULT_SHAPES
-from thinpipe.bench.contents import DEFAULT_CONTENTS
-from thinpipe.bench.inputs import choose_cases, find_device, parse_codecs, parse_shape
+from thinpipe.bench.codecs.settings import DEFAULT_CODECS, DEFAULT_SHAPES, choose_cases, parse_shape
+from thinpipe.bench.codecs.synthetic import DEFAULT_CONTENTS
+from thinpipe.bench.inputs import find_device, parse_codecs
 from thinpipe.codecs import FAMILIES, codec
 
 
 def test_the_default_codecs_cover_every_family():
     assert {each.spec.partition(":")[0] for each in parse_codecs(DEFAULT_CODECS)} == FAMILIES.keys()
+
+
+def test_a_recipe_is_its_two_codecs():
+    specs = [each.spec for each in parse_codecs("2bit,tile:8,8bit")]
+    assert specs == ["kmeans:2", "tile:2/64", "tile:8", "tile:8+zero"]
+    assert {"tile:8", "tile:8+zero", "tile:4"} <= {each.spec for each in parse_codecs(DEFAULT_CODECS)}
+    with pytest.raises(ValueError, match="there is no recipe '3bit'"):
+        parse_codecs("3bit")
 
 
 def test_the_same_codec_written_twice_is_one():
@@ -24,7 +32,7 @@ def test_shapes(text):
 
 @pytest.mark.parametrize("text", ["", "2,,3", "2,-3", "0,3", "2.5", "a"])
 def test_shapes_that_make_no_sense(text):
-    with pytest.raises(ValueError, match="--shape takes whole numbers from 1 to"):
+    with pytest.raises(ValueError, match="shape takes whole numbers from 1 to"):
         parse_shape(text)
 
 
@@ -49,6 +57,7 @@ def test_unknown_content_and_file_with_shape_are_refused(tmp_path):
 
 def test_devices():
     assert find_device("cpu", [codec("fp16")]) == torch.device("cpu")
+    assert find_device("auto", []).type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ValueError, match="got 'gpu'"):
         find_device("gpu", [])
     with pytest.raises(ValueError, match="cuda:99: "):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
-from thinpipe.pipeline.checksum import CHECKSUM_BYTES
+from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.workers.network import missing_for_networks
 
 needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
-from thinpipe.pipeline.checksum import CHECKSUM_BYTES
+from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.workers.network import missing_for_networks
 
 HIDDEN, BATCH, CHUNKS = 64, 64, 4

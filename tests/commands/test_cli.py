@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import thinpipe
-from thinpipe.bench import verify
+from thinpipe.bench.codecs import verify
 from thinpipe.cli import app
 from thinpipe.measure.record import Check, Record
 
 QUICK = ["bench", "codecs", "--repeat", "1", "--budget", "0.01", "--reference", "none"]
-SMALL = [*QUICK, "--codecs", "none,fp16,sort:8", "--shape", "2,24,8,8"]
+SMALL = [*QUICK, "--compress", "none,fp16,sort:8", "--shape", "2,24,8,8"]
 
 
 def invoke(*arguments, width=80):
@@ -29,7 +29,7 @@ def test_version():
 
 def test_help_names_every_option_family_and_content():
     text = invoke("bench", "codecs", "--help", width=120).output
-    options = "--codecs --shape --content --from --verify --threads --device --repeat --budget"
+    options = "--compress --shape --content --from --verify --threads --device --repeat --budget"
     results = "--by-bits --json --markdown --plot"
     for word in (
         *options.split(),
@@ -45,6 +45,14 @@ def test_help_names_every_option_family_and_content():
         "Example",
     ):
         assert word in text
+
+
+def test_an_older_name_is_taken_and_told():
+    result = invoke(*QUICK, "--codecs", "fp16", "--shape", "2,3", "--content", "relu6")
+    assert result.exit_code == 0
+    assert result.stderr == "thinpipe: --codecs is called --compress now\n"
+    assert "\nfp16 " in result.stdout
+    assert "--codecs" not in invoke("bench", "codecs", "--help").output
 
 
 def test_prints_plain_tables_to_a_pipe():
@@ -73,7 +81,7 @@ def test_keeps_record_page_and_plot(tmp_path):
 def test_compresses_the_tensors_of_a_file(tmp_path):
     path = tmp_path / "tensors.safetensors"
     save_file({"layer.0": torch.randn(4, 50), "grad": torch.randn(4, 50).bfloat16(), "ids": torch.arange(4)}, path)
-    result = invoke(*QUICK, "--codecs", "fp16,uniform:8", "--from", path, "--json", tmp_path / "r.json")
+    result = invoke(*QUICK, "--compress", "fp16,uniform:8", "--from", path, "--json", tmp_path / "r.json")
     assert result.exit_code == 0, result.output
     rows = Record.read(tmp_path / "r.json").rows
     assert {(row["shape"], row["content"], row["tensor_bytes"]) for row in rows} == {
@@ -87,7 +95,7 @@ def test_captured_tensors_are_kept_apart_and_shown_together(tmp_path):
     names = [f"{link}/0/step{step:06d}/chunk0" for link in ("forward/0-1", "backward/1-0") for step in range(20)]
     save_file({name: torch.randn(4, 50) for name in names}, path)
     result = invoke(
-        *QUICK, "--codecs", "uniform:4+zero,fp16", "--from", path, "--by-bits", "--json", tmp_path / "r.json"
+        *QUICK, "--compress", "uniform:4+zero,fp16", "--from", path, "--by-bits", "--json", tmp_path / "r.json"
     )
     assert result.exit_code == 0, result.output
     assert {row["content"] for row in Record.read(tmp_path / "r.json").rows} == set(names)
@@ -112,21 +120,21 @@ def test_threads_are_set_and_recorded(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--codecs", "bogus:3"], "there is no codec 'bogus'"),
-        (["--codecs", "uniform:17"], "'uniform:17' makes no sense"),
-        (["--codecs", ","], "got none"),
+        (["--compress", "bogus:3"], "there is no codec 'bogus'"),
+        (["--compress", "uniform:17"], "'uniform:17' makes no sense"),
+        (["--compress", ","], "got none"),
         (["--shape", "2,x"], "--shape takes whole numbers from 1 to"),
         (["--content", "noise"], "--content is one of relu6, outliers, laplace, masked; got 'noise'"),
         (["--from", "none.safetensors"], "cannot be read"),
-        (["--device", "gpu"], "--device is cpu, or cuda"),
-        (["--device", "cuda:99"], "--device is cpu, or cuda"),
+        (["--device", "gpu"], "--device is auto, cpu, or cuda"),
+        (["--device", "cuda:99"], "--device is auto, cpu, or cuda"),
         (["--json", "none/r.json"], "a directory that can be written"),
         (["--markdown", "none/r.md"], "a directory that can be written"),
         (["--plot", "none/r.png"], "a directory that can be written"),
         (["--plot", "r.pdf"], "ends in .png"),
         (["--shape", "9999999,9999999"], "takes 800 TB or more, and this machine has "),
         (["--shape", "9" * 400], "--shape takes whole numbers from 1 to 10^18"),
-        (["--threads", "100000"], "--threads is at most 1024; got 100000"),
+        (["--threads", "100000"], "--threads is from 1 to 1024; got 100000"),
         (["--budget", "inf"], "--budget is from 0 to 1000000 seconds; got inf"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

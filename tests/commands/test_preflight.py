@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from thinpipe.commands.train_views import preflight
+from thinpipe.commands.train.preflight import preflight
 
 MOUNTED = ["unshare", "--mount", "--map-root-user", "sh", "-ec"]
 PROBE = """
 import sys
 from pathlib import Path
-from thinpipe.commands.watch.preflight import preflight
+from thinpipe.commands.train.preflight import preflight
 
 root = Path(sys.argv[1])
 for outputs in (

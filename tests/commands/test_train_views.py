@@ -14,12 +14,11 @@ from typer.testing import CliRunner
 
 from tests.commands.made_run import EPOCHS, STEPS, make_end, make_epoch, make_plan, make_step, play
 from thinpipe.cli import app
-from thinpipe.commands.train_views import Listeners, OutputError, make_listener
-from thinpipe.commands.watch.curves import Curves
-from thinpipe.commands.watch.pace import duration
-from thinpipe.commands.watch.record import RecordFile
-from thinpipe.commands.watch.tables import end_tables, plan_tables
-from thinpipe.commands.watch.terminal import Terminal
+from thinpipe.commands.terminal import OutputError, duration
+from thinpipe.commands.train.listeners import Curves, Listeners, make_listener
+from thinpipe.commands.train.record import RecordFile
+from thinpipe.commands.train.tables import end_tables, plan_tables
+from thinpipe.commands.train.terminal import Terminal
 from thinpipe.measure import report
 from thinpipe.measure.record import Record
 
@@ -39,7 +38,7 @@ def on_terminal(width, monkeypatch, parallel="pipeline"):
     """What a terminal of that width was sent, and that without its control sequences."""
     file = io.StringIO()
     console = Console(file=file, width=width, height=50, force_terminal=True, highlight=False, legacy_windows=False)
-    monkeypatch.setattr("thinpipe.commands.watch.terminal.Console", lambda **_: console)
+    monkeypatch.setattr("thinpipe.commands.train.terminal.Console", lambda **_: console)
     play(Terminal(), parallel)
     return file.getvalue(), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
 
@@ -127,7 +126,7 @@ def test_a_terminal_gets_a_bar_and_nothing_wider_than_it(width, monkeypatch):
 def test_a_killed_client_leaves_the_cursor(monkeypatch):
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, legacy_windows=False)
-    monkeypatch.setattr("thinpipe.commands.watch.terminal.Console", lambda **_: console)
+    monkeypatch.setattr("thinpipe.commands.train.terminal.Console", lambda **_: console)
     terminal = Terminal()
     terminal.planned(make_plan())
     terminal.stepped(make_step(1))
@@ -218,6 +217,7 @@ def test_the_record_has_what_came_out(tmp_path, capsys):
         "seconds": 3.9,
         "wire_bytes_per_step": 689152,
         "tensor_bytes_per_step": 2752512,
+        "wire_mb_per_epoch": pytest.approx(2.756608),  # of four steps
         "wire_ratio": pytest.approx(0.2504, abs=1e-4),
         "peak_mib": 411,
         "compute_ms_per_step": 70,
@@ -283,7 +283,7 @@ def test_nobody_reading_the_pipe_ends_the_terminal_and_not_the_run(tmp_path):
     program = (
         "from tests.commands.made_run import play\n"
         "from pathlib import Path\n"
-        "from thinpipe.commands.train_views import make_listener\n"
+        "from thinpipe.commands.train.listeners import make_listener\n"
         f"play(make_listener(config={{}}, seed=0, forward='none', backward='none', json=Path({str(path)!r})))"
     )
     read, write = os.pipe()

@@ -12,6 +12,7 @@ import pytest
 from tests.pipeline.models import batch, seeded
 from tests.pipeline.pipelines import make, run_step
 from tests.pool import Pool
+from thinpipe.pipeline.links.counters import Counters, LinkEnd, Stamp
 from thinpipe.pipeline.report import LinkReport, _merge, report, reset_counters
 from thinpipe.pipeline.trace import Bar, draw, gather_step, write_chrome_trace
 
@@ -77,18 +78,18 @@ def test_a_late_sender_is_not_a_slow_link(pool: Pool) -> None:
 def test_split_of_blocked_time() -> None:
     """Three messages: sent before they were needed, sent after, arrived before they were needed but traced."""
 
-    def end(**stamps: Any) -> dict[str, Any]:
-        rows = [{"step": 1, "slot": 0, "wire_bytes": 1_000_000, **stamp} for stamp in stamps["rows"]]
-        counters = dict.fromkeys(("messages", "tensor_bytes", "wire_bytes", "encode_ms", "decode_ms", "blocked_ms"), 0)
-        return {"source": 0, "target": 1, "worker": 0, "counters": counters, "stamps": rows}
+    def end(sends: bool, rows: list[dict[str, Any]]) -> LinkEnd:
+        stamps = tuple(Stamp(**{"step": 1, "slot": 0, "wire_bytes": 1_000_000, **row}) for row in rows)
+        return LinkEnd(sends, 0, 1, Counters(), stamps, worker=0)
 
-    send = end(rows=[{"chunk": c, "start": t, "end": t} for c, t in enumerate((0.0, 2.0, 4.0))])
+    send = end(True, [{"chunk": c, "start": t, "end": t} for c, t in enumerate((0.0, 2.0, 4.0))])
     receive = end(
-        rows=[
+        False,
+        [
             {"chunk": 0, "start": 0.5, "end": 0.75},  # half of the transfer was hidden
             {"chunk": 1, "start": 1.0, "end": 2.5},  # 1 s late, 0.5 s on its way
             {"chunk": 2, "start": 9.0, "end": 9.0, "arrived": 4.5},  # hidden
-        ]
+        ],
     )
     link = _merge(send, receive)
     assert (link.wait_ms, link.transfer_ms) == (1000, 750)

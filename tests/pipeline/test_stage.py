@@ -15,8 +15,8 @@ from tests.pipeline.pipelines import make, run_step, twins
 from tests.pool import Pool
 from thinpipe.codecs.tile import Tile
 from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
-from thinpipe.pipeline.checksum import CHECKSUM_BYTES
-from thinpipe.pipeline.link import SendLink
+from thinpipe.pipeline.links.message import CHECKSUM_BYTES
+from thinpipe.pipeline.links.send import SendLink
 
 CHUNKS = 4
 

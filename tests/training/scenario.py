@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from tests.training.toy import Ears, ToyTask, settings_for
-from thinpipe.commands.train_run import carry_out
+from thinpipe.commands.train.run import carry_out
 from thinpipe.training.checkpoints.folder import newest
 from thinpipe.training.settings import Running
 
@@ -60,6 +60,5 @@ if __name__ == "__main__":
     settings = settings_for(
         ToyTask(), None, workers=2, compress_forward=facts["compress_forward"], epochs=facts.get("epochs", 2)
     )
-    running = Running(save=Path(facts["save"]), save_every=1)
-    restarts = facts.get("max_restarts", 0)
-    sys.exit(carry_out(settings, running, Speaker, max_restarts=restarts, find_task=partial(find_task, facts)))
+    running = Running(save=Path(facts["save"]), save_every=1, max_restarts=facts.get("max_restarts", 0))
+    sys.exit(carry_out(settings, running, Speaker, find_task=partial(find_task, facts)))

@@ -20,11 +20,11 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
 ) -> None:
     path = tmp_path / "step.png"
     path.write_text("old")
-    with written_beside("--trace", path) as temporary:
+    with written_beside("{trace}", path) as temporary:
         temporary.write_text("half")
         raise error
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"thinpipe: --trace {path} is not written, the run goes on: ")
+    assert line.startswith(f"thinpipe: trace {path} is not written, the run goes on: ")
     assert "space" in line
     assert [file.name for file in tmp_path.iterdir()] == ["step.png"]
     assert path.read_text() == "old"
@@ -32,18 +32,18 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
 
 def test_a_directory_that_went_away_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gone" / "c.safetensors"
-    with written_beside("--capture", path) as temporary:
+    with written_beside("{capture}", path) as temporary:
         save_file({"a": torch.ones(3)}, temporary)
-    assert capsys.readouterr().err.startswith(f"thinpipe: --capture {path} is not written, the run goes on: ")
+    assert capsys.readouterr().err.startswith(f"thinpipe: capture {path} is not written, the run goes on: ")
 
 
 def test_the_temporary_name_ends_as_the_file_does_so_that_writers_know_the_format(tmp_path: Path) -> None:
-    with written_beside("--trace", tmp_path / "step.png") as temporary:
+    with written_beside("{trace}", tmp_path / "step.png") as temporary:
         assert temporary.suffix == ".png"
         temporary.write_text("all")
     assert (tmp_path / "step.png").read_text() == "all"
 
 
 def test_a_bug_is_not_hidden(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), written_beside("--trace", tmp_path / "step.png"):
+    with pytest.raises(KeyError), written_beside("{trace}", tmp_path / "step.png"):
         raise KeyError("bug")

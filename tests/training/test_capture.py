@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.pool import Pool
 from tests.training.toy import FEATURES, Ears, ToyTask, place_in, run_toy, settings_for, train_toy
-from thinpipe.bench.inputs import choose_cases
+from thinpipe.bench.codecs.settings import choose_cases
 from thinpipe.training.settings import Capture, Running
 from thinpipe.training.worker import train
 
@@ -77,9 +77,9 @@ def refusal(group: Any, running: Running) -> str:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"steps": (3, 9)}, "this run ends with step 8, --capture-steps asks for 9"),
-        ({"chunks": 4}, "a step has 3 chunks, --capture-chunks asks for 4"),
-        ({"limit": 10_000}, "--capture would write 73.73 kB: 3 steps, 1 chunks of each, 24.58 kB a chunk"),
+        ({"steps": (3, 9)}, "this run ends with step 8, capture_steps asks for 9"),
+        ({"chunks": 4}, "a step has 3 chunks, capture_chunks asks for 4"),
+        ({"limit": 10_000}, "capture would write 73.73 kB: 3 steps, 1 chunks of each, 24.58 kB a chunk"),
     ],
 )
 def test_what_cannot_be_captured_is_refused_on_all_workers(
@@ -109,11 +109,11 @@ def test_steps_that_are_past_are_refused_unless_the_file_has_them(pool: Pool, tm
     pool.run(train_toy, 2, "plain", Running(save=tmp_path / "saved", steps=4), {})
     asked = Capture(path=tmp_path / "run.safetensors", steps=(2, 6))
     running = Running(capture=asked, resume=tmp_path / "saved" / "step-00000004")
-    assert "this run goes on after step 4, --capture-steps asks for step 2" in pool.run(refusal, 2, running)[1]
+    assert "this run goes on after step 4, capture_steps asks for step 2" in pool.run(refusal, 2, running)[1]
 
 
 def test_options_are_checked_before_there_are_workers() -> None:
-    with pytest.raises(ValueError, match=r"--capture writes FILE\.safetensors; got run\.pt"):
+    with pytest.raises(ValueError, match=r"capture writes FILE\.safetensors; got run\.pt"):
         Capture(path=Path("run.pt"))
-    with pytest.raises(ValueError, match="--capture-steps is steps counted from 1; got 0"):
+    with pytest.raises(ValueError, match="capture_steps is steps counted from 1; got 0"):
         Capture(path=Path("run.safetensors"), steps=(0, 3))

@@ -209,9 +209,9 @@ def test_a_complete_run_whose_last_part_is_damaged_is_not_complete(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    monkeypatch.setattr("thinpipe.commands.train_run.carry_out", lambda *args, **kwargs: calls.append(args) or 0)
+    monkeypatch.setattr("thinpipe.commands.train.run.carry_out", lambda *args, **kwargs: calls.append(args) or 0)
     monkeypatch.setattr("thinpipe.training.foresight.check_possible", lambda *args: None)
-    monkeypatch.setattr("thinpipe.commands.train.find_task", lambda name: ToyTask())
+    monkeypatch.setattr("thinpipe.commands.train.command.find_task", lambda name: ToyTask())
     assert "this run is complete" in thinpipe("--resume", str(alone))[1]
     assert not calls
     flip(alone / NEWEST / "part-0.safetensors")
@@ -268,7 +268,7 @@ def test_other_data_are_refused(alone: Path, change: str, words: str) -> None:
 
 
 def test_checkpoints_of_another_run_are_refused(alone: Path) -> None:
-    with pytest.raises(SetupError, match="is of another run: --lr was another"):
+    with pytest.raises(SetupError, match="is of another run: lr was another"):
         run_toy(None, ToyTask(), Running(resume=alone), parallel="none", lr=0.5)
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, place_in, run_toy, settings_for, train_toy
 from thinpipe import codec
-from thinpipe.pipeline.checksum import CHECKSUM_BYTES
-from thinpipe.pipeline.link import Link, RecvLink
+from thinpipe.pipeline.links.message import CHECKSUM_BYTES
+from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.training.batches import SampleOrder
 from thinpipe.training.settings import Capture, Running
 from thinpipe.training.worker import train
@@ -24,20 +24,22 @@ SPEC = "delta(uniform:2)"
 
 def grammar_received(group: Any, spec: str, path: Path) -> dict[str, torch.Tensor]:
     """What arrives at this worker's forward links, under the names of the capture; that has what was sent."""
-    received, opened = {}, Link.open_message
+    received, receive = {}, RecvLink.receive
 
-    def note(link: Link, chunk: int, index: int, wire: torch.Tensor, out: torch.Tensor) -> None:
-        opened(link, chunk, index, wire, out)
-        if isinstance(link, RecvLink) and link.direction == "forward" and torch.is_grad_enabled():
-            name = f"forward/{link.source}-{link.target}/{index}/step{link.step:06d}/chunk{chunk}"
-            received[name] = out.detach().clone()
+    def note(link: RecvLink, chunk: int) -> list[torch.Tensor]:
+        tensors = receive(link, chunk)
+        if link.direction == "forward" and torch.is_grad_enabled():
+            for index, tensor in enumerate(tensors):
+                name = f"forward/{link.source}-{link.target}/{index}/step{link.step:06d}/chunk{chunk}"
+                received[name] = tensor.detach().clone()
+        return tensors
 
     options = {"samples": 64, "batch_size": 16, "chunks": 2, "epochs": 2, "lr": 2e-4, "compress_forward": spec}
     grammar = task("grammar")
     settings = settings_for(grammar, group, **options)
     running = Running(capture=Capture(path=path, steps=tuple(range(1, 9)), chunks=2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Link, "open_message", note)
+        patch.setattr(RecvLink, "receive", note)
         train(grammar, settings, running, place_in(group), Ears)
     return received
 
@@ -105,7 +107,7 @@ def test_more_copies_than_may_be_kept_are_an_error_before_the_first_step(pool: P
     """Both workers are on this machine: two links, two ends, 80 samples of 256 half floats."""
     room = 2 * 2 * 80 * 256 * 2
     for error in pool.run(refusal, 2, Running(delta_cache_limit=room - 1)):
-        assert "163.8 kB on this machine, and --delta-cache-limit allows 163.8 kB. Allow more" in error
+        assert "163.8 kB on this machine, and delta_cache_limit allows 163.8 kB. Allow more" in error
     assert pool.run(refusal, 2, Running(delta_cache_limit=room)) == ["", ""]
 
 

@@ -55,3 +55,14 @@ def test_sgd_has_momentum_and_decays_everything() -> None:
     model = nn.Linear(4, 4)
     optimizer = make_optimizer(model.parameters(), name="sgd", lr=0.1, momentum=0.8, weight_decay=0.5)
     assert [(g["momentum"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups] == [(0.8, 0.5, 2)]
+
+
+def test_nesterov_looks_ahead() -> None:
+    weights = []
+    for nesterov in (False, True):
+        weight = nn.Parameter(torch.ones(1))
+        optimizer = make_optimizer([weight], name="sgd", lr=0.1, momentum=0.5, weight_decay=0.0, nesterov=nesterov)
+        weight.grad = torch.ones(1)
+        optimizer.step()
+        weights.append(weight.item())
+    assert weights == pytest.approx([0.9, 0.85])  # by the gradient; and by half of it again

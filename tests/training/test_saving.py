@@ -124,7 +124,7 @@ def test_folders_that_are_not_one_are_an_error_before_the_first_step(pool: Pool,
     errors = pool.run(train_apart, 3, tmp_path, {}, {})
     assert len(set(errors)) == 1
     assert f"workers 1, 2 do not see what the client writes into {tmp_path / '0'}" in errors[0]
-    assert "--save-local" in errors[0]
+    assert "or give save_local, which" in errors[0]
     assert not any(tmp_path.rglob("*"))
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tests.training.toy import ToyTask
-from thinpipe.training.settings import Running, Settings, settle, settle_again
+from thinpipe.training.resolve import settle, settle_again
+from thinpipe.training.settings import Running, Settings
 
 
-def settled(workers: int | None = None, **given: Any) -> Settings:
-    return settle({"task": "toy", **given}, ToyTask.recipe, workers=workers, device="cpu")
+def settled(**given: Any) -> Settings:
+    return settle({"task": "toy", **given}, ToyTask.recipe, device="cpu")
 
 
 def test_what_is_not_given_is_the_recipes() -> None:
@@ -45,24 +46,26 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"compress": "sort:99"}, "sort"),
         ({"compress": "none", "compress_forward": "sort:8"}, "both directions"),
         ({"parallel": "data", "compress_forward": "sort:8"}, "one codec"),
-        ({"compress": "delta(sort:2)"}, "is for activations, .* --compress-backward sort:1[+]1"),
+        ({"compress": "delta(sort:2)"}, "is for activations, .* Give gradients another codec, as in sort:1[+]1"),
         ({"parallel": "none", "compress_forward": "delta(sort:2)"}, "the activations of a pipeline"),
-        ({"layout": "linear", "client_layers": (1, 1)}, "--client-layers is for"),
-        ({"parallel": "data", "schedule": "1f1b", "recompute": True}, "--schedule, --recompute shape a pipeline"),
-        ({"lr": 0.0}, "--lr is above 0 and at most 1e[+]06; got 0.0"),
-        ({"warmup": 1.0}, "--warmup is from 0 to below 1"),
-        ({"epochs": 0}, "--epochs is from 1 to 1000000000; got 0"),
-        ({"optimizer": "lamb"}, "--optimizer is sgd, adamw; got lamb"),
-        ({"seed": -1}, "--seed"),
-        ({"lr": float("inf")}, "--lr is above 0 and at most 1e[+]06; got inf"),
-        ({"lr": float("nan")}, "--lr is above 0 .*; got nan"),
-        ({"lr": 1e300}, "--lr is above 0"),
-        ({"weight_decay": float("inf")}, "--weight-decay is from 0 to 1000; got inf"),
-        ({"width": float("inf")}, "--width is above 0"),
-        ({"clip_norm": float("inf")}, "--clip-norm is above 0"),
-        ({"momentum": float("nan")}, "--momentum is from 0 to below 1; got nan"),
-        ({"threads": 100_000}, "--threads is from 1 to 1024; got 100000"),
-        ({"epochs": 10**30}, "--epochs is from 1 to"),
+        ({"layout": "linear", "client_layers": (1, 1)}, "client_layers is for"),
+        ({"parallel": "data", "schedule": "1f1b", "recompute": True}, "schedule, recompute shape a pipeline"),
+        ({"lr": 0.0}, "lr is above 0 and at most 1e[+]06; got 0.0"),
+        ({"warmup": 1.0}, "warmup is from 0 to below 1"),
+        ({"epochs": 0}, "epochs is from 1 to 1000000000; got 0"),
+        ({"optimizer": "lamb"}, "optimizer is sgd, adamw; got lamb"),
+        ({"seed": -1}, "seed"),
+        ({"lr": float("inf")}, "lr is above 0 and at most 1e[+]06; got inf"),
+        ({"lr": float("nan")}, "lr is above 0 .*; got nan"),
+        ({"lr": 1e300}, "lr is above 0"),
+        ({"weight_decay": float("inf")}, "weight_decay is from 0 to 1000; got inf"),
+        ({"width": float("inf")}, "width is above 0"),
+        ({"clip_norm": float("inf")}, "clip_norm is above 0"),
+        ({"nesterov": True, "optimizer": "adamw"}, "nesterov looks ahead along SGD's momentum: give optimizer sgd"),
+        ({"nesterov": True, "momentum": 0.0}, "and a momentum above 0"),
+        ({"momentum": float("nan")}, "momentum is from 0 to below 1; got nan"),
+        ({"threads": 100_000}, "threads is from 1 to 1024; got 100000"),
+        ({"epochs": 10**30}, "epochs is from 1 to"),
     ],
 )
 def test_what_does_not_go_together_is_an_error_that_says_the_rule(given: dict[str, Any], message: str) -> None:
@@ -84,10 +87,10 @@ def test_other_options_are_an_error_that_names_each_with_both_values() -> None:
     with pytest.raises(ValueError, match="these differ") as error:
         settle_again({"lr": 0.3, "compress": "none", "epochs": 2, "parallel": "none"}, settled())
     lines = str(error.value).splitlines()
-    assert "  --lr: 0.05 when it was saved, 0.3 now" in lines
-    assert "  --compress-forward: tile:8 when it was saved, none now" in lines
-    assert "  --parallel: pipeline when it was saved, none now" in lines
-    assert not any("--epochs" in line for line in lines)
+    assert "  lr: 0.05 when it was saved, 0.3 now" in lines
+    assert "  compress_forward: tile:8 when it was saved, none now" in lines
+    assert "  parallel: pipeline when it was saved, none now" in lines
+    assert not any("epochs" in line for line in lines)
 
 
 def test_who_computes_what_and_where_data_are_may_change() -> None:
@@ -96,9 +99,9 @@ def test_who_computes_what_and_where_data_are_may_change() -> None:
     line = settle_again({"layout": "linear"}, settled())
     assert (line.layout, line.client_layers) == ("linear", None)
     assert settle_again({"layout": "client-server"}, line).client_layers is None
-    with pytest.raises(ValueError, match="--client-layers is for --layout client-server"):
+    with pytest.raises(ValueError, match="client_layers is for layout client-server"):
         settle_again({"client_layers": (1, 1)}, line)
-    with pytest.raises(ValueError, match="--layout: client-server when it was saved, linear now"):
+    with pytest.raises(ValueError, match="layout: client-server when it was saved, linear now"):
         settle_again({"layout": "linear"}, settled(parallel="data"))
     with pytest.raises(ValueError, match="and 4 replicas; take 16"):
         settle_again({"workers": 4}, settled(parallel="data"))
@@ -130,9 +133,9 @@ def test_a_setting_that_is_not_there_is_what_versions_without_it_did() -> None:
 
 
 def test_running_checks_itself() -> None:
-    with pytest.raises(ValueError, match="--save-every needs a folder"):
+    with pytest.raises(ValueError, match="save_every needs a folder"):
         Running(save_every=3)
-    with pytest.raises(ValueError, match="--save-local says who keeps"):
+    with pytest.raises(ValueError, match="save_local says who keeps"):
         Running(save_local=True)
-    with pytest.raises(ValueError, match="--trace draws a picture"):
+    with pytest.raises(ValueError, match="trace draws a picture"):
         Running(trace=Path("step.pdf"))

@@ -43,7 +43,7 @@ def setup_error(group: Any, case: str, save: Path, given: dict[str, Any]) -> str
     [
         ("data", {}, "put it here"),
         ("data", {"parallel": "data"}, "put it here"),
-        ("small", {"batch_size": 81}, "--batch-size 81 is more than the 80 samples"),
+        ("small", {"batch_size": 81}, "batch_size 81 is more than the 80 samples"),
         ("cuts", {"client_layers": (3, 3)}, "leave every server a unit"),
         ("disagree", {}, "lr: 0.05 on workers 0, 2; 0.5 on worker 1"),
     ],

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from thinpipe.training.checkpoints.folder import load, newest
 from thinpipe.training.events import Epoch, Finished, Plan, Step
 from thinpipe.training.place import Place
-from thinpipe.training.settings import Running, Settings, settle
+from thinpipe.training.resolve import settle
+from thinpipe.training.settings import Running, Settings
 from thinpipe.training.worker import train
 from thinpipe.workloads.task import Batch, Data, Recipe, Shape, Source, Task
 
@@ -128,7 +129,7 @@ def place_in(group: Any) -> Place:
 
 
 def settings_for(task: Task, group: Any, **given: Any) -> Settings:
-    return settle({"task": task.name, **given}, task.recipe, workers=place_in(group).workers, device="cpu")
+    return settle({"task": task.name, "workers": place_in(group).workers, **given}, task.recipe, device="cpu")
 
 
 def run_toy(group: Any, task: Task, running: Running | None = None, **given: Any) -> Ears:

@@ -133,7 +133,9 @@ def test_a_worker_that_says_goodbye_is_not() -> None:
     client.control.close()
 
 
-@pytest.mark.parametrize("junk", [b"\xff\xfe\n", b"[1]\n", b"{}\n", b'{"step": "x"}\n', b"[" * 9000 + b"\n", b"\n"])
+@pytest.mark.parametrize(
+    "junk", [b"\xff\xfe\n", b"[1]\n", b"{}\n", b'{"step": "x"}\n', b'{"step": 1e999}\n', b"[" * 9000 + b"\n", b"\n"]
+)
 def test_damaged_lines_are_left_out(junk: bytes) -> None:
     mine, theirs = socket.socketpair()
     client = Worker(0, {1: mine}, patience_s=60)
@@ -155,3 +157,14 @@ def test_a_line_without_end_is_not_kept() -> None:
     until(lambda: client.control._peers[1].gone)
     assert len(client.control._peers[1].heard) <= 3 << 16
     until(client.ended.is_set)
+
+
+def test_a_channel_that_fails_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(seconds: float) -> None:
+        raise OSError(9, "bad descriptor")
+
+    monkeypatch.setattr(control, "keep_alive", fail)
+    mine, _theirs = socket.socketpair()
+    client = Worker(0, {1: mine})
+    until(client.ended.is_set)
+    assert client.causes[0].startswith("worker 0: the control channel failed: ")

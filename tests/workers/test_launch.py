@@ -16,7 +16,7 @@ from tests.scripts import ROOT, run_script, running
 from thinpipe.workers.control import GRACE_S
 from thinpipe.workers.launch import run_workers
 
-SCENARIO = str(Path(__file__).parent / "scenario.py")
+SCENARIO = str(Path(__file__).parent.parent / "pipeline" / "scenario.py")
 
 
 def rank_and_size(factor: int) -> tuple[int, int]:

@@ -69,7 +69,7 @@ def test_rates_are_read_and_written(text: str, mbit_per_s: float | None) -> None
     ["", "fast", "0mbit", "-1mbit", "10mb", "10 mbit/s", "100mbit,", "1e30gbit", "601gbit", "9" * 400, "0.0000001kbit"],
 )
 def test_what_is_no_rate_is_an_error_that_says_what_is(text: str) -> None:
-    with pytest.raises(ValueError, match="--link is a rate from 1kbit to 600gbit"):
+    with pytest.raises(ValueError, match="link is a rate from 1kbit to 600gbit"):
         parse_links(text)
 
 

@@ -59,10 +59,10 @@ def test_fewer_samples_are_some_of_the_same() -> None:
 @pytest.mark.parametrize(
     ("source", "named"),
     [
-        (Source(tokens=5), "--tokens"),
-        (Source(weights=Path("there")), "--weights"),
+        (Source(tokens=5), "tokens"),
+        (Source(weights=Path("there")), "weights"),
         (Source(weights=Path("there"), pretrained=False), "contradict"),
-        (Source(image_size=8), "--image-size is at least 16"),
+        (Source(image_size=8), "image_size is at least 16"),
         (Source(samples=0), "at least 1"),
     ],
 )

@@ -114,7 +114,7 @@ def test_texts_of_jsonl_with_numbers_as_labels_and_a_checkpoints_tokenizer(tmp_p
     assert batch.inputs[0][0, 0] == 0
     model = task("texts").build(shape, source)
     assert len(units_of(model)) == task("texts").look_for(source) == 8
-    with pytest.raises(ValueError, match="up to 130 tokens; got --tokens 200"):
+    with pytest.raises(ValueError, match="up to 130 tokens; got tokens 200"):
         task("texts").load(Source(data=source.data, weights=source.weights, tokens=200))
 
 

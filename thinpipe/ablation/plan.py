@@ -7,7 +7,7 @@ task = "digits"
 epochs = 10
 
 [matrix]                                  # every combination is a run; the last line varies fastest
-compress = ["none", "sort:8,4,2+2"]       # four codecs
+compress = ["none", "sort:8,4,2+2"]       # four codecs; { forward = ..., backward = ... } is a pair
 seed = [0, 1, 2]
 """
 
@@ -17,23 +17,31 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from thinpipe.ablation.codec_lists import CODEC_KEYS, expand_codecs, in_full
-from thinpipe.codecs.recipes import recipe_of
+from thinpipe.codecs.recipes import RECIPES, directions, recipe_of
+from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.measure.readable import read_toml
-from thinpipe.training.settings import Settings
+from thinpipe.options import Option, OptionError, flag, options_of
+from thinpipe.pipeline.links.spec import encoding
+from thinpipe.training.settings import Running, Settings
 
 _TABLES = ("title", "train", "matrix")
-# Options that a plan may set: what a run's outcome depends on, and --steps for a quick look.
-OPTIONS = tuple(
-    sorted(
-        {"compress", "steps", *(field.name.replace("_", "-") for field in fields(Settings))} - set(CODEC_KEYS.values())
-    )
-)
+CODEC_KEYS = {"forward": "compress-forward", "backward": "compress-backward"}  # of a plan -> options of thinpipe train
+
+
+def _key(told: Option) -> str:
+    """An option's name in a plan: as on the command line, without the dashes in front."""
+    return flag(told.name).removeprefix("--")
+
+
+# Options that a plan may set: what a run's outcome depends on, and `steps` for a quick look.
+_DECLARED = {_key(told): told for told in (*options_of(Settings).values(), options_of(Running)["steps"])}
+OPTIONS = tuple(sorted({"compress", *_DECLARED} - set(CODEC_KEYS.values())))
+_DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 MOST_RUNS = 10_000  # a minute each is a week
 _APART = {"threads"}  # of settings: how fast a run is, not what it comes to
@@ -55,10 +63,10 @@ class Run:
         """What follows ``thinpipe train`` on the command line."""
         words = []
         for name, value in self.options.items():
-            if isinstance(value, bool):
-                words.append(f"--{name}" if value else f"--no-{name}")
-            else:
-                words += [f"--{name}", str(value)]
+            if not isinstance(value, bool):
+                words += [flag(name), str(value)]
+            elif value or _DECLARED[name].negative:  # without it, a switch is off
+                words.append(flag(name if value else f"no-{name}"))
         return words
 
     def matches(self, text: str) -> bool:
@@ -84,8 +92,11 @@ class Plan:
 
 
 def identity(settings: Mapping[str, Any]) -> str:
-    """Settings as one text: the same for the same run, whoever wrote them down."""
-    return json.dumps(settings, sort_keys=True)
+    """Settings as one text: the same for the same run, whoever wrote them down.
+
+    One that is missing has its default: results of versions that did not know it are still results.
+    """
+    return json.dumps({**_DEFAULTS, **settings}, sort_keys=True)
 
 
 def codec_text(settings: Mapping[str, Any]) -> str:
@@ -114,7 +125,7 @@ def _plan(content: Mapping[str, Any], name: str, settle: Settle, overrides: Opti
     for table, entries in (("train", train), ("matrix", matrix)):
         if not isinstance(entries, dict):
             raise ValueError(f"[{table}] is a table of options, got {entries!r}")
-    _check_names("--set", overrides, OPTIONS)
+    _check_names("{set}", overrides, OPTIONS)
     _check_names("[train]", train, OPTIONS)
     _check_names("[matrix]", matrix, OPTIONS)
     twice = [option for option in matrix if option in train]
@@ -185,7 +196,7 @@ def _axis(name: str, values: Any) -> list[Any]:
 def _check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
     unknown = [name for name in given if name not in known]
     if unknown:
-        raise ValueError(f"{where} has no {', '.join(unknown)}; there is: {', '.join(known)}")
+        raise OptionError(f"{where} has no {', '.join(unknown)}; there is: {', '.join(known)}")
 
 
 def _check_type(name: str, value: Any, kind: type) -> None:
@@ -196,13 +207,8 @@ def _check_type(name: str, value: Any, kind: type) -> None:
 
 
 def _kind(name: str) -> type:
-    if name == "client-layers":
-        return str  # as on the command line: 1,1
-    if name == "steps":
-        return int
-    hint = get_type_hints(Settings)[name.replace("-", "_")]
-    first = (get_args(hint) or (hint,))[0]  # of an int | None, int; of a choice, its first word
-    return first if isinstance(first, type) else type(first)
+    kind = _DECLARED[name].kind
+    return kind if kind in _KINDS else str  # a choice and a path are texts
 
 
 def _check_apart(runs: Sequence[Run]) -> None:
@@ -217,9 +223,50 @@ def _override(text: str) -> tuple[str, Any]:
     """``epochs=2``: a value as TOML has it, or else a text, so that paths and specs need no quotes."""
     name, equals, value = text.partition("=")
     if not (equals and name.strip() and value.strip()):
-        raise ValueError(f"--set takes an option of thinpipe train and its value, as in epochs=2; got {text!r}")
+        raise OptionError(f"{{set}} takes an option of thinpipe train and its value, as in epochs=2; got {text!r}")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
     return name.strip(), parsed
+
+
+def expand_codecs(entries: Sequence[Any]) -> list[dict[str, str]]:
+    """The options of thinpipe train for every codec of a list.
+
+    ``["fp16", "sort:8,2+2"]`` -> ``fp16``, ``sort:6+2``, ``sort:2+2``, each in both directions. Specs come out in
+    full, so that two ways to write a codec are one run.
+    """
+    return [options for entry in entries for options in _entry(entry)]
+
+
+def _entry(entry: Any) -> list[dict[str, str]]:
+    if isinstance(entry, str) and entry in RECIPES:
+        return [dict(zip(CODEC_KEYS.values(), map(in_full, directions(entry)), strict=True))]
+    if isinstance(entry, str):
+        return [{"compress": spec} for spec in _specs(entry)]
+    if isinstance(entry, dict) and entry.keys() == CODEC_KEYS.keys():
+        sides = [[(CODEC_KEYS[side], spec) for spec in _specs(entry[side])] for side in CODEC_KEYS]
+        return [dict(pairs) for pairs in product(*sides)]
+    raise ValueError(
+        'a codec is a spec for both directions, as in "sort:8", a recipe, as in "4bit", or '
+        '{ forward = "kmeans:2", backward = "sort:8" }; '
+        f"got {entry!r}"
+    )
+
+
+def _specs(text: Any) -> list[str]:
+    if not isinstance(text, str):
+        raise ValueError(f'a codec is named by its spec, as in "sort:8"; got {text!r}')
+    if "(" in text:  # a comma in brackets is not one between specs
+        return [encoding(spec).spec for spec in split_specs(text)]
+    name, colon, arguments = text.partition(":")
+    return [codec(f"{name}{colon}{argument.strip()}").spec for argument in arguments.split(",")]
+
+
+def in_full(text: str) -> str:
+    """``sort:8`` as ``sort:6+2``; what is no spec as it is."""
+    try:
+        return encoding(text).spec
+    except ValueError:
+        return text

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from thinpipe.ablation.paired import p_value
 from thinpipe.ablation.plan import Run
 from thinpipe.ablation.store import Result, Store
 from thinpipe.measure.record import Column, Record, Row
 
 KIND = "ablate"
 
-_KEYS = (Column(name="task", heading="task", key=True), Column(name="codec", heading="codec", key=True))
-_COSTS = (
+KEYS = (Column(name="task", heading="task", key=True), Column(name="codec", heading="codec", key=True))
+COSTS = (
     Column(name="wire_ratio", heading="wire\nratio", format=".3f", better="lower"),
     Column(name="bits_per_value", heading="bits per\nvalue", format=".2f"),
     Column(name="samples_per_s", heading="samples/s", format=".0f", better="higher"),
@@ -82,6 +81,21 @@ def _against(method: Method, plain: Method | None) -> dict[str, Any]:
     return {"minus_none": mean(ours.values()) - mean(paired), "p_value": p_value(list(ours.values()), paired)}
 
 
+def p_value(metrics: Sequence[float], baseline: Sequence[float]) -> float | None:
+    """By a paired t-test, how likely so large a mean difference would be if there were none; None of fewer than two.
+
+    The two sequences have the seeds in the same order.
+    """
+    differences = [ours - theirs for ours, theirs in zip(metrics, baseline, strict=True)]
+    if len(differences) < 2:
+        return None
+    if max(differences) == min(differences):  # no spread: the test would divide by zero
+        return 1.0 if mean(differences) == 0 else 0.0
+    from scipy.stats import ttest_1samp  # imported here: it takes half a second
+
+    return float(ttest_1samp(differences, 0.0).pvalue)
+
+
 def row_of(method: Method) -> dict[str, Any]:
     """Figures are of the seeds that came to an end; how many did not stands beside them."""
     run, done = method.runs[0], method.done
@@ -117,12 +131,12 @@ def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
     formats = {result.metric: result.metric_format for result in done}
     varied = dict.fromkeys(name for method in found for name in method.runs[0].varied)
     columns = (
-        *_KEYS,
-        *(Column(name=_column_name(name), heading=name, key=True) for name in varied),
+        *KEYS,
+        *varied_columns(varied),
         *(column for name, form in formats.items() for column in metric_columns(name, form)),
         Column(name="minus_none", heading="minus\nnone", format="+.4f"),
         P_VALUE,
-        *_COSTS,
+        *COSTS,
     )
     rows: tuple[Row, ...] = tuple(rows_of(found))
     if not done:
@@ -131,6 +145,10 @@ def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
     assert newest.environment is not None
     where = {**newest.environment, "threads": newest.threads, "jobs": newest.jobs}
     return Record(kind=KIND, config=config, columns=columns, rows=rows, environment=where, thinpipe=newest.thinpipe)
+
+
+def varied_columns(options: Iterable[str]) -> tuple[Column, ...]:
+    return tuple(Column(name=_column_name(name), heading=name, key=True) for name in options)
 
 
 def metric_columns(metric: str, form: str) -> tuple[Column, ...]:

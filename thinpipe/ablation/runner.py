@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -13,14 +14,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from thinpipe.ablation.plan import Run
 from thinpipe.ablation.store import Result
-from thinpipe.ablation.verdict import figures_of, last_error
+from thinpipe.measure.record import Record
+from thinpipe.options import flag
+from thinpipe.pipeline.links.spec import encoding
 from thinpipe.workers.signals import end_with_parent
 
 TRAIN = (sys.executable, "-m", "thinpipe", "train")  # not the console script: it may not be installed
 _POLL_S = 0.05
+_DETAILS = ("links", "workers", "epochs")  # lists in the row of a record that no table shows
+_NEEDED = ("metric", "validation_loss", "train_loss")
+_WARM_VALUES = 1 << 16  # enough that codecs take the way of large tensors
 _PATIENCE_S = 30  # for a training to end after Ctrl-C: it finishes its step and its workers leave
 
 
@@ -32,6 +41,17 @@ class _Started:
     threads: int
     record: Path
     output: Path
+
+
+def compile_kernels(runs: Sequence[Run]) -> None:
+    """Encode and decode once with every codec of the runs; what numba compiles for that stays in its cache on disk.
+
+    Otherwise the first runs all compile, and their speed is that of a compiler.
+    """
+    x = torch.randn(16, 16, _WARM_VALUES // 256, generator=torch.Generator().manual_seed(0))
+    for spec in {str(run.settings[f"compress_{side}"]) for run in runs for side in ("forward", "backward")}:
+        for used in encoding(spec).codecs:
+            used.decode(used.encode(x), torch.empty_like(x))
 
 
 def threads_of(run: Run, jobs: int) -> int:
@@ -68,7 +88,7 @@ def _start(run: Run, jobs: int, train: Sequence[str], stem: Path) -> _Started:
     record, output = stem.with_suffix(".json"), stem.with_suffix(".txt")
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [*train, *run.arguments(), "--json", str(record)],
+            [*train, *run.arguments(), flag("json"), str(record)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -119,3 +139,37 @@ def _ended_afterwards(running: Sequence[_Started]) -> Iterator[None]:
 def _signal(started: _Started, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):  # nobody of it is left
         os.killpg(started.process.pid, number)
+
+
+def figures_of(record: Path) -> dict[str, Any]:
+    """The fields of a Result that a record fills; nothing if there is no record with finite figures."""
+    try:
+        read = Record.read(record)
+    except ValueError:
+        return {}
+    row = read.rows[0] if read.rows else {}
+    if not all(isinstance(row.get(name), int | float) and math.isfinite(row[name]) for name in _NEEDED):
+        return {}
+    metric = next((column for column in read.columns if column.name == "metric"), None)
+    if metric is None:
+        return {}
+    return {
+        "figures": {name: value for name, value in row.items() if name not in _DETAILS},
+        "metric": metric.heading,
+        "metric_format": metric.format,
+        "environment": read.environment,
+        "thinpipe": read.thinpipe,
+    }
+
+
+def last_error(code: int, output: Path) -> str:
+    """The last thing a training said that sounds like its error, or how it ended."""
+    if code == 0:
+        return "ended without finite figures"
+    ending = f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+    lines = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    told = [place for place, line in enumerate(lines) if line.startswith("thinpipe: ")]
+    if told:  # an error that ends with a colon goes on in the next line
+        words = lines[told[-1]].removeprefix("thinpipe: ")
+        return " ".join([words, *lines[told[-1] + 1 : told[-1] + 2]]) if words.endswith(":") else words
+    return f"{ending}: {lines[-1]}" if lines else ending

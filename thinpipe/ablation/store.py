@@ -13,6 +13,7 @@ from typing import Any
 
 from thinpipe.ablation.plan import Run, identity
 from thinpipe.measure.readable import check_regular, errors_named
+from thinpipe.options import OptionError, named
 
 FORMAT = 1  # raised when a reader of the old lines would misread the new ones
 
@@ -93,7 +94,7 @@ class Store:
         if not os.path.lexists(self.path):
             return
         check_regular(self.path, "results")
-        with errors_named(self.path, "results", "name others with --results"):
+        with errors_named(self.path, "results", named("name others with {results}")):
             lines = self.path.read_bytes().splitlines()
         for number, line in enumerate(lines, 1):
             try:
@@ -103,9 +104,9 @@ class Store:
                 continue
             result = _result(data)
             if result is None:
-                raise ValueError(
+                raise OptionError(
                     f"{self.path}, line {number} is no result of an ablation in format {FORMAT}; name another file "
-                    "with --results"
+                    "with {results}"
                 )
             yield result
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from thinpipe.ablation.rows import P_VALUE, Method, places, row_of, rows_of
+from thinpipe.ablation.rows import COSTS, KEYS, P_VALUE, Method, places, row_of, rows_of, varied_columns
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
@@ -117,16 +117,17 @@ def _task_table(task: str, found: Sequence[Method]) -> Table:
         if done and method.done:
             shown[metric] = metric_text(row, metric, done.metric_format)
         rows.append(shown)
+    costs = {column.name: column for column in COSTS}
     columns = (
-        Column(name="codec", heading="codec", key=True),
-        *(Column(name=name.replace("-", "_"), heading=name, key=True) for name in varied),
-        Column(name="wire_ratio", heading="wire\nratio", format=".3f"),
+        KEYS[1],
+        *varied_columns(varied),
+        costs["wire_ratio"],
         Column(name=metric, heading=f"{metric}\nmean ± std"),
         Column(name=f"{metric}_worst", heading="worst\nseed", format=done.metric_format if done else ""),
         P_VALUE,
         Column(name="seeds", heading="seeds"),
-        Column(name="samples_per_s", heading="samples/s", format=".0f"),
-        Column(name="wire_mb_per_step", heading="wire\nMB/step", format=".3f"),
+        costs["samples_per_s"],
+        costs["wire_mb_per_step"],
     )
     return Table(title=task, columns=columns, rows=rows, style=_style)
 

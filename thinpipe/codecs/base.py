@@ -28,6 +28,11 @@ class Codec(ABC):
     decodes_alike: ClassVar[bool] = True  # to the same bits on every machine and device
 
     @property
+    def leaves_less(self) -> bool:
+        """Whether its error is smaller than what it encodes, so that encoding error after error comes closer."""
+        return True
+
+    @property
     @abstractmethod
     def spec(self) -> str:
         """The canonical text of this codec: ``thinpipe.codec(c.spec) == c``."""

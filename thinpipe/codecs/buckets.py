@@ -41,6 +41,10 @@ class Buckets(KernelCodec):
         return self.level_bits + self.split_bits
 
     @property
+    def leaves_less(self) -> bool:
+        return self.bits > 1  # two levels are the ends of what they cover
+
+    @property
     def spec(self) -> str:
         return f"{self.name}:{self.level_bits}+{self.split_bits}" + "+zero" * self.zero
 

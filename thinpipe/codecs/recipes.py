@@ -7,7 +7,6 @@ bits want their four levels where the values are.
 
 from __future__ import annotations
 
-from thinpipe.codecs.base import Codec
 from thinpipe.codecs.spec import codec
 
 RECIPES: dict[str, tuple[str, str]] = {  # of activations, of gradients
@@ -26,17 +25,10 @@ def directions(text: str) -> tuple[str, str]:
     return RECIPES.get(name, (text, text))
 
 
-def forward_codec(spec: str | Codec) -> Codec:
-    """The codec of activations that a spec or a recipe names."""
-    return codec(directions(spec)[0] if isinstance(spec, str) else spec)
-
-
-def backward_codec(spec: str | Codec) -> Codec:
-    """The codec of gradients that a spec or a recipe names."""
-    return codec(directions(spec)[1] if isinstance(spec, str) else spec)
-
-
 def recipe_of(forward: str, backward: str) -> str | None:
     """The name of the recipe that two specs are; None if they are none."""
-    pair = (codec(forward), codec(backward))
-    return next((name for name in RECIPES if (forward_codec(name), backward_codec(name)) == pair), None)
+    try:
+        pair = codec(forward), codec(backward)
+    except ValueError:  # delta(...) is no codec, and in no recipe
+        return None
+    return next((name for name, specs in RECIPES.items() if tuple(map(codec, specs)) == pair), None)

@@ -11,7 +11,6 @@ from typing import Literal
 from thinpipe.codecs.base import Codec, KernelCodec
 from thinpipe.codecs.buckets import Buckets
 from thinpipe.codecs.cast import Cast
-from thinpipe.codecs.delta import DEFAULT_FIRST, Delta
 from thinpipe.codecs.kernels import Kernels
 from thinpipe.codecs.kmeans import KMeans
 from thinpipe.codecs.lowrank import LowRank
@@ -139,7 +138,11 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
     if not isinstance(spec, str):
         raise TypeError(f"a codec spec is a string such as 'sort:6+2', got {type(spec).__name__}")
     if spec.strip().startswith("delta("):
-        return _delta(spec.strip(), kernels)
+        raise ValueError(
+            f"{spec.strip()} sends changes against copies that both ends of a link keep: it is for the activations of "
+            "a pipeline, PipelineStage(forward=...) or the forward codec of thinpipe train; here take "
+            f"{re.split('[,)]', spec.strip().removeprefix('delta('))[0].strip()} or another codec"
+        )
     name, _, argument = spec.strip().partition(":")
     family = FAMILIES.get(name)
     if family is None:
@@ -154,41 +157,11 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
     return replace(parsed, kernels=kernels) if isinstance(parsed, KernelCodec) else parsed
 
 
-def tensor_codec(spec: str | Codec) -> Codec:
-    """The same where tensors are encoded each by itself: ValueError for ``delta(...)``, which needs a link."""
-    found = codec(spec)
-    if isinstance(found, Delta):
-        raise found.misplaced()
-    return found
-
-
-def tensor_codecs(spec: str | Codec) -> list[Codec]:
-    """The codecs that encode tensors under a spec: itself, or both of ``delta(...)``."""
-    found = codec(spec)
-    return [found.first, found.change] if isinstance(found, Delta) else [found]
-
-
 def split_specs(text: str) -> list[str]:
     """The specs of a list, separated by commas: ``"none,delta(kmeans:2,first=fp16)"`` are two."""
     return [spec.strip() for spec in re.split(r",(?![^(]*\))", text) if spec.strip()]
 
 
-def _delta(spec: str, kernels: str | Kernels) -> Delta:
-    try:
-        if not spec.endswith(")"):
-            raise ValueError("its bracket is not closed")
-        change, *options = spec.removeprefix("delta(")[:-1].split(",")
-        names = [option.partition("=")[0].strip() for option in options]
-        if names not in ([], ["first"]):
-            raise ValueError(f"{','.join(options)!r} is not first=SPEC")
-        first = options[0].partition("=")[2] if options else DEFAULT_FIRST
-        return Delta(codec(change, kernels=kernels), codec(first, kernels=kernels))
-    except ValueError as error:
-        raise ValueError(
-            f"{spec!r} makes no sense: {error}; delta takes the codec of changes, and may name the one of a sample's "
-            "first pass, as in delta(kmeans:2) or delta(kmeans:2,first=fp16)"
-        ) from None
-
-
 def _usages() -> str:
-    return ", ".join([*(family.usage.split(" or ")[0] for family in FAMILIES.values()), "delta(kmeans:2)"])
+    usages = ", ".join(family.usage.split(" or ")[0] for family in FAMILIES.values())
+    return f"{usages}, and for activations over links delta(kmeans:2)"

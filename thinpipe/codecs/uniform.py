@@ -27,6 +27,10 @@ class Uniform(KernelCodec):
             check_room_for_zero(self.bits)
 
     @property
+    def leaves_less(self) -> bool:
+        return self.bits > 1  # two levels are the ends of what they cover
+
+    @property
     def spec(self) -> str:
         return f"uniform:{self.bits}" + "+zero" * self.zero
 

@@ -8,68 +8,67 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinpipe.commands.terminal import Outputs, one_line_errors
+from thinpipe.commands.terminal import RESULTS, Outputs, one_line_errors, takes
+from thinpipe.measure import report
+from thinpipe.options import OptionError, between, check, option, read
 
 if TYPE_CHECKING:
-    from thinpipe.ablation.plan import Run
+    from thinpipe.ablation.plan import Plan, Run
+    from thinpipe.ablation.store import Store
 
-_WHICH, _HOW, _RESULTS = "Which runs", "How they are run", "What comes out"
+_WHICH, _HOW = "Which runs", "How they are run"
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which runs of a plan, and how they are carried out."""
+
+    only: tuple[str, ...] = option(
+        "Those whose name has this in it; repeat for several. {dry_run} shows the names.",
+        panel=_WHICH,
+        metavar="TEXT",
+        kind=list[str],
+        parse=tuple,
+        shown="all",
+        default=(),
+    )
+    retry_failed: bool = option("Run those again that failed.", panel=_WHICH, default=False)
+    dry_run: bool = option("List the runs and what they are started with.", panel=_WHICH, default=False)
+    jobs: int = option(
+        "Runs at a time; they share the cores.", panel=_HOW, metavar="N", rule=between(1, 1000), default=1
+    )
+    set: tuple[str, ...] = option(
+        "An option of thinpipe train for all runs, before what the plan says; repeat for several.",
+        panel=_HOW,
+        metavar="NAME=VALUE",
+        kind=list[str],
+        parse=tuple,
+        shown="",
+        default=(),
+    )
+    results: Path | None = option(
+        "Where results are added as runs end.",
+        panel=RESULTS,
+        metavar="FILE",
+        shown="PLAN.results.jsonl in this directory",
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@takes(Asked, Outputs, panels=(_WHICH, _HOW, RESULTS))
 def ablate(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="What to vary.", show_default=False)],
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Those whose name has this in it; repeat for several. --dry-run shows the names.",
-            rich_help_panel=_WHICH,
-            show_default="all",
-        ),
-    ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run those again that failed.", rich_help_panel=_WHICH)
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs and what they are started with.", rich_help_panel=_WHICH)
-    ] = False,
-    jobs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Runs at a time; they share the cores.", rich_help_panel=_HOW)
-    ] = 1,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="An option of thinpipe train for all runs, before what the plan says; repeat for several.",
-            rich_help_panel=_HOW,
-        ),
-    ] = None,
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Where results are added as runs end.",
-            rich_help_panel=_RESULTS,
-            show_default="PLAN.results.jsonl in this directory",
-        ),
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The record, for thinpipe diff.", rich_help_panel=_RESULTS)
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the tables as a page.", rich_help_panel=_RESULTS)
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw the metric against bits per value.", rich_help_panel=_RESULTS),
-    ] = None,
+    **given: Any,
 ) -> None:
     """Train every combination of a plan; tables of mean, spread and worst seed.
 
@@ -82,27 +81,38 @@ def ablate(
 
     Example: thinpipe ablate ablations/digits.toml --jobs 2 --plot digits.png
     """
-    # Not at the top: the other verbs need not wait for what training needs.
-    from thinpipe.ablation import rows, runner, views
+    # Not at the top: the help need not wait for what training needs.
     from thinpipe.ablation.plan import read_plan
     from thinpipe.ablation.store import Store
-    from thinpipe.ablation.warm_up import compile_kernels
-    from thinpipe.commands.ablate_progress import Progress, show_runs
-    from thinpipe.measure import report
+    from thinpipe.commands.ablate_progress import show_runs
 
-    outputs = Outputs(json=json, markdown=markdown, plot=plot)
     with one_line_errors():
-        wanted = read_plan(plan, settle, set_ or [])
-        store = Store(results or Path(f"{plan.stem}.results.jsonl"))
-        chosen = [run for run in wanted.runs if not only or any(map(run.matches, only))]
+        asked, outputs = Asked(**read(Asked, given)), Outputs(**read(Outputs, given))
+        wanted = read_plan(plan, settle, asked.set)
+        store = Store(asked.results or Path(f"{plan.stem}.results.jsonl"))
+        chosen = [run for run in wanted.runs if not asked.only or any(map(run.matches, asked.only))]
         if not chosen:
-            raise ValueError(f"no run has {' or '.join(map(repr, only or []))} in its name; --dry-run shows the names")
+            raise OptionError(
+                f"no run has {' or '.join(map(repr, asked.only))} in its name; {{dry_run}} shows the names"
+            )
         outputs.check()
-        pending = [run for run in chosen if (result := store.get(run)) is None or (retry_failed and result.failed)]
+        again = asked.retry_failed
+        pending = [run for run in chosen if (result := store.get(run)) is None or (again and result.failed)]
         check_possible(plan, pending)
-    if dry_run:
+    if asked.dry_run:
         show_runs(wanted, chosen, pending, store)
         return
+    _carry_out(wanted, chosen, pending, store, asked.jobs)
+    _show_results(wanted, store, outputs)
+    if any((result := store.get(run)) is not None and result.failed for run in chosen):
+        typer.echo("thinpipe: runs failed; try them again with --retry-failed", err=True)
+        raise typer.Exit(1)
+
+
+def _carry_out(wanted: Plan, chosen: Sequence[Run], pending: Sequence[Run], store: Store, jobs: int) -> None:
+    """Until all are done, or somebody interrupts."""
+    from thinpipe.ablation import runner
+    from thinpipe.commands.ablate_progress import Progress
 
     progress = Progress(wanted, chosen, pending, store, jobs)
     try:
@@ -111,7 +121,7 @@ def ablate(
                 stack.enter_context(store.locked())
             stack.enter_context(interrupts_told())
             stack.enter_context(progress)
-            compile_kernels(pending)
+            runner.compile_kernels(pending)
             for result in stack.enter_context(closing(runner.carry_out(pending, jobs=jobs))):
                 store.append(result)
                 progress.ended(result)
@@ -124,6 +134,10 @@ def ablate(
         )
         raise typer.Exit(INTERRUPTED) from None
 
+
+def _show_results(wanted: Plan, store: Store, outputs: Outputs) -> None:
+    from thinpipe.ablation import rows, views
+
     found = rows.methods(wanted.runs, store)
     config = {"command": ["thinpipe", *sys.argv[1:]], "title": wanted.title, **wanted.fixed}
     record = rows.to_record(found, config)
@@ -131,19 +145,13 @@ def ablate(
     typer.echo(report.summary(record))
     report.show(tables)
     outputs.save(record, tables, wanted.title, views.plot_metric_against_bits(wanted.title, found))
-    if any((result := store.get(run)) is not None and result.failed for run in chosen):
-        typer.echo("thinpipe: runs failed; try them again with --retry-failed", err=True)
-        raise typer.Exit(1)
 
 
 def settle(options: dict[str, Any]) -> Any:
-    """What thinpipe train would make of these options; its ValueError if it would refuse them."""
-    from thinpipe.commands.train_settle import settle_run
-    from thinpipe.training.settings import Settings
+    """What thinpipe train would make of these options; its OptionError if it would refuse them."""
+    from thinpipe.commands.train.settle import settle_run
 
-    given = dict.fromkeys(("compress", *Settings.__dataclass_fields__)) | options
-    steps = given.pop("steps", None)
-    return settle_run(given, None, 0, save=None, save_every=None, keep=2, steps=steps, trace=None)[0]
+    return settle_run(options)[0]
 
 
 def check_possible(plan: Path, runs: Sequence[Run]) -> None:

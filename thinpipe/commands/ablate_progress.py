@@ -12,8 +12,7 @@ import typer
 from thinpipe.ablation.plan import Plan, Run
 from thinpipe.ablation.runner import cores, threads_of
 from thinpipe.ablation.store import Result, Store
-from thinpipe.commands.terminal import progress_bar
-from thinpipe.commands.watch.pace import duration
+from thinpipe.commands.terminal import duration, progress_bar
 
 
 def show_runs(plan: Plan, chosen: Sequence[Run], pending: Sequence[Run], store: Store) -> None:

@@ -4,153 +4,62 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
 import torch
 import typer
 
-from thinpipe.bench.codecs import COLUMNS, DEFAULT_CODECS, DEFAULT_SHAPES, Settings, measure_codecs
-from thinpipe.bench.contents import DEFAULT_CONTENTS, Case
-from thinpipe.bench.inputs import check_counts, check_seconds, choose_cases, find_device, parse_codecs
-from thinpipe.bench.outside import NAMES as OUTSIDE_NAMES
-from thinpipe.bench.targets import check_gpu_targets, check_targets
-from thinpipe.bench.verify import NOTE as CHECKS_NOTE
-from thinpipe.bench.verify import verify_codecs
-from thinpipe.bench.views import plot_error_against_bits, result_tables
-from thinpipe.codecs import FAMILIES, Codec
-from thinpipe.commands.terminal import Outputs, one_line_errors, progress_bar
+from thinpipe.bench.codecs.figures import Figures
+from thinpipe.bench.codecs.measure import measure_codecs
+from thinpipe.bench.codecs.settings import Settings
+from thinpipe.bench.codecs.synthetic import Case
+from thinpipe.bench.codecs.targets import check_gpu_targets, check_targets
+from thinpipe.bench.codecs.verify import NOTE as CHECKS_NOTE
+from thinpipe.bench.codecs.verify import verify_codecs
+from thinpipe.bench.codecs.views import plot_error_against_bits, result_tables
+from thinpipe.bench.inputs import PANELS
+from thinpipe.codecs import Codec
+from thinpipe.commands.terminal import Outputs, one_line_errors, progress_bar, takes
 from thinpipe.measure import report
+from thinpipe.measure.figures import columns_of
 from thinpipe.measure.record import Check, Record, Row
+from thinpipe.options import read
 
-_WHAT, _HOW, _RESULTS = "What is measured", "How it is measured", "What comes out"
 
-
-def bench_codecs(
-    codecs: Annotated[
-        str,
-        typer.Option(
-            metavar="SPEC,...",
-            help=f"Codecs by their specs, separated by commas. The families: {', '.join(FAMILIES)}. To compare with: "
-            f"{', '.join(OUTSIDE_NAMES)} of bitsandbytes, if installed.",
-            rich_help_panel=_WHAT,
-            show_default="several of each",
-        ),
-    ] = DEFAULT_CODECS,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="N,...",
-            help="Shape of the tensors; repeat for several.",
-            rich_help_panel=_WHAT,
-            show_default=" ".join(",".join(map(str, shape)) for shape in DEFAULT_SHAPES),
-        ),
-    ] = None,
-    content: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="What they hold; repeat for several. relu6: an activation, half zeros. outliers: normal, six "
-            "channels 20 times larger. laplace: a gradient. masked: a gradient, half zeros.",
-            rich_help_panel=_WHAT,
-            show_default=" ".join(DEFAULT_CONTENTS),
-        ),
-    ] = None,
-    from_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="Compress the float tensors of this .safetensors file instead. Of captured ones, such as "
-            "forward/0-1/0/step000003/chunk0, tables show the mean of each link.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify",
-            help="Hold the codecs against the literal algorithms and scikit-learn too; adds minutes. "
-            "Exit code 1 if a promise is broken.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = False,
-    reference: Annotated[
-        Literal["largest", "all", "none"],
-        typer.Option(help="On which tensors to time the literal algorithms, seconds each.", rich_help_panel=_HOW),
-    ] = "largest",
-    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where tensors live.", rich_help_panel=_HOW)] = "cpu",
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="CPU threads.", rich_help_panel=_HOW, show_default="all cores"),
-    ] = None,
-    repeat: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Runs of a call, at most.", rich_help_panel=_HOW)
-    ] = 20,
-    budget: Annotated[
-        float,
-        typer.Option(min=0, metavar="SECONDS", help="Time for the runs of a call, about.", rich_help_panel=_HOW),
-    ] = 0.2,
-    by_bits: Annotated[
-        bool,
-        typer.Option(
-            "--by-bits",
-            help="Order tables by the bits per value on the wire: what sends the same stands together.",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = False,
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep all rows, settings, environment.", rich_help_panel=_RESULTS),
-    ] = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep the tables as a page.", rich_help_panel=_RESULTS),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw error against bits per value.", rich_help_panel=_RESULTS),
-    ] = None,
-) -> None:
+@takes(Settings, Outputs, panels=PANELS)
+def bench_codecs(**given: Any) -> None:
     """What each codec sends, loses and costs on this machine.
 
     Times stand beside a plain copy of the same tensor and beside the literal algorithm.
-    Without options: every family of codecs on twelve tensors, one to two minutes on two cores.
+    Without options: the recipes and every family of codecs on twelve tensors, two minutes on two cores.
 
-    Example: thinpipe bench codecs --codecs sort:8,uniform:8 --shape 8,128,768
+    Example: thinpipe bench codecs --compress 8bit,uniform:8 --shape 8,128,768
     """
-    outputs = Outputs(json=json, markdown=markdown, plot=plot)
     with one_line_errors():
-        check_counts(threads=threads, repeat=repeat)
-        check_seconds(budget=budget)
-        if threads is not None:
-            torch.set_num_threads(threads)  # the codecs use as many
-        chosen = parse_codecs(codecs, outside=True)
-        on = find_device(device, chosen)
-        cases = choose_cases(shape or [], content or [], from_file, device)
+        settings, outputs = Settings(**read(Settings, given)), Outputs(**read(Outputs, given))
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)  # the codecs use as many
+        codecs, device, cases = settings.codecs, settings.found_device, settings.cases()
         outputs.check()
-        if verify and find_spec("sklearn") is None:
-            raise ValueError("--verify compares with scikit-learn, which is missing: pip install scikit-learn")
-
-    settings = Settings(device=on, repeat=repeat, budget_s=budget, reference=reference)
-    rows = _measure(cases, chosen, settings)
-    targets = list(check_targets(rows) if on.type == "cpu" else check_gpu_targets(rows))
-    checks = [*_verify(cases, on), *targets] if verify else [] if on.type == "cpu" else targets
+    rows = _measure(cases, codecs, settings)
+    targets = list(check_targets(rows) if device.type == "cpu" else check_gpu_targets(rows))
+    checks = [*_verify(cases, device), *targets] if settings.verify else [] if device.type == "cpu" else targets
     record = Record(
         kind="bench codecs",
         config={
             "command": ["thinpipe", *sys.argv[1:]],
-            "device": device,
-            "repeat": repeat,
-            "budget_s": budget,
-            "reference": reference,
+            "device": str(device),
+            "repeat": settings.repeat,
+            "budget_s": settings.budget,
+            "reference": settings.reference,
         },
-        columns=COLUMNS,
+        columns=columns_of(Figures),
         rows=tuple(rows),
         checks=tuple(checks),
     )
-    tables = [*result_tables(rows, on.type, by_bits), *([report.check_table(checks, CHECKS_NOTE)] if checks else [])]
+    tables = result_tables(rows, device.type, settings.by_bits)
+    if checks:
+        tables.append(report.check_table(checks, CHECKS_NOTE))
     typer.echo(report.summary(record))
     report.show(tables)
     outputs.save(record, tables, "Codecs", plot_error_against_bits(rows))

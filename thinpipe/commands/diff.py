@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,36 +14,59 @@ from rich.text import Text
 
 from thinpipe.bench.ddp import views as ddp_views
 from thinpipe.bench.ddp.rows import KIND as DDP
-from thinpipe.commands.terminal import Outputs, one_line_errors
+from thinpipe.commands.terminal import RESULTS, Outputs, one_line_errors, takes
 from thinpipe.measure import report
-from thinpipe.measure.diff import compare
+from thinpipe.measure.diff import Diff, compare
 from thinpipe.measure.diff_report import change_table, fact_lines, fact_table, missing_lines, to_record
 from thinpipe.measure.record import Record
+from thinpipe.options import OptionError, option, read
+
+_WHAT = "What is compared"
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise OptionError("{columns} takes names separated by commas, as in encode_ms,decode_ms; got none")
+    return names
+
+
+def _percent(text: str) -> float:
+    """``5%`` or ``5`` as a part of one."""
+    if not re.fullmatch(r"\d+(\.\d+)?%?", text):
+        raise OptionError(f"{{fail_above}} takes a percentage of 0 or more, as in 5%; got {text!r}")
+    return float(text.rstrip("%")) / 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is compared, and how far it may have moved."""
+
+    columns: tuple[str, ...] = option(
+        "Compare these figures alone, and show what they were on both sides.",
+        panel=_WHAT,
+        metavar="NAME,...",
+        shown="every figure that can be better or worse",
+        parse=_names,
+        default=(),
+    )
+    fail_above: float | None = option(
+        "Exit code 1 if a figure got worse by more than this, as in 5%. Each column knows whether more or less of it "
+        "is better; a figure that the test has lost is worse.",
+        panel=_WHAT,
+        metavar="PERCENT",
+        parse=_percent,
+        default=None,
+    )
+
+
+@takes(Asked, Outputs, panels=(_WHAT, RESULTS), but="plot")
 def diff(
     baseline: Annotated[
         Path, typer.Argument(metavar="BASELINE.json", help="What to compare with.", show_default=False)
     ],
     test: Annotated[Path, typer.Argument(metavar="TEST.json", help="What changed.", show_default=False)],
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Compare these figures alone, and show what they were on both sides.",
-            show_default="every figure that can be better or worse",
-        ),
-    ] = None,
-    fail_above: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PERCENT",
-            help="Exit code 1 if a figure got worse by more than this, as in 5%. Each column knows whether more or "
-            "less of it is better; a figure that the test has lost is worse.",
-        ),
-    ] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every figure and change.")] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the comparison as a page.")] = None,
+    **given: Any,
 ) -> None:
     """What changed between two records that thinpipe wrote with --json.
 
@@ -55,19 +78,18 @@ def diff(
 
     Example: thinpipe diff before.json after.json --fail-above 5%
     """
-    outputs = Outputs(json=json, markdown=markdown)
     with one_line_errors():
-        limit = None if fail_above is None else _parse_percent(fail_above)
-        names = [] if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
-        if columns is not None and not names:
-            raise ValueError("--columns takes names separated by commas, as in encode_ms,decode_ms; got none")
+        asked, outputs = Asked(**read(Asked, given)), Outputs(**read(Outputs, given))
         outputs.check()
-        result = compare(Record.read(baseline), Record.read(test), names)
+        result = compare(Record.read(baseline), Record.read(test), asked.columns)
+    _show(result, asked, outputs)
 
-    checks = [] if limit is None else [result.check(limit)]
+
+def _show(result: Diff, asked: Asked, outputs: Outputs) -> None:
+    checks = [] if asked.fail_above is None else [result.check(asked.fail_above)]
     missing = list(missing_lines(result))
-    as_times = result.kind == DDP and not names and ddp_views.has_times(result)
-    changes = change_table(ddp_views.on_page(result) if as_times else result, figures=as_times or bool(names))
+    as_times = result.kind == DDP and not asked.columns and ddp_views.has_times(result)
+    changes = change_table(ddp_views.on_page(result) if as_times else result, figures=as_times or bool(asked.columns))
     check_tables = [report.check_table(checks)] if checks else []
     report.show_lines(fact_lines(result.facts))
     typer.echo()
@@ -84,10 +106,3 @@ def diff(
     outputs.save(record, [fact_table(result.facts), noted, *check_tables], f"{result.kind}: test against baseline")
     if not all(check.passed for check in checks):
         raise typer.Exit(1)
-
-
-def _parse_percent(text: str) -> float:
-    """``5%`` or ``5`` as a part of one."""
-    if not re.fullmatch(r"\d+(\.\d+)?%?", text):
-        raise ValueError(f"--fail-above takes a percentage of 0 or more, as in 5%; got {text!r}")
-    return float(text.rstrip("%")) / 100

@@ -1,21 +1,79 @@
-"""What every verb does at a terminal: one-line errors, a progress bar, results shown and kept."""
+"""What every verb does at a terminal: declared options, one-line errors, a progress bar, results kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinpipe.measure import report
+from thinpipe.measure.atomic import written_whole
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Record, check_writable
-from thinpipe.measure.whole import written_whole
+from thinpipe.options import Option, OptionError, flag, flags_in_errors, named, option, options_of
+
+Command = Callable[..., None]
+RESULTS = "What comes out"  # the panel of the help that files of results stand in
+
+
+def takes(*kinds: type, panels: Sequence[str], but: str = "") -> Callable[[Command], Command]:
+    """Give a command ``def verb(..., **given)`` the options of these dataclasses, in the order of the panels.
+
+    It is called with all of them, by the names users know; what was not given is None. ``options.read`` makes fields of
+    them. ``but``: one that this verb has no use for.
+    """
+    told = [each for kind in kinds for each in options_of(kind).values() if each.name != but]
+    told.sort(key=lambda each: (panels.index(each.panel), each.last))
+    renamed = {each.was: each.name for each in told if each.was}
+    parameters = [_parameter(each.name, each) for each in told]
+    parameters += [_parameter(each.was, each, hidden=True) for each in told if each.was]
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            command(**_by_new_names(given, renamed))
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        arguments = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        run.__signature__ = inspect.Signature([*arguments, *parameters])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, told: Option, hidden: bool = False) -> inspect.Parameter:
+    usual = "" if told.usual is None or isinstance(told.usual, bool) else str(told.usual)
+    with flags_in_errors():
+        help_, shown = named(told.help), named(usual if told.shown is None else told.shown)
+    described = typer.Option(
+        f"{flag(name)}/{flag('no_' + name)}" if told.negative else flag(name),
+        help=help_,
+        rich_help_panel=told.panel,
+        metavar=told.metavar,
+        show_default=shown or False,
+        hidden=hidden,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[told.kind | None, described]
+    )
+
+
+def _by_new_names(given: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """What was given under an older name, under the new one; a line on stderr says so."""
+    result = {name: value for name, value in given.items() if name not in renamed}
+    for old, new in renamed.items():
+        if given[old] not in (None, []):
+            typer.echo(f"thinpipe: {flag(old)} is called {flag(new)} now", err=True)
+            result[new] = given[old]
+    return result
 
 
 @contextmanager
@@ -24,11 +82,12 @@ def one_line_errors() -> Iterator[None]:
 
     Only what checks input belongs inside: a ValueError from the work itself is a bug and keeps its traceback.
     """
-    try:
-        yield
-    except ValueError as error:
-        typer.echo(f"thinpipe: {error}", err=True)
-        raise typer.Exit(2) from None
+    with flags_in_errors():
+        try:
+            yield
+        except ValueError as error:
+            typer.echo(f"thinpipe: {error}", err=True)
+            raise typer.Exit(2) from None
 
 
 def progress_bar() -> Progress:
@@ -38,18 +97,25 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+def duration(seconds: float) -> str:
+    """``1:05`` or ``2:03:04``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
     """The files a run was asked for."""
 
-    json: Path | None
-    markdown: Path | None
-    plot: Path | None = None
+    json: Path | None = option("The record; `thinpipe diff` compares two.", panel=RESULTS, metavar="FILE", default=None)
+    markdown: Path | None = option("The tables as a page.", panel=RESULTS, metavar="FILE", default=None)
+    plot: Path | None = option("The results as a picture.", panel=RESULTS, metavar="FILE.png", default=None)
 
     def check(self) -> None:
         """ValueError for a file that could not be written: found out before a long run, not after it."""
         if self.plot is not None and self.plot.suffix.lower() != ".png":
-            raise ValueError(f"--plot writes PNG: name a file that ends in .png, not {self.plot}")
+            raise OptionError(f"{{plot}} writes PNG: name a file that ends in .png, not {self.plot}")
         for path in (self.json, self.markdown, self.plot):
             if path is not None:
                 check_writable(path)

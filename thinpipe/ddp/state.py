@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.rounding import rounding_key
-from thinpipe.codecs.spec import tensor_codec
+from thinpipe.codecs.spec import codec
 
 
 def ddp_state(
@@ -31,7 +31,7 @@ def ddp_state(
     round at random (``+sr``): every replica, gradient and step has numbers of its own.
     """
     spec = directions(spec)[1] if isinstance(spec, str) else spec
-    return DDPState(tensor_codec(spec), process_group, error_feedback, seed)
+    return DDPState(codec(spec), process_group, error_feedback, seed)
 
 
 @dataclass

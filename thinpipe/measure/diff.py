@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinpipe.measure.record import Check, Column, Record, Row
+from thinpipe.options import OptionError
 
 _UNCOMPARED = {"command"}  # names the files it wrote: never the same twice
 
@@ -128,7 +129,7 @@ def _compared(baseline: Record, test: Record, names: Sequence[str]) -> tuple[Col
     figures = {column.name: column for column in test.columns if column.name in here and not column.key}
     unknown = [name for name in names if name not in figures]
     if unknown:
-        raise ValueError(f"--columns takes figures that both records have: {', '.join(figures)}; got {unknown[0]!r}")
+        raise OptionError(f"{{columns}} takes figures that both records have: {', '.join(figures)}; got {unknown[0]!r}")
     if names:
         return tuple(figures[name] for name in dict.fromkeys(names))
     return tuple(column for column in figures.values() if column.better is not None)

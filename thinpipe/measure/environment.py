@@ -1,9 +1,12 @@
-"""What a measurement ran on: versions, processor, threads, devices."""
+"""What a measurement ran on: versions, processor, threads, devices, and how GPUs are joined."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import shutil
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -20,6 +23,15 @@ def environment() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def gpu_topology() -> str | None:
+    """What ``nvidia-smi topo -m`` prints; None where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)  # it underlines headings even where nobody looks
+    return plain.strip("\n") if done.returncode == 0 else None
 
 
 def _version(package: str) -> str | None:

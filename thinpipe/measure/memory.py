@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from thinpipe.measure.sizes import size_text
+from thinpipe.options import OptionError
 
 _CONTAINER = Path("/sys/fs/cgroup/memory.max")  # in a container: what it may have
 
@@ -24,8 +25,8 @@ def memory_bytes(device: str = "cpu") -> int:
 
 
 def check_fits(what: str, needed: int, remedy: str, device: str = "cpu") -> None:
-    """ValueError if ``needed`` bytes, of which ``what`` takes no less, are more than there are."""
+    """OptionError if ``needed`` bytes, of which ``what`` takes no less, are more than there are."""
     there = memory_bytes(device)
     if needed > there:
         owner = "this machine" if device == "cpu" else "this GPU"
-        raise ValueError(f"{what} takes {size_text(needed)} or more, and {owner} has {size_text(there)}; {remedy}")
+        raise OptionError(f"{what} takes {size_text(needed)} or more, and {owner} has {size_text(there)}; {remedy}")

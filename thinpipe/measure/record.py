@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from thinpipe.measure.atomic import temporary_beside, written_whole
 from thinpipe.measure.environment import environment
 from thinpipe.measure.readable import read_json
-from thinpipe.measure.whole import temporary_beside, written_whole
 from thinpipe.version import __version__
 
 FORMAT = 1  # raised when a reader of the old shape would misread the new one

@@ -1,18 +1,44 @@
-"""What torch's stages tell each other about shapes before the first step, as JSON: torch would send pickles.
+"""What torch's stages know about shapes before the first step: what they expect, and what they tell each other.
 
-Private names of torch 2.13 used here: ``_TensorMeta``, ``_StageForwardMeta`` and ``_StageBackwardMeta``, which is what
-its ``_send_meta`` and ``_recv_meta`` carry. torch 2.11 has none of them and offers no place to put this in.
+They tell it as JSON: torch would send pickles. Names of torch's inside used here: ``buffer`` and ``input_name`` of a
+receive info, seen on 2.11 and 2.13, and its ``tensor_meta`` (2.13), which says whether an input has a gradient;
+``_TensorMeta``, ``_StageForwardMeta`` and ``_StageBackwardMeta`` (2.13), which ``_send_meta`` and ``_recv_meta`` carry.
+torch 2.11 has none of those and offers no place to put this in.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.pipelining import _utils
 
 # Whether shapes can be found without pickles; otherwise stages must be told them.
 CAN_INFER = hasattr(_utils, "_StageForwardMeta")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A tensor that torch expects from a neighbour for every chunk."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    gradient: bool  # a gradient goes the other way, or this is one
+
+    @staticmethod
+    def of(info: Any) -> Expected:
+        if info.buffer is None:  # torch 2.13 knows that this output has no gradient
+            return Expected(torch.Size(), torch.uint8, False)
+        meta = getattr(info, "tensor_meta", None)  # torch 2.13; before, every input had a gradient
+        differentiable = info.buffer.is_floating_point() or info.buffer.is_complex()
+        is_gradient = info.input_name.startswith("recv_grad")
+        wanted = differentiable and (meta is None or is_gradient or meta.requires_grad)
+        return Expected(info.buffer.shape, info.buffer.dtype, wanted)
+
+    def zeros(self, device: torch.device) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype, device=device)
 
 
 def to_json(meta: Any) -> dict[str, Any]:

@@ -13,15 +13,14 @@ only from transfers seen whole: those the receiver was waiting for from their st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from thinpipe.pipeline.counters import Stamp, now
-from thinpipe.pipeline.link import Link, SendLink
+from thinpipe.pipeline.links.counters import LinkEnd, Stamp, now
+from thinpipe.pipeline.links.link import Link
 from thinpipe.pipeline.stage import PipelineStage
 from thinpipe.workers.backend import wire_device
 from thinpipe.workers.exchange import gather, needing_peers
@@ -59,16 +58,12 @@ def report(stages: Sequence[PipelineStage]) -> list[LinkReport]:
 
     Stamps of more than ``counters.STAMPS`` messages ago are gone: report, and reset, once per epoch or so.
     """
-    sends, receives = {}, []
-    for worker, ends in enumerate(gather_ends(stages)):
-        for end in ends:
-            if end["sends"]:
-                sends[end["source"], end["target"]] = end | {"worker": worker}
-            else:
-                receives.append(end | {"worker": worker})
+    ends = gather_ends(stages)
+    sends = {(end.source, end.target): end for end in ends if end.sends}
+    receives = [end for end in ends if not end.sends]
     return [
-        _merge(sends[end["source"], end["target"]], end)
-        for end in sorted(receives, key=lambda end: (end["source"] > end["target"], end["source"]))
+        _merge(sends[end.source, end.target], end)
+        for end in sorted(receives, key=lambda end: (end.source > end.target, end.source))
     ]
 
 
@@ -81,32 +76,17 @@ def reset_counters(stages: Sequence[PipelineStage]) -> None:
             clock.reset()
 
 
-def gather_ends(stages: Sequence[PipelineStage]) -> list[list[dict[str, Any]]]:
-    """Of every worker, the ends of its links: counters and stamps, in the time of worker 0."""
+def gather_ends(stages: Sequence[PipelineStage]) -> list[LinkEnd]:
+    """The ends of links of all workers: counters and stamps, in the time of worker 0. A collective."""
     links = [link for stage in stages for link in stage.links]
     return gather_links(links, stages[0].group, stages[0].device)
 
 
-def gather_links(
-    links: Sequence[Link], group: dist.ProcessGroup | None, device: torch.device
-) -> list[list[dict[str, Any]]]:
+def gather_links(links: Sequence[Link], group: dist.ProcessGroup | None, device: torch.device) -> list[LinkEnd]:
     """The same of links that belong to no stage. A collective of the group, which may be another than theirs."""
     offset = clock_offset(group, device)
-    ends: list[dict[str, Any]] = [
-        {
-            "sends": isinstance(link, SendLink),
-            "source": link.source,
-            "target": link.target,
-            "counters": asdict(link.counters()),
-            "stamps": [asdict(stamp) for stamp in link.ledger.stamps],
-        }
-        for link in links
-    ]
-    for end in ends:
-        for stamp in end["stamps"]:
-            for name in ("start", "end", "arrived"):
-                stamp[name] = None if stamp[name] is None else stamp[name] + offset
-    return gather(ends, group, device)
+    everyone = gather([link.end().to_json(offset) for link in links], group, device)
+    return [LinkEnd.from_json(told, worker) for worker, ends in enumerate(everyone) for told in ends]
 
 
 def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float:
@@ -151,10 +131,10 @@ def machine_id() -> str | None:
         return None
 
 
-def match(send: dict[str, Any], receive: dict[str, Any]) -> list[tuple[Stamp, Stamp]]:
+def match(send: LinkEnd, receive: LinkEnd) -> list[tuple[Stamp, Stamp]]:
     """The stamps of both ends for each message that both remember."""
-    sent = {(s["step"], s["chunk"], s["slot"]): Stamp(**s) for s in send["stamps"]}
-    pairs = [(sent.get((r["step"], r["chunk"], r["slot"])), Stamp(**r)) for r in receive["stamps"]]
+    sent = {(stamp.step, stamp.chunk, stamp.slot): stamp for stamp in send.stamps}
+    pairs = [(sent.get((stamp.step, stamp.chunk, stamp.slot)), stamp) for stamp in receive.stamps]
     return [(s, r) for s, r in pairs if s is not None]
 
 
@@ -163,7 +143,7 @@ def transfer_s(sent: Stamp, received: Stamp) -> float:
     return max((received.end if received.arrived is None else received.arrived) - sent.start, 0.0)
 
 
-def _merge(send: dict[str, Any], receive: dict[str, Any]) -> LinkReport:
+def _merge(send: LinkEnd, receive: LinkEnd) -> LinkReport:
     wait = transfer = whole_s = 0.0
     whole_bytes = 0
     for sent, received in match(send, receive):
@@ -173,19 +153,19 @@ def _merge(send: dict[str, Any], receive: dict[str, Any]) -> LinkReport:
         if received.arrived is not None or sent.start >= received.start:
             whole_s += transfer_s(sent, received)
             whole_bytes += received.wire_bytes
-    mine, theirs = receive["counters"], send["counters"]
+    mine, theirs = receive.counters, send.counters
     return LinkReport(
-        source=send["source"],
-        target=send["target"],
-        source_worker=send["worker"],
-        target_worker=receive["worker"],
-        direction="forward" if send["target"] > send["source"] else "backward",
-        messages=mine["messages"],
-        tensor_bytes=mine["tensor_bytes"],
-        wire_bytes=mine["wire_bytes"],
-        encode_ms=theirs["encode_ms"],
-        decode_ms=mine["decode_ms"],
-        blocked_ms=mine["blocked_ms"],
+        source=send.source,
+        target=send.target,
+        source_worker=send.worker,
+        target_worker=receive.worker,
+        direction="forward" if send.target > send.source else "backward",
+        messages=mine.messages,
+        tensor_bytes=mine.tensor_bytes,
+        wire_bytes=mine.wire_bytes,
+        encode_ms=theirs.encode_ms,
+        decode_ms=mine.decode_ms,
+        blocked_ms=mine.blocked_ms,
         wait_ms=wait * 1e3,
         transfer_ms=transfer * 1e3,
         link_mb_per_s=whole_bytes / whole_s / 1e6 if whole_s > 0 else None,

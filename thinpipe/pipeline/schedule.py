@@ -8,8 +8,9 @@
 torch's own schedules work as well (``thinpipe.PipelineStage`` fits all of them); these add the client-server
 placement, and orders for any number of chunks where torch's 1F1B wants at least as many as there are stages.
 
-Private names of torch used here, seen on 2.11 and 2.13: ``_PipelineScheduleRuntime`` runs any order of actions, and
-``_prepare_schedule_with_comms`` adds the sends and receives to one; ``_Action`` and ``_ComputationType`` write it.
+Names of torch's inside used here, seen on 2.11 and 2.13: ``_PipelineScheduleRuntime`` runs any order of actions, its
+``pipeline_order``, and ``_prepare_schedule_with_comms`` adds the sends and receives to one; ``_Action`` and
+``_ComputationType`` write it. Of a stage: ``group_rank`` and ``group_size``.
 """
 
 from __future__ import annotations

@@ -67,16 +67,15 @@ def gather_step(stages: Sequence[PipelineStage]) -> list[Bar]:
         for worker, (shift, events) in enumerate(gather([offset, mine], group, device))
         for event in events
     ]
-    everyone = gather_ends(stages)
-    sends = {(end["source"], end["target"]): end for ends in everyone for end in ends if end["sends"]}
-    for worker, ends in enumerate(everyone):
-        for end in (end for end in ends if not end["sends"]):
-            kind = "forward transfer" if end["target"] > end["source"] else "backward transfer"
-            for sent, received in match(sends[end["source"], end["target"]], end):
-                seen = received.end if received.end - received.start > 1e-4 else None
-                arrived = seen if received.arrived is None else received.arrived
-                if received.step == stages[0].steps and arrived is not None:
-                    bars.append((worker, kind, end["target"], received.chunk, sent.start, max(arrived, sent.start)))
+    ends = gather_ends(stages)
+    sends = {(end.source, end.target): end for end in ends if end.sends}
+    for end in (end for end in ends if not end.sends):
+        kind = "forward transfer" if end.target > end.source else "backward transfer"
+        for sent, received in match(sends[end.source, end.target], end):
+            seen = received.end if received.end - received.start > 1e-4 else None
+            arrived = seen if received.arrived is None else received.arrived
+            if received.step == stages[0].steps and arrived is not None:
+                bars.append((end.worker, kind, end.target, received.chunk, sent.start, max(arrived, sent.start)))
     origin = min((bar[4] for bar in bars), default=0.0)
     return sorted(
         (

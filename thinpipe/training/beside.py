@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from thinpipe.measure.whole import written_whole
+from thinpipe.measure.atomic import written_whole
+from thinpipe.options import named
 
 
 @contextmanager
 def written_beside(option: str, path: Path) -> Iterator[Path]:
-    """Where to write what is to be at ``path``, whole or not at all; ``option`` asked for it."""
+    """Where to write what is to be at ``path``, whole or not at all; ``option`` asked for it, as in {trace}."""
     from safetensors import SafetensorError  # its word for a full disk
 
     try:
@@ -20,4 +21,4 @@ def written_beside(option: str, path: Path) -> Iterator[Path]:
             yield temporary
     except (OSError, SafetensorError) as error:
         line = str(error).partition("\n")[0]
-        print(f"thinpipe: {option} {path} is not written, the run goes on: {line}", file=sys.stderr, flush=True)
+        print(f"thinpipe: {named(option)} {path} is not written, the run goes on: {line}", file=sys.stderr, flush=True)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from thinpipe.codecs.base import as_bytes
 from thinpipe.measure.sizes import size_text
-from thinpipe.pipeline.link import Link
+from thinpipe.options import OptionError
+from thinpipe.pipeline.links.link import Link
 from thinpipe.training.beside import written_beside
 from thinpipe.training.engine import Engine
 from thinpipe.training.pipeline_engine import PipelineEngine
@@ -45,24 +46,24 @@ class StepCapture:
         self._mine: dict[str, Tensor] = {}  # of the step under way
         self._step = 0
         if asked.chunks > settings.chunks:
-            raise ValueError(f"a step has {settings.chunks} chunks, --capture-chunks asks for {asked.chunks}")
+            raise OptionError(f"a step has {settings.chunks} chunks, {{capture_chunks}} asks for {asked.chunks}")
         steps = asked.steps or tuple(sorted({max(1, round(part * last_step)) for part in _SPREAD}))
         if max(steps) > last_step:
-            raise ValueError(f"this run ends with step {last_step}, --capture-steps asks for {max(steps)}")
+            raise OptionError(f"this run ends with step {last_step}, {{capture_steps}} asks for {max(steps)}")
         self.steps = {step for step in steps if step > first_step}
         # What the same run captured before it was broken off.
         self._kept = self._read(first_step) if first_step and engine.place.is_client else {}
         lost = sorted({step for step in steps if step <= first_step} - set(map(_step_of, self._kept)))
         if asked.steps is not None and lost and engine.place.is_client:
-            raise ValueError(
-                f"this run goes on after step {first_step}, --capture-steps asks for step {lost[0]}, and {asked.path} "
-                "does not have it; ask for later ones"
+            raise OptionError(
+                f"this run goes on after step {first_step}, {{capture_steps}} asks for step {lost[0]}, and "
+                f"{asked.path} does not have it; ask for later ones"
             )
         self.file_bytes = len(steps) * asked.chunks * engine.float_bytes_per_chunk()
         if self.file_bytes > asked.limit:
-            raise ValueError(
-                f"--capture would write {size_text(self.file_bytes)}: {len(steps)} steps, {asked.chunks} chunks of "
-                f"each, {size_text(engine.float_bytes_per_chunk())} a chunk; --capture-limit allows "
+            raise OptionError(
+                f"{{capture}} would write {size_text(self.file_bytes)}: {len(steps)} steps, {asked.chunks} chunks of "
+                f"each, {size_text(engine.float_bytes_per_chunk())} a chunk; {{capture_limit}} allows "
                 f"{size_text(asked.limit)}. Ask for fewer steps or chunks, or allow more"
             )
 
@@ -84,7 +85,7 @@ class StepCapture:
         self._kept |= _gather_at_client(self._mine, engine.place, most=self.file_bytes)
         self._mine = {}
         if engine.place.is_client:
-            with written_beside("--capture", self._path) as temporary:
+            with written_beside("{capture}", self._path) as temporary:
                 save_file(self._kept, temporary, metadata=self._origin)
 
     def _keep(self, link: Link, chunk: int, slot: int, tensor: Tensor) -> None:

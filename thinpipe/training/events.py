@@ -6,7 +6,7 @@ listener never changes the run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Literal, Protocol
 
 Parallel = Literal["pipeline", "data", "none"]
@@ -98,12 +98,17 @@ class LinkUse:
     target: int
     direction: Literal["forward", "backward"]
     spec: str
-    tensor_bytes: int
-    wire_bytes: int
-    encode_ms: float
-    decode_ms: float
-    wait_ms: float  # the receiver stood still because the sender had nothing to send yet
-    transfer_ms: float  # the receiver stood still because the message was on its way
+    tensor_bytes: int = 0
+    wire_bytes: int = 0
+    encode_ms: float = 0.0
+    decode_ms: float = 0.0
+    wait_ms: float = 0.0  # the receiver stood still because the sender had nothing to send yet
+    transfer_ms: float = 0.0  # the receiver stood still because the message was on its way
+
+    def plus(self, more: object) -> LinkUse:
+        """With what a report of the same link counted since: its totals have the same names."""
+        totals = [each.name for each in fields(self) if each.default is not MISSING]
+        return replace(self, **{name: getattr(self, name) + getattr(more, name) for name in totals})
 
 
 @dataclass(frozen=True, kw_only=True)

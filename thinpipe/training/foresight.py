@@ -15,10 +15,12 @@ def check_possible(task: Task, settings: Settings) -> None:
     source = settings.source
     units = task.look_for(source)
     if source.width is not None:
-        what = f"--width {source.width:g}: the model, which each of {settings.workers} workers builds,"
+        what = f"{{width}} {source.width:g}: the model, which each of {settings.workers} workers builds,"
         check_fits(what, settings.workers * task.weight_bytes(source), "take a smaller one")
     if source.image_size is not None:
         size, batch = source.image_size, settings.batch_size
-        check_fits(f"--image-size {size}: a batch of {batch}", batch * _IMAGE * size**2, "take smaller ones, or fewer")
+        check_fits(
+            f"{{image_size}} {size}: a batch of {batch}", batch * _IMAGE * size**2, "take smaller ones, or fewer"
+        )
     if units is not None and settings.parallel == "pipeline":
         choose_cuts(units, settings.workers, settings.layout, client_layers=settings.client_layers)

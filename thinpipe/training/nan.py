@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TypedDict
 
+from thinpipe.options import named
+
 
 class Suspicion(TypedDict):
     """What one worker knows about one of its stages after a step; lists are of chunks."""
@@ -49,5 +51,5 @@ def _error(step: int, loss: float, where: str) -> NotFiniteError:
     what = "the loss is not finite" if not math.isfinite(loss) else "the loss is finite, but not the gradients"
     return NotFiniteError(
         f"stopped at step {step}: {what}. It first appeared in {where}. "
-        "Try a smaller --lr, more --warmup, --clip-norm 1, or a finer codec"
+        + named("Try a smaller {lr}, more {warmup}, {clip_norm} 1, or a finer codec")
     )

@@ -30,12 +30,18 @@ def learning_rate(step: int, *, steps: int, peak: float, schedule: LrSchedule, w
 
 
 def make_optimizer(
-    parameters: Iterable[nn.Parameter], *, name: Optimizer, lr: float, momentum: float, weight_decay: float
+    parameters: Iterable[nn.Parameter],
+    *,
+    name: Optimizer,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    nesterov: bool = False,
 ) -> torch.optim.Optimizer:
     """SGD with momentum, or AdamW, which decays no biases and no scales of norms (what has one dimension or none)."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if name == "sgd":
-        return torch.optim.SGD(trained, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        return torch.optim.SGD(trained, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     groups = [
         {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},

@@ -6,19 +6,18 @@ leaves it as it is, its bytes do not count as training's, and nothing is set up 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from thinpipe.codecs.delta import Delta
 from thinpipe.codecs.rounding import rounding_key
-from thinpipe.codecs.spec import codec, tensor_codecs
-from thinpipe.pipeline.checksum import checksum_bytes
-from thinpipe.pipeline.copies import SampleCopies, copies_bytes
-from thinpipe.pipeline.link import SendLink, Slot, Tap
+from thinpipe.pipeline.links.message import checksum_bytes
+from thinpipe.pipeline.links.send import SendLink, Tap
+from thinpipe.pipeline.links.slot import Slot
+from thinpipe.pipeline.links.spec import encoding, once
 from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
@@ -50,7 +49,6 @@ class PipelineEngine(Engine):
     ) -> None:
         self.place, self._settings = place, settings
         self._samples, self._copies_in = samples, copies_in
-        self._forward = codec(settings.compress_forward)
         units = units_of(model)
         traced = trace_units(units, chunk_inputs, amp=settings.amp, device=place.device)
         self._cuts = choose_cuts(
@@ -80,8 +78,6 @@ class PipelineEngine(Engine):
 
     def _stage(self, module: StageModule, index: int, *, training: bool) -> CheckedStage:
         device, settings = self.place.device, self._settings
-        # What is evaluated is seen once: it travels as the first pass of a sample does.
-        once = self._forward.first if isinstance(self._forward, Delta) else self._forward
         return CheckedStage(
             module,
             index,
@@ -90,7 +86,7 @@ class PipelineEngine(Engine):
             tuple(meta.example(device, gradient=training and index > 0) for meta in self._between[index]),
             tuple(meta.example(device, gradient=training) for meta in self._between[index + 1]),
             group=self.place.group,
-            forward=self._forward if training else once,
+            forward=settings.compress_forward if training else once(settings.compress_forward),
             backward=settings.compress_backward,
             samples=self._samples,
             copies_in=self._copies_in,
@@ -110,31 +106,22 @@ class PipelineEngine(Engine):
         specs = {self._settings.compress_forward, self._settings.compress_backward}
         cuts = {cut for index in self.stages for cut in (index, index + 1) if 0 < cut < self._count}
         for meta in {meta for cut in cuts for meta in self._between[cut]}:
-            for each in {each for spec in specs for each in tensor_codecs(spec)}:
-                if not Slot.of(meta, each).raw:
-                    warm_codec(each, meta.shape, meta.dtype, self.place.device)
+            forms = {form for spec in specs for form in encoding(spec).forms(Slot.of(meta))}
+            for used in {form.codec for form in forms if form.codec is not None}:
+                warm_codec(used, meta.shape, meta.dtype, self.place.device)
 
     def tell_samples(self, samples: Tensor) -> None:
-        if isinstance(self._forward, Delta):
-            for stage in self.training_stages:
-                stage.tell_samples(samples)
-
-    def _kept(self) -> Iterator[tuple[SampleCopies, int, Slot]]:
-        """The tensors of which this worker keeps copies, at each end of a link."""
         for stage in self.training_stages:
-            for end, cut in ((stage.forward_recv, stage.stage_index), (stage.forward_send, stage.stage_index + 1)):
-                for index, meta in enumerate(self._between[cut]):
-                    slot = Slot.of(meta, self._forward)
-                    if end is not None and end.copies is not None and slot.change is not None:
-                        yield end.copies, index, slot
+            if stage.needs_samples:
+                stage.tell_samples(samples)
 
     def copies_bytes(self) -> int:
         """What this worker will keep of the samples."""
-        return sum(copies_bytes(self._samples, slot.shape) for _, _, slot in self._kept())
+        return sum(stage.copies_bytes() for stage in self.training_stages)
 
     def reserve_copies(self) -> None:
-        for copies, index, slot in self._kept():
-            copies.reserve(index, slot.shape[1:])
+        for stage in self.training_stages:
+            stage.reserve_copies()
 
     def train_step(self, batch: Batch | None) -> tuple[float, int]:
         inputs = to_device(batch.inputs, self.place.device) if batch and self.reads_inputs else ()
@@ -257,10 +244,11 @@ class PipelineEngine(Engine):
         )
 
     def _link_plan(self, source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
-        slots = [Slot.of(meta, codec(spec)) for meta in metas]
+        slots = [Slot.of(meta) for meta in metas]
+        forms = [encoding(spec).forms(slot) for slot in slots]
         checksum = checksum_bytes(self.place.group, self.place.device)
-        first_bytes = self._settings.chunks * sum(slot.wire_bytes + checksum for slot in slots)
-        again_bytes = self._settings.chunks * sum((slot.change or slot).wire_bytes + checksum for slot in slots)
+        first_bytes = self._settings.chunks * sum(form[0].wire_bytes + checksum for form in forms)
+        again_bytes = self._settings.chunks * sum(form[-1].wire_bytes + checksum for form in forms)
         return LinkPlan(
             source=source,
             target=target,
@@ -271,5 +259,5 @@ class PipelineEngine(Engine):
             shapes=tuple(meta.shape for meta in metas),
             tensor_bytes=self._settings.chunks * sum(slot.tensor_bytes for slot in slots),
             wire_bytes=again_bytes,
-            first_wire_bytes=first_bytes if any(slot.change for slot in slots) else None,
+            first_wire_bytes=first_bytes if any(len(form) > 1 for form in forms) else None,
         )

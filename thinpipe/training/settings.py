@@ -1,41 +1,69 @@
-"""What a run is (Settings, which a checkpoint keeps) and how it is carried out this time (Running)."""
+"""What a run is (Settings, which a checkpoint keeps) and how it is carried out this time (Running).
+
+Every option of `thinpipe train` that shapes a run is declared here, once; see thinpipe/options.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
-from thinpipe.codecs.delta import Delta
-from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
+import torch
+
 from thinpipe.codecs.spec import codec
+from thinpipe.measure.sizes import parse_size
+from thinpipe.options import OptionError, Rule, above, below, between, check, option
+from thinpipe.pipeline.links.spec import check_directions, encoding
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
 from thinpipe.training.typed import from_facts
-from thinpipe.workers.membership import PATIENCE_S
-from thinpipe.workloads.task import LrSchedule, Optimizer, Recipe, Source
+from thinpipe.workers.membership import PATIENCE_S, member
+from thinpipe.workers.network import check_launch, parse_link
+from thinpipe.workloads.task import LrSchedule, Optimizer, Source
+from thinpipe.workloads.tasks import TASKS
 
 Device = Literal["cpu", "cuda"]
 
-# What may be other when a run goes on: who computes what and with what, and where data and weights are.
-MOVABLE = ("workers", "layout", "client_layers", "device", "threads", "data", "weights")
-# More can only be a mistake, and some of them end the process without a word: OpenMP aborts where it cannot start its
-# threads, torch raises where a factor is above what a float of 32 bits can be. What depends on the machine's memory is
-# checked with the task, in foresight.py.
-_MOST_COUNTS = {
-    "workers": 4096,
-    "chunks": 1_000_000,
-    "batch_size": 1_000_000_000,
-    "epochs": 1_000_000_000,
-    "threads": 1024,
-    "image_size": 1_000_000,
-    "tokens": 1_000_000,
-    "samples": 1 << 62,
-}
-_MOST_FACTORS = {"lr": 1e6, "width": 1e6, "clip_norm": 1e30}
-_MOST_DECAY = 1000
+PANELS = _WHAT, _WHERE, LINKS, _HOW, OUT, _SAVE, MACHINES = (  # of the help, in this order
+    "What is trained",
+    "Who computes what",
+    "What travels",
+    "How it is trained",
+    "What comes out",
+    "Checkpoints",
+    "Several machines, and when something goes wrong",
+)
+_COUNT = between(1, 1_000_000_000)
+
+
+def _two_numbers(text: str) -> tuple[int, int]:
+    first, comma, last = text.partition(",")
+    if not (comma and first.isdecimal() and last.isdecimal()):
+        raise OptionError(f"{{client_layers}} is two numbers, as in 1,1; got {text}")
+    return int(first), int(last)
+
+
+def _step_numbers(text: str) -> tuple[int, ...]:
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise OptionError(f"{{capture_steps}} are numbers of steps, as in 10,100; got {text}")
+    return tuple(sorted({int(number) for number in numbers}))
+
+
+def _one_rate(text: str) -> float | None:
+    if "," in text:
+        raise OptionError(
+            f"a run has links of one rate, as in {{link}} 100mbit; got {text}. Give one: `thinpipe bench pipeline` "
+            "takes several, or start a run for each"
+        )
+    return parse_link(text)
+
+
+def _absolute(path: Path) -> str:
+    return str(path.resolve())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,76 +71,154 @@ class Settings:
     """Everything that the outcome of a run depends on.
 
     What has a default is missing in checkpoints of versions that did not know it, which did what the default says.
+    ``movable`` is what may be other when a run goes on: who computes what and with what, and where data and weights
+    are. The most of each can only be a mistake, and some would end the process without a word: OpenMP aborts where it
+    cannot start its threads, torch raises where a factor is above what a float of 32 bits can be.
     """
 
-    task: str
-    parallel: Parallel
-    workers: int
-    layout: Layout
-    client_layers: (
-        tuple[int, int] | None
-    )  # units at both ends that stay with the client; None: as balance says, or a line
-    schedule: Order
-    chunks: int  # that each worker cuts its batch into
-    compress_forward: str  # codec of activations
-    compress_backward: str  # codec of gradients
-    batch_size: int  # of all replicas together
-    epochs: int
-    optimizer: Optimizer
-    lr: float
-    lr_schedule: LrSchedule
-    warmup: float
-    momentum: float
-    weight_decay: float
-    clip_norm: float | None = None
-    amp: bool = False  # bfloat16 where torch's autocast finds it safe
-    recompute: bool = False
-    seed: int
-    device: Device
-    threads: int | None = None  # of each worker; None: as the environment says
-    data: str | None = None
-    weights: str | None = None
-    pretrained: bool
-    image_size: int | None = None
-    tokens: int | None = None
-    width: float | None = None
-    samples: int | None = None
+    task: str = option(f"One of {', '.join(TASKS)}.", panel=_WHAT, metavar="NAME", usual="digits")
+    parallel: Parallel = option(
+        "Layers on several workers, replicas of the model, or one process.", panel=_WHERE, usual="pipeline"
+    )
+    workers: int = option(
+        "Workers to start here. Under torchrun: leave it out.",
+        panel=_WHERE,
+        metavar="N",
+        shown="2",
+        rule=between(1, 4096),
+        movable=True,
+    )
+    layout: Layout = option(
+        "Worker 0 has the first and the last layers, or only the first.",
+        panel=_WHERE,
+        kind=Literal["client-server", "linear"],
+        usual="client-server",
+        movable=True,
+    )
+    # None: as the work is balanced, or a line.
+    client_layers: tuple[int, int] | None = option(
+        "Units at both ends that stay with the client, as in 1,1.",
+        panel=_WHERE,
+        metavar="A,B",
+        parse=_two_numbers,
+        movable=True,
+    )
+    schedule: Order = option("All forwards first, or backwards as soon as can be.", panel=_WHERE, usual="gpipe")
+    chunks: int = option(  # that each worker cuts its batch into
+        "Pieces of a batch that follow each other.",
+        panel=_WHERE,
+        metavar="N",
+        shown="the task's; 1 unless a pipeline",
+        rule=between(1, 1_000_000),
+    )
+    compress_forward: str = option(
+        "Codec of activations; delta(SPEC) sends what changed of them.",
+        panel=LINKS,
+        metavar="SPEC",
+        shown="as {compress}",
+    )
+    compress_backward: str = option("Codec of gradients.", panel=LINKS, metavar="SPEC", shown="as {compress}")
+    batch_size: int = option("Of all replicas together.", panel=_HOW, metavar="N", rule=_COUNT)
+    epochs: int = option("Passes over the data.", panel=_HOW, metavar="N", rule=_COUNT)
+    optimizer: Optimizer = option("With momentum; or AdamW.", panel=_HOW)
+    lr: float = option("Highest learning rate.", panel=_HOW, metavar="X", rule=above(0, 1e6))
+    lr_schedule: LrSchedule = option("constant, cosine or polynomial, after the warm-up.", panel=_HOW, metavar="NAME")
+    warmup: float = option("Part of all steps in which it rises.", panel=_HOW, metavar="X", rule=below(1))
+    momentum: float = option("SGD's.", panel=_HOW, metavar="X", rule=below(1))
+    nesterov: bool = option("SGD's momentum, looking one step ahead.", panel=_HOW, default=False)
+    weight_decay: float = option("Pull of weights towards 0.", panel=_HOW, metavar="X", rule=between(0, 1000))
+    clip_norm: float | None = option(
+        "Largest norm of the gradients of all stages together.",
+        panel=_HOW,
+        metavar="X",
+        rule=above(0, 1e30),
+        default=None,
+    )
+    amp: bool = option("bfloat16 where that is safe (autocast).", panel=_HOW, default=False)
+    recompute: bool = option("Compute activations twice instead of keeping them.", panel=_WHERE, default=False)
+    seed: int = option(
+        "Of weights, order, augmentation, dropout.", panel=_HOW, metavar="N", usual=0, rule=below(2**32, words="2^32")
+    )
+    device: Device = option(
+        "Where workers compute.",
+        panel=_WHERE,
+        kind=Literal["auto", "cpu", "cuda"],
+        parse=lambda text: None if text == "auto" else text,
+        shown="auto: cuda if there is one",
+        movable=True,
+    )
+    threads: int | None = option(  # None: as the environment says
+        "Of each worker.",
+        panel=_WHERE,
+        metavar="N",
+        shown="cores / workers",
+        rule=between(1, 1024),
+        movable=True,
+        default=None,
+    )
+    data: str | None = option(
+        "Data on disk.",
+        panel=_WHAT,
+        metavar="PATH",
+        kind=Path,
+        parse=_absolute,
+        shown="embedded or downloaded",
+        movable=True,
+        default=None,
+    )
+    weights: str | None = option(
+        "Weights on disk to start from.",
+        panel=_WHAT,
+        metavar="PATH",
+        kind=Path,
+        parse=_absolute,
+        movable=True,
+        default=None,
+    )
+    pretrained: bool = option("Start from weights, or at random.", panel=_WHAT, negative=True, usual=True)
+    image_size: int | None = option(
+        "Width and height of images.", panel=_WHAT, metavar="PIXELS", rule=between(1, 1_000_000), default=None
+    )
+    tokens: int | None = option("Length of texts.", panel=_WHAT, metavar="N", rule=between(1, 1_000_000), default=None)
+    width: float | None = option(
+        "Factor on the model's width.", panel=_WHAT, metavar="X", rule=above(0, 1e6), default=None
+    )
+    samples: int | None = option(
+        "Train on so many at most, for a quick look.",
+        panel=_WHAT,
+        metavar="N",
+        shown="all",
+        rule=between(1, 1 << 62),
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         # A ValueError of theirs says what is wrong.
-        forward, backward = codec(self.compress_forward), codec(self.compress_backward)
-        if isinstance(backward, Delta):
-            raise backward.not_for_gradients()
-        if isinstance(forward, Delta) and self.parallel != "pipeline":
-            raise forward.misplaced()
-        hints = get_type_hints(Settings)
-        for name in ("parallel", "layout", "schedule", "optimizer", "lr_schedule", "device"):
-            _check_one_of(name, getattr(self, name), get_args(hints[name]))
-        for name, most in _MOST_COUNTS.items():
-            _check_between(name, getattr(self, name), 1, most)
-        for name, largest in _MOST_FACTORS.items():
-            _check_between(name, getattr(self, name), 0, largest, above=True)
-        for name in ("momentum", "warmup"):
-            _check(name, getattr(self, name), "from 0 to below 1", lambda value: 0 <= value < 1)
-        _check_between("weight_decay", self.weight_decay, 0, _MOST_DECAY)
-        _check("seed", self.seed, "from 0 to below 2^32", lambda value: 0 <= value < 2**32)
+        check_directions(self.compress_forward, self.compress_backward)
+        if self.parallel != "pipeline":
+            codec(self.compress_forward)
+        check(self)
         if self.parallel == "pipeline" and self.workers < 2:
-            raise ValueError(
-                f"a pipeline has 2 workers or more, got {self.workers}; --parallel none trains in one process"
+            raise OptionError(
+                f"a pipeline has 2 workers or more, got {self.workers}; {{parallel}} none trains in one process"
             )
         if self.parallel == "none" and self.workers != 1:
-            raise ValueError(f"--parallel none is one worker, got {self.workers}; leave out --workers")
+            raise OptionError(f"{{parallel}} none is one worker, got {self.workers}; leave out {{workers}}")
         if self.parallel == "data" and self.compress_forward != self.compress_backward:
-            raise ValueError(
-                "replicas exchange gradients only: give --parallel data one codec with --compress, "
+            raise OptionError(
+                "replicas exchange gradients only: give {parallel} data one codec with {compress}, "
                 f"not {self.compress_forward} forward and {self.compress_backward} backward"
+            )
+        if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
+            raise OptionError(
+                "{nesterov} looks ahead along SGD's momentum: give {optimizer} sgd and a {momentum} above 0"
             )
         pieces = self.chunks * self.replicas
         if self.batch_size % pieces:
             replicas = f" and {self.replicas} replicas" if self.replicas > 1 else ""
-            raise ValueError(
-                f"all chunks have the same size: --batch-size {self.batch_size} is not a multiple of {self.chunks} "
-                f"chunks{replicas}; take {max(self.batch_size // pieces, 1) * pieces}, or change --chunks"
+            raise OptionError(
+                f"all chunks have the same size: {{batch_size}} {self.batch_size} is not a multiple of {self.chunks} "
+                f"chunks{replicas}; take {max(self.batch_size // pieces, 1) * pieces}, or change {{chunks}}"
             )
 
     @property
@@ -125,15 +231,10 @@ class Settings:
 
     @property
     def source(self) -> Source:
-        return Source(
-            data=None if self.data is None else Path(self.data),
-            weights=None if self.weights is None else Path(self.weights),
-            pretrained=self.pretrained,
-            image_size=self.image_size,
-            tokens=self.tokens,
-            width=self.width,
-            samples=self.samples,
-        )
+        """Where data and weights come from, for the task."""
+        given = {each.name: getattr(self, each.name) for each in fields(Source)}
+        paths = {name: Path(given[name]) for name in ("data", "weights") if given[name] is not None}
+        return Source(**given | paths)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -148,154 +249,135 @@ class Settings:
 class Capture:
     """What of a run is kept to try codecs on."""
 
-    path: Path
-    steps: tuple[int, ...] | None = None  # counted from 1; None: a few, spread over the run
-    chunks: int = 1  # of each such step, the first ones
-    limit: int = 1 << 30  # bytes
+    path: Path = option(
+        "Activations and gradients, before compression, for `bench codecs {from_}`.",
+        name="capture",
+        panel=OUT,
+        metavar="FILE",
+    )
+    steps: tuple[int, ...] | None = option(
+        "Which steps, as in 10,100.",
+        name="capture_steps",
+        panel=OUT,
+        metavar="N,...",
+        shown="3, spread over the run",
+        parse=_step_numbers,
+        rule=Rule("steps counted from 1", lambda steps: min(steps) >= 1),
+        default=None,
+    )
+    chunks: int = option(  # of each such step, the first ones
+        "How many chunks of each.",
+        name="capture_chunks",
+        panel=OUT,
+        metavar="N",
+        rule=Rule("1 or more", lambda chunks: chunks >= 1),
+        default=1,
+    )
+    limit: int = option(  # bytes
+        "The most to write.",
+        name="capture_limit",
+        panel=OUT,
+        metavar="SIZE",
+        shown="1GiB",
+        parse=parse_size,
+        default=1 << 30,
+    )
 
     def __post_init__(self) -> None:
         if self.path.suffix != ".safetensors":
-            raise ValueError(f"--capture writes FILE.safetensors; got {self.path}")
-        _check("capture_chunks", self.chunks, "1 or more", lambda value: value >= 1)
-        for step in self.steps or ():
-            _check("capture_steps", step, "steps counted from 1", lambda value: value >= 1)
+            raise OptionError(f"{{capture}} writes FILE.safetensors; got {self.path}")
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
     """How a run is carried out: may differ each time it is taken up, and changes nothing about where it ends."""
 
-    save: Path | None = None  # where checkpoints go
-    save_every: int | None = None  # steps; None: epochs
-    keep: int = 2  # of the newest checkpoints
-    save_local: bool = False  # the client keeps all parts of them: its folder need not be shared
-    resume: Path | None = None  # one checkpoint to go on from, or a folder: the newest in it that is whole
-    steps: int | None = None  # stop after so many, counted from the very first
-    trace: Path | None = None  # a picture or a Chrome trace of one step
-    delta_cache: Path | None = None  # where delta(...) keeps its copies of samples; None: in memory
-    delta_cache_limit: int = 4 << 30  # bytes of them on one machine
-    capture: Capture | None = None  # what crosses the links in a few steps
-    link: float | None = None  # Mbit/s between the workers; None: as the machine is
-    patience_s: float = PATIENCE_S  # how long a worker that is missing or silent is waited for
+    delta_cache: Path | None = option(
+        "Where delta(...) keeps its copies of samples.", panel=LINKS, metavar="DIR", shown="in memory", default=None
+    )
+    delta_cache_limit: int = option(  # bytes
+        "The most of them on one machine.",
+        panel=LINKS,
+        metavar="SIZE",
+        shown="4GiB",
+        parse=parse_size,
+        default=4 << 30,
+    )
+    link: float | None = option(  # Mbit/s between the workers
+        "Workers in network namespaces with links of this rate, as in 100mbit; needs root.",
+        panel=LINKS,
+        metavar="RATE",
+        shown="as the machine is",
+        parse=_one_rate,
+        default=None,
+    )
+    steps: int | None = option(  # counted from the very first
+        "Stop after so many, for a quick look.", panel=_HOW, metavar="N", shown="all", rule=_COUNT, default=None
+    )
+    trace: Path | None = option(
+        "One step as a picture (.png) or for chrome://tracing (.json).", panel=OUT, metavar="FILE", default=None
+    )
+    capture: Capture | None = None
+    save: Path | None = option("Folder for checkpoints.", panel=_SAVE, metavar="DIR", default=None)
+    save_every: int | None = option(
+        "Steps from one to the next.", panel=_SAVE, metavar="N", shown="an epoch", rule=_COUNT, default=None
+    )
+    keep: int = option("Of the newest.", panel=_SAVE, metavar="N", rule=_COUNT, default=2)
+    save_local: bool = option(
+        "The client keeps all of them: its folder need not be shared.", panel=_SAVE, default=False
+    )
+    # One checkpoint, or a folder: the newest in it that is whole.
+    resume: Path | None = option(
+        "Go on where the run saved here stopped, with its options.", panel=_SAVE, metavar="DIR", default=None
+    )
+    max_restarts: int = option(
+        "Go on by itself when a worker dies.", panel=_SAVE, metavar="N", rule=between(0, 1_000_000_000), default=0
+    )
+    patience_s: float = option(
+        "Seconds to wait for a worker that is missing or silent.",
+        name="patience",
+        panel=MACHINES,
+        metavar="S",
+        shown=f"{PATIENCE_S:g}",
+        rule=between(2, 1_000_000),
+        default=PATIENCE_S,
+    )
 
     def __post_init__(self) -> None:
-        for name in ("save_every", "keep", "steps"):
-            _check_between(name, getattr(self, name), 1, 1_000_000_000)
-        _check_between("patience", self.patience_s, 2, 1_000_000)
+        check(self)
         if self.save is None and self.save_every is not None:
-            raise ValueError("--save-every needs a folder for the checkpoints: name one with --save")
+            raise OptionError("{save_every} needs a folder for the checkpoints: name one with {save}")
         if self.save is None and self.save_local:
-            raise ValueError("--save-local says who keeps the checkpoints: name a folder for them with --save")
+            raise OptionError("{save_local} says who keeps the checkpoints: name a folder for them with {save}")
+        if self.save is None and self.max_restarts:
+            raise OptionError("{max_restarts} goes on from checkpoints: name a folder for them with {save}")
         if self.trace is not None and self.trace.suffix not in (".png", ".json"):
-            raise ValueError(
-                f"--trace draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
+            raise OptionError(
+                f"{{trace}} draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
             )
 
-
-def settle(given: Mapping[str, Any], recipe: Recipe, *, workers: int | None, device: Device) -> Settings:
-    """Settings from what the user gave (names as in Settings, and ``compress`` for both directions) and the recipe.
-
-    ``workers`` is how many there are if that is settled already (torchrun).
-    """
-    chosen = {name: value for name, value in given.items() if value is not None}
-    parallel = chosen.get("parallel", "pipeline")
-    count = chosen.get("workers", workers or (1 if parallel == "none" else 2))
-    layout = chosen.get("layout", "client-server")
-    client_server = parallel == "pipeline" and layout == "client-server"
-    idle = [name for name in ("layout", "client_layers", "schedule", "recompute") if chosen.get(name)]
-    if parallel != "pipeline" and idle:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        raise ValueError(f"{options} shape a pipeline; leave them out with --parallel {parallel}")
-    if not client_server and "client_layers" in chosen:
-        raise ValueError("--client-layers is for --parallel pipeline with --layout client-server; leave it out")
-    if "compress" in chosen and {"compress_forward", "compress_backward"} & chosen.keys():
-        raise ValueError("--compress sets both directions: give it, or --compress-forward and --compress-backward")
-    chosen = _with_codecs(chosen, parallel)
-    forward, backward = directions(DEFAULT_RECIPE if parallel == "pipeline" else "none")
-    defaults: dict[str, Any] = {
-        "task": "digits",
-        "parallel": parallel,
-        "workers": count,
-        "layout": layout,
-        "client_layers": recipe.client_layers if client_server else None,
-        "schedule": "gpipe",
-        "compress_forward": forward,
-        "compress_backward": backward,
-        "amp": False,
-        "recompute": False,
-        "seed": 0,
-        "device": device,
-        "pretrained": True,
-    }
-    names = [field.name for field in fields(Settings)]
-    from_recipe = {name: getattr(recipe, name) for name in names if hasattr(recipe, name) and name not in defaults}
-    if parallel != "pipeline":
-        from_recipe["chunks"] = 1
-    nothing = {field.name: None if field.default is MISSING else field.default for field in fields(Settings)}
-    return Settings(**{**nothing, **from_recipe, **defaults, **chosen})
-
-
-def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
-    """The settings a run was saved with, but for those that may move; ValueError if the user gave others."""
-    asked = _with_codecs({name: value for name, value in given.items() if value is not None}, saved.parallel)
-    shapes = () if saved.parallel == "pipeline" else ("layout", "client_layers")  # of a pipeline
-    moved = {name: value for name, value in asked.items() if name in MOVABLE and name not in shapes}
-    differing = [
-        f"  --{name.replace('_', '-')}: {_words(getattr(saved, name))} when it was saved, {_words(value)} now"
-        for name, value in asked.items()
-        if name not in moved and value != getattr(saved, name)
-    ]
-    if differing:
-        raise ValueError(
-            "a run goes on with the options it was saved with, these differ:\n"
-            + "\n".join(differing)
-            + "\nLeave them out: --resume knows them. Or start a new run without it."
-        )
-    layout = moved.get("layout", saved.layout)
-    if layout != "client-server" and "client_layers" in moved:
-        raise ValueError("--client-layers is for --layout client-server; leave it out")
-    if layout != saved.layout:
-        moved.setdefault("client_layers", None)  # a client's layers then are those that balance the work
-    return replace(saved, **moved)
-
-
-def fixed_differences(saved: Settings, here: Settings) -> list[str]:
-    """The settings that differ and may not."""
-    return [
-        field.name
-        for field in fields(Settings)
-        if field.name not in MOVABLE and getattr(saved, field.name) != getattr(here, field.name)
-    ]
-
-
-def _with_codecs(given: Mapping[str, Any], parallel: str) -> dict[str, Any]:
-    """Options in which every direction has a codec of its own, and no recipe. Replicas send gradients alone."""
-    settled = dict(given)
-    if "compress" in settled:
-        both = settled.pop("compress")
-        settled |= {"compress_forward": both, "compress_backward": both}
-    if "compress_forward" in settled:
-        settled["compress_forward"] = directions(settled["compress_forward"])[parallel == "data"]
-    if "compress_backward" in settled:
-        settled["compress_backward"] = directions(settled["compress_backward"])[1]
-    return settled
-
-
-def _words(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _check_between(name: str, value: Any, least: float, most: float, *, above: bool = False) -> None:
-    """ValueError unless least <= value <= most, or, ``above``, least < value: neither NaN nor infinity is."""
-    rule = f"above {least:g} and at most {most:g}" if above else f"from {least} to {most}"
-    _check(name, value, rule, lambda value: least <= value <= most and not (above and value == least))
-
-
-def _check(name: str, value: Any, rule: str, holds: Callable[[Any], bool]) -> None:
-    if value is not None and not holds(value):
-        raise ValueError(f"--{name.replace('_', '-')} is {rule}; got {value}")
-
-
-def _check_one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"--{name.replace('_', '-')} is {', '.join(known)}; got {value}")
+    def check_with(self, settings: Settings) -> None:
+        """OptionError unless a run with these settings can be carried out so, on this machine."""
+        parallel = settings.parallel
+        if settings.device == "cuda" and not torch.cuda.is_available():
+            raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
+        if self.trace is not None and parallel != "pipeline":
+            raise OptionError(f"{{trace}} shows the stages of a pipeline; leave it out with {{parallel}} {parallel}")
+        if self.capture is not None and parallel != "pipeline":
+            raise OptionError(
+                f"{{capture}} keeps what crosses the links of a pipeline; leave it out with {{parallel}} {parallel}"
+            )
+        cached = self.delta_cache is not None or self.delta_cache_limit != Running.delta_cache_limit
+        if cached and not encoding(settings.compress_forward).needs_samples:
+            raise OptionError(
+                "{delta_cache} and {delta_cache_limit} are for delta(...), and activations travel through "
+                f"{settings.compress_forward}; leave them out"
+            )
+        if self.link is not None and parallel == "none":
+            raise OptionError("{link} joins several workers, and {parallel} none is one process; leave one of them out")
+        if self.max_restarts and member() is not None:
+            raise OptionError(
+                "{max_restarts} is for workers that are started here; on several machines start all again"
+            )
+        check_launch([settings.workers], [self.link])

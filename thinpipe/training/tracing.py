@@ -33,5 +33,5 @@ class StepTrace:
         bars = gather_step(engine.training_stages)
         engine.trace(False)
         if engine.place.is_client:
-            with written_beside("--trace", self._path) as temporary:
+            with written_beside("{trace}", self._path) as temporary:
                 (draw if self._path.suffix == ".png" else write_chrome_trace)(bars, temporary)

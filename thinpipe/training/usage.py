@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from thinpipe.measure.meter import peak_bytes
-from thinpipe.pipeline.counters import STAMPS
+from thinpipe.pipeline.links.counters import STAMPS
 from thinpipe.training.engine import Engine
 from thinpipe.training.events import LinkUse, WorkerUse
-
-_SUMS = ("tensor_bytes", "wire_bytes", "encode_ms", "decode_ms", "wait_ms", "transfer_ms")
 
 
 class Usage:
@@ -18,7 +17,7 @@ class Usage:
     def __init__(self, engine: Engine, *, forward: str, backward: str, messages_per_step: int) -> None:
         self._engine = engine
         self._specs = {"forward": forward, "backward": backward}
-        self._links: dict[tuple[int, int], dict[str, float]] = {}
+        self._links: dict[tuple[int, int], LinkUse] = {}
         self._steps_ms = self._elsewhere_ms = 0.0
         # Links remember the stamps of so many messages; without them waiting cannot be told from transfer.
         self._collect_every = max(1, STAMPS // max(messages_per_step, 1))
@@ -36,12 +35,11 @@ class Usage:
         self._elsewhere_ms += elsewhere_ms
         self._uncollected = 0
         for report in reports:
-            totals = self._links.setdefault((report.source, report.target), dict.fromkeys(_SUMS, 0))
-            for name in _SUMS:
-                totals[name] += getattr(report, name)
+            ends = report.source, report.target
+            self._links[ends] = self._links.get(ends, self._unused(*ends)).plus(report)
 
     def links(self) -> tuple[LinkUse, ...]:
-        return tuple(self._link_use(*ends, totals) for ends, totals in self._links.items())
+        return tuple(self._links.values())
 
     def workers(self) -> tuple[WorkerUse, ...]:
         engine = self._engine
@@ -52,15 +50,9 @@ class Usage:
             for worker, (stages, compute_ms, peak) in enumerate(engine.place.gather(mine))
         )
 
-    def _link_use(self, source: int, target: int, totals: dict[str, float]) -> LinkUse:
-        direction = "forward" if target > source else "backward"
-        return LinkUse(
-            source=source,
-            target=target,
-            direction=direction,  # type: ignore[arg-type]
-            spec=self._specs[direction],
-            **totals,  # type: ignore[arg-type]
-        )
+    def _unused(self, source: int, target: int) -> LinkUse:
+        direction: Literal["forward", "backward"] = "forward" if target > source else "backward"
+        return LinkUse(source=source, target=target, direction=direction, spec=self._specs[direction])
 
 
 def messages_per_step(shapes: Iterable[tuple[tuple[int, ...], ...]], chunks: int) -> int:

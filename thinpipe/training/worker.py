@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from thinpipe.options import OptionError
 from thinpipe.training.batches import SampleOrder, TrainingBatches
 from thinpipe.training.capture import StepCapture
 from thinpipe.training.checkpoints.fingerprint import difference, fingerprint
@@ -127,6 +128,7 @@ def _train(
         lr=settings.lr,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
     )
     seed_worker(settings.seed, place.worker)
     steps_per_epoch = facts.train_samples // settings.batch_size
@@ -221,8 +223,8 @@ def _read(task: Task, settings: Settings, place: Place) -> tuple[Data | None, Fa
             return None
         data, shape = task.load(settings.source)
         if len(data.train) < settings.batch_size:
-            raise ValueError(
-                f"a batch is filled with different samples: --batch-size {settings.batch_size} is more than the "
+            raise OptionError(
+                f"a batch is filled with different samples: {{batch_size}} {settings.batch_size} is more than the "
                 f"{len(data.train)} samples to train on; take a smaller one"
             )
         sample = data.validation.batch(torch.zeros(1, dtype=torch.int64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +26,16 @@ class Activity:
             self.step = step
 
     def status(self) -> dict[str, Any]:
-        """What a heartbeat says. CPU time tells a worker that computes from one that waits inside of torch."""
+        """What a heartbeat says. CPU time tells a worker that computes from one that waits inside of torch.
+
+        The main thread's: those of gloo can spin on a connection that broke in the middle of a message.
+        """
         return {
             "step": self.step,
             "doing": self.doing,
             "waiting": self.waiting,
             "done": self.done,
-            "cpu_s": time.process_time(),
+            "cpu_s": time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0)),
         }
 
 

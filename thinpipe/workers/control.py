@@ -100,6 +100,12 @@ class Control:
             peer.connection.close()
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # unwatched, a run could stand still for ever
+            self._finish(f"worker {self.rank}: the control channel failed: {describe(error)}")
+
+    def _watch(self) -> None:
         selector = selectors.DefaultSelector()
         for number, peer in self._peers.items():
             selector.register(peer.connection, selectors.EVENT_READ, number)
@@ -191,8 +197,8 @@ class Control:
                     "done": int(message["done"]),
                     "cpu_s": float(message["cpu_s"]),
                 }
-        except (ValueError, KeyError, TypeError, RecursionError):  # a damaged line: the next one comes in a second
-            pass
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            pass  # a damaged line: the next one comes in a second
         return True
 
     def _learn(self, cause: str, source: int) -> None:

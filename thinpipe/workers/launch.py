@@ -165,8 +165,14 @@ def _start(job: Job, rank: int) -> _Worker:
     context = multiprocessing.get_context("forkserver")
     results, sender = context.Pipe(duplex=False)
     worker = context.Process(target=work, args=(job, rank, sender), name=f"thinpipe-worker-{rank}")
-    worker.start()
-    sender.close()
+    try:
+        worker.start()
+    except (EOFError, ConnectionError):
+        raise WorkerError(
+            "the process that starts workers was killed while it started one; start the run again", 1
+        ) from None
+    finally:
+        sender.close()
     return _Worker(rank, worker, results)
 
 

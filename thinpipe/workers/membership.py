@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinpipe.options import OptionError
 from thinpipe.workers.activity import ACTIVITY
 from thinpipe.workers.control import Control
 from thinpipe.workers.errors import note_cause
@@ -53,9 +54,11 @@ def become_member(rank: int, size: int, master: str) -> None:
     """
     host, colon, port = master.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise ValueError(f"--master is an address and a port of worker 0, as in 10.0.0.1:29400; got {master!r}")
+        raise OptionError(f"{{master}} is an address and a port of worker 0, as in 10.0.0.1:29400; got {master!r}")
     if not 0 <= rank < size:
-        raise ValueError(f"--rank is the number of this worker, from 0 to {size - 1} with {size} workers; got {rank}")
+        raise OptionError(
+            f"{{rank}} is the number of this worker, from 0 to {size - 1} with {size} workers; got {rank}"
+        )
     set_member(rank, size, machine=rank, local=(0, 1), master=(host.strip("[]"), port))
 
 

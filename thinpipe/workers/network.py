@@ -29,6 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from thinpipe.options import OptionError
+from thinpipe.workers.membership import member
+
 INTERFACE = "thinpipe"  # of every worker, in a namespace where there is no other but loopback
 _MBIT = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 _NAMESPACES = Path("/var/run/netns")  # where iproute2 keeps their names
@@ -56,8 +59,8 @@ def parse_link(text: str) -> float | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)?", text.strip().lower())  # without a unit: Mbit/s
     rate = float(match[1]) * _MBIT[match[2] or "mbit"] if match else 0.0
     if not _LEAST_MBIT <= rate <= _MOST_MBIT:
-        raise ValueError(
-            f"--link is a rate from 1kbit to 600gbit, which tc can shape, as in 100mbit, 1.5gbit; or none; "
+        raise OptionError(
+            f"{{link}} is a rate from 1kbit to 600gbit, which tc can shape, as in 100mbit, 1.5gbit; or none; "
             f"got {text[:40]!r}"
         )
     return rate
@@ -89,6 +92,19 @@ def check_links(links: Sequence[float | None]) -> None:
     if any(link is not None for link in links):
         with thin_network(next(filter(None, links)), workers=3):
             pass
+
+
+def check_launch(workers: Sequence[int], links: Sequence[float | None]) -> None:
+    """OptionError where torchrun has started other workers than are asked for, or links there cannot be shaped."""
+    me = member()
+    if me is None:
+        check_links(links)
+        return
+    if set(workers) != {me.size}:
+        asked = ", ".join(map(str, workers))
+        raise OptionError(f"torchrun has started {me.size} workers, this would run with {asked}")
+    if any(link is not None for link in links):
+        raise OptionError("workers on several machines have their links already: leave out {link}")
 
 
 @dataclass(frozen=True)
@@ -123,9 +139,9 @@ def thin_network(mbit_per_s: float | None, workers: int) -> Iterator[Network | N
         return
     lacks = missing_for_networks()
     if lacks is not None:
-        raise ValueError(
-            f"--link shapes traffic between network namespaces, which needs Linux, root, and ip and tc of iproute2; "
-            f"here is no {lacks}: run as root on such a machine, or leave --link out"
+        raise OptionError(
+            f"{{link}} shapes traffic between network namespaces, which needs Linux, root, and ip and tc of iproute2; "
+            f"here is no {lacks}: run as root on such a machine, or leave {{link}} out"
         )
     _remove(name for name in _existing() if not _owner_lives(name))
     prefix = f"thinpipe-{os.getpid()}-{next(_serial)}-"
@@ -168,8 +184,8 @@ def _join(here: str, my_end: str, there: str, its_end: str, mbit_per_s: float) -
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(
-            f"--link makes network namespaces and shapes traffic between them, which this machine does not allow: "
+        raise OptionError(
+            f"{{link}} makes network namespaces and shapes traffic between them, which this machine does not allow: "
             f"{' '.join(command)}: {done.stderr.strip()}"
         )
 

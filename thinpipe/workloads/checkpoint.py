@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from thinpipe.measure.readable import check_regular, errors_named, read_json
+from thinpipe.options import OptionError
 from thinpipe.workloads.hub import load_checkpoint
 from thinpipe.workloads.task import Source
 
@@ -34,7 +35,9 @@ class Weights:
         if source.weights is None and (checkpoint is None or not source.pretrained):
             return None
         if source.width is not None:
-            raise ValueError("--width is for random weights, a checkpoint has its own: leave it or add --no-pretrained")
+            raise OptionError(
+                "{width} is for random weights, a checkpoint has its own: leave it or add {no_pretrained}"
+            )
         weights = cls(task=task, kind=kind, path=source.weights, checkpoint=checkpoint)
         weights.config()
         return weights
@@ -44,8 +47,8 @@ class Weights:
         if self.path is not None:
             file = self.path / "config.json"
             if not file.is_file():
-                raise ValueError(
-                    f"--weights is a folder with config.json and weights, and {self.path} has no {file.name}"
+                raise OptionError(
+                    f"{{weights}} is a folder with config.json and weights, and {self.path} has no {file.name}"
                 )
             config = read_json(file, _DESCRIPTION)
             if not isinstance(config, dict):

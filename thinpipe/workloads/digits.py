@@ -74,7 +74,7 @@ class Digits(Task):
         """The size of images, if everything else can be had as well."""
         refuse_others(self.name, source, ("image_size", "width", "samples"), "it is embedded and trained from scratch")
         size = positive("image_size", source.image_size, IMAGE_SIZE, least=LEAST_SIZE)
-        check_fits(f"--image-size {size}: the data, {COUNT} images,", COUNT * 4 * size**2, "take a smaller one")
+        check_fits(f"{{image_size}} {size}: the data, {COUNT} images,", COUNT * 4 * size**2, "take a smaller one")
         return size
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.measure.readable import check_regular, errors_named
+from thinpipe.options import OptionError
 from thinpipe.workloads.hub import PublicData, datasets_library
 
 MOST_CLASSES = 100_000  # a classifier for more is a mistake: ids, or times, in place of labels
@@ -18,13 +19,13 @@ MOST_CLASSES = 100_000  # a classifier for more is a mistake: ids, or times, in 
 def load_saved(path: Path, splits: tuple[str, ...], part: str | None = None) -> dict[str, Any]:
     """These splits of a folder: one that ``save_to_disk`` wrote, or one of parquet files as on the hub."""
     if not path.is_dir():
-        raise ValueError(f"--data is a folder with a data set, and {path} is none")
+        raise OptionError(f"{{data}} is a folder with a data set, and {path} is none")
     found = _saved_by_datasets(path) if (path / "dataset_dict.json").is_file() else _parquet(path, splits, part)
     missing = [split for split in splits if split not in found]
     if missing:
-        raise ValueError(
-            f"--data {path} needs the splits {', '.join(splits)}; it has {', '.join(found) or 'none'}. It should be a "
-            f"folder of datasets' save_to_disk, or of parquet files named SPLIT-*.parquet as on the hub"
+        raise OptionError(
+            f"{{data}} {path} needs the splits {', '.join(splits)}; it has {', '.join(found) or 'none'}. It should be "
+            "a folder of datasets' save_to_disk, or of parquet files named SPLIT-*.parquet as on the hub"
         )
     return {split: found[split] for split in splits}
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.measure.readable import errors_named
+from thinpipe.options import OptionError
 from thinpipe.workloads.pictures import check_picture, framed_images
 from thinpipe.workloads.splits import Images, Part, at_most, split_fifth
 from thinpipe.workloads.task import Data, Shape, Source, Split
@@ -24,7 +25,7 @@ class ImageFolders(MobileNetTask):
     """``DIR/CLASS/*.jpg``, of which every fifth validates; or ``DIR/train/CLASS`` beside ``DIR/val/CLASS``."""
 
     name = "images"
-    summary = "your own pictures, --data DIR with a folder per class; MobileNetV2 from public weights, 224 pixels"
+    summary = "your own pictures, {data} DIR with a folder per class; MobileNetV2 from public weights, 224 pixels"
 
     def look_for(self, source: Source) -> int:
         _classes(_roots(_folder(source.data))[0])
@@ -53,7 +54,7 @@ class ImageFolders(MobileNetTask):
 def _folder(path: Path | None) -> Path:
     if path is None or not path.is_dir():
         got = "none was given" if path is None else f"{path} is no folder"
-        raise ValueError(f"task images needs --data DIR, a folder with one folder of pictures per class; {got}")
+        raise OptionError(f"task images needs {{data}} DIR, a folder with one folder of pictures per class; {got}")
     return path
 
 

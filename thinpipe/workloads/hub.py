@@ -18,6 +18,8 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
+from thinpipe.options import OptionError
+
 PROBE_S = 3.0
 
 
@@ -47,10 +49,10 @@ def load_public(task: str, data: PublicData) -> Any:
         with nullcontext() if reachable() else _kept_offline(datasets):
             return datasets.load_dataset(data.repository, data.part)
     except (OSError, ValueError) as error:  # not in the cache, not to be had; ConnectionError is an OSError
-        raise ValueError(
+        raise OptionError(
             f"task {task}: the data set {data.repository} {_not_here(error)}. Where there is a network, run\n"
             f"  {data.download}\n"
-            f"bring the folder here, and give --data {data.folder}"
+            f"bring the folder here, and give {{data}} {data.folder}"
         ) from None
 
 
@@ -60,11 +62,11 @@ def load_checkpoint(task: str, checkpoint: str, load: Callable[..., Any], **opti
         return load(checkpoint, local_files_only=not reachable(), **options)
     except OSError as error:
         folder = checkpoint.split("/")[1]
-        raise ValueError(
+        raise OptionError(
             f"task {task}: the checkpoint {checkpoint} {_not_here(error)}. Where there is a network, run\n"
             f"  hf download {checkpoint} --local-dir {folder}\n"
-            f"bring the folder to every machine that trains, and give --weights {folder}; "
-            f"or train from random weights with --no-pretrained"
+            f"bring the folder to every machine that trains, and give {{weights}} {folder}; "
+            f"or train from random weights with {{no_pretrained}}"
         ) from None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from thinpipe.measure.memory import check_fits
+from thinpipe.options import OptionError
 from thinpipe.workloads.task import Source
 
 _DEFAULT = Source()
@@ -16,20 +17,20 @@ def refuse_others(task: str, source: Source, taken: Iterable[str], why: str = ""
     given = [field.name for field in fields(source) if getattr(source, field.name) != getattr(_DEFAULT, field.name)]
     refused = [option(name) for name in given if name not in {*taken, "pretrained"}]
     if source.weights is not None and not source.pretrained:
-        raise ValueError("--weights and --no-pretrained contradict each other: give one")
+        raise OptionError("{weights} and {no_pretrained} contradict each other: give one")
     if refused:
         may = ", ".join(option(name) for name in taken) or "nothing"
-        raise ValueError(f"task {task} takes {may} and not {', '.join(refused)}{why and ': ' + why}")
+        raise OptionError(f"task {task} takes {may} and not {', '.join(refused)}{why and ': ' + why}")
 
 
 def option(name: str) -> str:
-    """How a user writes a field of ``Source``."""
-    return "--no-pretrained" if name == "pretrained" else "--" + name.replace("_", "-")
+    """How an error names a field of ``Source``."""
+    return "{no_pretrained}" if name == "pretrained" else f"{{{name}}}"
 
 
 def check_tokens(tokens: int, texts: int) -> None:
     """ValueError if so many texts of that length, held as token ids and masks, do not fit into memory."""
-    check_fits(f"--tokens {tokens}: the data, {texts} texts,", 16 * tokens * texts, "take fewer")
+    check_fits(f"{{tokens}} {tokens}: the data, {texts} texts,", 16 * tokens * texts, "take fewer")
 
 
 def positive(name: str, value: int | None, default: int, *, least: int = 1) -> int:
@@ -37,5 +38,5 @@ def positive(name: str, value: int | None, default: int, *, least: int = 1) -> i
     if value is None:
         return default
     if value < least:
-        raise ValueError(f"{option(name)} is at least {least}, got {value}")
+        raise OptionError(f"{option(name)} is at least {least}, got {value}")
     return value

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from thinpipe.options import OptionError
 from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.task import Shape
 from thinpipe.workloads.words import END, PADDING, START
@@ -40,8 +41,8 @@ def new_roberta(shape: Shape, size: Size, width: float | None = None) -> nn.Modu
 
     states = round(size.states * (1.0 if width is None else width))
     if states < size.heads or states % size.heads:
-        raise ValueError(
-            f"--width times {size.states} values must be a multiple of {size.heads}, one part for each head; "
+        raise OptionError(
+            f"{{width}} times {size.states} values must be a multiple of {size.heads}, one part for each head; "
             f"got {width}, which makes {states}"
         )
     assert shape.vocabulary is not None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from thinpipe.measure.readable import read_jsonl, read_text
+from thinpipe.options import OptionError
 from thinpipe.workloads.roberta import SMALL
 from thinpipe.workloads.splits import split_fifth
 from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source
@@ -45,7 +46,7 @@ class TextTable(RobertaTask):
     """``FILE.csv`` or ``FILE.jsonl``; every fifth row validates."""
 
     name = "texts"
-    summary = "your own texts, --data FILE.csv or .jsonl; small RoBERTa from scratch, or the one in --weights"
+    summary = "your own texts, {data} FILE.csv or .jsonl; small RoBERTa from scratch, or the one in {weights}"
     metric: Metric = "accuracy"
     checkpoint = None
     size = SMALL
@@ -91,7 +92,7 @@ def _reader(path: Path | None) -> Callable[[], Iterator[Line]]:
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
     if path is None or path.suffix.lower() not in readers or not path.is_file():
         got = "none was given" if path is None else f"{path} is {'another kind' if path.exists() else 'not there'}"
-        raise ValueError(f"task texts needs --data FILE.csv or FILE.jsonl; {got}")
+        raise OptionError(f"task texts needs {{data}} FILE.csv or FILE.jsonl; {got}")
     return partial(readers[path.suffix.lower()], path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thinpipe.options import OptionError
 from thinpipe.workloads.digits import Digits
 from thinpipe.workloads.folders import ImageFolders
 from thinpipe.workloads.grammar_task import Grammar
@@ -23,5 +24,5 @@ def task(name: str) -> Task:
     """The task of this name; ValueError with a list of all if there is none."""
     if name not in TASKS:
         lines = "".join(f"\n  {each.name:9} {each.summary}" for each in TASKS.values())
-        raise ValueError(f"there is no task {name!r}; the tasks are:{lines}")
+        raise OptionError(f"there is no task {name!r}; the tasks are:{lines}")
     return TASKS[name]

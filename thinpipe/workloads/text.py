@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinpipe.options import OptionError
 from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.disk import class_numbers, columns_of, load_saved
 from thinpipe.workloads.hub import PublicData, load_public
@@ -128,7 +129,7 @@ class Glue(RobertaTask):
 
 def _fit(tokens: int, most: int) -> None:
     if tokens > most:
-        raise ValueError(f"these weights take texts of up to {most} tokens; got --tokens {tokens}")
+        raise OptionError(f"these weights take texts of up to {most} tokens; got {{tokens}} {tokens}")
 
 
 def _encode(tokenizer: Any, rows: Rows, tokens: int) -> tuple[Tensor, Tensor]:

@@ -2,23 +2,21 @@
 
 import pytest
 
-from thinpipe.bench.link.rows import COLUMNS, make_row, with_lines
+from thinpipe.bench.link.rows import Figures, make_row, with_lines
 from thinpipe.bench.link.settings import Settings, parse_sizes
 from thinpipe.bench.link.views import plot_times, result_tables, row_line
+from thinpipe.measure.figures import columns_of
+from thinpipe.pipeline.links.counters import Counters, LinkEnd, Stamp
 
 WIRE = 1_000_000
 
 
 def ends(late_s, transfer_s=0.1, wire=WIRE, encode_ms=0.0):
     """Both ends of three messages: the receiver wants each at second 1, the sender is so late."""
-    counters = {"messages": 3, "encode_ms": 3 * encode_ms, "decode_ms": 3 * encode_ms}
-    common = {"source": 0, "target": 1, "counters": counters}
-    sent = [
-        {"step": step, "chunk": 0, "slot": 0, "start": 1 + late_s, "end": 1 + late_s, "arrived": None}
-        for step in range(3)
-    ]
-    received = [{**stamp, "start": 1.0, "end": 1 + late_s + transfer_s, "wire_bytes": wire} for stamp in sent]
-    return [[{**common, "sends": True, "stamps": sent}], [{**common, "sends": False, "stamps": received}]]
+    counters = Counters(messages=3, encode_ms=3 * encode_ms, decode_ms=3 * encode_ms)
+    sent = [Stamp(step, 0, 0, 1 + late_s, 1 + late_s) for step in range(3)]
+    received = [Stamp(step, 0, 0, 1.0, 1 + late_s + transfer_s, wire_bytes=wire) for step in range(3)]
+    return [LinkEnd(True, 0, 1, counters, tuple(sent), 0), LinkEnd(False, 0, 1, counters, tuple(received), 1)]
 
 
 def row(late_s=0.0, size=WIRE, codec="none", **options):
@@ -52,8 +50,8 @@ def test_lines_and_gains():
     assert rows[0]["of_nominal"] == pytest.approx(0.8)
     assert rows[1]["residual"] == pytest.approx(0, abs=1e-9)
     assert rows[2]["of_uncompressed"] == pytest.approx(0.2 / 0.15)
-    assert "line_ms" not in rows[2]  # one size makes no line
-    names = {column.name for column in COLUMNS}
+    assert rows[2]["line_ms"] is None  # one size makes no line
+    names = {column.name for column in columns_of(Figures)}
     assert {name for each in rows for name in each} <= names
     titles = [table.title for table in result_tables(rows)]
     assert titles == ["Transfers", "Latency + bytes / bandwidth", "With a codec"]
@@ -69,7 +67,7 @@ def test_sizes_are_read():
 
 @pytest.mark.parametrize("text", ["", "1", "big", "2B", "-1kB"])
 def test_what_is_no_size(text):
-    with pytest.raises(ValueError, match="--sizes are bytes of tensors"):
+    with pytest.raises(ValueError, match="sizes are bytes of tensors"):
         parse_sizes(text)
 
 

@@ -18,10 +18,9 @@ from thinpipe.bench.ddp.rows import COLUMNS, KIND, Sample, make_row
 from thinpipe.bench.ddp.settings import DTYPES, POWERSGD_START, Settings
 from thinpipe.bench.models import Shapes, Workload, build, check_model
 from thinpipe.ddp import DDPState, ddp_hook, ddp_state
-from thinpipe.measure.environment import environment
+from thinpipe.measure.environment import environment, gpu_topology
 from thinpipe.measure.meter import time_iterations
 from thinpipe.measure.record import Record, Row
-from thinpipe.measure.topology import gpu_topology
 
 _TORCH_HOOKS: dict[str, Callable[[dist.ProcessGroup | None], tuple[Any, Any]]] = {
     "fp16": lambda group: (group, default_hooks.fp16_compress_hook),

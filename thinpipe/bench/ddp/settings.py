@@ -8,7 +8,7 @@ import torch
 
 from thinpipe.bench.inputs import check_counts, find_device
 from thinpipe.bench.models import Shapes, check_model, least_bytes
-from thinpipe.codecs.spec import tensor_codec
+from thinpipe.codecs.spec import codec
 from thinpipe.measure.memory import check_fits
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -50,7 +50,7 @@ class Settings:
                 f"gradients go through one hook: --compress {self.compress} for thinpipe's or --hook {self.hook} for "
                 "torch's, not both"
             )
-        find_device(self.device, [] if self.compress is None else [tensor_codec(self.compress)])
+        find_device(self.device, [] if self.compress is None else [codec(self.compress)])
         if self.backend == "nccl" and self.device != "cuda":
             raise ValueError("--backend nccl joins GPUs; with --device cpu give --backend gloo")
         if self.hook == "bf16" and (self.backend == "gloo" or self.device != "cuda"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from thinpipe.bench.link.fit import fit_line, pays_below_mbit_per_s
+from thinpipe.measure.figures import figure, row_of
 from thinpipe.measure.meter import Times
-from thinpipe.measure.record import Column, Row
+from thinpipe.measure.record import Row
+from thinpipe.pipeline.links.counters import LinkEnd
 from thinpipe.pipeline.report import match, transfer_s
 from thinpipe.workers.network import link_text, parse_link
 
@@ -15,31 +18,34 @@ KIND = "bench link"
 _CLOCK_MS = 1e-3  # between machines, clocks agree to half a round trip: a message may seem to take no time
 LINE = ("link", "codec", "ways")  # rows that differ in their size alone lie on one line
 
-COLUMNS = (
-    Column(name="link", heading="link", key=True),
-    Column(name="codec", heading="codec", key=True),
-    Column(name="ways", heading="ways", key=True),
-    Column(name="tensor_bytes", heading="tensor\nbytes", key=True, format="d"),
-    Column(name="backend", heading="backend"),
-    Column(name="messages", heading="messages", format="d"),
-    Column(name="wire_bytes", heading="wire\nbytes", format="d", better="lower"),
-    Column(name="p50_ms", heading="p50\nms", format=".3f", better="lower"),
-    Column(name="p95_ms", heading="p95\nms", format=".3f", better="lower"),
-    Column(name="gb_per_s", heading="GB/s", format=".4f", better="higher"),
-    Column(name="recv_ms", heading="recv\ntime ms", format=".3f"),
-    Column(name="recv_gb_per_s", heading="recv bytes /\nrecv time GB/s", format=".4f"),
-    Column(name="late_ms", heading="sender\nlate ms", format=".3f"),
-    Column(name="encode_ms", heading="encode\nms", format=".3f", better="lower"),
-    Column(name="decode_ms", heading="decode\nms", format=".3f", better="lower"),
-    Column(name="effective_gb_per_s", heading="effective\nGB/s", format=".4f", better="higher"),
-    Column(name="of_uncompressed", heading="times un-\ncompressed", format=".2f", better="higher"),
-    Column(name="pays_below_mbit_per_s", heading="pays below\nMbit/s", format=".0f", better="higher"),
-    Column(name="latency_ms", heading="latency\nms", format=".3f", better="lower"),
-    Column(name="bandwidth_mbit_per_s", heading="bandwidth\nMbit/s", format=".1f", better="higher"),
-    Column(name="of_nominal", heading="of\nnominal", format=".3f"),
-    Column(name="line_ms", heading="line\nms", format=".3f"),
-    Column(name="residual", heading="off the\nline", format="+.1%"),
-)
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Messages of one size over one link; what all sizes say together, ``with_lines`` fills in."""
+
+    link: str = figure("link", key=True)
+    codec: str = figure("codec", key=True)
+    ways: str = figure("ways", key=True)
+    tensor_bytes: int = figure("tensor\nbytes", key=True, format="d")
+    backend: str = figure("backend")
+    messages: int = figure("messages", format="d")
+    wire_bytes: int = figure("wire\nbytes", format="d", better="lower")
+    p50_ms: float = figure("p50\nms", format=".3f", better="lower")
+    p95_ms: float = figure("p95\nms", format=".3f", better="lower")
+    gb_per_s: float = figure("GB/s", format=".4f", better="higher")
+    recv_ms: float = figure("recv\ntime ms", format=".3f")
+    recv_gb_per_s: float = figure("recv bytes /\nrecv time GB/s", format=".4f")
+    late_ms: float = figure("sender\nlate ms", format=".3f")
+    encode_ms: float | None = figure("encode\nms", format=".3f", better="lower")
+    decode_ms: float | None = figure("decode\nms", format=".3f", better="lower")
+    effective_gb_per_s: float = figure("effective\nGB/s", format=".4f", better="higher")
+    of_uncompressed: float | None = figure("times un-\ncompressed", format=".2f", better="higher", default=None)
+    pays_below_mbit_per_s: float | None = figure("pays below\nMbit/s", format=".0f", better="higher")
+    latency_ms: float | None = figure("latency\nms", format=".3f", better="lower", default=None)
+    bandwidth_mbit_per_s: float | None = figure("bandwidth\nMbit/s", format=".1f", better="higher", default=None)
+    of_nominal: float | None = figure("of\nnominal", format=".3f", default=None)
+    line_ms: float | None = figure("line\nms", format=".3f", default=None)
+    residual: float | None = figure("off the\nline", format="+.1%", default=None)
 
 
 def make_row(
@@ -48,39 +54,40 @@ def make_row(
     spec: str,
     both_ways: bool,
     tensor_bytes: int,
-    everyone: Sequence[Sequence[dict[str, Any]]],
+    ends: Sequence[LinkEnd],
 ) -> Row:
     """The messages of one size, from the ends of both workers."""
-    ends = [end for worker in everyone for end in worker]
-    sends, receives = ([end for end in ends if end["sends"] is kind] for kind in (True, False))
+    sends, receives = ([end for end in ends if end.sends is kind] for kind in (True, False))
     pairs = [pair for send in sends for receive in receives if _same(send, receive) for pair in match(send, receive)]
     transfers = Times(tuple(transfer_s(sent, received) * 1e3 for sent, received in pairs))
     blocked = Times(tuple((received.end - received.start) * 1e3 for _, received in pairs))
     late = Times(tuple(max(sent.start - received.start, 0.0) * 1e3 for sent, received in pairs))
     wire_bytes = pairs[0][1].wire_bytes
-    messages = sum(end["counters"]["messages"] for end in receives)
-    encode_ms = sum(end["counters"]["encode_ms"] for end in sends) / messages
-    decode_ms = sum(end["counters"]["decode_ms"] for end in receives) / messages
+    messages = sum(end.counters.messages for end in receives)
+    encode_ms = sum(end.counters.encode_ms for end in sends) / messages
+    decode_ms = sum(end.counters.decode_ms for end in receives) / messages
     codec_ms = encode_ms + decode_ms
-    return {
-        "link": link_text(link),
-        "codec": spec,
-        "ways": "both ways" if both_ways else "one way",
-        "tensor_bytes": tensor_bytes,
-        "backend": backend,
-        "messages": messages,
-        "wire_bytes": wire_bytes,
-        "p50_ms": transfers.median_ms,
-        "p95_ms": transfers.p95_ms,
-        "gb_per_s": _gb_per_s(wire_bytes, transfers.median_ms),
-        "recv_ms": blocked.median_ms,
-        "recv_gb_per_s": _gb_per_s(wire_bytes, blocked.median_ms),
-        "late_ms": late.median_ms,
-        "encode_ms": encode_ms or None,
-        "decode_ms": decode_ms or None,
-        "effective_gb_per_s": _gb_per_s(tensor_bytes, transfers.median_ms + codec_ms),
-        "pays_below_mbit_per_s": pays_below_mbit_per_s(tensor_bytes, wire_bytes, codec_ms),
-    }
+    return row_of(
+        Figures(
+            link=link_text(link),
+            codec=spec,
+            ways="both ways" if both_ways else "one way",
+            tensor_bytes=tensor_bytes,
+            backend=backend,
+            messages=messages,
+            wire_bytes=wire_bytes,
+            p50_ms=transfers.median_ms,
+            p95_ms=transfers.p95_ms,
+            gb_per_s=_gb_per_s(wire_bytes, transfers.median_ms),
+            recv_ms=blocked.median_ms,
+            recv_gb_per_s=_gb_per_s(wire_bytes, blocked.median_ms),
+            late_ms=late.median_ms,
+            encode_ms=encode_ms or None,
+            decode_ms=decode_ms or None,
+            effective_gb_per_s=_gb_per_s(tensor_bytes, transfers.median_ms + codec_ms),
+            pays_below_mbit_per_s=pays_below_mbit_per_s(tensor_bytes, wire_bytes, codec_ms),
+        )
+    )
 
 
 def with_lines(rows: Sequence[Row]) -> list[Row]:
@@ -112,5 +119,5 @@ def _gb_per_s(size: int, ms: float) -> float:
     return size / max(ms, _CLOCK_MS) / 1e6
 
 
-def _same(send: dict[str, Any], receive: dict[str, Any]) -> bool:
-    return (send["source"], send["target"]) == (receive["source"], receive["target"])
+def _same(send: LinkEnd, receive: LinkEnd) -> bool:
+    return (send.source, send.target) == (receive.source, receive.target)

@@ -2,50 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
-from thinpipe.bench.inputs import check_counts, check_launch, check_seconds, find_device
-from thinpipe.codecs.spec import tensor_codec
+from thinpipe.bench.inputs import HOW, SECONDS, WHAT, find_device, parse_codecs, shared
+from thinpipe.codecs.recipes import RECIPES
 from thinpipe.measure.memory import check_fits
 from thinpipe.measure.sizes import parse_size, size_text
+from thinpipe.options import OptionError, check, option
+from thinpipe.workers.membership import member
+from thinpipe.workers.network import check_launch
 
 WORKERS = 2
 DEFAULT_SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What is measured and how; the same on both workers."""
-
-    sizes: tuple[int, ...]  # bytes of a tensor
-    compress: tuple[str, ...]  # codecs beside none, which is always measured
-    links: tuple[float | None, ...]  # Mbit/s; None: not shaped
-    device: str
-    repeat: int  # messages of one size, at most
-    budget_s: float  # for them, about
-    sender_delay_s: float  # worker 0 sends so much later than it could
-
-    def check(self) -> None:
-        """ValueError for what cannot be measured here."""
-        check_counts(repeat=self.repeat)
-        check_seconds(budget=self.budget_s, sender_delay=self.sender_delay_s)
-        largest = max(self.sizes)
-        check_fits(f"--sizes {size_text(largest)}: sent and received,", 2 * largest, "take smaller ones")
-        find_device(self.device, [tensor_codec(spec) for spec in self.compress])
-        check_launch([WORKERS], self.links)
-
-    @property
-    def codecs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(["none", *(tensor_codec(spec).spec for spec in self.compress)]))
-
-    def backend(self, link: float | None) -> str:
-        """NCCL joins GPUs, one per worker; it would pass by a link that is shaped."""
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", WORKERS))  # fewer than all where torchrun started them
-        own_gpus = self.device == "cuda" and torch.cuda.device_count() >= here
-        return "nccl" if own_gpus and link is None else "gloo"
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -57,6 +27,69 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         except ValueError:
             size = 0
         if size < 4:
-            raise ValueError(f"--sizes are bytes of tensors, 4 or more, as in 1kB,1MB,100MB; got {part!r}")
+            raise OptionError(f"{{sizes}} are bytes of tensors, 4 or more, as in 1kB,1MB,100MB; got {part!r}")
         sizes.append(size - size % 4)  # whole floats
     return tuple(dict.fromkeys(sizes))
+
+
+def _specs(text: str) -> tuple[str, ...]:
+    return tuple(each.spec for each in parse_codecs(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is measured and how; the same on both workers."""
+
+    sizes: tuple[int, ...] = option(
+        "Bytes of a tensor of float32.",
+        panel=WHAT,
+        metavar="SIZE,...",
+        parse=parse_sizes,
+        shown=DEFAULT_SIZES,
+        default=parse_sizes(DEFAULT_SIZES),
+    )
+    compress: tuple[str, ...] = shared(
+        "compress",
+        f"Codecs to send through beside none, as in tile:8,kmeans:4; a recipe, {', '.join(RECIPES)}, is its two.",
+        parse=_specs,
+        shown="none alone",
+        default=(),
+    )
+    links: tuple[float | None, ...] = shared("link")  # Mbit/s; None: not shaped
+    device: str = shared("device", "Where tensors live. Two GPUs talk through NCCL, else gloo.")
+    repeat: int = shared("repeat", "Messages of one size, at most.", default=50)
+    budget_s: float = shared("budget", "Time for messages of one size.", default=2.0)
+    sender_delay_s: float = option(
+        "Worker 0 sends so much later than it could: recv time grows, the transfer does not.",
+        name="sender_delay",
+        panel=HOW,
+        metavar="SECONDS",
+        rule=SECONDS,
+        default=0.0,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def check_here(self) -> None:
+        """OptionError for what cannot be measured on this machine."""
+        largest = max(self.sizes)
+        check_fits(f"{{sizes}} {size_text(largest)}: sent and received,", 2 * largest, "take smaller ones")
+        _ = self.found_device
+        check_launch([WORKERS], self.links)
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        return tuple(each.spec for each in parse_codecs(",".join(("none", *self.compress))))
+
+    @property
+    def found_device(self) -> torch.device:
+        """OptionError where it is not here, or the codecs do not run on it."""
+        return find_device(self.device, parse_codecs(",".join(self.codecs)))
+
+    def backend(self, link: float | None) -> str:
+        """NCCL joins GPUs, one per worker; it would pass by a link that is shaped."""
+        me = member()
+        here = WORKERS if me is None else me.local_size  # fewer than all where torchrun started them
+        own_gpus = self.found_device.type == "cuda" and torch.cuda.device_count() >= here
+        return "nccl" if own_gpus and link is None else "gloo"

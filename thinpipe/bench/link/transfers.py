@@ -13,16 +13,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.bench.contents import laplace
+from thinpipe.bench.codecs.synthetic import laplace
 from thinpipe.bench.link.rows import make_row
 from thinpipe.bench.link.settings import WORKERS, Settings
 from thinpipe.codecs import codec
 from thinpipe.measure.record import Row
-from thinpipe.pipeline.link import Link, RecvLink, SendLink, Slot
+from thinpipe.pipeline.links.counters import LinkEnd
+from thinpipe.pipeline.links.link import Link
+from thinpipe.pipeline.links.recv import RecvLink
+from thinpipe.pipeline.links.send import SendLink
+from thinpipe.pipeline.links.slot import Route, Slot
+from thinpipe.pipeline.links.spec import encoding
 from thinpipe.pipeline.report import gather_links
 from thinpipe.workers.backend import CPU
 from thinpipe.workers.exchange import gather
 from thinpipe.workers.launch import run_workers
+from thinpipe.workers.membership import member
 from thinpipe.workers.network import thin_network
 
 _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs want matrices
@@ -44,9 +50,11 @@ def _exchange(settings: Settings, link: float | None, backend: str, on_row: Call
     """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
     worker = dist.get_rank()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
-    device = torch.device(settings.device)
+    device = settings.found_device
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        me = member()
+        assert me is not None
+        device = torch.device("cuda", me.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     between = dist.new_group(backend="gloo", timeout=_WAIT)  # where workers meet, whatever messages travel by
     rows = []
@@ -54,9 +62,9 @@ def _exchange(settings: Settings, link: float | None, backend: str, on_row: Call
         for both_ways in (False, True):
             for size in settings.sizes:
                 ends = _Ends(spec, size, both_ways, device, between)
-                everyone = ends.measure(settings)
+                measured = ends.measure(settings)
                 if worker == 0:
-                    rows.append(make_row(link, backend, spec, both_ways, ends.tensor_bytes, everyone))
+                    rows.append(make_row(link, backend, spec, both_ways, ends.tensor_bytes, measured))
                     on_row(rows[-1])
     return rows if worker == 0 else None
 
@@ -72,16 +80,16 @@ class _Ends:
         self._links: list[Link] = []
         for source in (0, 1) if both_ways else (0,):
             kind = SendLink if worker == source else RecvLink
-            end = kind(codec(spec), source, 1 - source, device, dist.group.WORLD, [])
-            end.peer = 1 - worker
-            end.configure([Slot.of(self._tensor, end.codec)], 1)
+            route = Route(source, 1 - source, worker == source, device, dist.group.WORLD, peer=1 - worker)
+            end = kind(encoding(spec), route, [])
+            end.configure([Slot.of(self._tensor)], 1)
             if both_ways and isinstance(end, RecvLink):
                 end.trace = True  # a worker that is still encoding does not see a message come
             self._links.append(end)
         warm = codec(spec)  # compiles at its first call
         warm.decode(warm.encode(self._tensor), torch.empty_like(self._tensor))
 
-    def measure(self, settings: Settings) -> list[list[dict[str, Any]]]:
+    def measure(self, settings: Settings) -> list[LinkEnd]:
         """What both workers counted and stamped for the messages that count."""
         dist.barrier(self._between)  # the other worker may still compile its codec
         began = time.perf_counter()
@@ -102,7 +110,7 @@ class _Ends:
         sends = [link for link in self._links if isinstance(link, SendLink)]
         receives = [link for link in self._links if isinstance(link, RecvLink)]
         for link in self._links:
-            link.step = step
+            link.begin_step(step)
             link.events.clear()
         for receive in receives:
             receive.post()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from thinpipe.bench.link.rows import COLUMNS, LINE
+from thinpipe.bench.link.rows import LINE, Figures
+from thinpipe.measure.figures import columns_of
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
 from thinpipe.measure.report import Table
 from thinpipe.measure.sizes import size_text
 
-_BY_NAME = {column.name: column for column in COLUMNS}
+_BY_NAME = {column.name: column for column in columns_of(Figures)}
 _SIZE = Column(name="size", heading="tensor", key=True)
 _TRANSFER = (
     *("messages", "wire_bytes", "p50_ms", "p95_ms", "gb_per_s", "recv_ms", "recv_gb_per_s", "late_ms"),

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from thinpipe.bench.inputs import check_counts, check_launch, find_device
 from thinpipe.bench.models import CUTTABLE, Shapes, least_bytes
-from thinpipe.codecs.spec import tensor_codec
+from thinpipe.codecs.spec import codec
 from thinpipe.measure.memory import check_fits
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
@@ -76,7 +76,7 @@ class Settings:
                         f"all parts of a batch are of one size: --batch-size is a multiple of {count} {what}, "
                         f"not {self.shapes.batch_size}"
                     )
-        find_device(self.device, [tensor_codec(spec) for spec in self.compress])
+        find_device(self.device, [codec(spec) for spec in self.compress])
         if not any(True for _ in self.launches()):
             raise ValueError(
                 "nothing to measure: --parallel none runs with --workers 1, data and pipeline with 2 or more"
@@ -93,7 +93,7 @@ class Settings:
                 for layout in self.layouts
                 for schedule in self.schedules
                 for chunks in self.chunks
-                for spec in (tensor_codec(each).spec for each in self.compress)
+                for spec in (codec(each).spec for each in self.compress)
             ]
         for workers in self.workers:
             if workers == 1 and alone:

@@ -17,7 +17,7 @@ from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.measure.meter import time_calls
 from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
 from thinpipe.pipeline.balance import UnitCost, measure_units
-from thinpipe.pipeline.counters import DeviceClock
+from thinpipe.pipeline.links.counters import DeviceClock
 from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stage_count, stages_of
 from thinpipe.pipeline.units import units_of
 from thinpipe.workers.backend import CPU

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from thinpipe.options import OptionError
 from thinpipe.training.checkpoints.manifest import NAME, Manifest, read_manifest
 from thinpipe.training.checkpoints.part import DamagedError, read_part
 from thinpipe.training.place import Place
@@ -54,9 +55,9 @@ def candidates(path: Path) -> list[Path]:
     if is_complete(path):
         return [path]
     if not checkpoints(path):
-        raise ValueError(
-            f"--resume takes a folder that a run was saved in, or one checkpoint of it; {path} has no complete "
-            "checkpoint. Start the run again without --resume; if the client alone has it, give --save-local too"
+        raise OptionError(
+            f"{{resume}} takes a folder that a run was saved in, or one checkpoint of it; {path} has no complete "
+            "checkpoint. Start the run again without {resume}; if the client alone has it, give {save_local} too"
         )
     found = [each for each in path.glob("step-*") if each.is_dir() and re.fullmatch(r"step-\d{8,}", each.name)]
     return sorted(found, reverse=True)
@@ -125,7 +126,7 @@ class FolderLock:
             directory.mkdir(parents=True, exist_ok=True)
             self._handle = self._take(directory)
         except OSError as error:
-            raise ValueError(f"--save needs a folder that can be written; {directory}: {error.strerror}") from None
+            raise OptionError(f"{{save}} needs a folder that can be written; {directory}: {error.strerror}") from None
 
     def _take(self, directory: Path) -> int:
         while True:
@@ -135,9 +136,9 @@ class FolderLock:
             except BlockingIOError:
                 holder = os.read(handle, 200).decode(errors="replace").strip()
                 os.close(handle)
-                raise ValueError(
+                raise OptionError(
                     f"one run at a time saves in a folder, and {directory} is in use{holder and f' by {holder}'}; "
-                    "wait for that run, end it, or name another folder with --save"
+                    "wait for that run, end it, or name another folder with {save}"
                 ) from None
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
@@ -183,8 +184,8 @@ def sweep(directory: Path) -> None:
 def check_unused(directory: Path) -> None:
     """ValueError if a new run would save among the checkpoints of another."""
     if checkpoints(directory):
-        raise ValueError(
-            f"{directory} holds checkpoints of another run: go on with that by --resume {directory}, or name "
+        raise OptionError(
+            f"{directory} holds checkpoints of another run: go on with that by {{resume}} {directory}, or name "
             "another folder"
         )
 
@@ -197,7 +198,7 @@ def check_shared(directory: Path, place: Place) -> None:
         try:
             file.write_text(word)
         except OSError as error:
-            problem = f"--save needs a folder that can be written; {directory}: {error.strerror}"
+            problem = f"{{save}} needs a folder that can be written; {directory}: {error.strerror}"
     name, word, problem = place.gather([file.name, word, problem])[0]
     try:
         seen = (directory / name).read_text()
@@ -207,11 +208,11 @@ def check_shared(directory: Path, place: Place) -> None:
     if place.is_client:
         file.unlink(missing_ok=True)
     if problem is not None:
-        raise ValueError(problem)
+        raise OptionError(problem)
     if blind:
-        raise ValueError(
+        raise OptionError(
             f"all workers save into one folder, and {_workers(blind)} not see what the client writes into {directory}: "
-            "name a folder that all machines share, or give --save-local, which keeps all checkpoints with the client"
+            "name a folder that all machines share, or give {save_local}, which keeps all checkpoints with the client"
         )
 
 

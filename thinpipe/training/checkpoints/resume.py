@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import as_bytes
+from thinpipe.options import OptionError, named
 from thinpipe.training.checkpoints.fingerprint import difference
 from thinpipe.training.checkpoints.folder import all_damaged, candidates
 from thinpipe.training.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
@@ -27,7 +28,8 @@ from thinpipe.training.checkpoints.part import PIECE, DamagedError, HashedPieces
 from thinpipe.training.checkpoints.state import Cuts, belongs_here, load_worker_state
 from thinpipe.training.engine import Engine
 from thinpipe.training.place import Place
-from thinpipe.training.settings import Running, Settings, fixed_differences
+from thinpipe.training.resolve import fixed_differences
+from thinpipe.training.settings import Running, Settings
 
 State = dict[str, Tensor]
 
@@ -106,12 +108,12 @@ def _offers(where: Path, place: Place) -> Iterator[tuple[Path, dict[str, Any], s
 def _check_same_run(manifest: Manifest, settings: Settings, data: Mapping[str, Any], path: Path) -> None:
     differing = fixed_differences(manifest.settings, settings)
     if differing:
-        raise ValueError(f"{path} is of another run: --{differing[0].replace('_', '-')} was another")
+        raise OptionError(f"{path} is of another run: {{{differing[0]}}} was another")
     other = difference(manifest.data, data)
     if other is not None:
-        raise ValueError(
+        raise OptionError(
             f"a run goes on with the data it began with, and these are others: {other}. Put them back as they were, "
-            "or start a new run without --resume"
+            "or start a new run without {resume}"
         )
 
 
@@ -120,7 +122,7 @@ def _read_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> t
     place, damage = engine.place, None
     state: State = {}
     if not path.is_dir():
-        damage = "does not see it; name a folder that all machines share, or give --save-local"
+        damage = named("does not see it; name a folder that all machines share, or give {save_local}")
     else:
         try:
             for part in manifest.parts:

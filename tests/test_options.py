@@ -1,0 +1,120 @@
+"""Options declared once: rules, names in errors, reading from text, and the command that follows from them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from thinpipe.commands.terminal import one_line_errors, takes
+from thinpipe.options import OptionError, above, check, flags_in_errors, option, options_of, read
+
+PACKAGE = Path(__file__).parent.parent / "thinpipe"
+
+
+def halves(text: str) -> tuple[int, int]:
+    first, slash, second = text.partition("/")
+    if not slash:
+        raise OptionError(f"{{cut_at}} is two numbers, as in 1/2; got {text}")
+    return int(first), int(second)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baking:
+    heat: float = option("Of the oven; see {cut_at}.", panel="How", metavar="C", rule=above(0, 300), usual=180)
+    fan: Literal["on", "off"] = option("Whether it blows.", panel="How", usual="off", movable=True)
+    at: tuple[int, int] | None = option("Where it is cut.", panel="What", name="cut_at", parse=halves, default=None)
+    turn: bool = option("Upside down.", panel="How", default=False, last=True)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def test_rules_are_told_by_the_names_of_python_and_by_flags_on_the_command_line() -> None:
+    with pytest.raises(OptionError, match=r"^heat is above 0 and at most 300; got 0$") as error:
+        Baking(heat=0, fan="on")
+    with flags_in_errors():
+        assert str(error.value) == "--heat is above 0 and at most 300; got 0"
+        assert str(OptionError("leave out {cut_at} and {no_turn}")) == "leave out --cut-at and --no-turn"
+    assert str(OptionError("leave out {cut_at} and {no_turn}")) == "leave out cut_at and turn=False"
+    with pytest.raises(OptionError, match=r"^fan is on, off; got maybe$"):
+        Baking(heat=1, fan="maybe")  # type: ignore[arg-type]
+
+
+def test_fields_are_read_by_the_names_users_know_and_what_is_not_given_is_left_out() -> None:
+    assert read(Baking, {"cut_at": "3/4", "heat": 20.5, "fan": None, "other": 1}) == {"at": (3, 4), "heat": 20.5}
+    assert read(Baking, {"cut_at": (3, 4)}) == {"at": (3, 4)}
+    with pytest.raises(OptionError, match="cut_at is two numbers"):
+        read(Baking, {"cut_at": "34"})
+    assert [name for name, told in options_of(Baking).items() if told.movable] == ["fan"]
+
+
+def run(*words: str) -> tuple[int, str, dict[str, Any]]:
+    heard: dict[str, Any] = {}
+
+    @takes(Baking, panels=("What", "How"))
+    def bake(**given: Any) -> None:
+        """Bake a cake."""
+        with one_line_errors():
+            heard.update(vars(Baking(**{"heat": 180, "fan": "off", **read(Baking, given)})))
+
+    app = typer.Typer()
+    app.command()(bake)
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "100"})
+    return result.exit_code, result.output, heard
+
+
+def test_a_command_takes_the_options_that_are_declared() -> None:
+    assert run("--cut-at", "1/2", "--turn", "--fan", "on") == (
+        0,
+        "",
+        {"heat": 180, "fan": "on", "at": (1, 2), "turn": True},
+    )
+    assert run("--heat", "0")[:2] == (2, "thinpipe: --heat is above 0 and at most 300; got 0.0\n")
+    assert run("--cut-at", "12")[:2] == (2, "thinpipe: --cut-at is two numbers, as in 1/2; got 12\n")
+    code, output, _ = run("--help")
+    assert code == 0
+    assert re.search(r"Of the oven; see --cut-at\. +\[default: \(180\)\]", output)
+    flags = [word for word in re.findall(r"--[a-z-]+", output) if word in ("--cut-at", "--heat", "--fan", "--turn")]
+    assert list(dict.fromkeys(flags)) == ["--cut-at", "--heat", "--fan", "--turn"]
+
+
+# Their commands and settings are being rebuilt.
+STILL_FLAGS = ("bench/pipeline", "bench/ddp", "bench/models.py")
+# Flags of other programs: torchrun's, `hf download`'s; of thinpipe, where a command is written out.
+OTHER_PROGRAMS = re.compile(r"--(repo-type|local-dir|include) |thinpipe \.\.\.")
+
+
+def flags_in_texts(path: Path) -> list[str]:
+    """Texts in the code that name a flag, docstrings aside."""
+    tree = ast.parse(path.read_text())
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    return [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.value}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        if re.search(r"(?<![\w-])--[a-z]", node.value) and not OTHER_PROGRAMS.search(node.value)
+    ]
+
+
+def test_only_the_command_line_names_flags() -> None:
+    library = [
+        path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if (name := str(path.relative_to(PACKAGE))) not in ("options.py", "cli.py")
+        and not name.startswith(("commands/", *STILL_FLAGS))
+    ]
+    assert len(library) > 50
+    assert [found for path in library for found in flags_in_texts(path)] == []

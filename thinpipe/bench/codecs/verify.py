@@ -1,0 +1,199 @@
+"""What the codecs promise, held against the literal algorithms and scikit-learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinpipe.bench.codecs.figures import relative_squared_error
+from thinpipe.bench.codecs.synthetic import Case
+from thinpipe.codecs import codec
+from thinpipe.codecs.base import as_dtype
+from thinpipe.codecs.buckets import Buckets
+from thinpipe.codecs.recipes import RECIPES
+from thinpipe.codecs.tile import Tile
+from thinpipe.measure.record import Check
+
+LEVEL_BITS = 6
+SPLITS = range(5)
+ROUNDINGS = 1.0
+SKLEARN_VALUES = 24 * 56 * 56  # one sample of the smallest default shape: seconds for scikit-learn, not minutes
+SKLEARN_BITS = range(1, 5)
+SKLEARN_LIMIT = 1.01
+RATIO_BYTES = 1_000_000  # below this a header may be more than 1%
+TILES = tuple(dict.fromkeys(spec for pair in RECIPES.values() for spec in pair if spec.startswith("tile")))
+HALF_A_STEP = 0.5 + 1e-3  # what float32 makes of (x - low) / step, of which there are at most 255
+RECIPE_BITS_MORE = 0.55  # of headers: four bytes for every 64 values or more, and for a last tile that is short
+
+NOTE = (
+    "FAIL: a broken promise. MISS: a target that depends on the machine.\n"
+    "ulp: distance of the bucket's largest value to the next float32.\n"
+    f"scikit-learn: KMeans, 10 starts, converged, on {SKLEARN_VALUES} values."
+)
+
+
+def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
+    """Every promise as a check, as each is done. The literal algorithms make this a matter of minutes.
+
+    Tensors with NaN or infinity are left out: the promises are about numbers.
+    """
+    cases = [case for case in cases if bool(case.load().isfinite().all())]
+    contents = {case.content: [other for other in cases if other.content == case.content] for case in cases}
+    for content, tensors in contents.items():
+        for family, algorithm in (("sort", 1), ("fast", 2)):
+            yield from _buckets_against_algorithm(family, algorithm, content, tensors, device)
+    for content, tensors in contents.items():
+        smallest = min(tensors, key=lambda case: case.count)
+        if smallest.count >= 1 << SKLEARN_BITS[-1]:  # scikit-learn wants a value for each cluster
+            yield _kmeans_against_sklearn(content, smallest.load().reshape(-1)[:SKLEARN_VALUES].to(device))
+    for content, tensors in contents.items():
+        yield _kmeans_against_uniform_and_sort(content, tensors, device)
+    for content, tensors in contents.items():
+        yield from _tiles_against_algorithm(content, tensors, device)
+    yield from _wire_ratios([case for case in cases if 4 * case.count >= RATIO_BYTES])
+
+
+def roundings_apart(decoded: Tensor, right: Tensor, mins: Tensor, steps: Tensor, levels: int) -> float:
+    """The largest difference between two decoded tensors, in float32 roundings of the bucket it lies in.
+
+    One rounding (ulp) is the distance from the largest magnitude of the bucket to the next float32: what
+    min + level * step can be off by when it is computed in another order. With one bucket from 0 to 6,
+    one rounding is 2^-21.
+    """
+    largest = torch.maximum(mins.abs(), (mins + levels * steps).abs())
+    ulp = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 24)
+    ulp = ulp.clamp(min=torch.finfo(torch.float32).smallest_normal * torch.finfo(torch.float32).eps)
+    bucket = torch.bucketize(right.float(), mins[1:].contiguous(), right=True)
+    return ((decoded.float() - right.float()).abs() / ulp[bucket]).max().item()
+
+
+def _buckets_against_algorithm(
+    family: str, algorithm: int, content: str, cases: Sequence[Case], device: torch.device
+) -> Iterator[Check]:
+    different, roundings = _Worst(), _Worst()
+    for case in cases:
+        x = case.load().to(device)
+        for split_bits in SPLITS:
+            spec = f"{family}:{LEVEL_BITS}+{split_bits}"
+            ours, literal = codec(spec), codec(spec, kernels="reference")
+            assert isinstance(ours, Buckets)
+            wire, right_wire = ours.encode(x), literal.encode(x)
+            mins, steps = ours.mins_and_steps(wire)
+            right_mins, right_steps = ours.mins_and_steps(right_wire)
+            decoded, right = ours.decode(wire, torch.empty_like(x)), literal.decode(right_wire, torch.empty_like(x))
+            apart = roundings_apart(decoded, right, right_mins, right_steps, (1 << LEVEL_BITS) - 1)
+            where = f"{spec} on {case.shape_text}"
+            different.add(int((mins != right_mins).sum() + (steps != right_steps).sum()), where)
+            roundings.add(apart, where)
+    claim = f"{family}:{LEVEL_BITS}+0..{SPLITS[-1]}, {content}"
+    yield different.check(f"{claim}: mins, steps unlike Algorithm {algorithm}", 0)
+    yield roundings.check(f"{claim}: decoded, off Algorithm {algorithm}", ROUNDINGS, " ulp")
+
+
+def _kmeans_against_sklearn(content: str, values: Tensor) -> Check:
+    from sklearn.cluster import KMeans
+
+    worst = _Worst()
+    points = values.double().cpu().numpy()[:, None]
+    for bits in SKLEARN_BITS:
+        best = KMeans(1 << bits, n_init=10, max_iter=1000, tol=1e-6, random_state=0).fit(points)
+        spec = f"kmeans:{bits}"
+        error = relative_squared_error(values, _round_trip(spec, values))
+        worst.add(_over(error, best.inertia_ / float((points**2).sum())), spec)
+    return worst.check(f"kmeans:1..4, {content}: error / scikit-learn's", SKLEARN_LIMIT)
+
+
+def _kmeans_against_uniform_and_sort(content: str, cases: Sequence[Case], device: torch.device) -> Check:
+    worst = _Worst()
+    for case in cases:
+        x = case.load().to(device)
+        for bits in range(5, 9):
+            error = relative_squared_error(x, _round_trip(f"kmeans:{bits}", x))
+            for rival in (f"sort:{bits}", f"uniform:{bits}"):
+                rival_error = relative_squared_error(x, _round_trip(rival, x))
+                worst.add(_over(error, rival_error), f"kmeans:{bits} and {rival} on {case.shape_text}")
+    return worst.check(f"kmeans:5..8, {content}: error / sort's or uniform's", 1)
+
+
+def _tiles_against_algorithm(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
+    """Of the recipes' tiles: the bytes of the literal algorithm, and every value within half a step."""
+    different, steps = _Worst(), _Worst()
+    for case in cases:
+        x = case.load().to(device)
+        for spec in TILES:
+            ours = codec(spec)
+            assert isinstance(ours, Tile)
+            wire = ours.encode(x)
+            where = f"{spec} on {case.shape_text}"
+            different.add(int((wire != codec(spec, kernels="reference").encode(x)).sum()), where)
+            steps.add(steps_apart(ours, wire, x, ours.decode(wire, torch.empty_like(x))), where)
+    claim = f"{TILES[0]}..{TILES[-1]}, {content}"
+    yield different.check(f"{claim}: bytes unlike the algorithm's", 0)
+    yield steps.check(f"{claim}: decoded, off", HALF_A_STEP, " steps")
+
+
+def steps_apart(tile: Tile, wire: Tensor, x: Tensor, decoded: Tensor) -> float:
+    """The largest error in steps of the tile it lies in, beyond one float32 rounding of the tile's largest value."""
+    count = -(-x.numel() // tile.tile)
+    steps = as_dtype(wire[: 2 * count].clone(), torch.bfloat16).double()
+    values, errors = x.reshape(-1).double(), (decoded.double() - x.double()).abs().reshape(-1)
+    missing = count * tile.tile - x.numel()
+    values, errors = (torch.nn.functional.pad(each, (0, missing)).view(count, -1) for each in (values, errors))
+    rounding = values.abs().amax(1) * torch.finfo(torch.float32).eps
+    beyond = (errors.amax(1) - rounding).clamp(min=0)
+    # A step of 0 says that all values of the tile are the same: any error then is too large.
+    return torch.where(beyond > 0, beyond / steps, beyond).max().item()
+
+
+def _wire_ratios(cases: Sequence[Case]) -> Iterator[Check]:
+    for bits in (16, 12, 8, 4):
+        worst = _Worst()
+        for case in cases:
+            for family in ("uniform", "sort", "fast", *(["kmeans"] if bits <= 8 else [])):
+                ratio = codec(f"{family}:{bits}").wire_bytes(case.shape, torch.float32) / (4 * case.count)
+                worst.add(100 * abs(ratio / (bits / 32) - 1), f"{family}:{bits} on {case.shape_text}")
+        if cases:
+            yield worst.check(f"{bits} bits, from 1 MB on: wire, off {bits / 32:g}", 1, "%")
+    for recipe, specs in RECIPES.items():
+        worst = _Worst()
+        for case in cases:
+            for spec in specs:
+                sent = codec(spec).wire_bytes(case.shape, torch.float32)
+                worst.add(8 * sent / case.count, f"{spec} on {case.shape_text}")
+        if cases:
+            most = int(recipe.removesuffix("bit")) + RECIPE_BITS_MORE
+            yield worst.check(f"{recipe}, from 1 MB on: sent for a value", most, " bits")
+
+
+def _round_trip(spec: str, x: Tensor) -> Tensor:
+    each = codec(spec)
+    return each.decode(each.encode(x), torch.empty_like(x))
+
+
+def _over(error: float | None, other: float | None) -> float:
+    """error / other, where nothing over nothing is even."""
+    if error is None or other is None:
+        return math.nan
+    if other == 0:
+        return 1.0 if error == 0 else math.inf
+    return error / other
+
+
+@dataclass
+class _Worst:
+    """The largest of several figures, and where it was."""
+
+    figure: float | None = None
+    where: str = ""
+
+    def add(self, figure: float, where: str) -> None:
+        # NaN is the worst there can be, and stays: nothing compares as larger.
+        if self.figure is None or math.isnan(figure) or figure > self.figure:
+            self.figure, self.where = figure, where
+
+    def check(self, claim: str, limit: float, unit: str = "") -> Check:
+        return Check(claim=claim, measured=self.figure, limit=limit, unit=unit, detail=self.where)

@@ -1,0 +1,95 @@
+"""thinpipe train: options to settings; the run itself is thinpipe.training's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from thinpipe.commands.terminal import one_line_errors, takes
+from thinpipe.options import option, read
+from thinpipe.training.settings import LINKS, MACHINES, OUT, PANELS, Capture, Running, Settings
+from thinpipe.workers.membership import member
+from thinpipe.workloads.tasks import TASKS
+from thinpipe.workloads.tasks import task as find_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command takes beside the options of a run."""
+
+    compress: str | None = option(
+        "Codec of both directions, or 8bit, 4bit, 2bit.",
+        panel=LINKS,
+        metavar="SPEC",
+        shown="8bit; none for data",
+        default=None,
+    )
+    log: Path | None = option("TensorBoard curves.", panel=OUT, metavar="DIR", default=None)
+    json: Path | None = option("The record; `thinpipe diff` compares two.", panel=OUT, metavar="FILE", default=None)
+    rank: int | None = option(
+        "The number of this worker, from 0, the client.", panel=MACHINES, metavar="N", default=None
+    )
+    master: str | None = option(
+        "Where worker 0 listens; the same on all machines.", panel=MACHINES, metavar="HOST:PORT", default=None
+    )
+    debug: bool = option("Errors with their tracebacks.", panel=MACHINES, last=True, default=False)
+
+
+@takes(Asked, Settings, Running, Capture, panels=PANELS)
+def train(**given: Any) -> None:
+    """Train a model whose layers live on several workers.
+
+    First prints who holds what and what will travel; at the end, what it came
+    to. Options left out are the task's recipe.
+
+    On several machines, on each: thinpipe train ... --workers 3 --rank N
+    --master HOST:PORT
+
+    Example: thinpipe train --task digits --compress sort:8 --epochs 10
+    """
+    # Not at the top: the help need not wait for what training needs.
+    from thinpipe.workers.forking import import_ahead
+
+    asked = Asked(**read(Asked, given))
+    if asked.rank is None and member() is None:
+        known = TASKS.get(given["task"] or "digits")
+        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *(known.modules if known else ()))
+    from thinpipe.commands.train.listeners import make_listener
+    from thinpipe.commands.train.preflight import preflight
+    from thinpipe.commands.train.run import already_there, carry_out
+    from thinpipe.commands.train.settle import join_machines, settle_run
+    from thinpipe.training.foresight import check_possible
+    from thinpipe.workers.launch import leave
+
+    if asked.debug:
+        os.environ["THINPIPE_DEBUG"] = "1"
+    with one_line_errors():
+        join_machines(asked.rank, asked.master, given["workers"])
+        settings, running = settle_run(given)
+    if already_there(running):
+        return
+    with one_line_errors():
+        me = member()
+        if me is None:  # workers on several machines are there already; those who read data find out
+            check_possible(find_task(settings.task), settings)
+        if me is None or me.rank == 0:
+            preflight(log=asked.log, json=asked.json, save=running.save, trace=running.trace, capture=given["capture"])
+    listener = partial(
+        make_listener,
+        config={"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), "link_mbit_per_s": running.link},
+        seed=settings.seed,
+        forward=settings.compress_forward,
+        backward=settings.compress_backward,
+        log=asked.log,
+        json=asked.json,
+    )
+    code = carry_out(settings, running, listener)
+    if me is not None:
+        leave(code)  # this process is a worker
+    raise typer.Exit(code)

@@ -1,0 +1,146 @@
+"""Options declared once: help, rule and reading from text stand at the field of the frozen dataclass with the value.
+
+The command line, its help, the checks, the keys of an ablation plan and what may change on resume follow from it::
+
+    @dataclass(frozen=True, kw_only=True)
+    class Settings:
+        lr: float = option("Highest learning rate.", rule=above(0, 1e6))
+
+        def __post_init__(self) -> None:
+            check(self)  # Settings(lr=0): lr is above 0 and at most 1e+06; got 0
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+_MARKED = re.compile(r"\{([a-z][a-z_]*)\}")
+_flags = [False]  # whether names are shown as flags; the last is in force
+
+
+class OptionError(ValueError):
+    """What was asked for cannot be. Names of options are marked in its text, ``{lr}``: see ``named``."""
+
+    def __str__(self) -> str:
+        return named(str(self.args[0]))
+
+
+def named(text: str) -> str:
+    """``{batch_size}`` as the caller writes it: ``batch_size`` in Python, ``--batch-size`` on the command line."""
+    return _MARKED.sub(lambda marked: (flag if _flags[-1] else _keyword)(marked[1]), text)
+
+
+def flag(name: str) -> str:
+    return "--" + name.rstrip("_").replace("_", "-")  # from_ is the option --from
+
+
+def _keyword(name: str) -> str:
+    return f"{name.removeprefix('no_')}=False" if name.startswith("no_") else name
+
+
+@contextmanager
+def flags_in_errors() -> Iterator[None]:
+    """Inside, names of options are shown as flags: the command line enters it, and so do the workers it starts."""
+    _flags.append(True)
+    try:
+        yield
+    finally:
+        _flags.pop()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What values an option may have, in words that follow "is"."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def between(least: float, most: float) -> Rule:
+    return Rule(f"from {least} to {most}", lambda value: least <= value <= most)
+
+
+def above(least: float, most: float) -> Rule:
+    return Rule(f"above {least:g} and at most {most:g}", lambda value: least < value <= most)
+
+
+def below(most: float, *, least: float = 0, words: str = "") -> Rule:
+    return Rule(f"from {least} to below {words or most}", lambda value: least <= value < most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What is known of an option beside the type and the default of its field."""
+
+    help: str
+    panel: str = ""  # of the help
+    metavar: str | None = None
+    rule: Rule | None = None
+    usual: Any = None  # the value unless the user, or a task's recipe, has another
+    shown: str | None = None  # as the default in the help, where ``usual`` does not say it
+    movable: bool = False  # whether it may be another when a run goes on
+    kind: Any = None  # what the command line reads it as, where that is not the field's type
+    parse: Callable[[Any], Any] | None = None  # of that kind to the field's value; OptionError if it is none
+    name: str = ""  # as users know it, where that is not the field's name
+    negative: bool = False  # a switch that has a --no-NAME beside it
+    last: bool = False  # in its panel
+    was: str = ""  # an older name, which the command line still takes
+
+
+def option(help: str, *, default: Any = MISSING, **facts: Any) -> Any:
+    """A field of a dataclass that is an option."""
+    usual = {} if default in (MISSING, None) else {"usual": default}
+    return field(default=default, metadata={"option": Option(help=help, **{**usual, **facts})})
+
+
+@cache
+def options_of(kind: type) -> dict[str, Option]:
+    """The options of a dataclass by the names of their fields; choices of a Literal are its rule."""
+    hints, found = get_type_hints(kind), {}
+    for each in fields(kind):
+        if "option" in each.metadata:
+            told: Option = each.metadata["option"]
+            hint = _without_none(hints[each.name])
+            choices = get_args(hint) if get_origin(hint) is Literal else ()
+            rule = Rule(", ".join(choices), choices.__contains__) if choices else told.rule
+            read_as = told.kind or (str if told.parse else hint)
+            found[each.name] = replace(told, name=told.name or each.name, rule=rule, kind=read_as)
+    return found
+
+
+def check(settings: Any) -> None:
+    """OptionError for the first option whose value breaks its rule; None means that there is no value."""
+    kind: type = type(settings)
+    for name, told in options_of(kind).items():
+        value = getattr(settings, name)
+        if value is not None and told.rule is not None and not told.rule.holds(value):
+            raise OptionError(f"{{{told.name}}} is {told.rule.words}; got {words(value)}")
+
+
+def read(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``kind`` from options by the names users know, as the command line read them; None is not given."""
+    values = {name: given.get(told.name) for name, told in options_of(kind).items()}
+    return {name: _parse(options_of(kind)[name], value) for name, value in values.items() if value is not None}
+
+
+def words(value: Any) -> str:
+    """As it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _parse(told: Option, value: Any) -> Any:
+    kind = get_origin(told.kind) or told.kind
+    as_read = isinstance(value, kind if isinstance(kind, type) else str)  # a choice is a text
+    return told.parse(value) if told.parse is not None and as_read else value
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(each for each in get_args(hint) if each is not type(None))
+    return hint

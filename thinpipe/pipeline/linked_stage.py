@@ -1,0 +1,225 @@
+"""torch's stage with the ends of its links: what happens before the first action of a step, (1) to (3) of ``stage``.
+
+Names of torch's inside used here and in ``siblings``, seen on 2.11 and 2.13. Overridden: ``clear_runtime_states``,
+which opens a step; ``_prepare_forward_infra`` and ``_prepare_backward_infra``, the only place where shapes are known
+before anything travels; ``_get_init_p2p_neighbors_ops``, first messages that 2.11 sends to the wrong worker;
+``_send_meta`` and ``_recv_meta`` (2.13), which would exchange pickles to find shapes (``metadata``). Read:
+``stage_index_to_group_rank``, where the schedule puts stages; ``group_rank``, ``group_size`` and ``has_backward``;
+``_stage_meta`` (2.13) and ``get_outputs_meta`` (2.11), the shapes of the outputs. Written: the ``buffer`` of each of
+``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import pipelining
+
+from thinpipe.pipeline import metadata
+from thinpipe.pipeline.batchnorm import frozen_statistics
+from thinpipe.pipeline.ends import Ends, LinkOptions
+from thinpipe.pipeline.links.counters import Event
+from thinpipe.pipeline.links.link import Link
+from thinpipe.pipeline.links.recv import RecvLink
+from thinpipe.pipeline.links.slot import Slot
+from thinpipe.pipeline.metadata import CAN_INFER, Expected
+from thinpipe.pipeline.siblings import agree, check_place, indices_here, register, siblings_of
+from thinpipe.version import __version__
+from thinpipe.workers.backend import backend_of, wire_device
+from thinpipe.workers.exchange import hear, tell
+
+NOTHING = torch.empty(0)  # where torch would keep a receive buffer
+
+
+class LinkedStage(pipelining.PipelineStage):
+    """Knows its links, and has agreed with all workers on what travels over them."""
+
+    def __init__(
+        self,
+        submodule: nn.Module,
+        stage_index: int,
+        num_stages: int,
+        device: torch.device,
+        options: LinkOptions,
+        torch_args: Sequence[Any],
+        torch_options: Mapping[str, Any],
+    ) -> None:
+        super().__init__(submodule, stage_index, num_stages, device, *torch_args, **torch_options)
+        told = dict(zip(("input_args", "output_args"), torch_args, strict=False)) | dict(torch_options)
+        shapes = [told.get(name) for name in ("input_args", "output_args")]
+        if any(each is None for each in shapes) and (
+            wire_device(self.group, device).type != device.type or not CAN_INFER
+        ):
+            raise ValueError(
+                f"a stage on {device} under torch {torch.__version__} is told its shapes, as input_args and "
+                "output_args: examples of one chunk. Finding them out would need pickles (before torch 2.13), or "
+                "tensors on the GPU through gloo, which cannot send them"
+            )
+        self.ends = Ends(stage_index, num_stages, device, self.group, options)
+        if all(each is not None for each in shapes):
+            self.ends.expect(*(each if isinstance(each, tuple | list) else (each,) for each in shapes))
+        self.steps = 0
+        self._chunks = 0
+        self._inputs: list[Expected] = []
+        self._open = self._posted = self._unchecked = False
+        register(self)
+
+    @property
+    def links(self) -> list[Link]:
+        """The ends of links that this stage has: of those to other workers, once it has run."""
+        return list(self.ends)
+
+    @property
+    def events(self) -> list[Event]:
+        """Of the step under way, or of the last one."""
+        return self.ends.events
+
+    def set_seed(self, seed: int) -> None:
+        """From the next step on, codecs that round at random draw other numbers."""
+        self.ends.set_seed(seed)
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether ``tell_samples`` is to be called before each training step."""
+        return self.ends.needs_samples
+
+    def tell_samples(self, samples: Sequence[int] | Tensor) -> None:
+        """Which samples the next training step has, in the order of its batch: for ``forward="delta(...)"``.
+
+        All stages of all workers are told the same before ``schedule.step``. An evaluation needs no word: it leaves
+        the copies alone, and what it sends travels as a sample's first pass does.
+        """
+        self.ends.tell_samples(samples)
+
+    def copies_bytes(self) -> int:
+        """What this stage will keep of all samples; known before the first step if it was told its shapes."""
+        return self.ends.copies_bytes()
+
+    def reserve_copies(self) -> None:
+        """Allocate that now, not in the first step."""
+        self.ends.reserve_copies()
+
+    def link_state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """What this stage's links remember; to be saved beside the module's state.
+
+        ``forward`` and ``backward``: what the codecs do, and the steps so far. ``sent`` and ``received``: copies of
+        samples, the same at both ends of a link.
+        """
+        return self.ends.state_dict()
+
+    def load_link_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
+        self.ends.load_state_dict(state)
+
+    def trace(self, on: bool = True) -> None:
+        """From the next step on, also stamp the arrival of each message (``report``, ``draw``)."""
+        for link in self.ends.receives:
+            link.trace = on
+
+    # (1) A step opens
+
+    def clear_runtime_states(self) -> None:
+        super().clear_runtime_states()
+        if self.steps == 0:
+            check_place(self)
+            self.ends.place(self.stage_index_to_group_rank, self.group_rank)
+            if self.stage_index == max(indices_here(self)):
+                agree(self, (stage._settings() for stage in siblings_of(self)))
+        self.steps += 1
+        self._open, self._posted = True, False
+        self.ends.begin_step(self.steps)
+
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same everywhere before shapes are known."""
+        plan = getattr(self.submod, "plan", None)
+        return {
+            "thinpipe version": __version__,
+            "number of stages": self.num_stages,
+            "worker of each stage": [self.stage_index_to_group_rank[stage] for stage in range(self.num_stages)],
+            "forward codec": self.ends.forward_spec,
+            "backward codec": self.ends.backward_spec,
+            "samples with copies": self.ends.sample_count,
+        } | ({"model and cuts": plan} if plan else {})
+
+    # (2) Shapes
+
+    def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        if self.stage_index == min(indices_here(self)):
+            agree(self, [{"chunks per step": num_microbatches, "backward pass": self.has_backward}])
+        # torch 2.11 asks for gradients of all receive buffers, integers too, if the stage has a backward: let it think
+        # there is none, forward_one_chunk decides per tensor. Both versions run the module on made-up inputs here.
+        has_backward, self.has_backward = self.has_backward, False
+        with frozen_statistics(self.submod):
+            result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
+        self.has_backward = has_backward
+        self._chunks, self._unchecked = num_microbatches, True
+        if self.ends.forward_recv:
+            self._inputs = self._take_over(self.ends.forward_recv, self.args_recv_info)
+        if self.ends.forward_send:
+            me: Any = self  # the name depends on the version
+            outputs = me._stage_meta.outputs if hasattr(me, "_stage_meta") else me.get_outputs_meta()
+            self.ends.forward_send.configure([Slot.of(meta) for meta in outputs], num_microbatches)
+        return result
+
+    def _prepare_backward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        with frozen_statistics(self.submod):
+            result = super()._prepare_backward_infra(num_microbatches, *args, **kwargs)
+        if self.ends.backward_send:
+            slots = [Slot.of(received) for received in self._inputs if received.gradient]
+            self.ends.backward_send.configure(slots, num_microbatches)
+        if self.ends.backward_recv:
+            self._take_over(self.ends.backward_recv, self.grad_recv_info)
+        return result
+
+    def _send_meta(self, meta: Any, dst_stage: int) -> None:
+        tell(metadata.to_json(meta), self.group, self.stage_index_to_group_rank[dst_stage], self.device)
+
+    def _recv_meta(self, src_stage: int) -> Any:
+        return metadata.from_json(hear(self.group, self.stage_index_to_group_rank[src_stage], self.device))
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        # torch 2.11 greets both neighbours so that NCCL connects: also itself in V schedules, and with tensors on the
+        # GPU, neither of which gloo can. Groups of gloo are connected from the start.
+        if backend_of(self.group, self.device) == "gloo":
+            return []
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
+    def _take_over(self, link: RecvLink, infos: dict[int, Any]) -> list[Expected]:
+        """Learn from torch's receive buffers what will come, and drop them: the link has its own."""
+        inputs = [Expected.of(info) for info in infos[0]]
+        travelling = [item for item in inputs if link.direction == "forward" or item.gradient]
+        link.configure([Slot.of(item) for item in travelling], self._chunks)
+        for chunk in infos.values():
+            for info, item in zip(chunk, inputs, strict=True):
+                info.buffer = NOTHING if item in travelling else None
+        return inputs
+
+    # (3) The first action
+
+    def begin(self) -> None:
+        """Called by every action: the first one of a step posts the receives of all stages of this worker."""
+        if self._posted:
+            return
+        stages = [stage for stage in siblings_of(self) if stage._open and not stage._posted]
+        if any(stage._unchecked for stage in stages):
+            agree(self, (stage.ends.traffic(stage.has_backward) for stage in stages))
+        for stage in stages:
+            stage._posted, stage._unchecked = True, False
+            stage.ends.begin_samples(stage.has_backward)
+            for link in stage.ends.receives:
+                if stage.has_backward or link.direction == "forward":
+                    link.post()
+
+    # (8) Its end
+
+    def end(self) -> None:
+        """The last stage of this worker to end waits until everything sent has left."""
+        self._open = False
+        stages = siblings_of(self)
+        if not any(stage._open for stage in stages):
+            for stage in stages:
+                for link in stage.ends.sends:
+                    link.finish()

@@ -1,0 +1,135 @@
+"""What one end of a link counts, and when: sums of bytes and times, and the stamps a report compares."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+now = time.perf_counter  # seconds; on Linux one clock for all processes of a machine
+
+STAMPS = 1 << 14  # messages whose stamps are kept for the next report: 1000 steps of 16 chunks, 3 MB
+
+
+@dataclass
+class Counters:
+    """Sums since the stage was made, or since ``reset``. One end of a link knows only its own half of the times."""
+
+    messages: int = 0  # tensors sent or received
+    tensor_bytes: int = 0  # their size before encoding or after decoding
+    wire_bytes: int = 0  # what travelled for them
+    encode_ms: float = 0.0  # sender: time in the codec
+    decode_ms: float = 0.0  # receiver: time in the codec
+    # Receiver: time it stood still for messages; a report splits it into wait and transfer. Sender: time it stood still
+    # until messages had left.
+    blocked_ms: float = 0.0
+
+    def count(self, tensor_bytes: int, wire_bytes: int) -> None:
+        self.messages += 1
+        self.tensor_bytes += tensor_bytes
+        self.wire_bytes += wire_bytes
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """One message at one end of a link, in seconds of that worker's clock."""
+
+    step: int
+    chunk: int
+    slot: int
+    start: float  # sender: it was handed to the network; receiver: it was first needed
+    end: float  # receiver: it could be used; sender: same as start
+    arrived: float | None = None  # receiver, in traced steps only: when its last byte was there
+    wire_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Event:
+    """A bar in the picture of one step."""
+
+    kind: str  # forward, backward, weight, encode, decode, wait
+    stage: int
+    chunk: int
+    start: float
+    end: float
+
+
+@dataclass
+class Ledger:
+    """Everything one end of a link writes down."""
+
+    counters: Counters = field(default_factory=Counters)
+    stamps: deque[Stamp] = field(default_factory=lambda: deque(maxlen=STAMPS))
+
+    def reset(self) -> None:
+        self.counters = Counters()
+        self.stamps.clear()
+
+
+@dataclass(frozen=True)
+class LinkEnd:
+    """One end of a link as the other workers are told of it."""
+
+    sends: bool
+    source: int  # stages
+    target: int
+    counters: Counters
+    stamps: tuple[Stamp, ...]
+    worker: int = -1  # where it is; whoever gathers ends knows
+
+    def to_json(self, offset: float) -> dict[str, Any]:
+        """With ``offset`` seconds added to all stamps: every worker has a clock of its own."""
+        told = asdict(self)
+        for stamp in told["stamps"]:
+            for name in ("start", "end", "arrived"):
+                stamp[name] = None if stamp[name] is None else stamp[name] + offset
+        return told
+
+    @staticmethod
+    def from_json(told: dict[str, Any], worker: int) -> LinkEnd:
+        counters, stamps = Counters(**told["counters"]), tuple(Stamp(**stamp) for stamp in told["stamps"])
+        return LinkEnd(told["sends"], told["source"], told["target"], counters, stamps, worker)
+
+
+class DeviceClock:
+    """Times codecs and modules without waiting for a GPU: there it drops events in the stream and reads them later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._ms = 0.0
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        if self._cuda:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield
+            end.record()
+            self._pending.append((start, end))
+            if len(self._pending) > 256 and self._pending[127][1].query():
+                self._drain(128)  # long finished: reading them waits for nothing
+        else:
+            began = now()
+            yield
+            self._ms += (now() - began) * 1e3
+
+    def total_ms(self) -> float:
+        """All time measured so far. On a GPU this waits for what is under way, so ask between steps."""
+        self._drain(len(self._pending))
+        return self._ms
+
+    def reset(self) -> None:
+        self._pending.clear()
+        self._ms = 0.0
+
+    def _drain(self, count: int) -> None:
+        for start, end in self._pending[:count]:
+            end.synchronize()
+            self._ms += start.elapsed_time(end)
+        del self._pending[:count]

@@ -1,0 +1,87 @@
+"""What both ends of a link have in common."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinpipe.pipeline.links.counters import Counters, DeviceClock, Event, Ledger, LinkEnd
+from thinpipe.pipeline.links.encoding import Encoding
+from thinpipe.pipeline.links.slot import Route, Slot
+from thinpipe.pipeline.links.transport import transport
+
+
+class Link:
+    """One end: an encoding says what travels, a transport moves it."""
+
+    def __init__(self, encoding: Encoding, route: Route, events: list[Event], *, scheduled: bool = False) -> None:
+        self.encoding, self.route = encoding, route
+        encoding.attach(route)
+        self.slots: list[Slot] = []
+        self.chunks = self.step = 0
+        self.events = events  # the stage's
+        self.ledger = Ledger()
+        self.clock = DeviceClock(route.device)  # of the codec
+        self.transport = transport(route, self.ledger, scheduled=scheduled)
+        self.forget()
+
+    @property
+    def source(self) -> int:
+        return self.route.source
+
+    @property
+    def target(self) -> int:
+        return self.route.target
+
+    @property
+    def direction(self) -> str:
+        return self.route.direction
+
+    @property
+    def device(self) -> torch.device:
+        return self.route.device
+
+    def configure(self, slots: list[Slot], chunks: int) -> None:
+        """What will travel, before the first step or when it changes."""
+        if slots != self.slots:
+            self.forget()
+        self.route.check_limits(chunks, len(slots))
+        self.slots, self.chunks = slots, chunks
+        self.encoding.configure(slots)
+
+    def forget(self) -> None:
+        """Start without any memory: what there was is for other slots."""
+
+    def begin_step(self, step: int) -> None:
+        """A step is about to start: what the last one still held is free."""
+        self.step = step
+        self.encoding.begin_step(step)
+        self.transport.begin_step()
+
+    def begin_samples(self, samples: Tensor | None) -> None:
+        """Which samples the step has that is about to start; None: an evaluation."""
+        self.encoding.begin_samples(samples, self.chunks)
+
+    def message_bytes(self, wire_bytes: int) -> int:
+        """What travels: the wire, and the checksum behind it."""
+        return wire_bytes + self.transport.memory.checksum_bytes
+
+    def counters(self) -> Counters:
+        """Sums so far. On a GPU this waits for what is under way, so ask between steps."""
+        spent = self.clock.total_ms()
+        if self.route.sends:
+            self.ledger.counters.encode_ms = spent
+        else:
+            self.ledger.counters.decode_ms = spent
+        return self.ledger.counters
+
+    def end(self) -> LinkEnd:
+        """What this end tells the others about itself."""
+        return LinkEnd(self.route.sends, self.source, self.target, self.counters(), tuple(self.ledger.stamps))
+
+    def reset_counters(self) -> None:
+        self.ledger.reset()
+        self.clock.reset()
+
+    def __str__(self) -> str:
+        return str(self.route)

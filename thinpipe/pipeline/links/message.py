@@ -1,0 +1,76 @@
+"""One tensor of one chunk on its way over a link, and the checksum by which its receiver knows that it is whole.
+
+    wire of n bytes | xxh3 of the wire, seeded with step, chunk and slot
+
+TCP's own checksum has 16 bits and ends where a network card or a switch computes it anew; one flipped bit in a million
+messages would train another model, and nothing would say so.
+"""
+
+from __future__ import annotations
+
+import struct
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor
+
+from thinpipe.workers.backend import wire_device
+
+CHECKSUM_BYTES = 8
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+@dataclass(eq=False, slots=True)
+class Message:
+    """Everything that one end knows about it.
+
+    A sender makes one for each tensor it sends. A receiver has one for each chunk and slot, and keeps it from step to
+    step, with its memory.
+    """
+
+    step: int
+    chunk: int
+    slot: int
+    size: int = 0  # bytes of its wire
+    raw: bool = False  # the wire is the tensor's own bytes
+    buffer: Tensor = _NOTHING  # what travels, wire and checksum, in memory that the backend reads and writes
+    borrowed: bool = False  # the buffer is the memory of the tensor itself
+    work: dist.Work | None = None  # under way
+    pending: Future[Any] | None = None  # what a thread does for it: hand it to the network, or see it arrive
+    # Of a receiver:
+    room: Tensor = _NOTHING  # where it arrives, large enough for its largest wire; the buffer is the start of it
+    on_device: Tensor | None = None  # the same on a GPU
+    copied: torch.cuda.Event | None = None  # onto it
+    decoded: torch.cuda.Event | None = None  # from there
+    lent: Tensor | None = None  # what it was decoded into
+    needed: float = 0.0  # when: seconds of this worker's clock
+    usable: float = 0.0
+    arrived: float | None = None  # if somebody watched
+
+
+def checksum_bytes(group: dist.ProcessGroup | None, device: torch.device) -> int:
+    """What a group adds to each message: nothing where wires never leave the GPUs (NCCL), where nobody hashes them."""
+    return CHECKSUM_BYTES if wire_device(group, device).type == "cpu" else 0
+
+
+def seal(message: Tensor, step: int, chunk: int, slot: int) -> None:
+    """Write the checksum into the last bytes of a message in host memory."""
+    array = message.numpy().data
+    struct.pack_into("<Q", array, array.nbytes - CHECKSUM_BYTES, _checksum(array, step, chunk, slot))
+
+
+def is_intact(message: Tensor, step: int, chunk: int, slot: int) -> bool:
+    """Whether a message is what was sealed under these numbers."""
+    array = message.numpy().data
+    (told,) = struct.unpack_from("<Q", array, array.nbytes - CHECKSUM_BYTES)
+    return bool(told == _checksum(array, step, chunk, slot))
+
+
+def _checksum(array: memoryview, step: int, chunk: int, slot: int) -> int:
+    # The numbers are hashed first: steps and chunks that follow each other give seeds that have nothing in common.
+    seed = xxhash.xxh3_64_intdigest(struct.pack("<QII", step, chunk, slot))
+    return xxhash.xxh3_64_intdigest(array[:-CHECKSUM_BYTES], seed)

@@ -1,0 +1,63 @@
+"""The sending end of a link: encodes each tensor, sends the wire, and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from thinpipe.codecs.base import as_bytes
+from thinpipe.pipeline.links.counters import Event, now
+from thinpipe.pipeline.links.link import Link
+from thinpipe.pipeline.links.message import Message
+from thinpipe.pipeline.links.slot import Slot
+
+# Chunks a link has under way before its worker waits for the oldest: enough to keep the network busy while the next
+# ones are computed, few enough that 1F1B keeps its promise about memory.
+WINDOW = 4
+
+Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, what is to be sent
+
+
+class SendLink(Link):
+    """Encodes into buffers that are used again."""
+
+    tap: Tap | None = None  # is shown every tensor before it is encoded
+
+    def forget(self) -> None:
+        self.transport.memory.forget()
+
+    def send(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
+        """(2) Encode and send, or return the operations that send. Waits only if WINDOW chunks are under way."""
+        self.transport.await_sends(but=WINDOW - 1)
+        return self.transport.send([self._encode(chunk, index, tensor) for index, tensor in enumerate(tensors)])
+
+    def finish(self) -> None:
+        """(4) Wait until everything sent has left."""
+        self.transport.await_sends()
+
+    def _encode(self, chunk: int, index: int, tensor: Tensor) -> Message:
+        slot, form = self.slots[index], self.encoding.form(chunk, index)
+        if tensor.shape != slot.shape or tensor.dtype != slot.dtype:
+            raise ValueError(
+                f"all chunks of all steps have one shape: the {self} was set up for {slot}, but tensor {index} of "
+                f"chunk {chunk} is {Slot.of(tensor)}. Pad or drop a batch that does not fill its chunks."
+            )
+        if self.tap is not None:
+            self.tap(self, chunk, index, tensor)
+        began = now()
+        memory = self.transport.memory
+        message = Message(self.step, chunk, index, form.wire_bytes, form.raw)
+        if form.raw:
+            wire = as_bytes(tensor.detach().contiguous())
+            self.encoding.remember(chunk, index, tensor)
+        else:
+            wire = memory.wire(message)
+            with self.clock.measure():
+                self.encoding.encode(chunk, index, tensor, wire)
+        memory.load(message, wire)
+        if not form.raw:
+            self.events.append(Event("encode", self.source, chunk, began, now()))
+        self.ledger.counters.count(slot.tensor_bytes, self.message_bytes(form.wire_bytes))
+        return message

@@ -1,0 +1,73 @@
+"""What travels and between whom: shapes and types of tensors, the stages of a link, tags and their limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# A tag names direction, sending stage, chunk and slot. Bit 30 keeps clear of the small tags users choose.
+_MOST_STAGES, _MOST_CHUNKS, _MOST_SLOTS = 1 << 10, 1 << 14, 1 << 5
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One of the tensors that travel for each chunk."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(like: Any) -> Slot:
+        """The slot of a tensor, or of anything else with a shape and a dtype."""
+        return Slot(torch.Size(like.shape), like.dtype)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+@dataclass
+class Route:
+    """Where a link runs, seen from one of its ends."""
+
+    source: int  # stages
+    target: int
+    sends: bool  # this end does
+    device: torch.device  # of the stage at this end
+    group: Any
+    peer: int = -1  # the worker at the other end: its rank in the group; the schedule decides where stages live
+
+    @property
+    def direction(self) -> str:
+        return "forward" if self.target > self.source else "backward"
+
+    @property
+    def stage(self) -> int:
+        """The one at this end."""
+        return self.source if self.sends else self.target
+
+    @property
+    def other_stage(self) -> int:
+        return self.target if self.sends else self.source
+
+    def tag(self, chunk: int, slot: int) -> int:
+        backward = int(self.direction == "backward")
+        return 1 << 30 | ((backward * _MOST_STAGES + self.source) * _MOST_CHUNKS + chunk) * _MOST_SLOTS + slot
+
+    def check_limits(self, chunks: int, slots: int) -> None:
+        """Everything that travels must have a tag of its own."""
+        for what, count, limit in (
+            ("stages", max(self.source, self.target) + 1, _MOST_STAGES),
+            ("chunks", chunks, _MOST_CHUNKS),
+            ("tensors between two stages", slots, _MOST_SLOTS),
+        ):
+            if count > limit:
+                raise ValueError(f"a pipeline has at most {limit} {what}, got {count}")
+
+    def __str__(self) -> str:
+        return f"{self.direction} link from stage {self.source} to stage {self.target}"

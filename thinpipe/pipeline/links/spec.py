@@ -1,0 +1,78 @@
+"""Specs of links: those of codecs, and ``delta(...)``, which needs a link and is for activations.
+
+tile:4                              every tensor through this codec
+delta(kmeans:2)                     the change of each sample since it was last sent through this codec
+delta(kmeans:2,first=fp16)          and a sample that was never sent before through that one
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from thinpipe.codecs.base import Codec
+from thinpipe.codecs.spec import codec
+from thinpipe.pipeline.links.copies import SampleCopies
+from thinpipe.pipeline.links.delta import DEFAULT_FIRST, Delta
+from thinpipe.pipeline.links.encoding import Encoding, Plain
+
+
+def encoding(spec: str | Codec, *, samples: int | None = None, copies_in: Path | None = None) -> Encoding:
+    """The encoding that a spec names, for one end of a link; for its sizes alone, ``samples`` need not be known.
+
+    Args:
+        spec: of a codec or of a link, no recipe.
+        samples: how many there are, if copies are to be kept of them.
+        copies_in: where on disk; None: in memory.
+    """
+    if not isinstance(spec, str) or not spec.strip().startswith("delta("):
+        return Plain(codec(spec))
+    try:
+        change, first = _delta(spec.strip())
+    except ValueError as error:
+        raise ValueError(
+            f"{spec.strip()!r} makes no sense: {error}; delta takes the codec of changes, and may name the one of a "
+            "sample's first pass, as in delta(kmeans:2) or delta(kmeans:2,first=fp16)"
+        ) from None
+    return Delta(change, first, None if samples is None else SampleCopies(samples, copies_in))
+
+
+def once(spec: str | Codec) -> Codec:
+    """The codec of what is sent only once, as in an evaluation."""
+    return encoding(spec).codecs[0]
+
+
+def check_directions(forward: str | Codec, backward: str | Codec) -> None:
+    """ValueError unless activations can be sent through the one, gradients through the other."""
+    encoding(forward)
+    gradients = encoding(backward)
+    if isinstance(gradients, Delta):
+        change = gradients.change.spec
+        raise ValueError(
+            f"{gradients.spec} is for activations, which settle as training goes on. The gradient of a sample says "
+            "little about its next one, so their difference is no smaller than they are. Give gradients another codec, "
+            f"as in {change}"
+        )
+
+
+def _delta(spec: str) -> tuple[Codec, Codec]:
+    """The codecs of changes and of first passes."""
+    if not spec.endswith(")"):
+        raise ValueError("its bracket is not closed")
+    inside = spec.removeprefix("delta(")[:-1]
+    if "delta(" in inside:
+        raise ValueError("a change of changes is not sent: there is one delta in a spec")
+    text, *options = inside.split(",")
+    if [option.partition("=")[0].strip() for option in options] not in ([], ["first"]):
+        raise ValueError(f"{','.join(options)!r} is not first=SPEC")
+    change, first = codec(text), codec(options[0].partition("=")[2]) if options else DEFAULT_FIRST
+    for each in (change, first):
+        if not each.decodes_alike:
+            raise ValueError(f"both ends of a link must decode the same bits, and {each.spec} does not promise that")
+    if change.spec == "none":
+        raise ValueError("a change that travels as it is saves nothing; none alone sends the same bytes")
+    if not change.leaves_less:
+        raise ValueError(
+            f"the two levels of {change.spec} are the ends of what it covers: what it leaves of a change is as wide as "
+            "the change was, and copies drift away pass by pass. Take 2 bits or more, or kmeans:1"
+        )
+    return change, first
