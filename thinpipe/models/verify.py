@@ -21,6 +21,7 @@ from thinpipe.models.blocks import UncuttableError
 from thinpipe.models.compare import compare
 from thinpipe.models.forward import call_model, takes
 from thinpipe.models.tiny import WORDS, shrunken
+from thinpipe.workers.signals import end_with_parent
 
 Outcome = Literal["exact", "different", "refused", "not buildable"]
 KINDS = {
@@ -100,6 +101,7 @@ def verify(wanted: Sequence[tuple[str, str]], processes: int = PROCESSES) -> Ite
 
 
 def _begin() -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.disable(logging.ERROR)  # transformers says much about configurations that nobody trains
