@@ -41,3 +41,22 @@ def test_code_that_asks_for_an_unknown_value_is_told_so():
     tokens = unknown((2, 5), torch.int64, CPU)
     with UnknownFlow(CPU), torch.no_grad(), pytest.raises(UnknownValueError):
         bool((tokens == 3).any())
+
+
+def test_a_known_tensor_that_unknown_values_are_written_into_is_unknown():
+    tokens = unknown((2, 5), torch.int64, CPU)
+    with UnknownFlow(CPU), torch.no_grad():
+        shifted, untouched = tokens.new_zeros(2, 5), torch.zeros(2, 5)
+        assert not is_unknown(shifted)
+        shifted[:, 1:] = tokens[:, :-1]
+        assert is_unknown(shifted)
+        assert is_unknown(shifted[0] + 1)
+        assert not is_unknown(untouched)
+
+
+def test_weights_are_unknown_until_they_may_be_used():
+    weight = torch.nn.Parameter(torch.ones(16, 8))
+    with UnknownFlow(CPU) as flow, torch.no_grad():
+        assert is_unknown(weight + 1)
+        flow.weights = True
+        assert not is_unknown(weight + 1)

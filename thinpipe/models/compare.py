@@ -93,7 +93,7 @@ def _difference(one: Tensor | None, other: Tensor | None) -> float:
         return float("inf")
     if one.shape != other.shape:
         return float("inf")
-    return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0
+    return float((one.detach().double() - other.detach().double()).abs().max()) if one.numel() else 0.0
 
 
 def _run_alone(

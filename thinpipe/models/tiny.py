@@ -233,7 +233,8 @@ def _small_list(name: str, value: list[Any]) -> list[Any]:
 
 def _small_rope(rope: Values, values: Values) -> Values:
     """Rotary embeddings: as they are, but for the lists with a number for every pair of a head's dimensions."""
-    head = _small_head(_first(values, "head_dim") or 0, values)
+    given = _first(values, "head_dim")
+    head = HEAD if given is None else _small_head(given, values)
     small: Values = {}
     for name, value in rope.items():
         if isinstance(value, dict):
