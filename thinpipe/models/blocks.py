@@ -78,7 +78,8 @@ def _layers_of_stages(model: nn.Module) -> dict[str, nn.Module]:
                 for name, holder in stage.named_children()
                 if isinstance(holder, nn.ModuleList | nn.Sequential)
             ]
-            found |= max(lists, key=len, default={})
+            longest: dict[str, nn.Module] = max(lists, key=len, default={})
+            found |= longest
     return found
 
 

@@ -265,7 +265,7 @@ class CutModel:
         """Whether the model computes something between this block and the one before it."""
         return number > 0 and bool(self.made_for(number, trace))
 
-    def units(self) -> list[nn.Module]:
+    def units(self) -> list[_Unit]:
         return [Head(self), *(Block(self, number) for number in range(len(self.blocks))), Tail(self)]
 
 
@@ -354,7 +354,7 @@ class Tail(_Unit):
         cut = self.cut
         count = len(cut.blocks)
         values, inputs = self.split(count, tensors)
-        return cut.between(values, inputs, None)  # type: ignore[no-any-return]
+        return cut.between(values, inputs, None)
 
 
 def _returned(trace: Trace, device: torch.device) -> Values:

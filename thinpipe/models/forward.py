@@ -36,7 +36,7 @@ def intercepted(blocks: Sequence[nn.Module], on_call: OnCall) -> Iterator[None]:
 
     for number, block in enumerate(blocks):
         # On the instance: whatever the model's code asks a block for besides is still there.
-        block.forward = replacement(number)  # type: ignore[method-assign]
+        block.forward = replacement(number)
     try:
         yield
     finally:
@@ -53,7 +53,7 @@ def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
 def without_cache(model: nn.Module) -> None:
     """No keys and values kept for tokens to come: in training there are none."""
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False
 
@@ -116,7 +116,7 @@ def shapes_returned(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             return torch.zeros(leaf.shape, dtype=leaf.dtype, device=device) if is_unknown(leaf) else leaf
 
         weights = {id(each): torch.zeros(each.shape, dtype=each.dtype, device=device) for each in block.parameters()}
-        copied = copy.deepcopy(block, weights)  # type: ignore[arg-type]
+        copied = copy.deepcopy(block, weights)
         given, options = pytree.tree_map(zeros, (args, kwargs))
         result = type(block).forward(copied, *given, **options)
         return pytree.tree_map(lambda leaf: unknown_like(leaf, device) if isinstance(leaf, Tensor) else leaf, result)

@@ -88,7 +88,7 @@ def _kept_layers(values: Values) -> list[int]:
 
 def _sort_of(number: int, values: Values, layers: int) -> tuple[Any, ...]:
     """What tells one layer from another, in every list that speaks of all layers or of some by their numbers."""
-    sort = []
+    sort: list[Any] = []
     for name, value in values.items():
         if isinstance(value, list) and _is_index_list(name, value, layers):
             sort.append(number in value)

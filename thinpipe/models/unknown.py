@@ -39,17 +39,17 @@ class Unknown(Tensor):
 
     @staticmethod
     def __new__(cls, meta: Tensor, device: torch.device) -> Unknown:
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(
             cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=device, requires_grad=False
         )
         made.meta = meta
-        return made  # type: ignore[no-any-return]
+        return made
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Unknown({self.dtype}, {tuple(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return propagate(func, args, kwargs or {})
 
 
@@ -149,4 +149,4 @@ def _known(func: Any, args: Any, kwargs: Any, device: torch.device) -> Tensor:
     """A tensor of a constant: of the shape, dtype and device that the unknown one has, or that were asked for."""
     first, *rest = args
     like = torch.empty((), dtype=first.dtype, device=kwargs.get("device") or device).expand(first.shape)
-    return func(like, *rest, **{name: value for name, value in kwargs.items() if name != "device"})  # type: ignore[no-any-return]
+    return func(like, *rest, **{name: value for name, value in kwargs.items() if name != "device"})
