@@ -60,3 +60,11 @@ def test_weights_are_unknown_until_they_may_be_used():
         assert is_unknown(weight + 1)
         flow.weights = True
         assert not is_unknown(weight + 1)
+
+
+def test_a_known_mask_picks_a_known_number_of_unknown_values():
+    states, mask = unknown((2, 3, 8), torch.float32, CPU), torch.tensor([[True, False, True], [False, True, False]])
+    with UnknownFlow(CPU), torch.no_grad():
+        picked = states[mask]
+    assert is_unknown(picked)
+    assert picked.shape == (3, 8)

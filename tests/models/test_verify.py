@@ -61,6 +61,7 @@ def test_a_process_of_its_own_finds_the_same() -> None:
     [
         ("causal", "hrm_text", "share their weights"),
         ("sequence", "albert", "share their weights"),
+        ("causal", "zamba2", "shares weights between blocks"),
         ("causal", "gemma3n_text", "block 3"),  # its last layers take keys of earlier ones from a common dictionary
     ],
 )

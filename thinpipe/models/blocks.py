@@ -41,7 +41,15 @@ def in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
         raise UncuttableError(f"{type(model).__name__} calls none of its blocks")
     if len(set(order)) < len(order):
         raise UncuttableError(f"{type(model).__name__} calls a block several times: its layers share their weights")
-    return [found[number] for number in order]
+    blocks = [found[number] for number in order]
+    owner: dict[int, int] = {}
+    for number, block in enumerate(blocks):
+        for parameter in block.parameters():
+            if owner.setdefault(id(parameter), number) != number:
+                raise UncuttableError(
+                    f"{type(model).__name__} shares weights between blocks {owner[id(parameter)]} and {number}"
+                )
+    return blocks
 
 
 def device_of(tensors: Any) -> torch.device:

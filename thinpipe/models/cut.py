@@ -370,5 +370,5 @@ def _returned(trace: Trace, device: torch.device) -> Values:
 def _known(values: Values, value: Value, block: int) -> Tensor:
     found = values.get(value)
     if found is None or is_unknown(found):
-        raise UncuttableError(f"block {block} is given something that depends on more than the block before it")
+        raise UncuttableError(f"what block {block} is given depends on more than the block before it")
     return found

@@ -268,9 +268,10 @@ _CORRECTIONS: dict[str, Values] = {
     },
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},  # four and two of these make a position
     "lilt": {"hidden_size": 96},  # six parts make a position
-    "reformer": {"axial_pos_embds_dim": [HIDDEN // 2, HIDDEN // 2], "axial_pos_shape": [8, POSITIONS // 8]},
+    "reformer": {"axial_pos_embds_dim": [HIDDEN // 2, HIDDEN // 2], "axial_pos_shape": [3, 4]},
     "swin": {"window_size": 2},
     "textnet": {"stem_out_channels": HEAD},
     "xlstm": {"chunk_size": 16},  # its code for several chunks needs keys as wide as values
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},  # its tied weights need two hybrid layers
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},  # its hybrid layers share weights
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]},
 }

@@ -27,6 +27,8 @@ _KNOWN_ANYWAY = {
     _aten.new_full.default,
 }
 
+_INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default}
+
 
 class UnknownValueError(RuntimeError):
     """The model's code wanted to know a value that this worker does not have."""
@@ -108,6 +110,9 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
         return _known(func, args, kwargs, claimed)
     if func is _aten._local_scalar_dense.default or func is _aten.item.default:
         raise UnknownValueError("a value that depends on tokens or on weights decides what is computed")
+    if func in _INDEXED:  # by a known mask: how many it picks is known too
+        args = (args[0], _without_masks(args[1]), *args[2:])
+        leaves = pytree.tree_leaves((args, kwargs))
     asked = kwargs.get("device")
     metas, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))
     if asked is not None:
@@ -127,6 +132,14 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
         return Unknown(value, claimed)
 
     return pytree.tree_map(wrap, result)
+
+
+def _without_masks(indices: Any) -> list[Any]:
+    made: list[Any] = []
+    for index in indices:
+        is_mask = index is not None and index.dtype == torch.bool and not is_unknown(index)
+        made += index.nonzero(as_tuple=True) if is_mask else [index]
+    return made
 
 
 def _note_writes(func: Any, args: Any, kwargs: Any) -> None:
