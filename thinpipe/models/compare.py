@@ -40,7 +40,7 @@ def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = 
     values: tuple[Tensor, ...] = tuple(inputs.values())
     first, given = None, []
     for number, unit in enumerate(cut.units()):
-        given.append(tuple(value.detach().clone() for value in values))  # blocks may change what they are given
+        given.append(tuple(value.clone() for value in values))  # blocks may change what they are given
         output = unit(*values)
         values = output if isinstance(output, tuple) else (output,)
         if first is None and number < len(cut.blocks) and not _equal(cut, number, values, seen[number]):
@@ -112,13 +112,12 @@ def _run_alone(
         cut = CutModel(alone, inputs)
         unit, values = cut.units()[number + 1], given[number + 1]
         drop_weights(alone, {id(parameter) for parameter in unit.parameters()})
-        with torch.no_grad():
-            try:
-                found = unit(*values)
-            except Exception as error:
-                return f"block {number} alone: {error}"
-            if not all(map(torch.equal, found, given[number + 2])):
-                return f"block {number} alone: other values"
+        try:
+            found = unit(*values)
+        except Exception as error:
+            return f"block {number} alone: {error}"
+        if not all(map(torch.equal, found, given[number + 2])):
+            return f"block {number} alone: other values"
     return None
 
 
