@@ -34,8 +34,20 @@ ALLOWED = {
     "thinpipe.measure": {"thinpipe.measure"},
     "thinpipe.models": {"thinpipe.models", "thinpipe.workers.signals", "thinpipe.codecs.rounding"},
     "thinpipe.workloads": {"thinpipe.workloads", "thinpipe.measure.memory", "thinpipe.measure.readable"},
+    "thinpipe.engines": {
+        "thinpipe.engines",
+        "thinpipe.workloads.task",
+        "thinpipe.workers",
+        "thinpipe.pipeline",
+        "thinpipe.ddp",
+        "thinpipe.codecs.rounding",
+        "thinpipe.codecs.spec",
+        "thinpipe.codecs.delta",
+        "thinpipe.measure.sizes",
+    },
     "thinpipe.training": {
         "thinpipe.training",
+        "thinpipe.engines",
         "thinpipe.workloads",
         "thinpipe.workers",
         "thinpipe.pipeline",
@@ -48,6 +60,7 @@ ALLOWED = {
     },
     "thinpipe.bench": {
         "thinpipe.bench",
+        "thinpipe.engines",
         "thinpipe.codecs",
         "thinpipe.workers",
         "thinpipe.pipeline",
@@ -73,11 +86,14 @@ ALLOWED = {
         "thinpipe.codecs",
         "thinpipe.workers",
         "thinpipe.workloads",
+        "thinpipe.engines",
         "thinpipe.pipeline.links.spec",
         "thinpipe.training",
     },
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
+# What a training step calls, and on whom; None: on anything.
+STEP_CALLS = {"backward": None, "zero_grad": None, "step": {"optimizer", "schedule", "trainer"}}
 
 
 def module_name(path: Path) -> str:
@@ -96,6 +112,18 @@ def imports(path: Path) -> set[str]:
     return {name for name in found if name.split(".")[0] == "thinpipe"}
 
 
+def step_calls(source: str) -> list[str]:
+    """The calls in a source that are parts of a training step, with their lines."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in STEP_CALLS:
+            on = STEP_CALLS[node.func.attr]
+            owner = getattr(node.func.value, "attr", getattr(node.func.value, "id", ""))
+            if on is None or owner.lstrip("_") in on:
+                found.append(f"line {node.lineno}: {ast.unparse(node.func)}(")
+    return found
+
+
 def is_within(name: str, room: str) -> bool:
     # The package itself is a room of one module, not of all.
     return name == room or (room != "thinpipe" and name.startswith(room + "."))
@@ -112,3 +140,24 @@ def test_imports_stay_within_the_house(path):
 
 def test_the_check_sees_imports():
     assert sum(len(imports(path)) for path in MODULES) > 10
+
+
+def test_one_room_trains():
+    """A benchmark times the step that trains, because there is no other."""
+    elsewhere = [
+        f"{module_name(path)}, {call}"
+        for path in MODULES
+        if not is_within(module_name(path), "thinpipe.engines")
+        for call in step_calls(path.read_text())
+    ]
+    assert not elsewhere, "\n".join(["a training step outside thinpipe.engines:", *elsewhere])
+
+
+def test_the_check_sees_training_steps():
+    source = (
+        '"""x.backward()"""\nloss().backward()\nself._optimizer.step()\nschedule.step(x)\nusage.step(1)\nm.zero_grad()'
+    )
+    assert [call.split(": ")[1] for call in step_calls(source)] == [
+        *("loss().backward(", "self._optimizer.step(", "schedule.step(", "m.zero_grad(")
+    ]
+    assert any(step_calls(path.read_text()) for path in (PACKAGE / "engines").glob("*.py"))

@@ -85,8 +85,6 @@ def test_a_command_takes_the_options_that_are_declared() -> None:
     assert list(dict.fromkeys(flags)) == ["--cut-at", "--heat", "--fan", "--turn"]
 
 
-# Their commands and settings are being rebuilt.
-STILL_FLAGS = ("bench/pipeline", "bench/ddp", "bench/models.py")
 # Flags of other programs: torchrun's, `hf download`'s; of thinpipe, where a command is written out.
 OTHER_PROGRAMS = re.compile(r"--(repo-type|local-dir|include) |thinpipe \.\.\.")
 
@@ -113,8 +111,7 @@ def test_only_the_command_line_names_flags() -> None:
     library = [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if (name := str(path.relative_to(PACKAGE))) not in ("options.py", "cli.py")
-        and not name.startswith(("commands/", *STILL_FLAGS))
+        if (name := str(path.relative_to(PACKAGE))) not in ("options.py", "cli.py") and not name.startswith("commands/")
     ]
     assert len(library) > 50
     assert [found for path in library for found in flags_in_texts(path)] == []

@@ -26,10 +26,6 @@ VERBS = {
         "What each codec sends, loses and costs on this machine.",
     ),
     "bench ddp": ("thinpipe.commands.bench_ddp:bench_ddp", "Iteration time of DistributedDataParallel."),
-    "bench ddp-accuracy": (
-        "thinpipe.commands.bench_ddp_accuracy:bench_ddp_accuracy",
-        "Whether compressed gradients cost accuracy.",
-    ),
     "bench link": ("thinpipe.commands.bench_link:bench_link", "How long messages take between two workers."),
     "bench pipeline": (
         "thinpipe.commands.bench_pipeline:bench_pipeline",

@@ -129,6 +129,18 @@ def read(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _parse(options_of(kind)[name], value) for name, value in values.items() if value is not None}
 
 
+def pair(name: str) -> Callable[[str], tuple[int, int]]:
+    """Reads an option that is two numbers."""
+
+    def parse(text: str) -> tuple[int, int]:
+        first, comma, last = (part.strip() for part in text.partition(","))
+        if not (comma and first.isdecimal() and last.isdecimal()):
+            raise OptionError(f"{{{name}}} is two numbers, as in 1,1; got {text}")
+        return int(first), int(last)
+
+    return parse
+
+
 def words(value: Any) -> str:
     """As it is written on the command line."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

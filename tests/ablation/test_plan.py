@@ -114,7 +114,7 @@ def test_more_runs_than_anybody_waits_for_are_counted_not_made(tmp_path: Path) -
 
 
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
-CHOICE, DELTA = "few_bits_choice", "delta"
+CHOICE, DELTA, DDP = "few_bits_choice", "delta", "ddp"
 
 
 @pytest.mark.parametrize("name", FEW_BITS)
@@ -140,7 +140,7 @@ def test_plans_that_may_share_a_file_of_results_share_runs(one: str, other: str,
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(PLANS.glob("*.toml")) if path.stem not in (*FEW_BITS, CHOICE, DELTA)],
+    [path for path in sorted(PLANS.glob("*.toml")) if path.stem not in (*FEW_BITS, CHOICE, DELTA, DDP)],
     ids=lambda path: path.stem,
 )
 def test_shipped_plans_are_what_train_would_accept(path: Path) -> None:
@@ -163,4 +163,16 @@ def test_all_the_plans_that_there_should_be_are_shipped() -> None:
         *FEW_BITS,
         CHOICE,
         DELTA,
+        DDP,
     }
+
+
+def test_the_plan_of_replicas_has_a_second_question() -> None:
+    """With error feedback and, with ``--set``, without: other runs, so that both may share a file of results."""
+    runs = read_plan(PLANS / "ddp.toml", settle).runs
+    assert {run.settings["parallel"] for run in runs} == {"data"}
+    assert {run.codec for run in runs} == {"none", "uniform:8", "uniform:4", "uniform:2", "power:4", "topk:0.01"}
+    assert not any("error-feedback" in word for run in runs for word in run.arguments())
+    without = read_plan(PLANS / "ddp.toml", settle, ["error-feedback=false"]).runs
+    assert all("--no-error-feedback" in run.arguments() for run in without)
+    assert not {run.identity for run in runs} & {run.identity for run in without}

@@ -1,8 +1,11 @@
 """Models of the benchmarks: of any size, and cut as pipelines cut them."""
 
+from dataclasses import replace
+
 import pytest
 
 from thinpipe.bench.models import CUTTABLE, Shapes, build_cuttable
+from thinpipe.engines.engine import loss_of
 from thinpipe.pipeline.partition import cut_units
 from thinpipe.pipeline.units import units_of
 
@@ -15,15 +18,30 @@ def size(model):
 
 @pytest.mark.parametrize("name", CUTTABLE)
 def test_whole_and_cut_models_have_a_loss(name):
-    workload = build_cuttable(name, SMALL)
-    whole = cut_units(units_of(workload.model), ())[0]
-    assert workload.loss(whole(*workload.inputs), workload.target).isfinite()
-    assert size(whole) <= size(workload.model)
+    model, batch = build_cuttable(name, SMALL)
+    whole = cut_units(units_of(model), ())[0]
+    assert loss_of(whole(*batch.inputs), batch.labels).isfinite()
+    assert size(whole) <= size(model)
 
 
 def test_a_narrow_roberta_keeps_its_proportions():
     def share(hidden):
-        model = build_cuttable("roberta", Shapes(batch_size=1, image_size=32, tokens=8, hidden=hidden)).model
+        model, _ = build_cuttable("roberta", Shapes(batch_size=1, image_size=32, tokens=8, hidden=hidden))
         return size(model.roberta.embeddings.word_embeddings) / size(model.roberta.encoder)
 
     assert share(64) == pytest.approx(39 / 85, rel=0.05)  # RoBERTa-base: 39 million of embeddings, 85 of layers
+
+
+def test_the_models_of_tasks_at_published_sizes():
+    """Strides and positions are those of the papers, whatever the size of images and texts."""
+    shapes = Shapes(batch_size=2, image_size=32, tokens=8)
+    mobilenet, batch = build_cuttable("mobilenetv2", shapes)
+    assert mobilenet.mobilenet_v2(batch.inputs[0]).last_hidden_state.shape == (2, 1280, 1, 1)
+    assert size(mobilenet) == 3_504_872
+    roberta, _ = build_cuttable("roberta", replace(shapes, layers=1))
+    assert roberta.roberta.embeddings.position_embeddings.weight.shape == (514, 768)
+
+
+def test_a_hidden_size_that_heads_cannot_share():
+    with pytest.raises(ValueError, match="hidden is shared by 3 heads, one for 64 values: 200 is no multiple of 3"):
+        build_cuttable("roberta", replace(SMALL, hidden=200))

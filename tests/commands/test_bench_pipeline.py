@@ -10,7 +10,7 @@ from thinpipe.workers.network import missing_for_networks
 
 HIDDEN, BATCH, CHUNKS = 64, 64, 4
 TINY = ["--model", "mlp", "--hidden", str(HIDDEN), "--layers", "3", "--batch-size", str(BATCH), "--chunks", str(CHUNKS)]
-QUICK = ["bench", "pipeline", *TINY, "--steps", "1", "--warmup", "1", "--threads", "1"]
+QUICK = ["bench", "pipeline", *TINY, "--steps", "1", "--skip-steps", "1", "--threads", "1"]
 
 
 def run(tmp_path, *arguments):
@@ -22,8 +22,8 @@ def run(tmp_path, *arguments):
 def test_pipelines_beside_data_parallel_and_a_single_process(tmp_path):
     files = ["--markdown", str(tmp_path / "r.md"), "--plot", str(tmp_path / "r.png")]
     ways = ["--layout", "linear,client-server", "--schedule", "gpipe,1f1b", "--compress", "none,uniform:8"]
-    _, record = run(tmp_path, *ways, *files)
-    assert [row["parallel"] for row in record.rows] == ["none", "data", *["pipeline"] * 8]
+    _, record = run(tmp_path, *ways, *files, "--stage", "thinpipe,torch")
+    assert [row["parallel"] for row in record.rows] == ["none", "data", *["pipeline"] * 12]
     tensor = BATCH * HIDDEN * 4  # a batch between two stages, and its gradient
     for row in record.rows:
         assert row["samples_per_s"] == pytest.approx(BATCH / row["step_ms"] * 1e3)
@@ -33,7 +33,10 @@ def test_pipelines_beside_data_parallel_and_a_single_process(tmp_path):
         cuts = 1 if row["layout"] == "linear" else 2
         assert row["tensor_bytes"] == 2 * cuts * tensor
         assert row["busiest_wire_bytes"] == row["wire_bytes"] / 2
-        if row["codec"] == "none":
+        assert row["stage"] == "torch" or row["of_torch"] > 0
+        if row["stage"] == "torch":
+            assert row["wire_bytes"] == row["tensor_bytes"]
+        elif row["codec"] == "none":
             assert row["wire_bytes"] == row["tensor_bytes"] + 2 * cuts * row["chunks"] * CHECKSUM_BYTES
         else:
             assert row["wire_bytes"] < row["tensor_bytes"] / 3
@@ -58,7 +61,7 @@ def test_a_step_over_a_thin_link_takes_its_time(tmp_path):
     ("arguments", "message"),
     [
         (["--workers", "two"], "--workers takes whole numbers"),
-        (["--client-layers", "1"], "--client-layers takes two whole numbers"),
+        (["--client-layers", "1"], "--client-layers is two numbers, as in 1,1; got 1"),
         (["--link", "fast"], "--link is a rate from 1kbit to 600gbit"),
         (["--json", "none/r.json"], "a directory that can be written"),
     ],

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.pool import Pool
-from tests.training.toy import FEATURES, Ears, ToyTask, place_in, run_toy, settings_for, train_toy
+from tests.training.toy import FEATURES, Ears, ToyTask, run_toy, settings_for, train_toy, world_in
 from thinpipe.bench.codecs.settings import choose_cases
 from thinpipe.training.settings import Capture, Running
 from thinpipe.training.worker import train
@@ -94,7 +94,7 @@ def test_what_cannot_be_captured_is_refused_on_all_workers(
 def room_asked_for(group: Any, running: Running) -> list[tuple[int, int]]:
     asked: list[tuple[int, int]] = []
     task = ToyTask()
-    train(task, settings_for(task, group), running, place_in(group), Ears, lambda *sizes: asked.append(sizes))
+    train(task, settings_for(task, group), running, world_in(group), Ears, lambda *sizes: asked.append(sizes))
     return asked
 
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, run_toy, train_toy
 from thinpipe.cli import app
+from thinpipe.engines.world import SetupError
 from thinpipe.training.checkpoints.manifest import read_manifest, seal
 from thinpipe.training.settings import Running
-from thinpipe.training.worker import SetupError
 from thinpipe.workers import launch
 from thinpipe.workloads.task import Data, Shape, Source
 
@@ -210,7 +210,7 @@ def test_a_complete_run_whose_last_part_is_damaged_is_not_complete(
 ) -> None:
     calls = []
     monkeypatch.setattr("thinpipe.commands.train.run.carry_out", lambda *args, **kwargs: calls.append(args) or 0)
-    monkeypatch.setattr("thinpipe.training.foresight.check_possible", lambda *args: None)
+    monkeypatch.setattr("thinpipe.training.data.check_possible", lambda *args: None)
     monkeypatch.setattr("thinpipe.commands.train.command.find_task", lambda name: ToyTask())
     assert "this run is complete" in thinpipe("--resume", str(alone))[1]
     assert not calls

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.pool import Pool
-from tests.training.toy import Ears, ToyTask, place_in, run_toy, settings_for, train_toy
+from tests.training.toy import Ears, ToyTask, run_toy, settings_for, train_toy, world_in
 from thinpipe import codec
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.pipeline.links.recv import RecvLink
@@ -40,7 +40,7 @@ def grammar_received(group: Any, spec: str, path: Path) -> dict[str, torch.Tenso
     running = Running(capture=Capture(path=path, steps=tuple(range(1, 9)), chunks=2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecvLink, "receive", note)
-        train(grammar, settings, running, place_in(group), Ears)
+        train(grammar, settings, running, world_in(group), Ears)
     return received
 
 
@@ -128,7 +128,7 @@ def checkpoint_room(group: Any, spec: str) -> int:
         raise ValueError("enough")
 
     with pytest.raises(ValueError, match="enough"):
-        train(toy, settings, running, place_in(group), Ears, stop)
+        train(toy, settings, running, world_in(group), Ears, stop)
     return sum(told)
 
 

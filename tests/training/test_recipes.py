@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.pool import Pool
-from tests.training.toy import Ears, place_in, settings_for
+from tests.training.toy import Ears, settings_for, world_in
 from tests.workloads import written
 from thinpipe.training.settings import Running
 from thinpipe.training.worker import train
@@ -77,7 +77,7 @@ def run_recipe(group: Any, name: str, cache: Path, given: dict[str, Any]) -> Ear
 
     datasets.config.HF_DATASETS_CACHE = cache
     ears, chosen = Ears(), task(name)
-    train(chosen, settings_for(chosen, group, **given), Running(steps=2), place_in(group), lambda: ears)
+    train(chosen, settings_for(chosen, group, **given), Running(steps=2), world_in(group), lambda: ears)
     return ears
 
 

@@ -65,7 +65,7 @@ def test_links_that_forget_end_elsewhere(pool: Pool, tmp_path: Path, spec: str) 
 
 
 def _train_forgetting(group: Any, running: Running, given: dict[str, Any]) -> Ears:
-    from thinpipe.training.pipeline_engine import PipelineEngine
+    from thinpipe.engines.pipeline import PipelineEngine
 
     remember, PipelineEngine.recall = PipelineEngine.recall, lambda self, memory: None  # type: ignore[method-assign]
     try:
@@ -144,7 +144,7 @@ def test_links_between_the_same_units_remember_and_the_others_are_told(pool: Poo
 
 def _recalled(group: Any, running: Running, given: dict[str, Any]) -> Ears:
     """What the client's links were given, beside what it heard."""
-    from thinpipe.training.pipeline_engine import PipelineEngine
+    from thinpipe.engines.pipeline import PipelineEngine
 
     recall, seen = PipelineEngine.recall, {}
 

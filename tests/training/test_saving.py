@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from tests.pool import Pool
-from tests.training.toy import Ears, ToyTask, place_in, run_toy, settings_for, train_toy
+from tests.training.toy import Ears, ToyTask, run_toy, settings_for, train_toy, world_in
+from thinpipe.engines.world import SetupError
 from thinpipe.training.checkpoints import saving
 from thinpipe.training.checkpoints.folder import LOCK, FolderLock, checkpoints, newest
 from thinpipe.training.checkpoints.manifest import Habits, Progress, read_manifest
@@ -25,7 +26,7 @@ from thinpipe.training.checkpoints.part import Part, verify_part
 from thinpipe.training.checkpoints.resume import take_clients_word
 from thinpipe.training.checkpoints.saving import UnsavedError
 from thinpipe.training.settings import Running
-from thinpipe.training.worker import SetupError, train
+from thinpipe.training.worker import train
 
 HOLDER = """
 import sys, time
@@ -107,14 +108,14 @@ def test_two_new_runs_do_not_mix(tmp_path: Path) -> None:
 
 def train_apart(group: Any, directory: Path, running: dict[str, Any], given: dict[str, Any]) -> Ears | str:
     """As on machines that share nothing: every worker sees a folder of its own."""
-    task, place, ears = ToyTask("dropout"), place_in(group), Ears()
-    mine = directory / str(place.worker)
+    task, world, ears = ToyTask("dropout"), world_in(group), Ears()
+    mine = directory / str(world.worker)
     goes_on = running.pop("goes_on", False)
     settings = settings_for(task, group, **given)
     how = Running(save=mine, resume=mine if goes_on else None, **running)
-    settings, how = take_clients_word(settings, how, place)
+    settings, how = take_clients_word(settings, how, world)
     try:
-        train(task, settings, how, place, lambda: ears)
+        train(task, settings, how, world, lambda: ears)
     except SetupError as error:
         return str(error)
     return ears
@@ -173,10 +174,10 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/full")
 def train_on_full_disk(group: Any, directory: Path, worker: int, steps: list[int], local: bool) -> tuple[Ears, str]:
     """One worker finds the disk full when these steps are saved."""
     write, ears, task = saving.write_pieces, Ears(), ToyTask()
-    place = place_in(group)
+    world = world_in(group)
 
     def write_or_not(path: Path, pieces: Any) -> Part:
-        if place.worker == worker and int(path.parent.name[5:13]) in steps:
+        if world.worker == worker and int(path.parent.name[5:13]) in steps:
             path.write_bytes(b"some")
             raise FULL
         return write(path, pieces)
@@ -184,7 +185,7 @@ def train_on_full_disk(group: Any, directory: Path, worker: int, steps: list[int
     saving.write_pieces = write_or_not
     try:
         running = Running(save=directory, save_every=2, keep=2, save_local=local)
-        train(task, settings_for(task, group), running, place, lambda: ears)
+        train(task, settings_for(task, group), running, world, lambda: ears)
     except UnsavedError as error:
         return ears, str(error)
     finally:
@@ -225,7 +226,7 @@ def test_a_folder_that_has_gone_is_made_again(tmp_path: Path) -> None:
 
     ears, task = Broom(), ToyTask()
     settings = settings_for(task, None, parallel="none")
-    train(task, settings, Running(save=tmp_path / "run", save_every=2), place_in(None), lambda: ears)
+    train(task, settings, Running(save=tmp_path / "run", save_every=2), world_in(None), lambda: ears)
     assert ears.problems == []
     assert [path.name for path in checkpoints(tmp_path / "run")] == ["step-00000006", "step-00000008"]
 
@@ -238,10 +239,10 @@ def test_a_part_larger_than_expected_is_not_taken(pool: Pool, tmp_path: Path) ->
 
 
 def _save_too_much(group: Any, directory: Path) -> str | None:
-    place = place_in(group)
+    world = world_in(group)
     saver = saving.Saver(
         directory,
-        place,
+        world,
         settings=settings_for(ToyTask(), group),
         habits=Habits(save_local=True),
         first_units=(0, 1, 5),
@@ -250,6 +251,6 @@ def _save_too_much(group: Any, directory: Path) -> str | None:
     )
     limit, saving._SLACK = saving._SLACK, 1000
     try:
-        return saver.save(Progress(step=1), {"model/x": torch.zeros(1_000_000 if place.worker else 10)}).problem
+        return saver.save(Progress(step=1), {"model/x": torch.zeros(1_000_000 if world.worker else 10)}).problem
     finally:
         saving._SLACK = limit

@@ -50,6 +50,7 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"parallel": "none", "compress_forward": "delta(sort:2)"}, "the activations of a pipeline"),
         ({"layout": "linear", "client_layers": (1, 1)}, "client_layers is for"),
         ({"parallel": "data", "schedule": "1f1b", "recompute": True}, "schedule, recompute shape a pipeline"),
+        ({"error_feedback": False}, "leave out error_feedback=False, or give parallel data instead of pipeline"),
         ({"lr": 0.0}, "lr is above 0 and at most 1e[+]06; got 0.0"),
         ({"warmup": 1.0}, "warmup is from 0 to below 1"),
         ({"epochs": 0}, "epochs is from 1 to 1000000000; got 0"),

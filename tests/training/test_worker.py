@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.pool import Pool
-from tests.training.toy import Ears, ToyTask, place_in, settings_for
+from tests.training.toy import Ears, ToyTask, settings_for, world_in
+from thinpipe.engines.world import SetupError
 from thinpipe.training.settings import Running
-from thinpipe.training.worker import SetupError, train
+from thinpipe.training.worker import train
 from thinpipe.workloads.task import Data, Shape, Source
 
 
@@ -32,7 +33,7 @@ def setup_error(group: Any, case: str, save: Path, given: dict[str, Any]) -> str
     room = too_full if case == "disk" else lambda save_bytes, capture_bytes: None
     running = Running(save=save, keep=1)
     try:
-        train(task, settings_for(task, group, **given), running, place_in(group), Ears, room)
+        train(task, settings_for(task, group, **given), running, world_in(group), Ears, room)
     except SetupError as error:
         return str(error)
     return "trained"

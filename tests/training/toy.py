@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinpipe.engines.world import World
 from thinpipe.training.checkpoints.folder import load, newest
 from thinpipe.training.events import Epoch, Finished, Plan, Step
-from thinpipe.training.place import Place
 from thinpipe.training.resolve import settle
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.worker import train
@@ -122,20 +122,20 @@ class Ears:
         self.error = error
 
 
-def place_in(group: Any) -> Place:
+def world_in(group: Any) -> World:
     """A worker of the tests' pool; without a group, the test itself."""
     rank, size = (0, 1) if group is None else (group.rank(), group.size())
-    return Place(worker=rank, workers=size, device=torch.device("cpu"), group=group, words=group)
+    return World(worker=rank, workers=size, device=torch.device("cpu"), group=group, control_group=group)
 
 
 def settings_for(task: Task, group: Any, **given: Any) -> Settings:
-    return settle({"task": task.name, "workers": place_in(group).workers, **given}, task.recipe, device="cpu")
+    return settle({"task": task.name, "workers": world_in(group).workers, **given}, task.recipe, device="cpu")
 
 
 def run_toy(group: Any, task: Task, running: Running | None = None, **given: Any) -> Ears:
     """Train on the workers of a group; what the client heard."""
     ears = Ears()
-    train(task, settings_for(task, group, **given), running or Running(), place_in(group), lambda: ears)
+    train(task, settings_for(task, group, **given), running or Running(), world_in(group), lambda: ears)
     return ears
 
 

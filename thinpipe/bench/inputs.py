@@ -15,7 +15,6 @@ from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.options import OptionError, Rule, between, option
-from thinpipe.workers.network import check_launch as check_launch  # for bench/pipeline and bench/ddp
 from thinpipe.workers.network import parse_links
 
 PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "What comes out"  # of the help, in this order
@@ -76,14 +75,6 @@ def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
     if not chosen:
         raise OptionError("{compress} takes specs and recipes separated by commas, as in 8bit,sort:8; got none")
     return list(chosen)
-
-
-def check_counts(**counts: int | None) -> None:
-    """OptionError for a number of threads, steps or the like that can only be a mistake."""
-    for name, value in counts.items():
-        most = MOST_THREADS if name == "threads" else MOST_REPEATS
-        if value is not None and value > most:
-            raise OptionError(f"{{{name}}} is at most {most}; got {value}")
 
 
 def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:

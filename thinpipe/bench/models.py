@@ -6,12 +6,18 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from thinpipe.bench.inputs import WHAT, shared
+from thinpipe.options import OptionError, between, check, option
+from thinpipe.workloads.mobilenet import mobilenet_bytes, new_mobilenet
+from thinpipe.workloads.roberta import BASE, Size, new_roberta, roberta_bytes
+from thinpipe.workloads.task import Batch, Shape
 
 CLASSES = 1000
 RESNET_DEPTHS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
@@ -19,9 +25,8 @@ RESNEXTS = ("resnext50_32x4d", "resnext101_32x8d")
 MODELS = (*RESNET_DEPTHS, *RESNEXTS, "mobilenetv2", "roberta-base")
 CUTTABLE = ("mobilenetv2", *RESNET_DEPTHS, "roberta", "mlp")  # those that a pipeline can cut
 
-ROBERTA_HIDDEN, ROBERTA_LAYERS, ROBERTA_VOCABULARY, HEAD_SIZE = 768, 12, 50_265, 64
+ROBERTA_VOCABULARY, ROBERTA_POSITIONS = 50_265, 514  # the published model's
 MLP_HIDDEN, MLP_LAYERS, MLP_CLASSES = 1024, 4, 10
-_LEAST_IMAGE_WEIGHTS = 2e6  # of MobileNetV2, the smallest of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +42,33 @@ class Workload:
 class Shapes:
     """The sizes of the data, and of the model where it has a choice."""
 
-    batch_size: int
-    image_size: int  # pixels, both ways
-    tokens: int  # of a text
-    width: float = 1.0  # of images' models: channels, the published ones = 1
-    hidden: int | None = None  # of roberta and mlp; None: RoBERTa-base's, MLP_HIDDEN
-    layers: int | None = None  # likewise
+    batch_size: int = shared("batch_size", default=32)
+    image_size: int = option(
+        "Width and height of images.", panel=WHAT, metavar="PIXELS", rule=between(32, 1_000_000), default=224
+    )
+    width: float = option(
+        "Channels of models of images, published = 1.", panel=WHAT, metavar="X", rule=between(0.05, 1000), default=1.0
+    )
+    tokens: int = option("Length of texts.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=128)
+    hidden: int | None = option(
+        "Hidden size of roberta and mlp.",
+        panel=WHAT,
+        metavar="N",
+        shown=f"{BASE.states}; mlp {MLP_HIDDEN}",
+        rule=between(8, 1_000_000),
+        default=None,
+    )
+    layers: int | None = option(
+        "Layers of roberta and mlp.",
+        panel=WHAT,
+        metavar="N",
+        shown=f"{BASE.layers}; mlp {MLP_LAYERS}",
+        rule=between(1, 1_000_000),
+        default=None,
+    )
 
-
-@dataclass(frozen=True, kw_only=True)
-class CuttableWorkload:
-    """What a pipeline computes in a step: it cuts the model into units, inputs and target into chunks."""
-
-    model: nn.Module  # one that ``units_of`` knows
-    inputs: tuple[Tensor, ...]
-    target: Tensor
-    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def least_bytes(name: str, shapes: Shapes) -> int:
@@ -63,9 +79,10 @@ def least_bytes(name: str, shapes: Shapes) -> int:
         hidden, layers = shapes.hidden or MLP_HIDDEN, shapes.layers or MLP_LAYERS
         return 4 * hidden * (layers * hidden + shapes.batch_size)
     if name in ("roberta", "roberta-base"):
-        hidden, layers = shapes.hidden or ROBERTA_HIDDEN, shapes.layers or ROBERTA_LAYERS
-        return 48 * layers * hidden**2 + 16 * shapes.batch_size * shapes.tokens  # 12 matrices a layer; ids and mask
-    return int(_LEAST_IMAGE_WEIGHTS * 4 * shapes.width**2) + 12 * shapes.batch_size * shapes.image_size**2
+        weights = roberta_bytes(roberta_size(shapes), None)
+        return weights + 16 * shapes.batch_size * shapes.tokens  # ids and mask
+    # Of models of images MobileNetV2 is the smallest.
+    return mobilenet_bytes(shapes.width) + 12 * shapes.batch_size * shapes.image_size**2
 
 
 def check_model(name: str) -> str:
@@ -74,7 +91,7 @@ def check_model(name: str) -> str:
         _load_function(name)
         return name
     if name not in MODELS:
-        raise ValueError(f"--model is one of {', '.join(MODELS)}, or package.module:function; got {name!r}")
+        raise OptionError(f"{{model}} is one of {', '.join(MODELS)}, or package.module:function; got {name!r}")
     if name in RESNEXTS and not has_torchvision():
         raise ValueError(
             f"{name} comes from torchvision, which does not import here: pip install torchvision, of the release that "
@@ -110,8 +127,8 @@ def has_torchvision() -> bool:
     return True
 
 
-def build_cuttable(name: str, shapes: Shapes) -> CuttableWorkload:
-    """A model of CUTTABLE with its data, in host memory; the same whenever it is called."""
+def build_cuttable(name: str, shapes: Shapes) -> tuple[nn.Module, Batch]:
+    """A model of CUTTABLE with a batch, in host memory; the same whenever it is called."""
     torch.manual_seed(0)
     batch = shapes.batch_size
     if name == "roberta":
@@ -121,46 +138,48 @@ def build_cuttable(name: str, shapes: Shapes) -> CuttableWorkload:
         inputs = (torch.randn(batch, shapes.hidden or MLP_HIDDEN),)
     else:
         inputs = (torch.randn(batch, 3, shapes.image_size, shapes.image_size),)
-    model = _mlp(shapes) if name == "mlp" else _from_transformers(name, shapes)
-    target = torch.randint(MLP_CLASSES if name == "mlp" else CLASSES, (batch,))
-    return CuttableWorkload(model=model, inputs=inputs, target=target)
+    model = _mlp(shapes) if name == "mlp" else _classifier(name, shapes)
+    labels = torch.randint(MLP_CLASSES if name == "mlp" else CLASSES, (batch,))
+    return model, Batch(inputs=inputs, labels=labels)
 
 
 def _model(name: str, shapes: Shapes) -> nn.Module:
     if name.startswith("resne") and has_torchvision():
         return getattr(importlib.import_module("torchvision.models"), name)(num_classes=CLASSES)
-    return _Logits(_from_transformers(name, shapes))
+    return _Logits(_classifier(name, shapes))
 
 
-def _from_transformers(name: str, shapes: Shapes) -> nn.Module:
-    transformers: Any = importlib.import_module("transformers")  # untyped: mypy misses arguments its configs do take
+def _classifier(name: str, shapes: Shapes) -> nn.Module:
     if name in RESNET_DEPTHS:
-        resnet = transformers.ResNetConfig(depths=RESNET_DEPTHS[name], num_labels=CLASSES)
-        resnet.embedding_size = round(resnet.embedding_size * shapes.width)
-        resnet.hidden_sizes = [round(size * shapes.width) for size in resnet.hidden_sizes]
-        return transformers.ResNetForImageClassification(resnet)
+        return _resnet(name, shapes)
     if name == "mobilenetv2":
-        mobilenet = transformers.MobileNetV2Config(
-            image_size=shapes.image_size, depth_multiplier=shapes.width, num_labels=CLASSES
+        return new_mobilenet(Shape(classes=CLASSES, image_size=shapes.image_size), shapes.width, small=False)
+    shape = Shape(classes=CLASSES, tokens=shapes.tokens, vocabulary=_vocabulary(shapes))
+    return new_roberta(shape, roberta_size(shapes))
+
+
+def _resnet(name: str, shapes: Shapes) -> nn.Module:
+    transformers: Any = importlib.import_module("transformers")  # untyped: mypy misses arguments its configs do take
+    resnet = transformers.ResNetConfig(depths=RESNET_DEPTHS[name], num_labels=CLASSES)
+    resnet.embedding_size = round(resnet.embedding_size * shapes.width)
+    resnet.hidden_sizes = [round(size * shapes.width) for size in resnet.hidden_sizes]
+    return transformers.ResNetForImageClassification(resnet)
+
+
+def roberta_size(shapes: Shapes) -> Size:
+    """RoBERTa-base's, or one with as many values to a head; ValueError if heads do not share the hidden size."""
+    hidden = shapes.hidden or BASE.states
+    heads = max(1, hidden // (BASE.states // BASE.heads))
+    if hidden % heads:
+        raise OptionError(
+            f"{{hidden}} is shared by {heads} heads, one for 64 values: {hidden} is no multiple of {heads}"
         )
-        return transformers.MobileNetV2ForImageClassification(mobilenet)
-    hidden = shapes.hidden or ROBERTA_HIDDEN
-    roberta = transformers.RobertaConfig(
-        vocab_size=_vocabulary(shapes),
-        hidden_size=hidden,
-        num_attention_heads=max(1, hidden // HEAD_SIZE),
-        intermediate_size=4 * hidden,
-        num_hidden_layers=shapes.layers or ROBERTA_LAYERS,
-        max_position_embeddings=max(514, shapes.tokens + 2),
-        type_vocab_size=1,
-        num_labels=CLASSES,
-    )
-    return transformers.RobertaForSequenceClassification(roberta)
+    return replace(BASE, states=hidden, heads=heads, layers=shapes.layers or BASE.layers, positions=ROBERTA_POSITIONS)
 
 
 def _vocabulary(shapes: Shapes) -> int:
     """RoBERTa's, smaller where the model is narrower: the embeddings keep their share of the parameters."""
-    return round(ROBERTA_VOCABULARY * (shapes.hidden or ROBERTA_HIDDEN) / ROBERTA_HIDDEN)
+    return round(ROBERTA_VOCABULARY * (shapes.hidden or BASE.states) / BASE.states)
 
 
 def _mlp(shapes: Shapes) -> nn.Sequential:
@@ -184,7 +203,7 @@ class _Logits(nn.Module):
 def _load_function(name: str) -> Callable[[int], Any]:
     module, _, function = name.partition(":")
     rule = (
-        f"--model package.module:function names a function of the batch size that returns a model, a tuple of its "
+        f"{{model}} package.module:function names a function of the batch size that returns a model, a tuple of its "
         f"inputs, and a function from its output to a loss; {name!r}"
     )
     if os.getcwd() not in sys.path:
@@ -192,7 +211,7 @@ def _load_function(name: str) -> Callable[[int], Any]:
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{rule} cannot be imported: {error}") from None
+        raise OptionError(f"{rule} cannot be imported: {error}") from None
     if not callable(found):
-        raise ValueError(f"{rule} is no function")
+        raise OptionError(f"{rule} is no function")
     return found

@@ -156,7 +156,7 @@ def settle(options: dict[str, Any]) -> Any:
 
 def check_possible(plan: Path, runs: Sequence[Run]) -> None:
     """ValueError for the first run that thinpipe train would refuse: no data, too many workers for the model."""
-    from thinpipe.training import foresight
+    from thinpipe.training import data
     from thinpipe.training.settings import Settings
     from thinpipe.workloads.tasks import task
 
@@ -169,7 +169,7 @@ def check_possible(plan: Path, runs: Sequence[Run]) -> None:
             continue
         seen.add(asked)
         try:
-            foresight.check_possible(task(settings.task), settings)
+            data.check_possible(task(settings.task), settings)
         except ValueError as error:
             raise ValueError(f"{plan}: the run {run.name!r}: {error}") from None
 

@@ -5,116 +5,36 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Annotated, Literal
-
-import torch
-import typer
+from dataclasses import dataclass
+from typing import Any
 
 from thinpipe.bench.ddp.settings import Settings
-from thinpipe.bench.ddp.views import WIDE, heading_lines, model_lines, result_tables, row_lines
-from thinpipe.bench.models import MODELS
+from thinpipe.bench.ddp.views import WIDE, heading_lines, model_lines, plot_speed, result_tables, row_lines
+from thinpipe.bench.inputs import PANELS, shared
 from thinpipe.commands.replicas import check_workers, run_replicas
-from thinpipe.commands.terminal import Outputs, one_line_errors
+from thinpipe.commands.terminal import Outputs, one_line_errors, takes
 from thinpipe.measure.record import Record, Row
-from thinpipe.workers.network import check_links, parse_link, thin_network
-
-_WHAT, _DDP, _GRADIENTS, _HOW, _RESULTS = (
-    "What is trained",
-    "DistributedDataParallel",
-    "How gradients travel",
-    "How it is measured",
-    "What comes out",
-)
+from thinpipe.options import check, read
+from thinpipe.workers.network import check_links, thin_network
 
 
-def bench_ddp(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"{', '.join(MODELS)}, or your own as package.module:function: given the batch size, it returns a "
-            "model, a tuple of inputs, and a function from output to loss. Repeat for several.",
-            rich_help_panel=_WHAT,
-            show_default="resnet50",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Examples per replica.", rich_help_panel=_WHAT)
-    ] = 32,
-    image_size: Annotated[
-        int, typer.Option(min=32, metavar="PIXELS", help="Width and height of images.", rich_help_panel=_WHAT)
-    ] = 224,
-    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Length of texts.", rich_help_panel=_WHAT)] = 128,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option(help="Of weights and data.", rich_help_panel=_WHAT)
-    ] = "float32",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Replicas to start on this machine. Under torchrun: leave it out.",
-            rich_help_panel=_DDP,
-            show_default="one per GPU; 2 on CPU",
-        ),
-    ] = None,
-    device: Annotated[
-        Literal["cpu", "cuda"] | None,
-        typer.Option(help="Where replicas compute.", rich_help_panel=_DDP, show_default="cuda where there is one"),
-    ] = None,
-    backend: Annotated[
-        Literal["gloo", "nccl"] | None,
-        typer.Option(
-            help="What joins them.", rich_help_panel=_DDP, show_default="nccl if each has its own GPU, else gloo"
-        ),
-    ] = None,
-    link: Annotated[
-        str,
-        typer.Option(
-            metavar="RATE",
-            help="Replicas here with links of this rate, as in 100mbit; needs root. Under torchrun: what the link is, "
-            "for the record.",
-            rich_help_panel=_DDP,
-            show_default="as it is",
-        ),
-    ] = "none",
-    bucket_cap_mb: Annotated[
-        float,
-        typer.Option(min=0.001, metavar="MIB", help="Gradients that travel together.", rich_help_panel=_DDP),
-    ] = 25,
-    static_graph: Annotated[
-        bool, typer.Option("--static-graph", help="Promise that every iteration is alike.", rich_help_panel=_DDP)
-    ] = False,
-    gradient_as_bucket_view: Annotated[
-        bool,
-        typer.Option("--gradient-as-bucket-view", help="Gradients live in the buckets.", rich_help_panel=_DDP),
-    ] = False,
-    compress: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Through thinpipe's hook with this codec and error feedback, as in uniform:8 or power:4.",
-            rich_help_panel=_GRADIENTS,
-            show_default="no hook",
-        ),
-    ] = None,
-    hook: Annotated[
-        Literal["fp16", "bf16", "powersgd"] | None,
-        typer.Option(help="Through a hook of torch's instead.", rich_help_panel=_GRADIENTS, show_default="no hook"),
-    ] = None,
-    warmup: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Iterations that do not count.", rich_help_panel=_HOW)
-    ] = 5,
-    iterations: Annotated[int, typer.Option(min=1, metavar="N", help="Iterations that do.", rich_help_panel=_HOW)] = 20,
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep all times; `thinpipe diff` reads it.", rich_help_panel=_RESULTS),
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the tables as a page.", rich_help_panel=_RESULTS)
-    ] = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command takes beside what replicas are told."""
+
+    workers: int | None = shared(
+        "workers",
+        "Replicas to start on this machine. Under torchrun: leave it out.",
+        shown="one per GPU; 2 on CPU",
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@takes(Asked, Settings, Outputs, panels=PANELS)
+def bench_ddp(**given: Any) -> None:
     """Iteration time of DistributedDataParallel.
 
     One replica without DDP, then groups of 1, 2, 4, ... and all replicas, each
@@ -126,35 +46,17 @@ def bench_ddp(
     Example: thinpipe bench ddp --workers 2 --model resnet50 --image-size 64
     """
     with one_line_errors():
-        mbit_per_s = parse_link(link)
-    settings = Settings(
-        models=tuple(dict.fromkeys(model or ["resnet50"])),
-        batch_size=batch_size,
-        image_size=image_size,
-        tokens=tokens,
-        dtype=dtype,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
-        backend=backend,
-        link_mbit_per_s=mbit_per_s,
-        bucket_cap_mb=bucket_cap_mb,
-        static_graph=static_graph,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-        compress=compress,
-        hook=hook,
-        warmup=warmup,
-        iterations=iterations,
-    )
-    outputs = Outputs(json=json, markdown=markdown)
-    with one_line_errors():
-        settings.check()
+        asked, settings = Asked(**read(Asked, given)), Settings(**read(Settings, given))
+        outputs = Outputs(**read(Outputs, given))
+        settings.check_here()
         outputs.check()
-        count = check_workers(workers, settings.device)
-        shaped = None if count is None else mbit_per_s  # under torchrun the link is there already
+        count = check_workers(asked.workers, settings.found_device.type)
+        shaped = None if count is None else settings.link_mbit_per_s  # under torchrun the link is there already
         check_links([shaped])
     with thin_network(shaped, count or 1) as network:
         record = run_replicas(_replica, settings, ["thinpipe", *sys.argv[1:]], workers=count, network=network)
     if record is not None:
-        outputs.save(record, result_tables(record), "Iteration time of DistributedDataParallel")
+        outputs.save(record, result_tables(record), "Iteration time of DistributedDataParallel", plot_speed(record))
 
 
 def _replica(settings: Settings, command: Sequence[str]) -> Record | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from thinpipe.workloads.task import Batch, Split
+from thinpipe.training.settings import Settings
+from thinpipe.workloads.task import Batch, Data, Split
 
 _MIX = 0x9E3779B97F4A7C15  # an odd number with no pattern: seeds that follow each other end up far apart
 
@@ -56,6 +59,23 @@ class TrainingBatches:
         samples = self._order.batch(epoch, position).view(self.replicas, -1)[self.replica]
         seed = mixed_seed(self.seed, epoch, position, self.replica)
         return self.split.batch(samples, augment_seed=seed)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a worker knows of the samples of a run: the order of all of them, and those that it reads."""
+
+    order: SampleOrder
+    training: TrainingBatches | None  # where this worker reads data
+    validation: Split | None  # likewise
+
+    @staticmethod
+    def of(data: Data | None, count: int, settings: Settings, share: tuple[int, int]) -> Samples:
+        size, seed = settings.batch_size, settings.seed
+        order = SampleOrder(count, batch_size=size, seed=seed)
+        if data is None:
+            return Samples(order, None, None)
+        return Samples(order, TrainingBatches(data.train, batch_size=size, seed=seed, share=share), data.validation)
 
 
 def evaluation_batch(split: Split, start: int, batch_size: int) -> Batch:

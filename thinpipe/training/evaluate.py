@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from thinpipe.engines.engine import Engine
 from thinpipe.training.batches import evaluation_batch
-from thinpipe.training.engine import Engine
 from thinpipe.workloads.metrics import score
 from thinpipe.workloads.task import Metric, Split
 
@@ -38,5 +38,5 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
         engine.set_training(True)
     if not engine.client_has_outcome:
         for outcome in (predictions, labels, loss):
-            engine.place.sum(outcome)
+            engine.world.sum(outcome)
     return float(loss) / samples, score(metric, predictions, labels)

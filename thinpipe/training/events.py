@@ -9,35 +9,10 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Literal, Protocol
 
+from thinpipe.engines.plan import Holding, LinkPlan
+from thinpipe.workloads.task import Metric
+
 Parallel = Literal["pipeline", "data", "none"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holding:
-    """One stage: who has it, and what is in it."""
-
-    stage: int
-    worker: int
-    first_unit: int
-    units: int
-    unit_names: tuple[str, ...]
-    parameters: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkPlan:
-    """One direction of one link, per step of training."""
-
-    source: int  # stages
-    target: int
-    source_worker: int
-    target_worker: int
-    direction: Literal["forward", "backward"]
-    spec: str  # of the codec
-    shapes: tuple[tuple[int, ...], ...]  # of the tensors of one chunk
-    tensor_bytes: int
-    wire_bytes: int
-    first_wire_bytes: int | None = None  # delta(...): of a step whose samples were never sent before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +20,7 @@ class Plan:
     """The run before its first step."""
 
     task: str
-    metric: str
+    metric: Metric
     parallel: Parallel
     workers: int
     chunks: int

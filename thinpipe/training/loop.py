@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
-from thinpipe.training.batches import SampleOrder, TrainingBatches
+from thinpipe.engines.engine import Engine
+from thinpipe.engines.step import train_step
+from thinpipe.training.batches import Samples
 from thinpipe.training.checkpoints.manifest import Progress
 from thinpipe.training.checkpoints.saving import Saver
 from thinpipe.training.checkpoints.state import digest, worker_state
-from thinpipe.training.engine import Engine
 from thinpipe.training.evaluate import evaluate
-from thinpipe.training.events import Epoch, Finished, Listener, Step
+from thinpipe.training.events import Epoch, Finished, Listener, Plan, Step
 from thinpipe.training.optimize import learning_rate, set_learning_rate
-from thinpipe.training.settings import Running, Settings
-from thinpipe.training.step import train_step
-from thinpipe.training.usage import Usage
+from thinpipe.training.settings import Settings
+from thinpipe.training.usage import Usage, messages_per_step
+from thinpipe.training.watchers import StepWatcher
 from thinpipe.workers.activity import ACTIVITY
 from thinpipe.workers.signals import Noted
-from thinpipe.workloads.task import Metric, Split
-
-
-class StepWatcher(Protocol):
-    """Looks closely at some of the steps; the same ones on every worker."""
-
-    def begin(self, engine: Engine, step: int) -> bool:
-        """Whether it looks at this step, which is about to start."""
-        ...
-
-    def end(self, engine: Engine) -> None:
-        """That step is done. A collective."""
-        ...
 
 
 class Loop:
@@ -45,50 +32,46 @@ class Loop:
         optimizer: torch.optim.Optimizer,
         progress: Progress,
         settings: Settings,
-        running: Running,
+        plan: Plan,
         *,
-        order: SampleOrder,
-        batches: TrainingBatches | None,  # where this worker reads data
-        validation: Split | None,  # likewise
-        validation_samples: int,
-        metric: Metric,
-        stages: int,
-        usage: Usage,
-        listener: Listener | None,  # on the client
+        samples: Samples,
         saver: Saver | None = None,
         watchers: Sequence[StepWatcher] = (),
     ) -> None:
         self.engine, self.optimizer, self.progress = engine, optimizer, progress
-        self.settings, self.running = settings, running
-        self.order = order
-        self.batches, self.validation, self.validation_samples = batches, validation, validation_samples
-        self.metric, self.stages, self.usage, self.listener = metric, stages, usage, listener
+        self.settings, self.plan, self.samples = settings, plan, samples
         self.saver, self.watchers = saver, watchers
+        self.listener: Listener | None = None
         self.unsaved: str | None = None  # why there is no checkpoint of the last step
-        self.steps_per_epoch = progress.steps // settings.epochs
-        self._first_step = progress.step
+        self.usage = Usage(
+            engine,
+            forward=settings.compress_forward,
+            backward=settings.compress_backward,
+            messages_per_step=messages_per_step([link.shapes for link in plan.links], settings.chunks),
+        )
         self._seconds = self._epoch_seconds = 0.0  # of training steps
         self._samples = self._epoch_samples = 0  # seen by this process, not by the run
 
-    def run(self, interrupted: Noted) -> Finished:
-        began = time.perf_counter()
-        last = min(self.progress.steps, self.running.steps or self.progress.steps)
-        epoch_began = began
+    def run(self, listener: Listener | None, interrupted: Noted) -> Finished:
+        """To the last step of the plan; the listener is the client's."""
+        self.listener = listener
+        began = epoch_began = time.perf_counter()
+        last = self.plan.last_step
         while self.progress.step < last:
             self._step(interrupted.number)
             step = self.progress.step
-            if step % self.steps_per_epoch == 0 or step == last:
+            if step % self.plan.steps_per_epoch == 0 or step == last:
                 self._evaluate(epoch_began)
                 epoch_began = time.perf_counter()
-            if self._is_time_to_save(step, last):
-                self._save()
+            if self.saver is not None and self._is_time_to_save(self.saver, step):
+                self._save(self.saver)
         self.progress.parameters_sha256 = digest(self.engine)
         if self.saver is not None:
-            self.unsaved = self._save()
+            self.unsaved = self._save(self.saver)
         self.usage.collect()
         progress = self.progress
         return Finished(
-            steps=progress.step - self._first_step,
+            steps=progress.step - self.plan.first_step,
             metric=progress.metric,
             best_metric=progress.best_metric,
             validation_loss=progress.validation_loss,
@@ -103,7 +86,7 @@ class Loop:
     def _step(self, interrupted: int) -> None:
         began = time.perf_counter()
         number, settings = self.progress.step, self.settings
-        epoch, position = divmod(number, self.steps_per_epoch)
+        epoch, position = divmod(number, self.plan.steps_per_epoch)
         ACTIVITY.note("training", number + 1)
         if position == 0:
             self.progress.begin_epoch()
@@ -111,21 +94,20 @@ class Loop:
             number, steps=self.progress.steps, peak=settings.lr, schedule=settings.lr_schedule, warmup=settings.warmup
         )
         set_learning_rate(self.optimizer, lr)
-        watching = [watcher for watcher in self.watchers if watcher.begin(self.engine, number + 1)]
-        batch = None if self.batches is None else self.batches.batch(epoch, position)
-        self.engine.tell_samples(self.order.batch(epoch, position))
+        watching = [watcher for watcher in self.watchers if watcher.begin(number + 1)]
+        batch = None if self.samples.training is None else self.samples.training.batch(epoch, position)
+        self.engine.tell_samples(self.samples.order.batch(epoch, position))
         done = train_step(
             self.engine,
             self.optimizer,
             batch,
             step=number + 1,
-            stages=self.stages,
             clip_norm=settings.clip_norm,
             interrupted=interrupted,
         )
         seconds = time.perf_counter() - began
         for watcher in watching:
-            watcher.end(self.engine)
+            watcher.end()
         self._count(seconds, done.waited_s)
         self.progress.count(loss=done.loss, correct=done.correct, samples=settings.batch_size)
         if self.listener is not None:
@@ -156,13 +138,13 @@ class Loop:
         self.engine.check_replicas(self.progress.step)
         # Replicas evaluate apart, each with batches of its own size.
         size = self.settings.batch_size // self.settings.replicas
-        loss, metric = evaluate(self.engine, self.validation, self.validation_samples, size, self.metric)
-        progress = self.progress
+        plan, progress = self.plan, self.progress
+        loss, metric = evaluate(self.engine, self.samples.validation, plan.validation_samples, size, plan.metric)
         progress.evaluated(validation_loss=loss, metric=metric)
         if self.listener is not None:
             self.listener.evaluated(
                 Epoch(
-                    epoch=-(-progress.step // self.steps_per_epoch),
+                    epoch=-(-progress.step // self.plan.steps_per_epoch),
                     step=progress.step,
                     train_loss=progress.train_loss,
                     train_accuracy=progress.epoch_correct / progress.epoch_samples,
@@ -174,16 +156,15 @@ class Loop:
             )
         self._epoch_seconds, self._epoch_samples = 0.0, 0
 
-    def _is_time_to_save(self, step: int, last: int) -> bool:
-        if self.saver is None or step == last:  # the last one is saved with the digest
+    def _is_time_to_save(self, saver: Saver, step: int) -> bool:
+        if step == self.plan.last_step:  # the last one is saved with the digest
             return False
-        return step % (self.running.save_every or self.steps_per_epoch) == 0
+        return step % (saver.habits.save_every or self.plan.steps_per_epoch) == 0
 
-    def _save(self) -> str | None:
+    def _save(self, saver: Saver) -> str | None:
         """Why there is no checkpoint of this step, if so: the run goes on, and the next time is another try."""
-        assert self.saver is not None
         ACTIVITY.note("saving")
-        done = self.saver.save(self.progress, worker_state(self.engine, self.optimizer))
+        done = saver.save(self.progress, worker_state(self.engine, self.optimizer))
         if self.listener is not None and done.problem is not None:
             self.listener.save_failed(self.progress.step, done.problem)
         elif self.listener is not None:

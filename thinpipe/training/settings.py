@@ -14,7 +14,7 @@ import torch
 
 from thinpipe.codecs.spec import codec
 from thinpipe.measure.sizes import parse_size
-from thinpipe.options import OptionError, Rule, above, below, between, check, option
+from thinpipe.options import OptionError, Rule, above, below, between, check, option, pair
 from thinpipe.pipeline.links.spec import check_directions, encoding
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
@@ -37,13 +37,6 @@ PANELS = _WHAT, _WHERE, LINKS, _HOW, OUT, _SAVE, MACHINES = (  # of the help, in
     "Several machines, and when something goes wrong",
 )
 _COUNT = between(1, 1_000_000_000)
-
-
-def _two_numbers(text: str) -> tuple[int, int]:
-    first, comma, last = text.partition(",")
-    if not (comma and first.isdecimal() and last.isdecimal()):
-        raise OptionError(f"{{client_layers}} is two numbers, as in 1,1; got {text}")
-    return int(first), int(last)
 
 
 def _step_numbers(text: str) -> tuple[int, ...]:
@@ -100,7 +93,7 @@ class Settings:
         "Units at both ends that stay with the client, as in 1,1.",
         panel=_WHERE,
         metavar="A,B",
-        parse=_two_numbers,
+        parse=pair("client_layers"),
         movable=True,
     )
     schedule: Order = option("All forwards first, or backwards as soon as can be.", panel=_WHERE, usual="gpipe")
@@ -156,6 +149,9 @@ class Settings:
         movable=True,
         default=None,
     )
+    error_feedback: bool = option(
+        "Replicas add what a codec lost of a gradient to the next one.", panel=LINKS, negative=True, default=True
+    )
     data: str | None = option(
         "Data on disk.",
         panel=_WHAT,
@@ -208,6 +204,11 @@ class Settings:
             raise OptionError(
                 "replicas exchange gradients only: give {parallel} data one codec with {compress}, "
                 f"not {self.compress_forward} forward and {self.compress_backward} backward"
+            )
+        if self.parallel != "data" and not self.error_feedback:
+            raise OptionError(
+                "error feedback is for the gradients that replicas exchange: leave out {no_error_feedback}, or give "
+                f"{{parallel}} data instead of {self.parallel}"
             )
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise OptionError(
@@ -357,17 +358,26 @@ class Running:
                 f"{{trace}} draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
             )
 
+    def last_step(self, steps: int) -> int:
+        """Where this run ends, of so many steps in all."""
+        return min(steps, self.steps or steps)
+
+    def check_watchable(self, settings: Settings) -> None:
+        """OptionError where steps are to be watched that have no stages and no links."""
+        if settings.parallel == "pipeline":
+            return
+        leave_out = f"of a pipeline; leave it out with {{parallel}} {settings.parallel}"
+        if self.trace is not None:
+            raise OptionError(f"{{trace}} shows the stages {leave_out}")
+        if self.capture is not None:
+            raise OptionError(f"{{capture}} keeps what crosses the links {leave_out}")
+
     def check_with(self, settings: Settings) -> None:
         """OptionError unless a run with these settings can be carried out so, on this machine."""
         parallel = settings.parallel
         if settings.device == "cuda" and not torch.cuda.is_available():
             raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
-        if self.trace is not None and parallel != "pipeline":
-            raise OptionError(f"{{trace}} shows the stages of a pipeline; leave it out with {{parallel}} {parallel}")
-        if self.capture is not None and parallel != "pipeline":
-            raise OptionError(
-                f"{{capture}} keeps what crosses the links of a pipeline; leave it out with {{parallel}} {parallel}"
-            )
+        self.check_watchable(settings)
         cached = self.delta_cache is not None or self.delta_cache_limit != Running.delta_cache_limit
         if cached and not encoding(settings.compress_forward).needs_samples:
             raise OptionError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from thinpipe.engines.engine import Engine
 from thinpipe.measure.meter import peak_bytes
 from thinpipe.pipeline.links.counters import STAMPS
-from thinpipe.training.engine import Engine
 from thinpipe.training.events import LinkUse, WorkerUse
 
 
@@ -43,11 +43,11 @@ class Usage:
 
     def workers(self) -> tuple[WorkerUse, ...]:
         engine = self._engine
-        peak_mib = (peak_bytes(engine.place.device) or 0) / 2**20
+        peak_mib = (peak_bytes(engine.world.device) or 0) / 2**20
         mine = [sorted(engine.stages), self._steps_ms - self._elsewhere_ms, peak_mib]
         return tuple(
             WorkerUse(worker=worker, stages=tuple(stages), compute_ms=compute_ms, peak_mib=peak)
-            for worker, (stages, compute_ms, peak) in enumerate(engine.place.gather(mine))
+            for worker, (stages, compute_ms, peak) in enumerate(engine.world.gather(mine))
         )
 
     def _unused(self, source: int, target: int) -> LinkUse:

@@ -33,6 +33,7 @@ class Member:
     size: int
     local_rank: int  # among the workers of its machine
     local_size: int
+    machine: int = 0
 
 
 def member() -> Member | None:
@@ -44,6 +45,7 @@ def member() -> Member | None:
         size=int(os.environ["WORLD_SIZE"]),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        machine=int(os.environ.get("GROUP_RANK", "0")),
     )
 
 

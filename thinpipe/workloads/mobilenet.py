@@ -19,8 +19,8 @@ def mobilenet_bytes(width: float) -> int:
     return int(4 * 2.1e6 * width**2)
 
 
-def new_mobilenet(shape: Shape, width: float) -> nn.Module:
-    """MobileNetV2 with random weights, made for the size of its images.
+def new_mobilenet(shape: Shape, width: float, *, small: bool | None = None) -> nn.Module:
+    """MobileNetV2 with random weights, made for the size of its images; ``small=False``: as published, for any size.
 
     The original makes an image 32 times smaller: of 32 pixels one would be left, and the batch norms of half the layers
     would see one value per image and channel. So small images are made 8 times smaller, without the dilations that
@@ -32,7 +32,7 @@ def new_mobilenet(shape: Shape, width: float) -> nn.Module:
     if width <= 0:
         raise ValueError(f"a width is above 0, and 1 is the original's; got {width:g}")
     assert shape.image_size is not None
-    small = shape.image_size < SMALL_IMAGE
+    small = shape.image_size < SMALL_IMAGE if small is None else small
     config = MobileNetV2Config(
         image_size=shape.image_size,
         depth_multiplier=width,

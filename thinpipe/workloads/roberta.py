@@ -21,6 +21,7 @@ class Size:
     heads: int
     inner: int  # times states: values inside a layer's feed-forward part
     dropout: float
+    positions: int = 0  # at the least; the longest text may need more
 
 
 ROBERTA_MODULES = ("transformers.models.roberta.modeling_roberta",)
@@ -53,7 +54,8 @@ def new_roberta(shape: Shape, size: Size, width: float | None = None) -> nn.Modu
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         intermediate_size=size.inner * states,
-        max_position_embeddings=shape.tokens + PADDING + 1,  # positions are counted from after the padding's
+        # Positions are counted from after the padding's.
+        max_position_embeddings=max(size.positions, shape.tokens + PADDING + 1),
         type_vocab_size=1,
         hidden_dropout_prob=size.dropout,
         attention_probs_dropout_prob=size.dropout,

@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 from made_record import make_record
 
-from thinpipe.bench.ddp.views import WIDE, WIDE_DIFF, diff_lines, heading_lines, model_lines, result_tables, row_lines
+from thinpipe.bench.ddp.views import (
+    WIDE,
+    WIDE_DIFF,
+    diff_lines,
+    heading_lines,
+    model_lines,
+    plot_speed,
+    result_tables,
+    row_lines,
+)
 from thinpipe.measure.diff import compare
 from thinpipe.measure.report import markdown
 
@@ -60,3 +69,10 @@ def test_a_page_has_a_table_for_every_model():
     page = markdown("Times", record, result_tables(record))
     assert "### resnet50 with batch size 32" in page
     assert "| 16 | 2M/8G | 0.104 |" in page
+
+
+def test_the_plot_has_a_line_for_ddp_and_a_point_without():
+    panels = plot_speed(make_record()).panels
+    assert list(panels) == ["resnet50", "mobilenetv2"]
+    assert [replicas for replicas, _ in panels["resnet50"]["ddp"]] == [1, 8, 16]
+    assert panels["resnet50"]["no ddp"] == [(1, pytest.approx(32 / 0.1005))]  # examples / the median of the iterations

@@ -37,17 +37,18 @@ def _no_torchvision(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"models": ("resnet18",)}, "--model is one of resnet50, .* got 'resnet18'"),
+        ({"models": ("resnet18",)}, "model is one of resnet50, .* got 'resnet18'"),
         ({"models": ("resnext50_32x4d",)}, "pip install torchvision"),
         ({"models": ("nowhere:model",)}, "cannot be imported: No module named 'nowhere'"),
         ({"models": ("math:nothing",)}, "cannot be imported: module 'math' has no attribute 'nothing'"),
         ({"models": ("math:pi",)}, "is no function"),
         ({"compress": "uniform:8", "hook": "fp16"}, "through one hook"),
         ({"compress": "uniform:99"}, "'uniform:99' makes no sense"),
-        ({"device": "cuda"}, "--device is cpu, or cuda"),
+        ({"device": "cuda"}, "device is auto, cpu, or cuda"),
         ({"backend": "nccl"}, "joins GPUs"),
-        ({"hook": "bf16"}, "--compress bf16"),
-        ({"hook": "powersgd", "warmup": 2}, "--warmup 3 or more, not 2"),
+        ({"hook": "bf16"}, "compress bf16 runs everywhere"),
+        ({"hook": "powersgd", "warmup": 2}, "skip_steps 3 or more, not 2"),
+        ({"bucket_cap_mb": 1e7}, "bucket_cap_mb is above 0 and at most 1e"),
     ],
     ids=lambda value: ",".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
@@ -56,13 +57,13 @@ def test_refused(changes, message, monkeypatch):
     if changes.get("device") == "cuda" and torch.cuda.device_count():
         pytest.skip("there is a GPU here")
     with pytest.raises(ValueError, match=message) as error:
-        replace(SETTINGS, **changes).check()
+        replace(SETTINGS, **changes).check_here()
     assert "\n" not in str(error.value)
 
 
 def test_accepted():
     for changes in ({}, {"compress": "power:4"}, {"hook": "powersgd", "warmup": 3}, {"backend": "gloo"}):
-        replace(SETTINGS, **changes).check()
+        replace(SETTINGS, **changes).check_here()
 
 
 @pytest.mark.parametrize("name", ["resnet50", "resnet101", "mobilenetv2", "roberta-base"])

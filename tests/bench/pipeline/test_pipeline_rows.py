@@ -1,5 +1,7 @@
 """Rows of the pipeline benchmark: what workers measured becomes speeds, bounds and parts."""
 
+from dataclasses import replace
+
 import pytest
 from made_links import link
 
@@ -71,6 +73,7 @@ def test_comparisons_stay_on_one_link_and_one_way_to_cut():
     rows = compare([data, plain, coded, other_link])
     assert [row["of_data_parallel"] for row in rows] == [None, pytest.approx(2), pytest.approx(8), None]
     assert [row["of_uncompressed"] for row in rows] == [None, None, pytest.approx(4), None]
+    assert {row["of_torch"] for row in rows} == {None}
     tables = result_tables(rows)
     assert len(tables[-1].rows) == 8  # two workers each
     assert {name for row in rows for name in row} - {column.name for column in COLUMNS} == {
@@ -80,6 +83,22 @@ def test_comparisons_stay_on_one_link_and_one_way_to_cut():
     assert series["pipeline none"] == [(100.0, 160.0), (1000.0, 1600.0)]
 
 
+def test_ours_beside_torchs_stage():
+    """Whose messages nobody times, so that its waiting is not known; older records have no stage, as ours have none."""
+    nan = float("nan")
+    links = [replace(link(0, 1, 1_000_000 * STEPS), wait_ms=nan, transfer_ms=nan)]
+    workers = [measured(200.0, 10.0, links, {0: (1.0, 2.0)}), measured(200.0, 10.0, links, {1: (1.0, 2.0)})]
+    torchs = make_row(settings(), replace(PIPELINE, layout="linear", stage="torch"), 100.0, workers)
+    assert (torchs["stage"], torchs["encode_ms"], torchs["wait_ms"], torchs["transfer_ms"]) == ("torch", 0, None, None)
+    ours = {**pipeline_row(), "layout": "linear"}
+    coded = {**ours, "codec": "8bit", "samples_per_s": 320.0}
+    rows = compare([torchs, ours, coded])
+    assert [row["of_torch"] for row in rows] == [None, pytest.approx(2), pytest.approx(4)]
+    assert [row["of_uncompressed"] for row in rows] == [None, None, pytest.approx(2)]
+    assert "none, torch's stage" in row_line(torchs)
+    assert ours["stage"] is None
+
+
 def test_everything_is_run_with_everything():
     launches = list(settings().launches())
     assert [(workers, link) for workers, link, _ in launches] == [(1, None), (2, None), (2, 100.0)]
@@ -87,20 +106,32 @@ def test_everything_is_run_with_everything():
     assert launches[0][2] == [Run(parallel="none")]
 
 
+def test_torchs_stage_sends_no_codecs():
+    given = settings(workers=(2,), links=(None,), parallel=("pipeline",), layouts=("linear",), chunks=(2,))
+    ((_, _, runs),) = replace(given, compress=("none", "4bit", "sort:8"), stages=("thinpipe", "torch")).launches()
+    assert [(run.compress, run.stage) for run in runs] == [
+        *(("none", "torch"), ("none", None), ("4bit", None), ("sort:6+2", None))
+    ]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"model": "vgg"}, "--model is one of"),
-        ({"layouts": ("ring",)}, "--layout takes linear, client-server"),
-        ({"parallel": ("tensor",)}, "--parallel takes none, data, pipeline"),
+        ({"model": "vgg"}, "model is one of"),
+        ({"layouts": ("ring",)}, "layout is linear, client-server, separated by commas; got ring"),
+        ({"parallel": ("tensor",)}, "parallel is none, data, pipeline"),
         ({"chunks": (3,)}, "a multiple of 3 chunks, not 16"),
         ({"workers": (3,)}, "a multiple of 3 workers, not 16"),
         ({"workers": (0,)}, "1 or more"),
         ({"workers": (1,), "parallel": ("pipeline",)}, "nothing to measure"),
         ({"compress": ("bogus",)}, "there is no codec 'bogus'"),
+        ({"compress": ("3bit",)}, "there is no recipe '3bit'"),
+        ({"compress": ("delta(tile:2)",)}, "all steps have one batch: measure it with thinpipe train"),
+        ({"stages": ("jax",)}, "stage is thinpipe, torch, separated by commas; got jax"),
+        ({"steps": 0}, "steps is from 1 to"),
     ],
     ids=str,
 )
 def test_what_cannot_be_measured(changed, message):
     with pytest.raises(ValueError, match=message):
-        settings(links=(None,), **changed).check()
+        settings(links=(None,), **changed).check_here()

@@ -1,1 +1,1 @@
-"""The data-parallel benchmark: iteration time of DistributedDataParallel, and accuracy with compressed gradients."""
+"""The data-parallel benchmark: iteration time of DistributedDataParallel."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,9 +51,8 @@ class Meeting:
         return gather(value, self._all, CPU)
 
 
-def make_groups(meeting: Meeting, backend: str, letter: str) -> list[Group]:
-    """All groups, made on every replica in the same order."""
-    machines = meeting.gather(int(os.environ["GROUP_RANK"]))  # torchrun's number of the machine
+def make_groups(machines: Sequence[int], backend: str, letter: str) -> list[Group]:
+    """All groups, made on every replica in the same order, given the machine of each."""
     groups = [Group(name=NO_DDP, size=1, ddp=False)]
     for size in group_sizes(len(machines)):
         made = dist.new_group(list(range(size)), backend=backend)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from thinpipe.bench.ddp.groups import Group, Meeting, make_groups
 from thinpipe.bench.ddp.rows import COLUMNS, KIND, Sample, make_row
 from thinpipe.bench.ddp.settings import DTYPES, POWERSGD_START, Settings
 from thinpipe.bench.models import Shapes, Workload, build, check_model
-from thinpipe.ddp import DDPState, ddp_hook, ddp_state
+from thinpipe.ddp import DDPState
+from thinpipe.engines.replica import replicate
+from thinpipe.engines.step import bare_step
+from thinpipe.engines.world import World, join_world
 from thinpipe.measure.environment import environment, gpu_topology
 from thinpipe.measure.meter import time_iterations
 from thinpipe.measure.record import Record, Row
@@ -36,16 +38,21 @@ def measure_iterations(
 
     The first replica hears of the record before its rows are known, and of every row as it is.
     """
-    device, backend = find_device(settings.device), settings.backend or default_backend(settings.device)
+    device = settings.found_device.type
+    world = join_world(device)
+    # Workers are joined by NCCL where each has a GPU of its own.
+    backend = settings.backend or (dist.get_backend() if device == "cuda" else "gloo")
     meeting = Meeting()
-    groups = make_groups(meeting, backend, "G" if device.type == "cuda" else "C")
-    first = dist.get_rank() == 0
+    machines = meeting.gather(world.machine)
+    groups = make_groups(machines, backend, "G" if device == "cuda" else "C")
+    first = world.is_client
     config = {
         **asdict(settings),
         "command": list(command),
+        "device": device,
         "backend": backend,
-        "replicas": dist.get_world_size(),
-        "machines": 1 + max(meeting.gather(int(os.environ["GROUP_RANK"]))),
+        "replicas": world.workers,
+        "machines": 1 + max(machines),
     }
     facts = {
         **environment(),
@@ -59,38 +66,25 @@ def measure_iterations(
     rows = []
     for model in settings.models:
         for group in groups:
-            mine = _measure(model, settings, group, device) if dist.get_rank() < group.size else None
+            mine = _measure(model, settings, group, world) if world.worker < group.size else None
             told = meeting.gather(None if mine is None else asdict(mine))[: group.size]  # here the others wait
             if first:
                 samples = [Sample(**each) for each in told]
-                rows.append(make_row(model, group, settings.batch_size, device.type, samples))
+                rows.append(make_row(model, group, settings.batch_size, device, samples))
                 on_row(rows[-1])
     return replace(record, rows=tuple(rows)) if first else None
 
 
-def default_backend(device: str) -> str:
-    return "nccl" if device == "cuda" and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "gloo"
-
-
-def find_device(kind: str) -> torch.device:
-    """The device of this replica; replicas share GPUs where there are too few."""
-    if kind == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _measure(model: str, settings: Settings, group: Group, device: torch.device) -> Sample:
+def _measure(model: str, settings: Settings, group: Group, world: World) -> Sample:
     shapes = Shapes(batch_size=settings.batch_size, image_size=settings.image_size, tokens=settings.tokens)
+    device = world.device
     workload = build(model, shapes, dtype=DTYPES[settings.dtype], device=device)
-    parallel, state = _wrap(workload, settings, group, device) if group.ddp else (workload.model, None)
+    parallel, state = _wrap(workload, settings, group, world) if group.ddp else (workload.model, None)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
 
     def iterate() -> None:
-        optimizer.zero_grad()
-        workload.loss(parallel(*workload.inputs)).backward()
-        optimizer.step()
+        # Not the whole step of training, which waits for the GPU to look at the loss: torch's DDP and nothing else.
+        bare_step(optimizer, lambda: workload.loss(parallel(*workload.inputs)))
 
     for _ in range(settings.warmup):
         iterate()
@@ -104,21 +98,15 @@ def _measure(model: str, settings: Settings, group: Group, device: torch.device)
     )
 
 
-def _wrap(
-    workload: Workload, settings: Settings, group: Group, device: torch.device
-) -> tuple[DistributedDataParallel, DDPState | None]:
-    parallel = DistributedDataParallel(
+def _wrap(workload: Workload, settings: Settings, group: Group, world: World) -> tuple[nn.Module, DDPState | None]:
+    parallel, state = replicate(
         workload.model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        process_group=group.process_group,
+        replace(world, workers=group.size, group=group.process_group),
+        settings.compress,
         bucket_cap_mb=settings.bucket_cap_mb,
         static_graph=settings.static_graph,
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
     )
-    state = None
-    if settings.compress is not None:
-        state = ddp_state(settings.compress, process_group=group.process_group)
-        parallel.register_comm_hook(state, ddp_hook)
-    elif settings.hook is not None:
+    if settings.hook is not None:
         parallel.register_comm_hook(*_TORCH_HOOKS[settings.hook](group.process_group))
     return parallel, state

@@ -10,6 +10,7 @@ from rich.text import Text
 from thinpipe.bench.ddp.rows import COLUMNS, PERCENTILES
 from thinpipe.measure.diff import Diff, Pair, number
 from thinpipe.measure.diff_report import BETTER, WORSE
+from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Record, Row
 from thinpipe.measure.report import Table
 
@@ -69,6 +70,23 @@ def result_tables(record: Record) -> list[Table]:
         title = f"{model} with batch size {rows[0]['batch_size']}"
         tables.append(Table(title=title, columns=shown, rows=rows))
     return tables
+
+
+def plot_speed(record: Record) -> Plot:
+    """Examples per second of one replica against their number, which shows what the exchange costs; a panel a model."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in record.rows:
+        line = panels.setdefault(row["model"], {}).setdefault(row["ddp"], [])
+        line.append((row["replicas"], row["p50_examples_per_s"]))
+    counts = sorted({row["replicas"] for row in record.rows})
+    return Plot(
+        title="DistributedDataParallel: examples per second of one replica",
+        x_label="replicas",
+        y_label="examples per second",
+        panels=panels,
+        x_log=True,
+        x_ticks={float(count): str(count) for count in counts},
+    )
 
 
 def has_times(diff: Diff) -> bool:

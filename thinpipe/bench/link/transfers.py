@@ -17,6 +17,7 @@ from thinpipe.bench.codecs.synthetic import laplace
 from thinpipe.bench.link.rows import make_row
 from thinpipe.bench.link.settings import WORKERS, Settings
 from thinpipe.codecs import codec
+from thinpipe.engines.world import join_world
 from thinpipe.measure.record import Row
 from thinpipe.pipeline.links.counters import LinkEnd
 from thinpipe.pipeline.links.link import Link
@@ -28,7 +29,6 @@ from thinpipe.pipeline.report import gather_links
 from thinpipe.workers.backend import CPU
 from thinpipe.workers.exchange import gather
 from thinpipe.workers.launch import run_workers
-from thinpipe.workers.membership import member
 from thinpipe.workers.network import thin_network
 
 _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs want matrices
@@ -48,14 +48,8 @@ def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator
 
 def _exchange(settings: Settings, link: float | None, backend: str, on_row: Callable[[Row], None]) -> list[Row] | None:
     """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
-    worker = dist.get_rank()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
-    device = settings.found_device
-    if device.type == "cuda":
-        me = member()
-        assert me is not None
-        device = torch.device("cuda", me.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+    world = join_world(settings.found_device.type, threads=max(1, (os.cpu_count() or 1) // WORKERS))
+    worker, device = world.worker, world.device
     between = dist.new_group(backend="gloo", timeout=_WAIT)  # where workers meet, whatever messages travel by
     rows = []
     for spec in settings.codecs:

@@ -1,27 +1,36 @@
-"""Runs every way to train on the workers of one launch and times its steps."""
+"""Runs every way to train on the workers of one launch and times its steps: those that ``thinpipe train`` makes."""
 
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 import torch
-import torch.distributed as dist
 
+from thinpipe.bench.models import build_cuttable
 from thinpipe.bench.pipeline.rows import Measured, make_row
 from thinpipe.bench.pipeline.settings import Run, Settings
-from thinpipe.bench.pipeline.training import Trainer, make_trainer, measure_costs
+from thinpipe.bench.pipeline.torch_stage import TorchStageEngine
 from thinpipe.codecs import codec
-from thinpipe.measure.meter import peak_extra_bytes
+from thinpipe.codecs.recipes import directions
+from thinpipe.engines.engine import Engine
+from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
+from thinpipe.engines.replica import ReplicaEngine
+from thinpipe.engines.shapes import meta_of
+from thinpipe.engines.step import train_step
+from thinpipe.engines.world import World, join_world
+from thinpipe.measure.meter import peak_extra_bytes, time_calls
 from thinpipe.measure.record import Row
-from thinpipe.pipeline.balance import UnitCost
-from thinpipe.pipeline.report import report, reset_counters
+from thinpipe.pipeline.balance import UnitCost, measure_units
+from thinpipe.pipeline.units import units_of
 from thinpipe.pipeline.warm import warm_codec
-from thinpipe.workers.exchange import gather
 from thinpipe.workers.launch import run_workers
 from thinpipe.workers.network import thin_network
+from thinpipe.workloads.task import Batch
+
+_ALONE_CALLS = 3  # of a replica's computation alone, to see how long it takes without its neighbours
 
 
 def measure_all(settings: Settings, on_row: Callable[[Row], None]) -> Iterator[Row]:
@@ -37,69 +46,119 @@ def measure_runs(
     settings: Settings, link: float | None, runs: list[Run], on_row: Callable[[Row], None]
 ) -> list[Row] | None:
     """On every worker of a launch; the rows on the first, None elsewhere."""
-    torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // dist.get_world_size()))
-    device = torch.device(settings.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    costs = measure_costs(settings) if any(run.parallel == "pipeline" for run in runs) else []
+    world = join_world(settings.found_device.type, threads=settings.threads)
+    costs = _measure_costs(settings, world) if any(run.parallel == "pipeline" for run in runs) else []
     rows = []
     for run in runs:
-        everyone = gather(_measure(run, settings, device, costs).to_json(), None, device)
-        if dist.get_rank() == 0:
+        everyone = world.gather(_measure(run, settings, world, costs).to_json())
+        if world.is_client:
             rows.append(make_row(settings, run, link, [Measured.from_json(told) for told in everyone]))
             on_row(rows[-1])
-    return rows if dist.get_rank() == 0 else None
+    return rows if world.is_client else None
 
 
-def _measure(run: Run, settings: Settings, device: torch.device, costs: Sequence[UnitCost]) -> Measured:
+def _measure_costs(settings: Settings, world: World) -> list[UnitCost]:
+    """What the units of the model cost on the first worker, for all: cuts of one launch are made by the same costs."""
+    model, batch = build_cuttable(settings.model, settings.shapes)
+    chunk = [part.chunk(max(settings.chunks))[0] for part in batch.inputs]
+    costs = measure_units(units_of(model), *chunk) if world.is_client else []
+    return [UnitCost(**cost) for cost in world.gather([asdict(cost) for cost in costs])[0]]
+
+
+class _Trainer:
+    """Steps of one run on this worker, all with one batch that stays where it is needed."""
+
+    def __init__(self, engine: Engine, batch: Batch) -> None:
+        self.engine, self._step = engine, 0
+        replica, replicas = engine.shares
+        mine = [part.chunk(replicas)[replica].to(engine.world.device) for part in (*batch.inputs, batch.labels)]
+        self.batch = Batch(inputs=tuple(mine[:-1]), labels=mine[-1])
+        self._optimizer = torch.optim.SGD(engine.parameters(), lr=1e-3)
+
+    def step(self) -> None:
+        self._step += 1
+        train_step(self.engine, self._optimizer, self.batch, step=self._step)
+
+    def timed_step_ms(self) -> float:
+        """From when all workers begin until it is over for all."""
+        world = self.engine.world
+        world.barrier()
+        began = time.perf_counter()
+        self.step()
+        if world.device.type == "cuda":
+            torch.cuda.synchronize(world.device)
+        world.barrier()
+        return (time.perf_counter() - began) * 1e3
+
+
+def _measure(run: Run, settings: Settings, world: World, costs: Sequence[UnitCost]) -> Measured:
     gc.collect()  # stages and their schedule hold each other: the last run's would stay in memory
-    _warm_codec(run, device)
-    set_up = make_trainer(run, settings, device, costs)
-    trainers: list[Trainer] = []
+    _warm_codecs(run, world.device)
+    model, batch = build_cuttable(settings.model, settings.shapes)
+    trainers: list[_Trainer] = []
 
     def first_steps() -> None:
-        trainers.append(set_up())
+        trainers.append(_Trainer(_make_engine(run, settings, world, costs, model, batch), batch))
+        trainers[0].engine.warm_up()
         for _ in range(settings.warmup):
             trainers[0].step()
 
-    peak_bytes = peak_extra_bytes(first_steps, device=device)
-    trainer = trainers[0]
-    if peak_bytes is not None and device.type == "cpu":
-        peak_bytes += trainer.parameter_bytes  # which were there before, and on a GPU were not
-    reset_counters(trainer.stages)
-    trainer.updates.reset()
-    samples_ms = tuple(_step_ms(trainer, device) for _ in range(settings.steps))
+    peak_bytes = peak_extra_bytes(first_steps, device=world.device)
+    trainer, engine = trainers[0], trainers[0].engine
+    parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in engine.parameters())
+    if peak_bytes is not None and world.device.type == "cpu":
+        peak_bytes += parameter_bytes  # which were there before, and on a GPU were not
+    engine.collect_links()  # what the first steps cost is left out
+    samples_ms = tuple(trainer.timed_step_ms() for _ in range(settings.steps))
+    update_ms = engine.updates.total_ms() / settings.steps
+    stages = engine.compute_ms() if isinstance(engine, PipelineEngine) else {}
+    chunks = settings.steps * (run.chunks or 1)
     return Measured(
         samples_ms=samples_ms,
         peak_bytes=peak_bytes,
-        parameter_bytes=trainer.parameter_bytes,
+        parameter_bytes=parameter_bytes,
         threads=torch.get_num_threads(),
-        module_ms=trainer.module_ms(settings.steps),
-        update_ms=trainer.updates.total_ms() / settings.steps,
-        stage_ms=_stage_ms(trainer, settings.steps * (run.chunks or 1)),
-        links=tuple(report(trainer.stages)) if trainer.stages else (),
-        cuts=trainer.cuts,
+        module_ms=_alone_ms(engine, trainer.batch) if not stages else sum(map(sum, stages.values())) / settings.steps,
+        update_ms=update_ms,
+        stage_ms={stage: (forward / chunks, backward / chunks) for stage, (forward, backward) in stages.items()},
+        links=tuple(engine.collect_links()[0]),
+        cuts=engine.cuts if isinstance(engine, PipelineEngine) else (),
     )
 
 
-def _step_ms(trainer: Trainer, device: torch.device) -> float:
-    """From when all workers begin until it is over for all."""
-    dist.barrier()
-    began = time.perf_counter()
-    trainer.step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    dist.barrier()
-    return (time.perf_counter() - began) * 1e3
+def _make_engine(
+    run: Run, settings: Settings, world: World, costs: Sequence[UnitCost], model: torch.nn.Module, batch: Batch
+) -> Engine:
+    """This worker's part, moved to its device."""
+    if run.parallel != "pipeline":
+        return ReplicaEngine(model, world)
+    assert run.layout is not None
+    assert run.schedule is not None
+    assert run.chunks is not None
+    assert run.compress is not None
+    cutting = Cutting(
+        layout=run.layout,
+        order=run.schedule,
+        chunks=run.chunks,
+        client_layers=settings.client_layers if run.layout == "client-server" else None,
+        costs=costs,
+    )
+    forward, backward = directions(run.compress)
+    chunk = meta_of([part.chunk(run.chunks)[0] for part in batch.inputs])
+    kind = PipelineEngine if run.stage is None else TorchStageEngine
+    return kind(model, chunk, cutting, Links(forward=forward, backward=backward), world)
 
 
-def _stage_ms(trainer: Trainer, chunks: int) -> dict[int, tuple[float, float]]:
-    times = {stage.stage_index: stage.compute_ms() for stage in trainer.stages}
-    return {index: (kinds["forward"] / chunks, kinds["backward"] / chunks) for index, kinds in times.items()}
+def _alone_ms(engine: Engine, batch: Batch) -> float:
+    """Forward and backward of a replica, without what travels."""
+    assert isinstance(engine, ReplicaEngine)
+    alone = time_calls(
+        lambda: engine.compute_alone(batch), repeat=_ALONE_CALLS, budget_s=30, device=engine.world.device
+    )
+    return alone.median_ms
 
 
-def _warm_codec(run: Run, device: torch.device) -> None:
-    """Compile what the codec compiles: that takes memory and time once, not in a step."""
-    if run.compress is not None:
-        warm_codec(codec(run.compress), (64, 1024), torch.float32, device)
+def _warm_codecs(run: Run, device: torch.device) -> None:
+    """Compile what codecs compile: that takes memory once, which is not a step's."""
+    for spec in () if run.compress is None else set(directions(run.compress)):
+        warm_codec(codec(spec), (64, 1024), torch.float32, device)

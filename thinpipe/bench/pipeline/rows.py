@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,10 +27,12 @@ COLUMNS = (
     Column(name="schedule", heading="schedule", key=True),
     Column(name="chunks", heading="chunks", key=True, format="d"),
     Column(name="codec", heading="codec", key=True),
+    Column(name="stage", heading="stage", key=True),  # torch's, where it is not ours
     Column(name="threads", heading="threads\neach", format="d"),
     Column(name="samples_per_s", heading="samples\nper s", format=".1f", better="higher"),
     Column(name="of_data_parallel", heading="of data-\nparallel", format=".2f", better="higher"),
     Column(name="of_uncompressed", heading="of un-\ncompressed", format=".2f", better="higher"),
+    Column(name="of_torch", heading="of torch's\nstage", format=".2f", better="higher"),
     Column(name="step_ms", heading="step\nms", format=".1f", better="lower"),
     Column(name="step_p95_ms", heading="step\np95 ms", format=".1f", better="lower"),
     Column(name="busiest_compute_ms", heading="busiest\nworker ms", format=".1f"),
@@ -93,6 +96,7 @@ def make_row(settings: Settings, run: Run, link: float | None, workers: Sequence
         "schedule": run.schedule,
         "chunks": run.chunks,
         "codec": run.compress,
+        "stage": run.stage,
         "threads": first.threads,
         "samples_per_s": settings.shapes.batch_size / step_ms * 1e3,
         "step_ms": step_ms,
@@ -110,13 +114,13 @@ def make_row(settings: Settings, run: Run, link: float | None, workers: Sequence
         "per_worker": details,
     }
     if run.parallel == "pipeline":
-        row |= {part: float(np.mean([d[part] for d in details])) for part in PARTS}
+        row |= {part: _known(float(np.mean([d[part] for d in details], dtype=float))) for part in PARTS}
         row |= {"bubble": _bubble(workers, steps, step_ms), "bubble_theory": _bubble_in_theory(run, workers, steps)}
     return row
 
 
 def compare(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their speed against data-parallel and uncompressed training over the same link."""
+    """The rows with their speed against data-parallel training, no codec and torch's stage, over the same link."""
 
     def speed_of(row: Row, **wanted: Any) -> float | None:
         same = {name: row[name] for name in ("link", "workers")} | wanted
@@ -126,13 +130,14 @@ def compare(rows: Sequence[Row]) -> list[Row]:
     compared: list[Row] = []
     for row in rows:
         pipeline = {name: row[name] for name in ("parallel", "layout", "schedule", "chunks")}
-        data, plain = speed_of(row, parallel="data"), speed_of(row, **pipeline, codec="none")
-        speed = row["samples_per_s"]
+        data, plain = speed_of(row, parallel="data"), speed_of(row, **pipeline, codec="none", stage=None)
+        torchs, speed = speed_of(row, **pipeline, stage="torch"), row["samples_per_s"]
         compared.append(
             {
                 **row,
                 "of_data_parallel": speed / data if data and row["parallel"] != "data" else None,
                 "of_uncompressed": speed / plain if plain and row["codec"] not in (None, "none") else None,
+                "of_torch": speed / torchs if torchs and row["stage"] is None else None,
             }
         )
     return compared
@@ -146,14 +151,19 @@ def _worker_parts(number: int, measured: Measured, steps: int) -> dict[str, Any]
         "worker": number,
         "compute_ms": measured.module_ms + measured.update_ms,
         "encode_ms": sum(link.encode_ms for link in sent) / steps,
-        "wait_ms": sum(link.wait_ms for link in received) / steps,
-        "transfer_ms": sum(link.transfer_ms for link in received) / steps,
+        "wait_ms": _known(sum(link.wait_ms for link in received) / steps),
+        "transfer_ms": _known(sum(link.transfer_ms for link in received) / steps),
         "decode_ms": sum(link.decode_ms for link in received) / steps,
         "sent_bytes": sum(link.wire_bytes for link in sent) // steps,
         "received_bytes": sum(link.wire_bytes for link in received) // steps,
         "parameter_mib": measured.parameter_bytes / 2**20,
         "peak_mib": None if measured.peak_bytes is None else measured.peak_bytes / 2**20,
     }
+
+
+def _known(ms: float) -> float | None:
+    """torch's stage does not say how long messages took."""
+    return None if math.isnan(ms) else ms
 
 
 def _bubble(workers: Sequence[Measured], steps: int, step_ms: float) -> float:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from thinpipe.bench.inputs import check_counts, check_launch, find_device
+import torch
+
+from thinpipe.bench.inputs import COUNT, MOST_REPEATS, WHAT, find_device, shared
 from thinpipe.bench.models import CUTTABLE, Shapes, least_bytes
-from thinpipe.codecs.spec import codec
+from thinpipe.codecs import Codec
+from thinpipe.codecs.recipes import RECIPES, directions
+from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.measure.memory import check_fits
+from thinpipe.options import OptionError, Rule, check, option, pair
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
+from thinpipe.workers.network import check_launch
 
-MOST_WIDTH = 1000
 Parallel = Literal["none", "data", "pipeline"]
+Stage = Literal["thinpipe", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,63 +31,147 @@ class Run:
     layout: Layout | None = None  # this and what follows: of a pipeline
     schedule: Order | None = None
     chunks: int | None = None
-    compress: str | None = None
+    compress: str | None = None  # a spec, or a recipe by its name
+    stage: Literal["torch"] | None = None  # None: ours, as in records from before there was a choice
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+
+
+def _numbers(name: str) -> Callable[[str], tuple[int, ...]]:
+    def parse(text: str) -> tuple[int, ...]:
+        if not all(word.isdecimal() for word in _words(text)):
+            raise OptionError(f"{{{name}}} takes whole numbers separated by commas, as in 1,2,4; got {text!r}")
+        return tuple(map(int, _words(text)))
+
+    return parse
+
+
+def _several(help: str, kind: Any, *usual: str, **facts: Any) -> Any:
+    """An option that takes several words of a Literal."""
+    known = get_args(kind)
+    rule = Rule(f"{', '.join(known)}, separated by commas", lambda given: set(given) <= set(known))
+    return option(
+        help, panel=WHAT, metavar="NAME,...", parse=_words, rule=rule, shown=",".join(usual), default=usual, **facts
+    )
+
+
+_COUNTS = Rule("whole numbers, 1 or more", lambda given: all(1 <= each <= MOST_REPEATS for each in given))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What is measured and how; the same on every worker."""
 
-    model: str
     shapes: Shapes
-    workers: tuple[int, ...]
-    links: tuple[float | None, ...]  # Mbit/s; None: not shaped
-    parallel: tuple[Parallel, ...]
-    layouts: tuple[Layout, ...]
-    schedules: tuple[Order, ...]
-    chunks: tuple[int, ...]
-    compress: tuple[str, ...]
-    client_layers: tuple[int, int] | None  # None: cuts balanced by what units cost
-    device: str
-    threads: int | None  # of every worker; None: its share of the cores
-    warmup: int  # steps that are not timed
-    steps: int  # that are
+    model: str = option(
+        f"One of {', '.join(CUTTABLE)}.",
+        panel=WHAT,
+        metavar="NAME",
+        rule=Rule(f"one of {', '.join(CUTTABLE)}", CUTTABLE.__contains__),
+        default="roberta",
+    )
+    workers: tuple[int, ...] = shared(
+        "workers",
+        "1 is a single process.",
+        metavar="N,...",
+        parse=_numbers("workers"),
+        rule=_COUNTS,
+        shown="1,2",
+        default=(1, 2),
+    )
+    parallel: tuple[Parallel, ...] = _several(
+        "none: a single process. data: DistributedDataParallel, the batch shared among workers. pipeline.",
+        Parallel,
+        *get_args(Parallel),
+    )
+    layouts: tuple[Layout, ...] = _several("linear, client-server.", Layout, "client-server", name="layout")
+    schedules: tuple[Order, ...] = _several("gpipe, 1f1b.", Order, "gpipe", name="schedule")
+    chunks: tuple[int, ...] = option(
+        "Parts that a batch is cut into.",
+        panel=WHAT,
+        metavar="N,...",
+        parse=_numbers("chunks"),
+        rule=_COUNTS,
+        shown="8",
+        default=(8,),
+    )
+    compress: tuple[str, ...] = shared(
+        "compress",
+        f"Codecs of both directions, or {', '.join(RECIPES)}.",
+        parse=lambda text: tuple(dict.fromkeys(split_specs(text))),
+        shown="none,8bit",
+        default=("none", "8bit"),
+    )
+    stages: tuple[Stage, ...] = _several(
+        "thinpipe; torch: its own stage, uncompressed.", Stage, "thinpipe", name="stage"
+    )
+    client_layers: tuple[int, int] | None = option(
+        "Units that the client keeps at both ends.",
+        panel=WHAT,
+        metavar="FIRST,LAST",
+        parse=pair("client_layers"),
+        shown="balanced by measured cost",
+        default=None,
+    )
+    links: tuple[float | None, ...] = shared("link")  # Mbit/s; None: not shaped
+    device: str = shared("device", "Workers share GPUs where there are too few.")
+    threads: int | None = shared("threads", "Of every worker.", shown="cores / workers")
+    warmup: int = shared("skip_steps", rule=COUNT, default=2)
+    steps: int = shared("steps", was="", default=5)
 
-    def check(self) -> None:
-        """ValueError for what cannot be measured here."""
-        if self.model not in CUTTABLE:
-            raise ValueError(f"--model is one of {', '.join(CUTTABLE)}; got {self.model!r}")
-        for name, given, known in (
-            ("--parallel", self.parallel, get_args(Parallel)),
-            ("--layout", self.layouts, get_args(Layout)),
-            ("--schedule", self.schedules, get_args(Order)),
-        ):
-            unknown = [value for value in given if value not in known]
-            if unknown:
-                raise ValueError(f"{name} takes {', '.join(known)}, separated by commas; got {unknown[0]!r}")
-        check_counts(threads=self.threads, warmup=self.warmup, steps=self.steps, workers=max(self.workers))
-        if not self.shapes.width <= MOST_WIDTH:
-            raise ValueError(f"--width is at most {MOST_WIDTH}; got {self.shapes.width}")
-        check_fits(
-            f"--model {self.model} of this size, in {max(self.workers)} workers,",
-            max(self.workers) * least_bytes(self.model, self.shapes),
-            "take a smaller model, smaller or fewer samples, or fewer workers",
-        )
-        if min(self.workers) < 1 or min(self.chunks) < 1:
-            raise ValueError("--workers and --chunks are whole numbers, 1 or more")
+    def __post_init__(self) -> None:
+        check(self)
         for parts, what in ((self.chunks, "chunks"), (self.workers, "workers")):
             for count in parts:
                 if self.shapes.batch_size % count:
-                    raise ValueError(
-                        f"all parts of a batch are of one size: --batch-size is a multiple of {count} {what}, "
+                    raise OptionError(
+                        f"all parts of a batch are of one size: {{batch_size}} is a multiple of {count} {what}, "
                         f"not {self.shapes.batch_size}"
                     )
-        find_device(self.device, [codec(spec) for spec in self.compress])
+        list(self._codecs())  # raises for what is none
         if not any(True for _ in self.launches()):
-            raise ValueError(
-                "nothing to measure: --parallel none runs with --workers 1, data and pipeline with 2 or more"
+            raise OptionError(
+                "nothing to measure: {parallel} none runs with {workers} 1, data and pipeline with 2 or more"
+            )
+
+    def check_here(self) -> None:
+        """OptionError for what cannot be measured on this machine."""
+        check_fits(
+            f"{{model}} {self.model} of this size, in {max(self.workers)} workers,",
+            max(self.workers) * least_bytes(self.model, self.shapes),
+            "take a smaller model, smaller or fewer samples, or fewer workers",
+        )
+        if "torch" in self.stages and self.found_device.type != "cpu":
+            raise OptionError(
+                "{stage} torch sends tensors where they are, and gloo none from a GPU: take {device} cpu, not "
+                f"{self.device}"
             )
         check_launch(self.workers, self.links)
+
+    @property
+    def found_device(self) -> torch.device:
+        """OptionError where it is not here, or the codecs do not run on it."""
+        return find_device(self.device, list(self._codecs()))
+
+    def _codecs(self) -> Iterator[Codec]:
+        """Of both directions of every one that is asked for."""
+        for text in self.compress:
+            if text.startswith("delta("):
+                raise OptionError(
+                    f"{text} sends what changed of a sample since the last epoch, and here all steps have one batch: "
+                    "measure it with thinpipe train, or take another codec"
+                )
+            yield from map(codec, directions(text))
+
+    def _senders(self) -> Iterator[tuple[str, Literal["torch"] | None]]:
+        """What tensors travel through: torch's stage sends them as they are, ours through every codec."""
+        if "torch" in self.stages:
+            yield "none", "torch"
+        if "thinpipe" in self.stages:
+            for text in self.compress:
+                yield text if text in RECIPES else codec(text).spec, None
 
     def launches(self) -> Iterator[tuple[int, float | None, list[Run]]]:
         """How many workers, the links between them, and what they run one after the other."""
@@ -89,11 +179,11 @@ class Settings:
         together = [Run(parallel="data")] if "data" in self.parallel else []
         if "pipeline" in self.parallel:
             together += [
-                Run(parallel="pipeline", layout=layout, schedule=schedule, chunks=chunks, compress=spec)
+                Run(parallel="pipeline", layout=layout, schedule=schedule, chunks=chunks, compress=spec, stage=stage)
                 for layout in self.layouts
                 for schedule in self.schedules
                 for chunks in self.chunks
-                for spec in (codec(each).spec for each in self.compress)
+                for spec, stage in self._senders()
             ]
         for workers in self.workers:
             if workers == 1 and alone:

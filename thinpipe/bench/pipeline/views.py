@@ -12,7 +12,7 @@ from thinpipe.workers.network import parse_link
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 _KEYS = tuple(column for column in COLUMNS if column.key)
-_SPEED = ("threads", "samples_per_s", "of_data_parallel", "of_uncompressed", "step_ms", "step_p95_ms")
+_SPEED = ("threads", "samples_per_s", "of_data_parallel", "of_uncompressed", "of_torch", "step_ms", "step_p95_ms")
 _BOUND = ("busiest_compute_ms", "busiest_wire_ms", "bound_ms", "step_ms", "of_bound", "bubble", "bubble_theory")
 _COST = ("tensor_bytes", "wire_bytes", "busiest_wire_bytes")
 _PER_WORKER = (
@@ -47,7 +47,7 @@ def describe(row: Row) -> str:
     if row["parallel"] != "pipeline":
         return f"{ {'none': 'single process', 'data': 'data-parallel'}[row['parallel']] }, {row['workers']}{link}"
     how = f"{row['layout']} {row['schedule']}, {row['workers']}{link}"
-    return f"{how}, {row['chunks']} chunks, {row['codec']}"
+    return f"{how}, {row['chunks']} chunks, {_sender(row)}"
 
 
 def result_tables(rows: Sequence[Row]) -> list[Table]:
@@ -104,4 +104,8 @@ def _line(row: Row, named: Sequence[str]) -> str:
     if row["parallel"] == "data":
         return "data-parallel"
     chosen = [f"{row[name]} chunks" if name == "chunks" else row[name] for name in named]
-    return " ".join(["pipeline", *chosen, row["codec"]])
+    return " ".join(["pipeline", *chosen, _sender(row)])
+
+
+def _sender(row: Row) -> str:
+    return str(row["codec"]) if row["stage"] is None else f"{row['codec']}, torch's stage"

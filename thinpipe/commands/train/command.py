@@ -64,7 +64,7 @@ def train(**given: Any) -> None:
     from thinpipe.commands.train.preflight import preflight
     from thinpipe.commands.train.run import already_there, carry_out
     from thinpipe.commands.train.settle import join_machines, settle_run
-    from thinpipe.training.foresight import check_possible
+    from thinpipe.training.data import check_possible
     from thinpipe.workers.launch import leave
 
     if asked.debug:

@@ -17,11 +17,11 @@ import typer
 from thinpipe.commands.terminal import OutputError
 from thinpipe.commands.train.preflight import preflight
 from thinpipe.commands.train.record import metric_text
+from thinpipe.engines.finite import NotFiniteError
 from thinpipe.options import flags_in_errors
 from thinpipe.training.checkpoints.folder import checkpoints, newest, newest_manifest
 from thinpipe.training.checkpoints.part import DamagedError, verify_part
 from thinpipe.training.events import Listener
-from thinpipe.training.nan import NotFiniteError
 from thinpipe.training.settings import Running, Settings
 from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError
 from thinpipe.workers.membership import member
@@ -88,7 +88,7 @@ def already_there(running: Running) -> bool:
         return False  # the latter: only the client could know, and the others would wait for it
     path, manifest = newest_manifest(running.resume)
     progress = manifest.progress
-    if progress.step < min(progress.steps, running.steps or progress.steps):
+    if progress.step < running.last_step(progress.steps):
         return False
     try:
         for part in manifest.parts:
@@ -119,14 +119,14 @@ def _work(
 def _train(
     find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
 ) -> Outcome:
+    from thinpipe.engines.world import SetupError, join_world
     from thinpipe.training.checkpoints.resume import take_clients_word
     from thinpipe.training.checkpoints.saving import UnsavedError
-    from thinpipe.training.place import place
-    from thinpipe.training.worker import SetupError, train
+    from thinpipe.training.worker import train
 
     # It draws its whole schedule when a stage raises; the error says all that helps.
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-    here = place(settings.device)
+    here = join_world(settings.device)
     settings, running = take_clients_word(settings, running, here)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from thinpipe.engines.world import World
 from thinpipe.options import OptionError
 from thinpipe.training.checkpoints.manifest import NAME, Manifest, read_manifest
 from thinpipe.training.checkpoints.part import DamagedError, read_part
-from thinpipe.training.place import Place
 
 PARTIAL = ".partial"
 LOCK = ".lock"
@@ -190,22 +190,22 @@ def check_unused(directory: Path) -> None:
         )
 
 
-def check_shared(directory: Path, place: Place) -> None:
+def check_shared(directory: Path, world: World) -> None:
     """ValueError on all workers if one does not see what the client writes into the folder. A collective."""
     word, problem = secrets.token_hex(16), None
     file = directory / f"{_WORD}{secrets.token_hex(8)}"  # a name that no file system remembers as missing
-    if place.is_client:
+    if world.is_client:
         try:
             file.write_text(word)
         except OSError as error:
             problem = f"{{save}} needs a folder that can be written; {directory}: {error.strerror}"
-    name, word, problem = place.gather([file.name, word, problem])[0]
+    name, word, problem = world.gather([file.name, word, problem])[0]
     try:
         seen = (directory / name).read_text()
     except (OSError, UnicodeDecodeError):
         seen = None
-    blind = [worker for worker, told in enumerate(place.gather(seen)) if told != word]
-    if place.is_client:
+    blind = [worker for worker, told in enumerate(world.gather(seen)) if told != word]
+    if world.is_client:
         file.unlink(missing_ok=True)
     if problem is not None:
         raise OptionError(problem)

@@ -21,7 +21,7 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from thinpipe.codecs.base import as_bytes
-from thinpipe.training.place import Place
+from thinpipe.engines.world import World
 from thinpipe.workers.exchange import needing_peers
 
 PIECE = 4 << 20  # bytes that are written, hashed or sent at once
@@ -166,7 +166,7 @@ def verify_part(directory: Path, part: Part) -> None:
         raise DamagedError(f"{part.name}: hash {found.hexdigest()}, and {part.xxh3_128} was saved")
 
 
-def send_pieces(pieces: Iterable[Tensor], worker: int, place: Place) -> None:
+def send_pieces(pieces: Iterable[Tensor], worker: int, world: World) -> None:
     """Send bytes to a worker, which receives as many. ``pieces`` of any length travel as full ones."""
     buffer, filled = torch.empty(PIECE, dtype=torch.uint8), 0
     for piece in pieces:
@@ -175,22 +175,22 @@ def send_pieces(pieces: Iterable[Tensor], worker: int, place: Place) -> None:
             buffer[filled : filled + taken] = piece[:taken]
             filled, piece = filled + taken, piece[taken:]
             if filled == PIECE:
-                _send(buffer, worker, place)
+                _send(buffer, worker, world)
                 filled = 0
     if filled:
-        _send(buffer[:filled], worker, place)
+        _send(buffer[:filled], worker, world)
 
 
-def _send(piece: Tensor, worker: int, place: Place) -> None:
+def _send(piece: Tensor, worker: int, world: World) -> None:
     with needing_peers(f"sending tensors to worker {worker}"):
-        dist.send(piece, group=place.words, group_dst=worker)
+        dist.send(piece, group=world.control_group, group_dst=worker)
 
 
-def receive_pieces(count: int, worker: int, place: Place) -> Iterator[Tensor]:
+def receive_pieces(count: int, worker: int, world: World) -> Iterator[Tensor]:
     """So many bytes from a worker, piece by piece; each is gone when the next one comes."""
     buffer = torch.empty(min(count, PIECE), dtype=torch.uint8)
     for start in range(0, count, PIECE):
         piece = buffer[: min(PIECE, count - start)]
         with needing_peers(f"receiving tensors from worker {worker}"):
-            dist.recv(piece, group=place.words, group_src=worker)
+            dist.recv(piece, group=world.control_group, group_src=worker)
         yield piece

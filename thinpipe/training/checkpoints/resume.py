@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import as_bytes
+from thinpipe.engines.engine import Engine
+from thinpipe.engines.world import World
 from thinpipe.options import OptionError, named
 from thinpipe.training.checkpoints.fingerprint import difference
 from thinpipe.training.checkpoints.folder import all_damaged, candidates
 from thinpipe.training.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
 from thinpipe.training.checkpoints.part import PIECE, DamagedError, HashedPieces, read_part, receive_pieces, send_pieces
 from thinpipe.training.checkpoints.state import Cuts, belongs_here, load_worker_state
-from thinpipe.training.engine import Engine
-from thinpipe.training.place import Place
 from thinpipe.training.resolve import fixed_differences
 from thinpipe.training.settings import Running, Settings
 
@@ -42,11 +42,11 @@ class Resumed:
     notices: list[str]
 
 
-def take_clients_word(settings: Settings, running: Running, place: Place) -> tuple[Settings, Running]:
+def take_clients_word(settings: Settings, running: Running, world: World) -> tuple[Settings, Running]:
     """What the run is, where the client alone has its checkpoints and so its settings. A collective."""
-    if not running.save_local or place.workers == 1:
+    if not running.save_local or world.workers == 1:
         return settings, running
-    told, goes_on = place.gather([settings.to_json(), running.resume is not None])[0]
+    told, goes_on = world.gather([settings.to_json(), running.resume is not None])[0]
     if not goes_on:
         return settings, replace(running, resume=None)
     return Settings.from_json(told), running if running.resume else replace(running, resume=running.save)
@@ -57,9 +57,9 @@ def resume(
 ) -> Resumed:
     """Load the newest checkpoint that is whole; ValueError, alike on all workers, if there is none. A collective."""
     assert running.resume is not None
-    place = engine.place
+    world = engine.world
     damages: list[tuple[Path, str]] = []
-    for path, facts, damage in _offers(running.resume, place):
+    for path, facts, damage in _offers(running.resume, world):
         if damage is None:
             manifest = manifest_of(facts, path)
             _check_same_run(manifest, settings, data, path)
@@ -77,29 +77,29 @@ def resume(
     raise ValueError(all_damaged(running.resume, damages))
 
 
-def _offers(where: Path, place: Place) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
+def _offers(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
     """The checkpoints to try, the newest first, as the client sees them: path, manifest, what is wrong with that."""
     names: list[str] = []
     problem = None
-    if place.is_client:
+    if world.is_client:
         try:
             found = candidates(where)
             names = [""] if found == [where] else [path.name for path in found]
         except ValueError as error:
             problem = str(error)
-    names, problem = place.gather([names, problem])[0]
+    names, problem = world.gather([names, problem])[0]
     if problem is not None:
         raise ValueError(problem)
     for name in names:
         path, facts, damage = where / name, {}, None
-        if place.is_client:
+        if world.is_client:
             try:
                 facts = read_facts(path)
             except DamagedError as error:
                 damage = str(error)
             except ValueError as error:
                 problem = str(error)
-        facts, damage, problem = place.gather([facts, damage, problem])[0]
+        facts, damage, problem = world.gather([facts, damage, problem])[0]
         if problem is not None:
             raise ValueError(problem)
         yield path, facts, damage
@@ -119,7 +119,7 @@ def _check_same_run(manifest: Manifest, settings: Settings, data: Mapping[str, A
 
 def _read_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> tuple[State, str | None]:
     """What this worker needs, and what is wrong with it on any worker."""
-    place, damage = engine.place, None
+    world, damage = engine.world, None
     state: State = {}
     if not path.is_dir():
         damage = named("does not see it; name a folder that all machines share, or give {save_local}")
@@ -130,7 +130,7 @@ def _read_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> t
                 state |= {cuts.moved(name): tensor for name, tensor in found.items()}
         except DamagedError as error:
             damage = str(error)
-    return state, _first_damage(place.gather(damage))
+    return state, _first_damage(world.gather(damage))
 
 
 def _first_damage(told: list[str | None]) -> str | None:
@@ -143,9 +143,9 @@ def _first_damage(told: list[str | None]) -> str | None:
 
 def _receive_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> tuple[State, str | None]:
     """The same where the client has all parts: it verifies them, and sends every worker what that asks for."""
-    place, damage = engine.place, None
+    world, damage = engine.world, None
     everything: State = {}
-    if place.is_client:
+    if world.is_client:
         try:
             for part in manifest.parts:
                 everything |= read_part(path, part, lambda name: True)
@@ -154,43 +154,43 @@ def _receive_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -
     described = {
         name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in everything.items()
     }
-    described, damage = place.gather([described, damage])[0]
+    described, damage = world.gather([described, damage])[0]
     if damage is not None:
         return {}, damage
     mine = [name for name in described if belongs_here(engine, cuts.moved(name))]
-    asked = place.gather(mine)
-    if place.is_client:
-        theirs = [[everything[name] for name in asked[worker]] for worker in _servers(place)]
-        hashes = [_send_state(tensors, worker, place) for worker, tensors in enumerate(theirs, start=1)]
+    asked = world.gather(mine)
+    if world.is_client:
+        theirs = [[everything[name] for name in asked[worker]] for worker in _servers(world)]
+        hashes = [_send_state(tensors, worker, world) for worker, tensors in enumerate(theirs, start=1)]
         state = {name: everything[name] for name in mine}
     else:
         state = {name: _empty(*described[name]) for name in mine}
-        hashes = [_fill(list(state.values()), place)]
-    told = place.gather(hashes)
-    changed = [worker for worker in _servers(place) if told[worker] != [told[0][worker - 1]]]
+        hashes = [_fill(list(state.values()), world)]
+    told = world.gather(hashes)
+    changed = [worker for worker in _servers(world) if told[worker] != [told[0][worker - 1]]]
     if changed:
         raise ValueError(f"the tensors of worker {changed[0]} were changed on their way from the client; try again")
     return {cuts.moved(name): tensor for name, tensor in state.items()}, None
 
 
-def _servers(place: Place) -> range:
-    return range(1, place.workers)
+def _servers(world: World) -> range:
+    return range(1, world.workers)
 
 
 def _empty(shape: list[int], dtype: str) -> Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
-def _send_state(tensors: list[Tensor], worker: int, place: Place) -> str:
+def _send_state(tensors: list[Tensor], worker: int, world: World) -> str:
     pieces = HashedPieces(piece for tensor in tensors if tensor.numel() for piece in as_bytes(tensor).split(PIECE))
-    send_pieces(pieces, worker, place)
+    send_pieces(pieces, worker, world)
     return pieces.hexdigest()
 
 
-def _fill(tensors: list[Tensor], place: Place) -> str:
+def _fill(tensors: list[Tensor], world: World) -> str:
     """Tensors from the bytes that the client sends, in this order."""
     room = [as_bytes(tensor) for tensor in tensors if tensor.numel()]
-    pieces = HashedPieces(receive_pieces(sum(each.numel() for each in room), 0, place))
+    pieces = HashedPieces(receive_pieces(sum(each.numel() for each in room), 0, world))
     for piece in pieces:
         while piece.numel():
             taken = min(piece.numel(), room[0].numel())

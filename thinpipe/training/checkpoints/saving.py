@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thinpipe.engines.world import World
 from thinpipe.training.checkpoints.folder import PARTIAL, checkpoint_path, checkpoints, delete, sync
 from thinpipe.training.checkpoints.manifest import Habits, Manifest, Progress
 from thinpipe.training.checkpoints.part import (
@@ -31,7 +32,6 @@ from thinpipe.training.checkpoints.part import (
     send_pieces,
     write_pieces,
 )
-from thinpipe.training.place import Place
 from thinpipe.training.settings import Settings
 
 _SLACK = 64 << 20  # bytes that a part may have more than twice what was told before the first step
@@ -55,7 +55,7 @@ class Saver:
     def __init__(
         self,
         directory: Path,
-        place: Place,
+        world: World,
         *,
         settings: Settings,
         habits: Habits,
@@ -63,7 +63,7 @@ class Saver:
         data: Mapping[str, Any],
         expected_bytes: list[int],  # of each worker's part, about
     ) -> None:
-        self.directory, self.place = directory, place
+        self.directory, self.world = directory, world
         self.settings, self.habits, self.first_units, self.data = settings, habits, first_units, data
         self.expected_bytes = expected_bytes
 
@@ -76,37 +76,37 @@ class Saver:
             parts, problems = (self._collect if self.habits.save_local else self._write)(partial, state)
         if not problems:
             problems = self._on_client(lambda: self._complete(path, partial, progress, parts))
-        if problems and self.place.is_client:
+        if problems and self.world.is_client:
             shutil.rmtree(partial, ignore_errors=True)
         return Saved(path=path, problem=problems[0] if problems else None)
 
     def _on_client(self, function: Callable[[], None]) -> list[str]:
         """What the client could not do, told to all."""
         problem = None
-        if self.place.is_client:
+        if self.world.is_client:
             try:
                 function()
             except OSError as error:
                 problem = self._words(error)
-        return _heard(self.place.gather(problem))
+        return _heard(self.world.gather(problem))
 
     def _write(self, partial: Path, state: dict[str, Tensor]) -> tuple[list[Part], list[str]]:
         part, problem = None, None
         try:
-            part = write_pieces(partial / part_name(self.place.worker), PartStream(state).pieces())
+            part = write_pieces(partial / part_name(self.world.worker), PartStream(state).pieces())
         except OSError as error:
             problem = self._words(error)
         return self._told(part, problem)
 
     def _told(self, part: Part | None, problem: str | None) -> tuple[list[Part], list[str]]:
-        told = self.place.gather([None if part is None else asdict(part), problem])
+        told = self.world.gather([None if part is None else asdict(part), problem])
         problems = _heard([problem for _, problem in told])
         return [] if problems else [Part(**each) for each, _ in told], problems
 
     def _collect(self, partial: Path, state: dict[str, Tensor]) -> tuple[list[Part], list[str]]:
         """Like ``_write``, but all files are the client's."""
-        place, stream = self.place, PartStream(state)
-        sizes = place.gather(stream.bytes)
+        world, stream = self.world, PartStream(state)
+        sizes = world.gather(stream.bytes)
         problems = [
             f"worker {worker} would send {size} bytes, and about {expected} were expected"
             for worker, (size, expected) in enumerate(zip(sizes, self.expected_bytes, strict=True))
@@ -114,13 +114,13 @@ class Saver:
         ]
         if problems:
             return [], problems
-        if not place.is_client:
+        if not world.is_client:
             hashed = HashedPieces(stream.pieces())
-            send_pieces(hashed, 0, place)
+            send_pieces(hashed, 0, world)
             return self._compared([], hashed.hexdigest(), None)
         files, problem = [], None
         for worker, size in enumerate(sizes):
-            pieces = stream.pieces() if worker == 0 else receive_pieces(size, worker, place)
+            pieces = stream.pieces() if worker == 0 else receive_pieces(size, worker, world)
             try:
                 files.append(write_pieces(partial / part_name(worker), pieces))
             except OSError as error:
@@ -131,7 +131,7 @@ class Saver:
 
     def _compared(self, files: list[Part], sent: str | None, problem: str | None) -> tuple[list[Part], list[str]]:
         """What the client has written, if it is what the workers have sent."""
-        told = self.place.gather([[file.xxh3_128 for file in files], sent, problem])
+        told = self.world.gather([[file.xxh3_128 for file in files], sent, problem])
         written, _, problem = told[0]
         if problem is not None:
             return [], [problem]
@@ -165,7 +165,7 @@ class Saver:
 
     def _words(self, error: OSError) -> str:
         where = self.directory if error.filename is None else error.filename
-        return f"worker {self.place.worker}: {where}: {error.strerror or error}"
+        return f"worker {self.world.worker}: {where}: {error.strerror or error}"
 
 
 def _make_fresh(partial: Path) -> None:

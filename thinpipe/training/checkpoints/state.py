@@ -15,8 +15,8 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
+from thinpipe.engines.engine import Engine
 from thinpipe.training.batches import mixed_seed
-from thinpipe.training.engine import Engine
 
 
 class Cuts:
@@ -51,8 +51,8 @@ class Cuts:
 def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """What this worker saves: on replicas the model is worker 0's to save, only the rest is their own."""
     state = dict(engine.memory())
-    for kind, value in random_state(engine.place.device).items():
-        state[f"random/{engine.place.worker}/{kind}"] = value
+    for kind, value in random_state(engine.world.device).items():
+        state[f"random/{engine.world.worker}/{kind}"] = value
     if engine.owns_state:
         state |= {f"model/{name}": tensor.detach() for name, tensor in _tensors(engine).items()}
         for name, parameter in _parameters(engine).items():
@@ -71,7 +71,7 @@ def belongs_here(engine: Engine, key: str) -> bool:
         return rest.rpartition("/")[0] in _parameters(engine)
     owner, _, what = rest.partition("/")
     if kind in ("random", "replica"):
-        return int(owner) == engine.place.worker
+        return int(owner) == engine.world.worker
     if kind != "link":
         return False
     # Copies of samples are the same at both ends of a link: the sender saves them, the receiver loads them too.
@@ -97,16 +97,16 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
             # Counts of steps stay on the CPU, where torch's optimizers keep them.
             optimizer.state[parameter][what] = value.to(parameter.device) if value.dim() else value
     engine.recall({key: value for key, value in state.items() if key.startswith(("link/", "replica/"))})
-    mine = f"random/{engine.place.worker}/"
+    mine = f"random/{engine.world.worker}/"
     set_random_state(
-        {key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)}, engine.place.device
+        {key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)}, engine.world.device
     )
 
 
 def digest(engine: Engine) -> str:
     """One SHA-256 of all parameters and buffers of the whole model, whoever holds them. A collective."""
     mine = {name: _sha256(tensor) for name, tensor in _tensors(engine).items()} if engine.owns_state else {}
-    everyone = {name: sha for known in engine.place.gather(mine) for name, sha in known.items()}
+    everyone = {name: sha for known in engine.world.gather(mine) for name, sha in known.items()}
     return hashlib.sha256("".join(f"{name} {everyone[name]}\n" for name in sorted(everyone)).encode()).hexdigest()
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tests.pool import Pool
-from tests.training.toy import FEATURES, ToyTask, place_in, settings_for
-from thinpipe.training.pipeline_engine import PipelineEngine
-from thinpipe.training.shapes import Meta
+from tests.training.toy import FEATURES, ToyTask, world_in
+from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
+from thinpipe.engines.shapes import Meta
+from thinpipe.workloads.task import Source
 
 ROWS, CHUNKS, EVALUATIONS = 3072, 3, 40
 
@@ -24,11 +25,11 @@ def resident_bytes() -> int:
 def grown_bytes(group: Any, spec: str) -> int:
     """How much this worker has grown by many evaluations, each of which receives 1 MiB a chunk at every link."""
     task = ToyTask()
-    given = {"batch_size": ROWS, "chunks": CHUNKS, "compress_forward": spec, "compress_backward": "none"}
-    settings = settings_for(task, group, **given)
-    _, shape = task.load(settings.source)
+    _, shape = task.load(Source())
+    cutting = Cutting(layout="client-server", order="gpipe", chunks=CHUNKS)
+    links = Links(forward=spec, backward="none", samples=ROWS)
     chunk = (Meta((ROWS // CHUNKS, FEATURES), torch.float32),)
-    engine = PipelineEngine(task.build(shape, settings.source), chunk, settings, place_in(group), samples=ROWS)
+    engine = PipelineEngine(task.build(shape, Source()), chunk, cutting, links, world_in(group))
     inputs = (torch.randn(ROWS, FEATURES),) if engine.reads_inputs else None
     for _ in range(5):
         engine.predict(inputs)

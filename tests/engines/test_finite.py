@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tests.pool import Pool
-from tests.training.toy import Ears, ToyTask, place_in, settings_for
+from tests.training.toy import Ears, ToyTask, settings_for, world_in
+from thinpipe.engines.finite import NotFiniteError
 from thinpipe.training.batches import epoch_order
-from thinpipe.training.nan import NotFiniteError
 from thinpipe.training.settings import Running
 from thinpipe.training.worker import train
 
@@ -45,7 +45,7 @@ def message(group: Any, task: ToyTask, given: dict[str, Any]) -> tuple[str, int,
     """The error on this worker, the steps that were done, and whether the listener heard of it."""
     ears = Ears()
     try:
-        train(task, settings_for(task, group, **given), Running(), place_in(group), lambda: ears)
+        train(task, settings_for(task, group, **given), Running(), world_in(group), lambda: ears)
     except NotFiniteError as error:
         return str(error), len(ears.steps), ears.error is error
     return "trained", len(ears.steps), False

@@ -1,4 +1,6 @@
-"""What crosses the links in a few steps of a run, as it is before a codec sees it, in one safetensors file.
+"""Watchers of single steps: one as a picture (``--trace``), and what crosses the links in a few (``--capture``).
+
+Captured tensors are as they were before a codec saw them, in one safetensors file:
 
     forward/0-1/0/step000003/chunk0     direction/stages/which tensor/step/chunk
 
@@ -12,24 +14,83 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from thinpipe.codecs.base import as_bytes
+from thinpipe.engines.engine import Engine
+from thinpipe.engines.pipeline import PipelineEngine
+from thinpipe.engines.world import World
+from thinpipe.measure.atomic import written_whole
 from thinpipe.measure.sizes import size_text
-from thinpipe.options import OptionError
+from thinpipe.options import OptionError, named
 from thinpipe.pipeline.links.link import Link
-from thinpipe.training.beside import written_beside
-from thinpipe.training.engine import Engine
-from thinpipe.training.pipeline_engine import PipelineEngine
-from thinpipe.training.place import Place
-from thinpipe.training.settings import Capture, Settings
+from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
+from thinpipe.training.settings import Capture, Running, Settings
 from thinpipe.version import __version__
 from thinpipe.workers.exchange import needing_peers
 
+_TRACED = 10  # of the steps this process makes, or the last if there are fewer: by then everything has warmed up
 _SPREAD = (0.1, 0.5, 1.0)  # of a run: early, but not its very first steps; in the middle; at the end
+
+
+class StepWatcher(Protocol):
+    """Looks closely at some of the steps of a pipeline; the same ones on every worker."""
+
+    file_bytes: int  # that it writes at the most
+
+    def begin(self, step: int) -> bool:
+        """Whether it looks at this step, which is about to start."""
+        ...
+
+    def end(self) -> None:
+        """That step is done. A collective."""
+        ...
+
+
+def make_watchers(
+    running: Running, settings: Settings, engine: Engine, *, first_step: int, last_step: int
+) -> tuple[StepWatcher, ...]:
+    """Those that are asked for; ValueError where they cannot be."""
+    running.check_watchable(settings)
+    if not isinstance(engine, PipelineEngine):
+        return ()
+    watchers: list[StepWatcher] = []
+    if running.trace is not None:
+        watchers.append(StepTrace(running.trace, engine, first_step, last_step))
+    if running.capture is not None:
+        watchers.append(StepCapture(running.capture, settings, engine, first_step=first_step, last_step=last_step))
+    return tuple(watchers)
+
+
+class StepTrace:
+    """Traces one step and writes it to ``path``."""
+
+    file_bytes = 0  # next to nothing
+
+    def __init__(self, path: Path, engine: PipelineEngine, first_step: int, last_step: int) -> None:
+        self._path, self._engine = path, engine
+        self._step = min(first_step + _TRACED, last_step)
+
+    def begin(self, step: int) -> bool:
+        if step != self._step:
+            return False
+        self._engine.trace(True)
+        return True
+
+    def end(self) -> None:
+        bars = gather_step(self._engine.training_stages)
+        self._engine.trace(False)
+        if self._engine.world.is_client:
+            with written_beside("{trace}", self._path) as temporary:
+                (draw if self._path.suffix == ".png" else write_chrome_trace)(bars, temporary)
 
 
 class StepCapture:
@@ -41,7 +102,7 @@ class StepCapture:
     def __init__(
         self, asked: Capture, settings: Settings, engine: PipelineEngine, *, first_step: int, last_step: int
     ) -> None:
-        self._path, self._chunks = asked.path, asked.chunks
+        self._path, self._chunks, self._engine = asked.path, asked.chunks, engine
         self._origin = {"thinpipe": __version__, "settings": json.dumps(settings.to_json())}
         self._mine: dict[str, Tensor] = {}  # of the step under way
         self._step = 0
@@ -52,9 +113,9 @@ class StepCapture:
             raise OptionError(f"this run ends with step {last_step}, {{capture_steps}} asks for {max(steps)}")
         self.steps = {step for step in steps if step > first_step}
         # What the same run captured before it was broken off.
-        self._kept = self._read(first_step) if first_step and engine.place.is_client else {}
+        self._kept = self._read(first_step) if first_step and engine.world.is_client else {}
         lost = sorted({step for step in steps if step <= first_step} - set(map(_step_of, self._kept)))
-        if asked.steps is not None and lost and engine.place.is_client:
+        if asked.steps is not None and lost and engine.world.is_client:
             raise OptionError(
                 f"this run goes on after step {first_step}, {{capture_steps}} asks for step {lost[0]}, and "
                 f"{asked.path} does not have it; ask for later ones"
@@ -67,24 +128,20 @@ class StepCapture:
                 f"{size_text(asked.limit)}. Ask for fewer steps or chunks, or allow more"
             )
 
-    def begin(self, engine: Engine, step: int) -> bool:
-        """Whether this step, just about to start, is captured."""
+    def begin(self, step: int) -> bool:
         if step not in self.steps:
             return False
-        assert isinstance(engine, PipelineEngine)
         self._step = step
-        engine.tap(self._keep)
+        self._engine.tap(self._keep)
         return True
 
-    def end(self, engine: Engine) -> None:
-        """A collective."""
+    def end(self) -> None:
         from safetensors.torch import save_file
 
-        assert isinstance(engine, PipelineEngine)
-        engine.tap(None)
-        self._kept |= _gather_at_client(self._mine, engine.place, most=self.file_bytes)
+        self._engine.tap(None)
+        self._kept |= _gather_at_client(self._mine, self._engine.world, most=self.file_bytes)
         self._mine = {}
-        if engine.place.is_client:
+        if self._engine.world.is_client:
             with written_beside("{capture}", self._path) as temporary:
                 save_file(self._kept, temporary, metadata=self._origin)
 
@@ -113,17 +170,17 @@ def _step_of(name: str) -> int:
     return int(found[1])
 
 
-def _gather_at_client(mine: dict[str, Tensor], place: Place, most: int) -> dict[str, Tensor]:
+def _gather_at_client(mine: dict[str, Tensor], world: World, most: int) -> dict[str, Tensor]:
     """Every worker's tensors, on the client; nothing elsewhere. A collective.
 
     ``most`` is what all of a run's captures have together: a worker that announces more is not believed.
     """
     described = {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in mine.items()}
-    everyone = place.gather(described)
-    if not place.is_client:
+    everyone = world.gather(described)
+    if not world.is_client:
         with needing_peers("sending captured tensors"):
             for tensor in mine.values():
-                dist.send(as_bytes(tensor), group=place.words, group_dst=0)
+                dist.send(as_bytes(tensor), group=world.control_group, group_dst=0)
         return {}
     gathered = dict(mine)
     for worker, theirs in enumerate(everyone[1:], start=1):
@@ -133,5 +190,21 @@ def _gather_at_client(mine: dict[str, Tensor], place: Place, most: int) -> dict[
                 raise ValueError(f"worker {worker} announced a captured tensor of {size} bytes, {most} are the most")
             gathered[name] = torch.empty(shape, dtype=getattr(torch, dtype))
             with needing_peers("receiving captured tensors"):
-                dist.recv(as_bytes(gathered[name]), group=place.words, group_src=worker)
+                dist.recv(as_bytes(gathered[name]), group=world.control_group, group_src=worker)
     return gathered
+
+
+@contextmanager
+def written_beside(option: str, path: Path) -> Iterator[Path]:
+    """Where to write what is to be at ``path``, whole or not at all; ``option`` asked for it, as in {trace}.
+
+    A disk that does not take it is told in a line, and does not end the run.
+    """
+    from safetensors import SafetensorError  # its word for a full disk
+
+    try:
+        with written_whole(path) as temporary:
+            yield temporary
+    except (OSError, SafetensorError) as error:
+        line = str(error).partition("\n")[0]
+        print(f"thinpipe: {named(option)} {path} is not written, the run goes on: {line}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ leaves it as it is, its bytes do not count as training's, and nothing is set up 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,47 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.codecs.rounding import rounding_key
+from thinpipe.engines.engine import Engine, NamedModule, count_correct, loss_of, to_device
+from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
+from thinpipe.engines.plan import Holding, LinkPlan
+from thinpipe.engines.shapes import Meta, costs_of, trace_units
+from thinpipe.engines.world import World
+from thinpipe.measure.sizes import size_text
+from thinpipe.options import OptionError
+from thinpipe.pipeline.balance import UnitCost
 from thinpipe.pipeline.links.message import checksum_bytes
 from thinpipe.pipeline.links.send import SendLink, Tap
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.links.spec import encoding, once
-from thinpipe.pipeline.partition import StageModule, choose_cuts, cut_units, stages_of
-from thinpipe.pipeline.report import LinkReport, report, reset_counters
+from thinpipe.pipeline.order import Order
+from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
+from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
 from thinpipe.pipeline.units import unit_names, units_of
 from thinpipe.pipeline.warm import warm_codec
-from thinpipe.training.checked_stage import CheckedStage, not_finite
-from thinpipe.training.clip import sum_of_squares
-from thinpipe.training.engine import Engine, NamedModule, count_correct, loss_of, to_device
-from thinpipe.training.events import Holding, LinkPlan
-from thinpipe.training.nan import Suspicion
-from thinpipe.training.place import Place
-from thinpipe.training.settings import Settings
-from thinpipe.training.shapes import Meta, costs_of, trace_units
 from thinpipe.workloads.task import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutting:
+    """How model and batch are cut, and in which order the pieces are computed."""
+
+    layout: Layout
+    order: Order
+    chunks: int  # of a batch
+    client_layers: tuple[int, int] | None = None  # units that stay with the client at both ends; None: as costs say
+    costs: Sequence[UnitCost] | None = None  # of the units; None: their operations are counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """What travels through which codec."""
+
+    forward: str
+    backward: str
+    seed: int = 0  # of codecs that round at random
+    samples: int | None = None  # how many there are: for delta(...), which keeps copies of them
+    copies_in: Path | None = None  # where, on disk; None: in memory
 
 
 class PipelineEngine(Engine):
@@ -41,33 +65,38 @@ class PipelineEngine(Engine):
         self,
         model: nn.Module,
         chunk_inputs: tuple[Meta, ...],
-        settings: Settings,
-        place: Place,
+        cutting: Cutting,
+        links: Links,
+        world: World,
         *,
-        samples: int,
-        copies_in: Path | None = None,
+        amp: bool = False,
+        recompute: bool = False,
     ) -> None:
-        self.place, self._settings = place, settings
-        self._samples, self._copies_in = samples, copies_in
+        super().__init__(world)
+        self._cutting, self._links, self._amp, self._recompute = cutting, links, amp, recompute
         units = units_of(model)
-        traced = trace_units(units, chunk_inputs, amp=settings.amp, device=place.device)
-        self._cuts = choose_cuts(
-            len(units), place.workers, settings.layout, client_layers=settings.client_layers, costs=costs_of(traced)
+        traced = trace_units(units, chunk_inputs, amp=amp, device=world.device)
+        self.cuts = choose_cuts(
+            len(units),
+            world.workers,
+            cutting.layout,
+            client_layers=cutting.client_layers,
+            costs=costs_of(traced) if cutting.costs is None else cutting.costs,
         )
-        modules = cut_units(units, self._cuts)
+        modules = cut_units(units, self.cuts)
         # The tensors before the first stage, between stages, and after the last.
-        ends = [*self._cuts, len(units)]
+        ends = [*self.cuts, len(units)]
         self._between = [chunk_inputs, *(traced[end - 1].outputs for end in ends)]
         self._holdings = self._describe(modules, unit_names(model, units))
-        self._count = len(modules)
-        mine = stages_of(place.worker, place.workers, settings.layout)
+        self.stage_count = len(modules)
+        mine = stages_of(world.worker, world.workers, cutting.layout)
         self.stages = {index: NamedModule.of(modules[index], model) for index in mine}
         for index in mine:
-            place.hold(modules[index])
+            world.hold(modules[index])
         self.reads_inputs = 0 in mine
-        self.reads_labels = self._count - 1 in mine
+        self.reads_labels = self.stage_count - 1 in mine
         self.owns_state = True
-        self.client_has_outcome = settings.layout == "client-server"
+        self.client_has_outcome = cutting.layout == "client-server"
         self.training_stages = [self._stage(modules[index], index, training=True) for index in mine]
         self._evaluation_stages = [self._stage(modules[index], index, training=False) for index in mine]
         self._trainer = self._schedule(self.training_stages, loss_of)
@@ -76,56 +105,73 @@ class PipelineEngine(Engine):
         self._predictions = 0  # since the last step of training
         self._sent_before = 0  # bytes, before the counters were last reset
 
-    def _stage(self, module: StageModule, index: int, *, training: bool) -> CheckedStage:
-        device, settings = self.place.device, self._settings
+    def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
+        links = self._links
         return CheckedStage(
+            *self._stage_arguments(module, index, training=training),
+            group=self.world.group,
+            forward=links.forward if training else once(links.forward),
+            backward=links.backward,
+            samples=links.samples,
+            copies_in=links.copies_in,
+            deferred_batch_norm=training,
+            recompute=training and self._recompute,
+            seed=links.seed,
+            amp=self._amp,
+        )
+
+    def _stage_arguments(self, module: StageModule, index: int, *, training: bool) -> tuple[Any, ...]:
+        """What a stage of torch takes, with examples of what one chunk brings and leaves."""
+        device = self.world.device
+        return (
             module,
             index,
-            self._count,
+            self.stage_count,
             device,
             tuple(meta.example(device, gradient=training and index > 0) for meta in self._between[index]),
             tuple(meta.example(device, gradient=training) for meta in self._between[index + 1]),
-            group=self.place.group,
-            forward=settings.compress_forward if training else once(settings.compress_forward),
-            backward=settings.compress_backward,
-            samples=self._samples,
-            copies_in=self._copies_in,
-            deferred_batch_norm=training,
-            recompute=training and settings.recompute,
-            seed=settings.seed,
-            amp=settings.amp,
         )
 
     def _schedule(self, stages: list[CheckedStage], loss: Any) -> Any:
-        options = {"order": self._settings.schedule}
-        if self._settings.layout == "client-server":
-            return ClientServerSchedule(list(stages), self._settings.chunks, loss, **options)
-        return LinearSchedule(stages[0], self._settings.chunks, loss, **options)
+        chunks, order = self._cutting.chunks, self._cutting.order
+        if self._cutting.layout == "client-server":
+            return ClientServerSchedule(list(stages), chunks, loss, order=order)
+        return LinearSchedule(stages[0], chunks, loss, order=order)
 
     def warm_up(self) -> None:
-        specs = {self._settings.compress_forward, self._settings.compress_backward}
-        cuts = {cut for index in self.stages for cut in (index, index + 1) if 0 < cut < self._count}
+        specs = {self._links.forward, self._links.backward}
+        cuts = {cut for index in self.stages for cut in (index, index + 1) if 0 < cut < self.stage_count}
         for meta in {meta for cut in cuts for meta in self._between[cut]}:
             forms = {form for spec in specs for form in encoding(spec).forms(Slot.of(meta))}
             for used in {form.codec for form in forms if form.codec is not None}:
-                warm_codec(used, meta.shape, meta.dtype, self.place.device)
+                warm_codec(used, meta.shape, meta.dtype, self.world.device)
 
     def tell_samples(self, samples: Tensor) -> None:
         for stage in self.training_stages:
             if stage.needs_samples:
                 stage.tell_samples(samples)
 
-    def copies_bytes(self) -> int:
-        """What this worker will keep of the samples."""
-        return sum(stage.copies_bytes() for stage in self.training_stages)
+    def reserve_copies(self, limit_bytes: int) -> None:
+        """Make room for what ``delta(...)`` keeps. A collective.
 
-    def reserve_copies(self) -> None:
+        OptionError if the workers of this machine would keep more than they may.
+        """
+        mine = sum(stage.copies_bytes() for stage in self.training_stages)
+        told = self.world.gather([machine_id() or f"worker {self.world.worker}", mine])
+        here = sum(size for where, size in told if where == told[self.world.worker][0])
+        if here > limit_bytes:
+            raise OptionError(
+                f"delta(...) keeps copies of all samples at both ends of every link: {size_text(here)} on this "
+                f"machine, and {{delta_cache_limit}} allows {size_text(limit_bytes)}. Allow more, on disk instead of "
+                "in memory with {delta_cache} DIR; cut the model where less travels ({client_layers}); or take "
+                "another codec"
+            )
         for stage in self.training_stages:
             stage.reserve_copies()
 
-    def train_step(self, batch: Batch | None) -> tuple[float, int]:
-        inputs = to_device(batch.inputs, self.place.device) if batch and self.reads_inputs else ()
-        labels = batch.labels.to(self.place.device) if batch and self.reads_labels else None
+    def compute(self, batch: Batch | None) -> tuple[float, int]:
+        inputs = to_device(batch.inputs, self.world.device) if batch and self.reads_inputs else ()
+        labels = batch.labels.to(self.world.device) if batch and self.reads_labels else None
         self._losses = []
         self._predictions = 0
         logits = self._trainer.step(*inputs, target=labels, losses=self._losses)
@@ -137,10 +183,10 @@ class PipelineEngine(Engine):
         for trained, evaluated in zip(self.training_stages, self._evaluation_stages, strict=True):
             evaluated.load_link_state_dict(trained.link_state_dict())
             # Rounded unlike any step of training and any other batch, and alike whenever this step is evaluated.
-            evaluated.set_seed(rounding_key(self._settings.seed, self._predictions))
+            evaluated.set_seed(rounding_key(self._links.seed, self._predictions))
         self._predictions += 1
         with torch.no_grad():
-            return self._evaluator.step(*to_device(inputs or (), self.place.device))
+            return self._evaluator.step(*to_device(inputs or (), self.world.device))
 
     def takes(self, evaluation_batch: int) -> bool:
         return True
@@ -149,7 +195,7 @@ class PipelineEngine(Engine):
         return [
             Suspicion(
                 stage=stage.stage_index,
-                worker=self.place.worker,
+                worker=self.world.worker,
                 outputs=not_finite(stage.output_sums),
                 losses=not_finite(dict(enumerate(self._losses))) if stage.is_last else [],
                 input_gradients=not_finite(stage.gradient_sums),
@@ -164,7 +210,13 @@ class PipelineEngine(Engine):
     def _sends(self) -> list[SendLink]:
         return [link for stage in self.training_stages for link in stage.links if isinstance(link, SendLink)]
 
+    def compute_ms(self) -> dict[int, tuple[float, float]]:
+        """Of every stage here: time in forward and in backward since ``collect_links``."""
+        times = {stage.stage_index: stage.compute_ms() for stage in self.training_stages}
+        return {index: (kinds["forward"], kinds["backward"]) for index, kinds in times.items()}
+
     def collect_links(self) -> tuple[list[LinkReport], float]:
+        super().collect_links()
         reports = report(self.training_stages)
         counters = [link.counters() for stage in self.training_stages for link in stage.links]
         self._sent_before = self.sent_bytes()
@@ -216,28 +268,25 @@ class PipelineEngine(Engine):
         return tuple(
             Holding(
                 stage=index,
-                worker=index % self.place.workers,
+                worker=index % self.world.workers,
                 first_unit=first,
                 units=len(module.units),
                 unit_names=tuple(names[first : first + len(module.units)]),
                 parameters=sum(parameter.numel() for parameter in module.parameters()),
             )
-            for index, (first, module) in enumerate(zip((0, *self._cuts), modules, strict=True))
+            for index, (first, module) in enumerate(zip((0, *self.cuts), modules, strict=True))
         )
 
     def link_plans(self) -> tuple[LinkPlan, ...]:
-        pairs = [(index, index + 1) for index in range(self._count - 1)]
+        pairs = [(index, index + 1) for index in range(self.stage_count - 1)]
         return tuple(
-            [
-                self._link_plan(here, there, self._between[there], self._settings.compress_forward)
-                for here, there in pairs
-            ]
+            [self._link_plan(here, there, self._between[there], self._links.forward) for here, there in pairs]
             + [
                 self._link_plan(
                     there,
                     here,
                     [meta for meta in self._between[there] if meta.has_gradient],
-                    self._settings.compress_backward,
+                    self._links.backward,
                 )
                 for here, there in pairs
             ]
@@ -246,18 +295,18 @@ class PipelineEngine(Engine):
     def _link_plan(self, source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
         slots = [Slot.of(meta) for meta in metas]
         forms = [encoding(spec).forms(slot) for slot in slots]
-        checksum = checksum_bytes(self.place.group, self.place.device)
-        first_bytes = self._settings.chunks * sum(form[0].wire_bytes + checksum for form in forms)
-        again_bytes = self._settings.chunks * sum(form[-1].wire_bytes + checksum for form in forms)
+        checksum = checksum_bytes(self.world.group, self.world.device)
+        first_bytes = self._cutting.chunks * sum(form[0].wire_bytes + checksum for form in forms)
+        again_bytes = self._cutting.chunks * sum(form[-1].wire_bytes + checksum for form in forms)
         return LinkPlan(
             source=source,
             target=target,
-            source_worker=source % self.place.workers,
-            target_worker=target % self.place.workers,
+            source_worker=source % self.world.workers,
+            target_worker=target % self.world.workers,
             direction="forward" if target > source else "backward",
             spec=spec,
             shapes=tuple(meta.shape for meta in metas),
-            tensor_bytes=self._settings.chunks * sum(slot.tensor_bytes for slot in slots),
+            tensor_bytes=self._cutting.chunks * sum(slot.tensor_bytes for slot in slots),
             wire_bytes=again_bytes,
             first_wire_bytes=first_bytes if any(len(form) > 1 for form in forms) else None,
         )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from thinpipe.training.beside import written_beside
+from tests.training.toy import ToyTask, run_toy
+from thinpipe.engines.world import SetupError
+from thinpipe.training.settings import Capture, Running
+from thinpipe.training.watchers import written_beside
 
 
 @pytest.mark.parametrize(
@@ -47,3 +51,17 @@ def test_the_temporary_name_ends_as_the_file_does_so_that_writers_know_the_forma
 def test_a_bug_is_not_hidden(tmp_path: Path) -> None:
     with pytest.raises(KeyError), written_beside("{trace}", tmp_path / "step.png"):
         raise KeyError("bug")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"trace": Path("step.png")}, "trace shows the stages of a pipeline; leave it out with parallel none"),
+        ({"capture": Capture(path=Path("c.safetensors"))}, "capture keeps what crosses the links of a pipeline"),
+    ],
+    ids=["trace", "capture"],
+)
+def test_replicas_have_nothing_to_watch(asked: dict[str, Any], message: str) -> None:
+    """The library says so itself, whoever calls it."""
+    with pytest.raises(SetupError, match=message):
+        run_toy(None, ToyTask(), Running(**asked, steps=1), parallel="none")

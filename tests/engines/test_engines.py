@@ -16,17 +16,16 @@ from tests.training.toy import (
     VALIDATION,
     ToySplit,
     ToyTask,
-    place_in,
     run_toy,
     saved_model,
-    settings_for,
     train_toy,
+    world_in,
 )
 from thinpipe.codecs.uniform import Uniform
-from thinpipe.training.pipeline_engine import PipelineEngine
-from thinpipe.training.replica_engine import ReplicaEngine
+from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
+from thinpipe.engines.replica import ReplicaEngine
+from thinpipe.engines.shapes import Meta
 from thinpipe.training.settings import Running
-from thinpipe.training.shapes import Meta
 from thinpipe.workloads.task import Shape, Source
 
 STEPS = 5  # of the eight there are: one more than an epoch
@@ -80,6 +79,20 @@ def test_replicas_train_what_one_process_trains(pool: Pool, tmp_path: Path) -> N
     assert ears.end.metric == single.end.metric
     assert ears.end.validation_loss == pytest.approx(single.end.validation_loss, abs=1e-5)
     assert ears.steps[0].wire_bytes > 0
+
+
+def test_compressed_gradients_train_as_well_for_a_quarter_of_the_bytes(pool: Pool) -> None:
+    def trained(**given: Any) -> Any:
+        return pool.run(train_toy, 2, "plain", Running(), {"parallel": "data", "epochs": 4, **given})[0]
+
+    plain, small = trained(), trained(compress="uniform:8")
+    assert small.end.metric >= plain.end.metric > 0.9
+    assert small.end.parameters_sha256 != plain.end.parameters_sha256, "nothing was lost: was it compressed?"
+    # Two replicas: the ring sends every gradient once, and so does the hook.
+    assert small.steps[0].wire_bytes == pytest.approx(plain.steps[0].wire_bytes / 4, rel=0.02)
+    rough, forgetful = trained(compress="uniform:2"), trained(compress="uniform:2", error_feedback=False)
+    assert rough.end.parameters_sha256 != forgetful.end.parameters_sha256
+    assert rough.steps[0].loss == forgetful.steps[0].loss  # before anything was lost
 
 
 @pytest.mark.parametrize(
@@ -161,16 +174,14 @@ def test_every_way_starts_from_the_same_weights_and_order(pool: Pool) -> None:
 
 def what_was_warmed(group: Any, given: dict[str, Any]) -> tuple[list[Any], int, bool]:
     """What the codecs of a worker met before its first step; what its links had counted, and what was drawn, then."""
-    place = place_in(group)
-    task = ToyTask()
-    settings = settings_for(task, group, **given)
-    model = task.build(Shape(classes=CLASSES), settings.source)
+    model = ToyTask().build(Shape(classes=CLASSES), Source())
     engine: Any
-    if settings.parallel == "pipeline":
-        chunk = (Meta((settings.chunk_size, FEATURES), torch.float32),)
-        engine = PipelineEngine(model, chunk, settings, place, samples=80)
+    if "forward" in given:
+        chunk = (Meta((6, FEATURES), torch.float32),)
+        cutting = Cutting(layout="client-server", order="gpipe", chunks=3)
+        engine = PipelineEngine(model, chunk, cutting, Links(**given, samples=80), world_in(group))
     else:
-        engine = ReplicaEngine(model, settings, place)
+        engine = ReplicaEngine(model, world_in(group), **given)
     met = []
     encode = Uniform.encode
 
@@ -187,11 +198,11 @@ def what_was_warmed(group: Any, given: dict[str, Any]) -> tuple[list[Any], int, 
 
 def test_codecs_are_warm_before_the_first_step_and_nothing_is_counted(pool: Pool) -> None:
     chunk = (6, FEATURES)
-    given = {"compress_forward": "uniform:8", "compress_backward": "uniform:4"}
+    given = {"forward": "uniform:8", "backward": "uniform:4"}
     both_directions = [("uniform:4", chunk), ("uniform:8", chunk)]
     assert pool.run(what_was_warmed, 2, given) == [(both_directions, 0, True)] * 2
-    given["compress_forward"] = "delta(uniform:2)"
+    given["forward"] = "delta(uniform:2)"
     three_codecs = [("uniform:2", chunk), *both_directions]
     assert pool.run(what_was_warmed, 2, given) == [(three_codecs, 0, True)] * 2
-    replicas = pool.run(what_was_warmed, 2, {"parallel": "data", "compress": "uniform:8"})
+    replicas = pool.run(what_was_warmed, 2, {"compress": "uniform:8"})
     assert replicas == [([("uniform:8", (FEATURES, FEATURES))], 0, True)] * 2

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
-from thinpipe.training.clip import clip, norm_of, sum_of_squares
-from thinpipe.training.engine import Engine
-from thinpipe.training.nan import explain
+from thinpipe.engines.engine import Engine
+from thinpipe.engines.finite import explain, sum_of_squares
 from thinpipe.workers.errors import StoppedTogether
 from thinpipe.workloads.task import Batch
+
+_EPSILON = 1e-6  # as torch's clip_grad_norm_: a norm of zero divides nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +40,15 @@ def train_step(
     batch: Batch | None,
     *,
     step: int,
-    stages: int,
-    clip_norm: float | None,
-    interrupted: int,
+    clip_norm: float | None = None,
+    interrupted: int = 0,
 ) -> Stepped:
     """Raises the same error on all workers if a number is not finite or one was asked to end.
 
     ``interrupted`` is the number of the signal that asked this one, or 0.
     """
-    sent = engine.sent_bytes()
-    loss, correct = engine.train_step(batch)
+    world, stages, sent = engine.world, engine.stage_count, engine.sent_bytes()
+    loss, correct = engine.compute(batch)
     squares = [0.0] * stages
     if engine.owns_state:
         for index, stage in engine.stages.items():
@@ -54,22 +56,47 @@ def train_step(
     began = time.perf_counter()
     told = (0.0, 0) if engine.client_has_outcome else (loss, correct)
     words = [*squares, not math.isfinite(loss), bool(interrupted), engine.sent_bytes() - sent, *told]
-    heard = engine.place.sum(torch.tensor(words, dtype=torch.float64)).tolist()
+    heard = world.sum(torch.tensor(words, dtype=torch.float64)).tolist()
     waited_s = time.perf_counter() - began
     squares, (bad_loss, stop, wire_bytes, *outcome) = heard[:stages], heard[stages:]
     if not engine.client_has_outcome:
         loss, correct = outcome[0], round(outcome[1])
     if bad_loss or not all(map(math.isfinite, squares)):
-        suspicions = [each for known in engine.place.gather(engine.suspicions()) for each in known]
+        suspicions = [each for known in world.gather(engine.suspicions()) for each in known]
         raise explain(step, float("nan") if bad_loss else 0.0, suspicions)
     if stop:
-        raise _interruption(engine.place.gather(interrupted))
+        raise _interruption(world.gather(interrupted))
     norm = norm_of(squares)
     if clip_norm is not None:
         clip(engine.parameters(), norm, clip_norm)
+    with engine.updates.measure():
+        _update(optimizer)
+    return Stepped(loss=loss, correct=correct, gradient_norm=norm, wire_bytes=round(wire_bytes), waited_s=waited_s)
+
+
+def bare_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
+    """Forward, backward and update alone: no word with the others, and nothing that waits for a GPU."""
+    loss().backward()
+    _update(optimizer)
+
+
+def clip(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
+    """Scale one stage's gradients, given the norm of those of all stages, so that the latter is within the limit."""
+    factor = limit / (norm + _EPSILON)
+    if factor < 1:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+
+def norm_of(squares: Iterable[float]) -> float:
+    """Of all stages together, given the sum of squares of each."""
+    return math.sqrt(math.fsum(squares))
+
+
+def _update(optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return Stepped(loss=loss, correct=correct, gradient_norm=norm, wire_bytes=round(wire_bytes), waited_s=waited_s)
 
 
 def _interruption(numbers: list[int]) -> StoppedTogether:

@@ -1,4 +1,4 @@
-"""What the loop asks of a worker's part of the run, whether that is stages of a pipeline or a whole model."""
+"""A worker's part of a model in training, whether that is stages of a pipeline or the whole model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from thinpipe.engines.finite import Suspicion
+from thinpipe.engines.plan import Holding, LinkPlan
+from thinpipe.engines.world import World
+from thinpipe.pipeline.links.counters import DeviceClock
 from thinpipe.pipeline.report import LinkReport
-from thinpipe.training.events import Holding, LinkPlan
-from thinpipe.training.nan import Suspicion
-from thinpipe.training.place import Place
 from thinpipe.workloads.task import Batch
 
 
@@ -39,26 +40,27 @@ class NamedModule:
 
 
 class Engine(ABC):
-    """One worker's part. ``train_step`` and ``predict`` are called by all workers alike, with or without data."""
+    """One worker's part. ``compute`` and ``predict`` are called by all workers alike, with or without data."""
 
-    place: Place
+    world: World
     stages: dict[int, NamedModule]  # those this worker has
+    stage_count: int  # of the whole model
     reads_inputs: bool
     reads_labels: bool
     shares: tuple[int, int] = (0, 1)  # of each training batch this worker takes the first-th of so many parts
     owns_state: bool  # False on replicas whose tensors worker 0 has as well
     client_has_outcome: bool  # loss and predictions are on worker 0; otherwise they are sent there
 
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.updates = DeviceClock(world.device)  # time in the optimizer, since ``collect_links``
+
     @abstractmethod
     def warm_up(self) -> None:
         """Let the codecs compile what they need: before the first step, not in it."""
 
     @abstractmethod
-    def tell_samples(self, samples: Tensor) -> None:
-        """The numbers of the samples in the next training step, on every worker."""
-
-    @abstractmethod
-    def train_step(self, batch: Batch | None) -> tuple[float, int]:
+    def compute(self, batch: Batch | None) -> tuple[float, int]:
         """Forward and backward of one batch: this worker's part of the mean loss, and how many were right."""
 
     @abstractmethod
@@ -78,10 +80,6 @@ class Engine(ABC):
         """What this worker has sent for training since it was made."""
 
     @abstractmethod
-    def collect_links(self) -> tuple[list[LinkReport], float]:
-        """What links did since the last call, and the ms this worker spent in codecs or blocked. A collective."""
-
-    @abstractmethod
     def memory(self) -> dict[str, Tensor]:
         """What codecs remember on this worker, to be saved."""
 
@@ -90,15 +88,25 @@ class Engine(ABC):
         """Take back what ``memory`` returned."""
 
     @abstractmethod
-    def check_replicas(self, step: int) -> None:
-        """Raise on all workers if replicas are not the same any more after a step. A collective."""
-
-    @abstractmethod
     def holdings(self) -> tuple[Holding, ...]:
         """Who holds what: of all workers."""
 
     @abstractmethod
-    def link_plans(self) -> tuple[LinkPlan, ...]: ...
+    def tell_samples(self, samples: Tensor) -> None:
+        """The numbers of the samples in the next training step, on every worker."""
+
+    def collect_links(self) -> tuple[list[LinkReport], float]:
+        """What links did since the last call, and the ms this worker spent in codecs or blocked. A collective."""
+        self.updates.reset()
+        return [], 0.0
+
+    @abstractmethod
+    def check_replicas(self, step: int) -> None:
+        """Raise on all workers if replicas are not the same any more after a step. A collective."""
+
+    def link_plans(self) -> tuple[LinkPlan, ...]:
+        """What will travel between stages: of all workers."""
+        return ()
 
     def parameters(self) -> Iterator[nn.Parameter]:
         for stage in self.stages.values():

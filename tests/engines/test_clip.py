@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from thinpipe.training.clip import clip, norm_of, sum_of_squares
+from thinpipe.engines.finite import sum_of_squares
+from thinpipe.engines.step import clip, norm_of
 
 
 @pytest.mark.parametrize("limit", [0.1, 1e6], ids=["above the limit", "below it"])

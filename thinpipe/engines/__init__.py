@@ -1,0 +1,1 @@
+"""Engines: one training step, for training and for benchmarks, whatever is parallel."""

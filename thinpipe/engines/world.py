@@ -1,0 +1,94 @@
+"""A worker's view of all workers: its number, its device, and the groups that carry tensors and small messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from thinpipe.workers.backend import CPU
+from thinpipe.workers.exchange import add_up, gather
+from thinpipe.workers.membership import member
+
+Result = TypeVar("Result")
+
+
+class SetupError(ValueError):
+    """What the user gave cannot be run; raised alike on all workers, before the first step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """One worker of a run, among the others."""
+
+    worker: int
+    workers: int
+    device: torch.device
+    group: dist.ProcessGroup | None = None  # carries tensors on the device; None: the default group
+    control_group: dist.ProcessGroup | None = None  # gloo, numbers and JSON on the CPU; None: the default group
+    machine: int = 0  # the number of the machine, where somebody counts them
+
+    @property
+    def is_client(self) -> bool:
+        return self.worker == 0
+
+    def hold(self, module: nn.Module) -> nn.Module:
+        """Move a module here. On a CPU convolutions are faster with the channels of a pixel side by side."""
+        if self.device.type == "cpu":
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return module.to(self.device)
+
+    def sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Add up a tensor on the CPU over all workers, in place. A collective."""
+        if self.workers > 1:
+            add_up(numbers, self.control_group)
+        return numbers
+
+    def gather(self, facts: Any) -> list[Any]:
+        """What every worker has to say (JSON), on all of them. A collective."""
+        return gather(facts, self.control_group, CPU) if self.workers > 1 else [facts]
+
+    def barrier(self) -> None:
+        self.sum(torch.zeros(1))
+
+    def together(self, function: Callable[[], Result]) -> Result:
+        """Call a function on all workers; a ValueError on one is an error on all, and none waits for another."""
+        result, problem = None, None
+        try:
+            result = function()
+        except ValueError as error:
+            problem = str(error)
+        problems = [each for each in self.gather(problem) if each is not None]
+        if problems:
+            raise SetupError(problems[0])
+        return result  # type: ignore[return-value]
+
+
+def join_world(device: str, *, threads: int | None = None) -> World:
+    """The world of this process, in the group that it has joined. NCCL carries tensors only between own GPUs.
+
+    ``device`` is ``"cpu"`` or ``"cuda"``; workers share GPUs where there are too few. ``threads``: None leaves this
+    worker its share of the cores.
+    """
+    me = member()
+    assert me is not None
+    if threads is not None:
+        torch.set_num_threads(threads)
+    control_group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    if device == "cpu":
+        where, group = CPU, control_group
+    else:
+        where, group = torch.device("cuda", me.local_rank % torch.cuda.device_count()), None
+        torch.cuda.set_device(where)
+    return World(
+        worker=dist.get_rank(),
+        workers=dist.get_world_size(),
+        device=where,
+        group=group,
+        control_group=control_group,
+        machine=me.machine,
+    )

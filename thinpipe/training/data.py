@@ -1,0 +1,88 @@
+"""The data of a run: whether it can be had, read by those who need it, told to the others, and the same for all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from thinpipe.engines.shapes import Meta, meta_of
+from thinpipe.engines.world import SetupError, World
+from thinpipe.measure.memory import check_fits
+from thinpipe.options import OptionError
+from thinpipe.pipeline.partition import choose_cuts
+from thinpipe.training.checkpoints.fingerprint import difference, fingerprint
+from thinpipe.training.settings import Settings
+from thinpipe.workloads.task import Data, Shape, Task
+
+_IMAGE = 3 * 4  # bytes of a pixel: three colours, floats
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What those who read the data tell the others."""
+
+    shape: Shape
+    train_samples: int
+    validation_samples: int
+    inputs: tuple[Meta, ...]  # of one sample
+
+    def to_json(self) -> dict[str, Any]:
+        inputs = [[list(meta.shape), str(meta.dtype).removeprefix("torch.")] for meta in self.inputs]
+        return asdict(self) | {"inputs": inputs}
+
+    @staticmethod
+    def from_json(told: dict[str, Any]) -> Facts:
+        inputs = tuple(Meta(tuple(shape), getattr(torch, dtype)) for shape, dtype in told["inputs"])
+        return Facts(Shape(**told["shape"]), told["train_samples"], told["validation_samples"], inputs)
+
+
+def check_possible(task: Task, settings: Settings) -> None:
+    """ValueError for what can be told without reading samples or building the model."""
+    source = settings.source
+    units = task.look_for(source)
+    if source.width is not None:
+        what = f"{{width}} {source.width:g}: the model, which each of {settings.workers} workers builds,"
+        check_fits(what, settings.workers * task.weight_bytes(source), "take a smaller one")
+    if source.image_size is not None:
+        size, batch = source.image_size, settings.batch_size
+        check_fits(
+            f"{{image_size}} {size}: a batch of {batch}", batch * _IMAGE * size**2, "take smaller ones, or fewer"
+        )
+    if units is not None and settings.parallel == "pipeline":
+        choose_cuts(units, settings.workers, settings.layout, client_layers=settings.client_layers)
+
+
+def read_data(task: Task, settings: Settings, world: World) -> tuple[Data | None, Facts]:
+    """Data where it is needed: on the client, at the end of a line, which has the loss, and on every replica."""
+    is_end = settings.parallel == "pipeline" and settings.layout == "linear" and world.worker == world.workers - 1
+    reads = world.is_client or is_end or settings.parallel == "data"
+
+    def read() -> tuple[Data, Facts] | None:
+        if not reads:
+            return None
+        data, shape = task.load(settings.source)
+        if len(data.train) < settings.batch_size:
+            raise OptionError(
+                f"a batch is filled with different samples: {{batch_size}} {settings.batch_size} is more than the "
+                f"{len(data.train)} samples to train on; take a smaller one"
+            )
+        sample = data.validation.batch(torch.zeros(1, dtype=torch.int64))
+        return data, Facts(shape, len(data.train), len(data.validation), meta_of(sample.inputs))
+
+    found = world.together(read)
+    told = world.gather(found[1].to_json() if found else None)
+    return (found[0] if found else None), Facts.from_json(told[0])
+
+
+def fingerprint_together(data: Data | None, world: World) -> dict[str, Any]:
+    """Of the client's samples; all who read samples must have the same. A collective."""
+    told = world.gather(world.together(lambda: None if data is None else fingerprint(data)))
+    for worker, theirs in enumerate(told):
+        other = None if theirs is None else difference(told[0], theirs)
+        if other is not None:
+            raise SetupError(
+                f"all who read data read the same, but worker {worker} does not have the client's: {other}"
+            )
+    return dict(told[0])
