@@ -84,11 +84,9 @@ def _equal(cut: CutModel, number: int, values: tuple[Tensor, ...], seen: list[An
 def _gradients(model: nn.Module, logits: Tensor) -> dict[str, Tensor]:
     if not logits.requires_grad:
         raise UncuttableError("gradients do not flow from the logits through the units: blocks make their own")
-    model.zero_grad(set_to_none=True)
-    logits.float().square().mean().backward()
-    kept = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return kept
+    weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = torch.autograd.grad(logits.float().square().mean(), list(weights.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(weights, found, strict=True) if gradient is not None}
 
 
 def _difference(one: Tensor | None, other: Tensor | None) -> float:
