@@ -74,7 +74,9 @@ def test_one_layer_of_every_sort_stays() -> None:
 
 
 def test_experts_and_special_tokens_fit() -> None:
-    small = shrunken(MixtralConfig(num_local_experts=64, num_experts_per_tok=6, eos_token_id=31999, vocab_size=32000))
+    tokens = {"bos_token_id": 1, "eos_token_id": [31999, 31990], "pad_token_id": 31998, "vocab_size": 32000}
+    small = shrunken(MixtralConfig(num_local_experts=64, num_experts_per_tok=6, **tokens))
     assert (small.num_local_experts, small.num_experts_per_tok) == (4, 2)
-    assert small.eos_token_id < small.vocab_size == 128
+    assert (small.bos_token_id, small.eos_token_id, small.pad_token_id) == (1, [125, 127], 126)
+    assert small.vocab_size == 128
     assert small.attention_dropout == 0

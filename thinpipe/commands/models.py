@@ -1,4 +1,4 @@
-"""thinpipe models: which models of transformers can be cut into units, as verified or by verifying it here."""
+"""thinpipe models: which models of transformers can be cut into units."""
 
 from __future__ import annotations
 

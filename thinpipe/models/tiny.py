@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 LAYERS = 4  # enough for two sorts of layers, twice
-HEADS, HEAD, HIDDEN, WIDE = 4, 16, 64, 96
+HEADS, HEAD, HIDDEN, WIDE = 4, 16, 64, 96  # a quarter of a head is still a pair of dimensions to rotate
 VOCABULARY, POSITIONS, WINDOW, RANK = 128, 64, 4, 8
 WORDS = range(10, 100)  # tokens that mean nothing special to a small copy
 
@@ -53,7 +53,7 @@ def _small(name: str, value: Any, values: Values, kept: list[int]) -> Any:
             return [kept.index(number) for number in value if number in kept]
         if layers > 1 and len(value) == layers:
             return [_small(name, value[number], values, kept) for number in kept]
-        return _small_list(name, value)
+        return _small_list(name, value, values)
     return _small_size(name, value, values) if isinstance(value, int) else value
 
 
@@ -130,10 +130,6 @@ def _at_most(limit: int) -> Callable[[int, Values], int]:
     return lambda value, values: min(value, limit)
 
 
-def _small_heads(value: int, values: Values) -> int:
-    return min(value, HEADS)
-
-
 def _small_key_heads(value: int, values: Values) -> int:
     """As many as queries have, one, or some in between, as before."""
     heads = _first(values, "num_attention_heads", "num_heads", "n_heads", "n_head", "linear_num_value_heads")
@@ -141,11 +137,11 @@ def _small_key_heads(value: int, values: Values) -> int:
 
 
 def _small_head(value: int, values: Values) -> int:
-    """Heads are together as wide as the model if they were, else wider."""
+    """Heads are together as wide as the model if they were, else twice as wide."""
     rope, nope = values.get("qk_rope_head_dim"), values.get("qk_nope_head_dim")
     if rope is not None:
         return 2 * HEAD if nope is not None and value == rope + nope and value != rope else HEAD
-    heads = _first(values, "num_attention_heads", "num_heads", "n_heads", "n_head", "d_model")
+    heads = _first(values, "num_attention_heads", "num_heads", "n_heads", "n_head")
     hidden = _first(values, "hidden_size", "d_model", "n_embd", "dim")
     return HEAD if heads is None or hidden is None or heads * value == hidden else 2 * HEAD
 
@@ -162,18 +158,25 @@ def _small_hidden(value: int, values: Values) -> int:
 
 
 def _small_token(value: int, values: Values) -> int:
-    return value if value < WORDS.start else 3
+    """Tokens with a meaning keep it apart from others: small ones stay, the rest go to the end of the vocabulary."""
+    if value < WORDS.start:
+        return value
+    given = [each for name, each in values.items() if re.search(_TOKEN, name)]
+    tokens = {token for each in given for token in (each if isinstance(each, list) else [each])}
+    large = sorted(token for token in tokens if type(token) is int and token >= WORDS.start)
+    return min(_first(values, "vocab_size") or VOCABULARY, VOCABULARY) - 1 - large.index(value)
 
 
 def _first(values: Values, *names: str) -> int | None:
     return next((value for name in names if type(value := values.get(name)) is int), None)
 
 
+_TOKEN = r"token_(id|index)$|_pad_id$"
 # Name -> what an integer of that name becomes: the first that fits.
 _RULES: tuple[tuple[str, Callable[[int, Values], int]], ...] = (
     (r"^type_vocab|^task_type", _at_most(16)),
     (r"vocab", _at_most(VOCABULARY)),
-    (r"token_(id|index)$|_pad_id$", _small_token),
+    (_TOKEN, _small_token),
     (r"^index_topk$", _at_most(WINDOW)),
     (r"per_tok|top_?k|^moe_k$", _at_most(2)),
     (r"n_group$|expert_group$|n_groups$", _at_most(2)),
@@ -184,14 +187,15 @@ _RULES: tuple[tuple[str, Callable[[int, Values], int]], ...] = (
     (r"(qk_\w+|v)_head_dim$|mamba\w*head_?dim$|mamba_d_head$|^linear\w*head_dim$", lambda value, values: HEAD),
     (r"head_?dim$|d_head$|dim_head$|d_kv$|kv_channels$|attention_head_size$", _small_head),
     (r"kv_heads$|key_value_heads$|kv_n_heads$|num_query_groups$|num_key_heads$", _small_key_heads),
-    (r"heads?$", _small_heads),
+    (r"heads?$", _at_most(HEADS)),
     (
         r"intermediate(_size)?(_mlp)?$|ffn_\w*(dim|size)$|d_ff$|^dff$|dim_ff$|feed_forward_size$|d_inner$|mlp_dim$",
         _at_most(WIDE),
     ),
     (r"^mamba_d_ssm$", _at_most(2 * HIDDEN)),
     (
-        r"hidden_size|d_model$|n_embd$|^dim$|emb(ed)?(ding)?_(dim|size|proj_dim)$|lru_width$|d_latents$|hidden_dim$|bottleneck_size$",
+        r"hidden_size|hidden_dim$|d_model$|n_embd$|^dim$|emb(ed)?(ding)?_(dim|size|proj_dim)$|lru_width$|d_latents$"
+        r"|bottleneck_size$",
         _small_hidden,
     ),
     (r"rank$|lowrank$", _at_most(RANK)),
@@ -215,9 +219,9 @@ def _small_size(name: str, value: int, values: Values) -> int:
     return value
 
 
-def _small_list(name: str, value: list[Any]) -> list[Any]:
+def _small_list(name: str, value: list[Any], values: Values) -> list[Any]:
     if name == "eos_token_id":
-        return [_small_token(item, {}) for item in value[:1]]
+        return [_small_token(item, values) for item in value]
     if _DROPS.search(name) and all(isinstance(item, float) for item in value):
         return [0.0 for _ in value]
     if not value or not all(type(item) is int for item in value):
