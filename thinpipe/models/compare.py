@@ -73,12 +73,14 @@ def _equal(cut: CutModel, number: int, values: tuple[Tensor, ...], seen: list[An
     unit = cut.units()[number + 1]
     known, inputs = unit.split(number, values)
     leaves = pytree.tree_leaves(cut.trace(inputs).calls[number].filled(known))
-    return len(leaves) == len(seen) and all(
-        torch.equal(here, there)
-        if isinstance(here, Tensor) and isinstance(there, Tensor)
-        else type(here) is type(there)
-        for here, there in zip(leaves, seen, strict=True)
-    )
+    return len(leaves) == len(seen) and all(map(_same, leaves, seen))
+
+
+def _same(here: Any, there: Any) -> bool:
+    if isinstance(here, Tensor) and isinstance(there, Tensor):
+        return torch.equal(here, there)
+    # Other objects, an empty cache for instance, are made anew for every run.
+    return type(here) is type(there) and (not isinstance(here, bool | int | float | str) or here == there)
 
 
 def _gradients(model: nn.Module, logits: Tensor) -> dict[str, Tensor]:
