@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import thinpipe
 from tests.codecs.helpers import round_trip
+from thinpipe.codecs.topk import TopK
 
 
 @settings(max_examples=100, deadline=None)
@@ -58,3 +59,8 @@ def test_a_damaged_wire_decodes_alike_everywhere(spec):
     wire[: 4 * kept] = torch.randn(kept).view(torch.uint8)
     out, expected = torch.empty(50_000), torch.empty(50_000)
     assert torch.equal(ours.decode(wire, out), literal.decode(wire, expected))
+
+
+@pytest.mark.parametrize(("fraction", "count", "kept"), [(0.1, 16, 2), (0.1, 14, 1), (0.5, 3, 2), (0.001, 10, 1)])
+def test_the_fraction_is_rounded_and_never_to_nothing(fraction, count, kept):
+    assert TopK(fraction).kept(count) == kept
