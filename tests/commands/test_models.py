@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinpipe.cli import load
+from thinpipe.cli import app
 from thinpipe.commands import models
 from thinpipe.measure.record import Record
 from thinpipe.models.verify import KINDS, Verified, types_of
@@ -17,7 +17,7 @@ RECORD = Record.read(models.RECORD)
 
 
 def run(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(load("models"), words)
+    result = CliRunner().invoke(app, ["models", *words])
     return result.exit_code, result.output
 
 
@@ -50,6 +50,7 @@ def test_verifying_shows_what_is_not_exact_and_keeps_all(tmp_path: Path, monkeyp
     record = Record.read(file)
     assert [(row["type"], row["outcome"]) for row in record.rows] == [("gpt2", "refused"), ("llama", "exact")]
     assert "| causal | gpt2 |" in page.read_text()
+    assert "| causal | llama |" in page.read_text().split("### Exact")[1]
 
 
 def test_a_type_that_differs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
