@@ -1,6 +1,7 @@
 """Writes the tree of modules into docs/architecture.md, one line each, from the first sentence of every module.
 
 A sentence is cut at its colon or semicolon where three words and more stand before it: the rest is in the module.
+Kernels are named by their packages alone: whoever reads one starts at the head of its package.
 
 python -m tests.module_tree
 """
@@ -34,7 +35,8 @@ def tree(package: Path) -> list[str]:
 
 
 def _inside(package: Path) -> list[str]:
-    modules = sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
+    is_kernels = "kernels" in package.parent.parts  # those of one device
+    modules = [] if is_kernels else sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
     width = max((len(path.name) for path in modules), default=0)
     lines = [f"  {path.name:{width}}  {summary(path)}" for path in modules]
     for inner in sorted(path.parent for path in package.glob("*/__init__.py")):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.workloads.written import write_glue, write_picture, write_roberta
-from thinpipe.workloads.disk import class_numbers
+from thinpipe.workloads.hub import class_numbers
 from thinpipe.workloads.mobilenet import mobilenet_bytes, new_mobilenet
 from thinpipe.workloads.roberta import SMALL, new_roberta, roberta_bytes
 from thinpipe.workloads.task import Shape, Source, Task

@@ -8,8 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from thinpipe.workloads.grammar import RULES, WORDS, pairs
-from thinpipe.workloads.grammar_task import TOKENS, TRAIN_PAIRS
+from thinpipe.workloads.grammar import RULES, TOKENS, TRAIN_PAIRS, WORDS, pairs
 from thinpipe.workloads.task import Data, Source, Split
 from thinpipe.workloads.tasks import task
 from thinpipe.workloads.words import SPECIAL, UNKNOWN

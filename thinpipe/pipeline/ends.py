@@ -24,14 +24,14 @@ from thinpipe.workers.backend import backend_of
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOptions:
-    """How the links of a stage send; see ``PipelineStage``."""
+    """How the links of a stage send."""
 
     forward: str | Codec
     backward: str | Codec
-    seed: int
-    samples: int | None
-    copies_in: Path | None
-    post_ahead: bool | None
+    seed: int = 0  # of codecs that round at random (``+sr``). With the same one, a run repeats bit for bit
+    samples: int | None = None  # how many different ones there are: ``forward="delta(...)"`` needs to know
+    copies_in: Path | None = None  # where to keep its copies of them on disk; None: in memory
+    post_ahead: bool | None = None  # all receives of a step when it starts; None: where messages have tags (gloo)
 
 
 class Ends:

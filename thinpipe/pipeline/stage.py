@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -54,11 +54,8 @@ class PipelineStage(LinkedStage):
         backward: codec of the gradients, likewise.
         deferred_batch_norm: running statistics see whole mini-batches, not chunks.
         recompute: keep only the inputs of each chunk and compute its activations again in backward.
-        seed: of codecs that round at random (``+sr``). With the same one, a run repeats bit for bit.
-        samples: how many different samples there are; ``forward="delta(...)"`` needs to know.
-        copies_in: where to keep its copies of them on disk; None: in memory.
-        post_ahead: post all receives when a step starts. Needs tags; by default where the backend has them (gloo).
-        torch_options: everything else torch's stage takes (``group``, ``input_args``, ``output_args`` ...).
+        options: of links, those of ``LinkOptions`` (``seed``, ``samples``, ``copies_in``, ``post_ahead``); and
+            everything else that torch's stage takes (``group``, ``input_args``, ``output_args`` ...).
     """
 
     def __init__(
@@ -72,17 +69,12 @@ class PipelineStage(LinkedStage):
         backward: str | Codec = DEFAULT_RECIPE,
         deferred_batch_norm: bool = False,
         recompute: bool = False,
-        seed: int = 0,
-        samples: int | None = None,
-        copies_in: Path | None = None,
-        post_ahead: bool | None = None,
-        **torch_options: Any,
+        **options: Any,
     ) -> None:
         device = torch.device(device)
-        options = LinkOptions(
-            forward=forward, backward=backward, seed=seed, samples=samples, copies_in=copies_in, post_ahead=post_ahead
-        )
-        super().__init__(submodule, stage_index, num_stages, device, options, torch_args, torch_options)
+        of_links = {field.name: options.pop(field.name) for field in fields(LinkOptions) if field.name in options}
+        links = LinkOptions(forward=forward, backward=backward, **of_links)
+        super().__init__(submodule, stage_index, num_stages, device, links, torch_args, options)
         self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
         self.recompute = recompute
         self.clocks = {kind: DeviceClock(device) for kind in ("forward", "backward", "weight")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from thinpipe.options import OptionError
 from thinpipe.workloads.digits import Digits
 from thinpipe.workloads.folders import ImageFolders
-from thinpipe.workloads.grammar_task import Grammar
+from thinpipe.workloads.grammar import Grammar
 from thinpipe.workloads.tables import TextTable
 from thinpipe.workloads.task import Task
 from thinpipe.workloads.text import COLA, RTE

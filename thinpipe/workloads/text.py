@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from thinpipe.options import OptionError
 from thinpipe.workloads.checkpoint import Weights
-from thinpipe.workloads.disk import class_numbers, columns_of, load_saved
-from thinpipe.workloads.hub import PublicData, load_public
+from thinpipe.workloads.hub import PublicData, class_numbers, columns_of, load_public, load_saved
 from thinpipe.workloads.options import check_tokens, positive, refuse_others
 from thinpipe.workloads.roberta import BASE, ENDS, ROBERTA_MODULES, Size, new_roberta, pretrained_roberta, roberta_bytes
 from thinpipe.workloads.splits import Texts, at_most

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.workloads.checkpoint import Weights
-from thinpipe.workloads.disk import class_numbers, columns_of, load_saved
-from thinpipe.workloads.hub import PublicData, datasets_library, load_public
+from thinpipe.workloads.hub import PublicData, class_numbers, columns_of, datasets_library, load_public, load_saved
 from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, mobilenet_bytes, new_mobilenet, pretrained_mobilenet
 from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.pictures import framed_images, tiny_images

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinpipe.bench.link.fit import fit_line, pays_below_mbit_per_s
+from thinpipe.bench.link.rows import fit_line, pays_below_mbit_per_s
 
 SIZES = [1_000, 100_000, 10_000_000]
 

@@ -3,7 +3,7 @@
 import pytest
 from made_links import link
 
-from thinpipe.bench.pipeline.theory import busiest_direction_bytes, makespan, ring_bytes, wire_ms
+from thinpipe.bench.pipeline.rows import busiest_direction_bytes, makespan, ring_bytes, wire_ms
 from thinpipe.pipeline.order import make_order
 
 

@@ -74,7 +74,7 @@ def _piece_code(x, places, mask, parameters, BUCKETS: tl.constexpr, LEVEL_BITS: 
 
 @triton.jit
 def _encode_pieces(
-    x, places, step, limit, wire, row, row_step, mask, parameters,
+    x, places, step, limit, rows, row_step, mask, parameters,
     BITS: tl.constexpr, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Eight pieces, ``step`` values apart, into the rows of their planes, ``row_step`` bytes apart."""
@@ -89,7 +89,7 @@ def _encode_pieces(
         _piece_code(x, places + 7 * step, mask if WHOLE else mask & (places + 7 * step < limit), parameters, BUCKETS, LEVEL_BITS),
     )  # fmt: skip
     for bit in tl.static_range(0, BITS):
-        _store_plane(codes, wire + row, row_step, mask, bit, width_at(bit, BITS))
+        _store_plane(codes, rows, row_step, mask, bit, width_at(bit, BITS))
 
 
 @triton.jit
@@ -130,14 +130,14 @@ def encode_kernel(
         mask = tl.broadcast_to(block < whole, [BLOCKS, PIECE])
         wide = block.to(tl.int64)
         _encode_pieces(
-            x, wide * BLOCK + column, PIECE, n, wire, wide * (PIECE * BITS) + column, PIECE, mask, parameters,
+            x, wide * BLOCK + column, PIECE, n, wire + wide * (PIECE * BITS) + column, PIECE, mask, parameters,
             BITS, BUCKETS, LEVEL_BITS, True,
         )  # fmt: skip
     else:
         start = whole.to(tl.int64) * BLOCK
         piece = tl.cdiv(n - start, 8)
         _encode_pieces(
-            x, start + column, piece, n, wire, whole.to(tl.int64) * (PIECE * BITS) + column, piece, column < piece,
+            x, start + column, piece, n, wire + whole.to(tl.int64) * (PIECE * BITS) + column, piece, column < piece,
             parameters, BITS, BUCKETS, LEVEL_BITS, False,
         )  # fmt: skip
 

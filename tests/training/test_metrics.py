@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
-from thinpipe.workloads.metrics import confusion, matthews, score
+from thinpipe.training.evaluate import confusion, matthews, score
 
 
 @pytest.mark.parametrize("classes", [2, 5])

@@ -1,0 +1,48 @@
+"""Nothing is too long to be read at once: files, functions, lists of parameters."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "thinpipe"
+# What a launch hands to a GPU is numbers and addresses, one by one.
+LAUNCHED = {"select_kernel"}
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+
+
+def parameters(function: ast.FunctionDef) -> int:
+    given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return sum(each.arg not in ("self", "cls") for each in given)
+
+
+def is_kernel(path: Path) -> bool:
+    return "kernels" in path.parts
+
+
+def test_files() -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    limits = {path: 250 if PACKAGE / "pipeline" in path.parents else 400 for path in lines}
+    assert [f"{path}: {lines[path]} lines" for path in lines if lines[path] > limits[path]] == []
+
+
+def test_functions() -> None:
+    long = [
+        f"{path.name}: {function.name}"
+        for path in PACKAGE.rglob("*.py")
+        for function in functions(path)
+        if not is_kernel(path) and (function.end_lineno or 0) - function.lineno >= 60
+    ]
+    assert long == []
+
+
+def test_signatures() -> None:
+    wide = [
+        f"{path.name}: {function.name} has {parameters(function)}"
+        for path in PACKAGE.rglob("*.py")
+        for function in functions(path)
+        if parameters(function) > (12 if is_kernel(path) else 8) and function.name not in LAUNCHED
+    ]
+    assert wide == []
