@@ -32,6 +32,7 @@ ALLOWED = {
         "thinpipe.codecs.spec",
     },
     "thinpipe.measure": {"thinpipe.measure"},
+    "thinpipe.models": {"thinpipe.models", "thinpipe.workers.signals", "thinpipe.codecs.rounding"},
     "thinpipe.workloads": {"thinpipe.workloads", "thinpipe.measure.memory", "thinpipe.measure.readable"},
     "thinpipe.engines": {
         "thinpipe.engines",
@@ -81,6 +82,7 @@ ALLOWED = {
         "thinpipe.ablation",
         "thinpipe.bench",
         "thinpipe.measure",
+        "thinpipe.models",
         "thinpipe.codecs",
         "thinpipe.workers",
         "thinpipe.workloads",

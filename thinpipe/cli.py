@@ -20,6 +20,7 @@ VERBS = {
         "Train every combination of a plan; tables of mean, spread and worst seed.",
     ),
     "diff": ("thinpipe.commands.diff:diff", "What changed between two records that thinpipe wrote with --json."),
+    "models": ("thinpipe.commands.models:models", "Which models of transformers can be cut into units."),
     "bench codecs": (
         "thinpipe.commands.bench_codecs:bench_codecs",
         "What each codec sends, loses and costs on this machine.",

@@ -1,0 +1,1 @@
+"""Models of transformers, cut into units by their own forward."""

@@ -1,0 +1,374 @@
+"""Any model of transformers as units: what comes before its blocks, each block, what comes after.
+
+Between units travel only values that the next ones need and cannot know: hidden states, rarely more, and the inputs
+that all may see (the attention mask). What else a block is called with, its mask, rotary embeddings, window, every
+worker computes by running the model's own forward with unknown values (``unknown``). A value is known by where it came
+from: ("in", k, i) is leaf i of what block k is called with, made by the model's code in front of it; ("out", k, i)
+leaf i of what block k returned; ("input", 0, i) input i itself, where later code asks for it. Whatever a run needs and
+does not have stays unknown, and is an error, not a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from thinpipe.models.blocks import SHARED, UncuttableError, device_of, in_order
+from thinpipe.models.forward import run_until, shapes_returned, without_cache, without_values
+from thinpipe.models.unknown import UnknownValueError, is_unknown, unknown, unknown_like
+
+Value = tuple[str, int, int]  # "in" or "out", block, leaf; "input", 0, number
+Values = dict[Value, Tensor]
+
+
+@dataclass
+class Call:
+    """What a block is called with, by its leaves; a leaf that is a value is filled in when there is one."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    values: dict[int, Value]  # leaf -> what it is
+
+    def filled(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves = [values[self.values[i]] if i in self.values else leaf for i, leaf in enumerate(self.leaves)]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+
+@dataclass
+class Returned:
+    """What a block returns, without values."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+
+    def filled(self, block: int, values: Values, device: torch.device) -> Any:
+        leaves = [
+            values.get(("out", block, i), unknown_like(leaf, device)) if isinstance(leaf, Tensor) else leaf
+            for i, leaf in enumerate(self.leaves)
+        ]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+@dataclass
+class Trace:
+    """One forward with unknown values: what all blocks are called with, and what they return."""
+
+    calls: list[Call] = field(default_factory=list)
+    returns: list[Returned] = field(default_factory=list)
+
+
+class CutModel:
+    """A model, its blocks in the order of their calls, and what travels between them."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+        """``inputs`` are an example: of the right names, types and shapes."""
+        self.model = model
+        without_cache(model)
+        self.input_names = tuple(inputs)
+        self.known = tuple(name for name in inputs if name in SHARED)
+        self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
+        self.blocks = in_order(model, inputs)
+        self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
+        trace = self.trace(inputs)
+        self.early = self._early(trace, inputs)
+        self.live = self._liveness(trace, inputs)
+        self.parts = self._parts(inputs)
+
+    # Runs
+
+    def inputs_without_values(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        device = device_of(inputs.values())
+        return {name: tensor if name in self.known else unknown_like(tensor, device) for name, tensor in inputs.items()}
+
+    def trace(self, inputs: Mapping[str, Tensor]) -> Trace:
+        """What all blocks are called with for these inputs, of which only those that are shared count."""
+        key = tuple((name, tuple(tensor.shape)) for name, tensor in inputs.items())
+        shared = {name: inputs[name] for name in self.known}
+        kept = self._kept.get(key)
+        if kept is not None and all(torch.equal(kept[0][name], shared[name]) for name in shared):
+            return kept[1]
+        trace = self._trace(inputs, kept[1].returns if kept else None)
+        self._kept[key] = ({name: tensor.clone() for name, tensor in shared.items()}, trace)
+        return trace
+
+    def _trace(self, inputs: Mapping[str, Tensor], returns: list[Returned] | None) -> Trace:
+        trace, device = Trace(), device_of(inputs.values())
+        made: dict[int, tuple[Value, Tensor]] = {}  # by identity; the tensor keeps its own
+
+        def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if number != len(trace.calls):
+                raise UncuttableError(f"blocks are called in another order: block {number} after {len(trace.calls)}")
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            values: dict[int, Value] = {}
+            for i, leaf in enumerate(leaves):
+                if is_unknown(leaf) or isinstance(leaf, nn.Parameter):
+                    values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
+            trace.calls.append(Call([None if i in values else leaf for i, leaf in enumerate(leaves)], spec, values))
+            if returns is None:
+                result = shapes_returned(self.blocks[number], args, kwargs)
+                trace.returns.append(Returned(*pytree.tree_flatten(result)))
+            else:
+                trace.returns.append(returns[number])
+                result = returns[number].filled(number, {}, device)
+            for i, leaf in enumerate(pytree.tree_leaves(result)):
+                if is_unknown(leaf):
+                    made[id(leaf)] = (("out", number, i), leaf)
+            return result
+
+        last = len(self.blocks) - 1
+        with without_values(device):
+            args, kwargs = run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, last)
+            on_call(last, args, kwargs)
+        return trace
+
+    def between(self, values: Values, inputs: Mapping[str, Tensor], until: int | None) -> Any:
+        """Run the model's code up to a block's call, or to its end, with these values known: leaves, or logits."""
+        trace = self.trace(inputs)
+        device = device_of(values.values())
+        first = min((block for kind, block, _ in values if kind == "out"), default=-1)
+        known = {name: values[value] for i, name in enumerate(inputs) if (value := ("input", 0, i)) in values}
+        with without_values(device) as with_weights:
+
+            def on_call(number: int, args: Any, kwargs: Any) -> Any:
+                if number == first:
+                    with_weights()  # of what is in front of it other units have the weights
+                return trace.returns[number].filled(number, values, device)
+
+            result = run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, until)
+        return result if until is None else pytree.tree_leaves(result)
+
+    def from_inputs(self, wanted: Iterable[Value], inputs: Mapping[str, Tensor]) -> Values:
+        """Those of the wanted values, of what blocks are called with, that do not depend on any block."""
+        trace, device = self.trace(inputs), device_of(inputs.values())
+        found: Values = {}
+
+        def collect(number: int, leaves: list[Any]) -> None:
+            for value in wanted:
+                if value[1] == number and not is_unknown(leaves[value[2]]):
+                    found[value] = leaves[value[2]]
+
+        def on_call(number: int, args: Any, kwargs: Any) -> Any:
+            collect(number, pytree.tree_leaves((args, kwargs)))
+            return trace.returns[number].filled(number, {}, device)
+
+        last = max(block for _, block, _ in wanted)
+        with without_values(device) as with_weights:
+            with_weights()
+            collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))
+        return found
+
+    # Who holds what
+
+    def _parts(self, inputs: Mapping[str, Tensor]) -> list[list[nn.Module]]:
+        """The modules that the model's code uses in front of block 0, 1, ... and behind the last one.
+
+        They are the largest ones without a block inside, so that all that is below comes along.
+        """
+        blocks = {id(block) for block in self.blocks}
+        inside = {id(module) for module in self.model.modules() if blocks & {id(each) for each in module.modules()}}
+        self.containers = [
+            module for module in self.model.modules() if id(module) in inside and id(module) not in blocks
+        ]
+        parts = [
+            child
+            for container in self.containers
+            for child in container.children()
+            if id(child) not in inside  # nor a block
+        ]
+        owner = {id(tensor): part for part in parts for tensor in (*part.parameters(), *part.buffers())}
+        used: list[dict[int, nn.Module]] = [{} for _ in range(len(self.blocks) + 1)]
+        segment = 0
+
+        def on_tensor(tensor: Tensor) -> None:
+            if id(tensor) in owner:
+                used[segment].setdefault(id(owner[id(tensor)]), owner[id(tensor)])
+
+        trace, device = self.trace(inputs), device_of(inputs.values())
+
+        def on_call(number: int, args: Any, kwargs: Any) -> Any:
+            nonlocal segment
+            segment = number + 1
+            return trace.returns[number].filled(number, needed, device)
+
+        # What makes the logits may be code that asks for values.
+        known = {name: tensor for i, (name, tensor) in enumerate(inputs.items()) if ("input", 0, i) in self.live[-1]}
+        needed = {value: zeros for value, zeros in _returned(trace, device).items() if value in self.live[-1]}
+        with without_values(device, on_tensor):
+            run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, None)
+        return [list(modules.values()) for modules in used]
+
+    # What travels
+
+    def _early(self, trace: Trace, inputs: Mapping[str, Tensor]) -> set[Value]:
+        """What later blocks are called with and the head can make: embeddings for every layer, a decoder's input."""
+        wanted = {value for call in trace.calls for value in call.values.values() if value[0] == "in" and value[1] > 0}
+        with torch.no_grad():
+            return set(self.from_inputs(wanted, inputs)) if wanted else set()
+
+    def _liveness(self, trace: Trace, inputs: Mapping[str, Tensor]) -> list[tuple[Value, ...]]:
+        """For every boundary, in front of block 0 to behind the last one: the values that travel."""
+        count = len(self.blocks)
+        live: list[set[Value]] = [set() for _ in range(count + 1)]
+        live[count] = needed = self._needs(trace, inputs, None)
+        for boundary in range(count - 1, -1, -1):
+            later = {value for value in live[boundary + 1] | needed if self._made_at(value) <= boundary}
+            live[boundary] = later | set(trace.calls[boundary].values.values())
+            needed = self._needs(trace, inputs, boundary) if self.is_glued(boundary, trace) else set()
+        return [tuple(sorted(values)) for values in live]
+
+    def _made_at(self, value: Value) -> int:
+        """The boundary from which on a value is there."""
+        kind, block, _ = value
+        return block + 1 if kind == "out" else 0 if value in self.early else block
+
+    def _needs(self, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> set[Value]:
+        """What the code in front of a block (None: what makes the logits) needs: returned values, and inputs."""
+        last = len(self.blocks) if until is None else until
+        device = device_of(inputs.values())
+        returned = {value: zeros for value, zeros in _returned(trace, device).items() if value[1] < last}
+        given: Values = {
+            ("input", 0, i): tensor for i, (name, tensor) in enumerate(inputs.items()) if name not in self.known
+        }
+        # Most often the block before it is enough, and then nothing else need be tried.
+        before = {value: tensor for value, tensor in returned.items() if value[1] == last - 1}
+        for values in (before, before | given, returned | given):
+            if self._is_enough(values, trace, inputs, until):
+                for value in list(values):
+                    fewer = {each: tensor for each, tensor in values.items() if each != value}
+                    values = fewer if self._is_enough(fewer, trace, inputs, until) else values
+                return set(values)
+        where = "what comes after the last block" if until is None else f"what block {until} is given"
+        raise UncuttableError(f"{where} depends on more than inputs and what blocks return")
+
+    def _is_enough(self, values: Values, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> bool:
+        with torch.no_grad():
+            try:
+                found = self.between(values, inputs, until)
+            except (UnknownValueError, NotImplementedError):
+                return False
+        if until is None:
+            return not is_unknown(found)
+        return not any(is_unknown(found[i]) for i in self.made_for(until, trace))
+
+    def made_for(self, number: int, trace: Trace) -> dict[int, Value]:
+        """The leaves of a block's call that the code between it and the block before it makes."""
+        values = trace.calls[number].values
+        return {i: value for i, value in values.items() if value[:2] == ("in", number) and value not in self.early}
+
+    def is_glued(self, number: int, trace: Trace) -> bool:
+        """Whether the model computes something between this block and the one before it."""
+        return number > 0 and bool(self.made_for(number, trace))
+
+    def units(self) -> list[_Unit]:
+        return [Head(self), *(Block(self, number) for number in range(len(self.blocks))), Tail(self)]
+
+
+class _Unit(nn.Module):
+    def __init__(self, cut: CutModel, segment: int) -> None:
+        super().__init__()
+        self._cut = [cut]  # in a list: the whole model is no part of a unit
+        self.parts = nn.ModuleList(cut.parts[segment])
+
+    def train(self, mode: bool = True) -> _Unit:
+        """Also what the model's own code asks, which is in none of the parts: dropout between blocks, say."""
+        for container in self.cut.containers:
+            container.training = mode
+        return super().train(mode)
+
+    @property
+    def cut(self) -> CutModel:
+        return self._cut[0]
+
+    def split(self, boundary: int, tensors: Sequence[Tensor]) -> tuple[Values, dict[str, Tensor]]:
+        """The values that travelled, and inputs of which the shared ones are real."""
+        live = self.cut.live[boundary]
+        values = dict(zip(live, tensors, strict=False))
+        shared = dict(zip(self.cut.known, tensors[len(live) :], strict=True))
+        return values, self._inputs(shared, tensors[0])
+
+    def _inputs(self, shared: dict[str, Tensor], states: Tensor) -> dict[str, Tensor]:
+        inputs = {}
+        for name, shape, dtype in self.cut.shapes:
+            if name in shared:
+                inputs[name] = shared[name]
+            elif "attention_mask" in shared:
+                inputs[name] = unknown(shared["attention_mask"].shape, dtype, states.device)
+            else:
+                inputs[name] = unknown((states.shape[0], *shape[1:]), dtype, states.device)
+        return inputs
+
+
+class Head(_Unit):
+    """The model's code up to its first block."""
+
+    def __init__(self, cut: CutModel) -> None:
+        super().__init__(cut, 0)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        cut = self.cut
+        inputs = dict(zip(cut.input_names, tensors, strict=True))
+        values: Values = {("input", 0, i): tensor for i, tensor in enumerate(tensors)}
+        values |= cut.from_inputs({*cut.trace(inputs).calls[0].values.values(), *cut.early}, inputs)
+        return (*(values[value] for value in cut.live[0]), *(inputs[name] for name in cut.known))
+
+
+class Block(_Unit):
+    """One block, and the model's code between it and the next one."""
+
+    def __init__(self, cut: CutModel, number: int) -> None:
+        glued = number + 1 < len(cut.blocks)
+        super().__init__(cut, number + 1 if glued else 0)
+        if not glued:
+            self.parts = nn.ModuleList()  # what comes after the last block is the tail's
+        self.number = number
+        self.block = cut.blocks[number]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        cut, number = self.cut, self.number
+        values, inputs = self.split(number, tensors)
+        trace = cut.trace(inputs)
+        args, kwargs = trace.calls[number].filled(values)
+        returned = pytree.tree_leaves(self.block(*args, **kwargs))
+        values |= {("out", number, i): leaf for i, leaf in enumerate(returned) if isinstance(leaf, Tensor)}
+        following = number + 1
+        if following < len(cut.blocks) and cut.is_glued(following, trace):
+            leaves = cut.between(values, inputs, following)
+            values |= {value: leaves[i] for i, value in cut.made_for(following, trace).items()}
+        shared = tensors[len(cut.live[number]) :]
+        return (*(_known(values, value, following) for value in cut.live[following]), *shared)
+
+
+class Tail(_Unit):
+    """The model's code behind its last block: logits."""
+
+    def __init__(self, cut: CutModel) -> None:
+        super().__init__(cut, len(cut.blocks))
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        cut = self.cut
+        count = len(cut.blocks)
+        values, inputs = self.split(count, tensors)
+        return cut.between(values, inputs, None)
+
+
+def _returned(trace: Trace, device: torch.device) -> Values:
+    """All that blocks return, as zeros."""
+    return {
+        ("out", block, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+        for block, returned in enumerate(trace.returns)
+        for i, leaf in enumerate(returned.leaves)
+        if is_unknown(leaf)
+    }
+
+
+def _known(values: Values, value: Value, block: int) -> Tensor:
+    found = values.get(value)
+    if found is None or is_unknown(found):
+        raise UncuttableError(f"what block {block} is given depends on more than the block before it")
+    return found

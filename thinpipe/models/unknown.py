@@ -1,0 +1,165 @@
+"""Tensors whose shape is known and whose values are not.
+
+A worker that holds a few blocks of a model has neither its tokens nor the weights of the rest. It still runs the
+model's own forward, to hear what its blocks are called with: weights that are elsewhere are on the meta device, what
+comes from tokens is ``Unknown``, and whatever is computed from either is ``Unknown``. What is not, masks and positions
+for instance, is computed as always. So nothing that a block is called with can silently be made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten: Any = torch.ops.aten
+# What these return does not depend on the values they are given.
+_KNOWN_ANYWAY = {
+    _aten.zeros_like.default,
+    _aten.ones_like.default,
+    _aten.full_like.default,
+    _aten.new_zeros.default,
+    _aten.new_ones.default,
+    _aten.new_full.default,
+}
+
+_INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default}
+
+
+class UnknownValueError(RuntimeError):
+    """The model's code wanted to know a value that this worker does not have."""
+
+
+class Unknown(Tensor):
+    """A tensor without values that claims to be on a device."""
+
+    meta: Tensor
+
+    @staticmethod
+    def __new__(cls, meta: Tensor, device: torch.device) -> Unknown:
+        made = Tensor._make_wrapper_subclass(
+            cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=device, requires_grad=False
+        )
+        made.meta = meta
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Unknown({self.dtype}, {tuple(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return propagate(func, args, kwargs or {})
+
+
+# Storage -> a tensor that was known until unknown values were written into it; kept, so that no other gets its place.
+_written: dict[int, Tensor] = {}
+
+
+def is_unknown(value: Any) -> bool:
+    if not isinstance(value, Tensor):
+        return False
+    return isinstance(value, Unknown) or value.is_meta or bool(_written and _storage(value) in _written)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def unknown(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return Unknown(torch.empty(shape, dtype=dtype, device="meta"), device)
+
+
+def unknown_like(tensor: Tensor, device: torch.device) -> Tensor:
+    return unknown(tensor.shape, tensor.dtype, device)
+
+
+class UnknownFlow(TorchDispatchMode):
+    """Around a forward: operations on weights that are not here have unknown results instead of failing."""
+
+    weights = False  # whether weights that are here count as known
+
+    def __init__(self, device: torch.device, on_tensor: Callable[[Tensor], None] | None = None) -> None:
+        """``on_tensor`` is shown every tensor that an operation takes."""
+        super().__init__()
+        self.device, self._on_tensor = device, on_tensor
+
+    def __exit__(self, *error: Any) -> None:
+        _written.clear()
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._on_tensor is not None:
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor):
+                    self._on_tensor(leaf)
+        return propagate(func, args, kwargs or {}, self.device, self.weights)
+
+
+def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = None, weights: bool = True) -> Any:
+    """Run one operation: as it is if all its tensors are known, else for the shapes of what it returns."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if not any(is_unknown(tensor) or (not weights and isinstance(tensor, nn.Parameter)) for tensor in tensors):
+        return func(*args, **kwargs)
+    claimed = next((leaf.device for leaf in tensors if not leaf.is_meta), device or torch.device("cpu"))
+    if func in _KNOWN_ANYWAY:
+        return _known(func, args, kwargs, claimed)
+    if func is _aten._local_scalar_dense.default or func is _aten.item.default:
+        raise UnknownValueError("a value that depends on tokens or on weights decides what is computed")
+    if func in _INDEXED:  # by a known mask: how many it picks is known too
+        args = (args[0], _without_masks(args[1]), *args[2:])
+        leaves = pytree.tree_leaves((args, kwargs))
+    asked = kwargs.get("device")
+    metas, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))
+    if asked is not None:
+        meta_kwargs["device"] = torch.device("meta")
+        claimed = asked if isinstance(asked, torch.device) else claimed
+    result = func(*metas, **meta_kwargs)
+    _note_writes(func, args, kwargs)
+    # What is changed in place stays the same object; its values are unknown from now on.
+    same = {id(meta): leaf for meta, leaf in zip(pytree.tree_leaves((metas, meta_kwargs)), leaves, strict=False)}
+
+    def wrap(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        before = same.get(id(value))
+        if before is not None:
+            return before
+        return Unknown(value, claimed)
+
+    return pytree.tree_map(wrap, result)
+
+
+def _without_masks(indices: Any) -> list[Any]:
+    made: list[Any] = []
+    for index in indices:
+        is_mask = index is not None and index.dtype == torch.bool and not is_unknown(index)
+        made += index.nonzero(as_tuple=True) if is_mask else [index]
+    return made
+
+
+def _note_writes(func: Any, args: Any, kwargs: Any) -> None:
+    """Known tensors that unknown values are written into are unknown from now on, and so are all views of them."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[number] if number < len(args) else kwargs.get(argument.name)
+            for tensor in pytree.tree_leaves(given):
+                if isinstance(tensor, Tensor) and not isinstance(tensor, Unknown) and not tensor.is_meta:
+                    _written[_storage(tensor)] = tensor
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, Unknown):
+        return value.meta
+    return value.to("meta") if isinstance(value, Tensor) else value
+
+
+def _known(func: Any, args: Any, kwargs: Any, device: torch.device) -> Tensor:
+    """A tensor of a constant: of the shape, dtype and device that the unknown one has, or that were asked for."""
+    first, *rest = args
+    like = torch.empty((), dtype=first.dtype, device=kwargs.get("device") or device).expand(first.shape)
+    return func(like, *rest, **{name: value for name, value in kwargs.items() if name != "device"})

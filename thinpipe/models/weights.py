@@ -1,0 +1,127 @@
+"""Weights of a worker's own units, and of no others: from safetensors files, or drawn at random.
+
+A model is built hollow: its parameters are on the meta device, which takes no memory; its buffers (rotary frequencies
+and the like) are real. Then those parameters are filled that the worker needs. What is drawn depends on the seed and
+on a module's name alone, so a model has the same weights however it is cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from thinpipe.codecs.rounding import rounding_key
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@contextmanager
+def hollow() -> Iterator[None]:
+    """Modules that are made inside have their parameters on the meta device."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            kept = module._parameters[name]
+            assert kept is not None
+            module._parameters[name] = nn.Parameter(kept.to("meta"), requires_grad=kept.requires_grad)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model's folder; ValueError if there are none."""
+    index = folder / _INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
+            raise ValueError(f"{index} is no index of weights: {error}") from None
+        files = [folder / name for name in names]
+    else:
+        files = [folder / _SINGLE]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ValueError(
+            f"weights are read from safetensors files: {folder} has no {missing[0]}. Save the model again with "
+            "save_pretrained, which writes them"
+        )
+    return files
+
+
+def load_weights(model: Any, folder: Path, wanted: Iterable[str]) -> None:
+    """Fill these parameters and buffers of a hollow model of transformers from a folder; no others are read.
+
+    Names and layouts that changed since the files were written are converted as the library does.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        convert_and_load_state_dict_in_model,
+        rename_source_key,
+    )
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    own = set(wanted)
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    names = model.state_dict()
+
+    def target(key: str) -> str:
+        return str(rename_source_key(key, renamings, converters, model.base_model_prefix, names)[0])
+
+    with ExitStack() as files:
+        found: dict[str, Any] = {}
+        for path in weight_files(folder):
+            try:
+                file = files.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{path} cannot be read: {error}") from None
+            for key in file.keys():  # noqa: SIM118, it is no dict
+                if target(key) in own or key in own:
+                    found[key] = file.get_slice(key)
+        info, _ = convert_and_load_state_dict_in_model(
+            model, found, LoadStateDictConfig(weight_mapping=mapping, dtype=model.dtype)
+        )
+    wrong = [f"{name} has another shape" for name, *_ in info.mismatched_keys]
+    wrong += [f"{name}: {error}" for name, error in info.conversion_errors.items()]
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    wrong += [f"{name} is missing" for name in sorted(own & info.missing_keys - tied)]
+    if wrong:
+        raise ValueError(f"the weights in {folder} are not those of {type(model).__name__}: {wrong[0]}")
+    model.tie_weights()
+
+
+def random_weights(model: Any, wanted: Iterable[str], seed: int) -> None:
+    """Draw these parameters of a hollow model as its own code does, each module's from a seed of its own."""
+    own = set(wanted)
+    for path, module in model.named_modules():
+        mine = [name for name in module._parameters if f"{path}.{name}".removeprefix(".") in own]
+        if not mine:
+            continue
+        for name in mine:
+            empty = module._parameters[name]
+            if empty is not None and empty.is_meta:
+                filled = nn.Parameter(torch.zeros(empty.shape, dtype=empty.dtype), requires_grad=empty.requires_grad)
+                module._parameters[name] = filled
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rounding_key(seed, *path.encode()))
+            reset: Callable[[], None] | None = getattr(module, "reset_parameters", None)
+            if reset is not None and all(p is None or not p.is_meta for p in module._parameters.values()):
+                reset()
+            model._init_weights(module)
+    model.tie_weights()
