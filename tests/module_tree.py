@@ -1,6 +1,6 @@
 """Writes the tree of modules into docs/architecture.md, one line each, from the first sentence of every module.
 
-A sentence is cut at its colon or semicolon where three words and more stand before it: the rest is in the module.
+A sentence is cut at its colon, semicolon or comma where enough words stand before it: the rest is in the module.
 Kernels are named by their packages alone: whoever reads one starts at the head of its package.
 
 python -m tests.module_tree
@@ -25,8 +25,11 @@ def summary(path: Path) -> str:
         raise ValueError(f"{path.relative_to(ROOT)}: every module opens with a sentence that says what it is for")
     paragraph = " ".join(text.split("\n\n")[0].split()).replace("``", "`")
     sentence = re.split(r"(?<!\.)\.(?=\s|$)", paragraph, maxsplit=1)[0]  # three dots end no sentence
-    start = re.split(r"[:;] ", sentence, maxsplit=1)[0]
-    return start if len(start.split()) >= 3 else sentence
+    for marks, least in ((r"[:;] ", 3), (r", ", 5)):
+        start = re.split(marks, sentence, maxsplit=1)[0]
+        if len(start.split()) >= least and start.count("(") == start.count(")"):
+            sentence = start
+    return sentence
 
 
 def tree(package: Path) -> list[str]:

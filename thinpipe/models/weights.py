@@ -34,7 +34,7 @@ def hollow() -> Iterator[None]:
             assert kept is not None
             module._parameters[name] = nn.Parameter(kept.to("meta"), requires_grad=kept.requires_grad)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
@@ -95,7 +95,7 @@ def load_weights(model: Any, folder: Path, wanted: Iterable[str]) -> None:
                 if target(key) in own or key in own:
                     found[key] = file.get_slice(key)
         info, _ = convert_and_load_state_dict_in_model(
-            model, found, LoadStateDictConfig(weight_mapping=mapping, dtype=model.dtype)
+            model, found, LoadStateDictConfig(weight_mapping=[*renamings, *converters], dtype=model.dtype)
         )
     wrong = [f"{name} has another shape" for name, *_ in info.mismatched_keys]
     wrong += [f"{name}: {error}" for name, error in info.conversion_errors.items()]
