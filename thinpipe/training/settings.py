@@ -162,6 +162,15 @@ class Settings:
         movable=True,
         default=None,
     )
+    model: str | None = option(
+        "A folder of transformers with your model, for task lm.",
+        panel=_WHAT,
+        metavar="DIR",
+        kind=Path,
+        parse=_absolute,
+        movable=True,
+        default=None,
+    )
     weights: str | None = option(
         "Weights on disk to start from.",
         panel=_WHAT,
@@ -234,7 +243,7 @@ class Settings:
     def source(self) -> Source:
         """Where data and weights come from, for the task."""
         given = {each.name: getattr(self, each.name) for each in fields(Source)}
-        paths = {name: Path(given[name]) for name in ("data", "weights") if given[name] is not None}
+        paths = {name: Path(given[name]) for name in ("data", "model", "weights") if given[name] is not None}
         return Source(**given | paths)
 
     def to_json(self) -> dict[str, Any]:
