@@ -87,8 +87,13 @@ def _end(number: int, _frame: object = None) -> NoReturn:
 
 
 def main() -> None:
-    # While verbs are imported and after they are done; what they do meanwhile they end themselves.
+    # While verbs are imported; what they do afterwards they end themselves.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
-    app()
+    try:
+        app()
+    finally:
+        # All is said and done: Python would die without a word of a signal that comes while it tidies up.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
