@@ -19,7 +19,7 @@ from thinpipe.engines.engine import Engine, NamedModule, count_correct, loss_of,
 from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
 from thinpipe.engines.plan import Holding, LinkPlan
 from thinpipe.engines.shapes import Meta, costs_of
-from thinpipe.engines.units import Units, cut_model
+from thinpipe.engines.units import Units, check_shared, cut_model
 from thinpipe.engines.world import World
 from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError
@@ -90,7 +90,7 @@ class PipelineEngine(Engine):
         self._holdings = self._describe(modules, whole.names)
         self.stage_count = len(modules)
         mine = stages_of(world.worker, world.workers, cutting.layout)
-        _check_shared(modules, world.workers)
+        check_shared(modules, world.workers)
         whole.fill_own(modules[index] for index in mine)
         self.stages = {index: NamedModule.of(modules[index], whole.model) for index in mine}
         for index in mine:
@@ -316,15 +316,3 @@ class PipelineEngine(Engine):
             wire_bytes=again_bytes,
             first_wire_bytes=first_bytes if any(len(form) > 1 for form in forms) else None,
         )
-
-
-def _check_shared(modules: Sequence[nn.Module], workers: int) -> None:
-    """OptionError if two workers would train one parameter, each a copy of its own."""
-    owner: dict[int, int] = {}
-    for index, module in enumerate(modules):
-        for parameter in module.parameters():
-            if owner.setdefault(id(parameter), index % workers) != index % workers:
-                raise OptionError(
-                    "the model uses some weights in its first and in its last units (tied embeddings), so one worker "
-                    "must have both: take {layout} client-server"
-                )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from thinpipe.engines.shapes import Meta, Traced, meta_of, trace_units
 from thinpipe.models.cut import CutModel
+from thinpipe.options import OptionError
 from thinpipe.pipeline.units import is_known, unit_names, units_of
 
 Fill = Callable[[nn.Module, Iterable[str]], None]  # gives the parameters of these names their values
@@ -50,6 +51,18 @@ def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None
     cut = CutModel(model, example)
     outputs = [meta_of(tensors) for tensors in cut.travelling(example)]
     return Units(model=model, units=list(cut.units()), names=_names(cut), outputs=outputs, fill=fill)
+
+
+def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
+    """OptionError if two workers would train one parameter, each a copy of its own."""
+    owner: dict[int, int] = {}
+    for index, module in enumerate(modules):
+        for parameter in module.parameters():
+            if owner.setdefault(id(parameter), index % workers) != index % workers:
+                raise OptionError(
+                    "the model uses some weights in its first and in its last units (tied embeddings), so one worker "
+                    "must have both: take {layout} client-server"
+                )
 
 
 def _example(inputs: Sequence[Meta]) -> Mapping[str, Tensor]:

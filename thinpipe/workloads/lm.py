@@ -28,7 +28,7 @@ class LanguageModel(Task):
     """Every token but the first is predicted from those before it."""
 
     name = "lm"
-    summary = "your own text files with any causal language model of transformers: --model, --data"
+    summary = "your own texts with your own causal language model of transformers"
     metric = "accuracy"
     modules = ("transformers",)
     recipe = Recipe(
