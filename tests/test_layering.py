@@ -33,9 +33,15 @@ ALLOWED = {
     },
     "thinpipe.measure": {"thinpipe.measure"},
     "thinpipe.models": {"thinpipe.models", "thinpipe.workers.signals", "thinpipe.codecs.rounding"},
-    "thinpipe.workloads": {"thinpipe.workloads", "thinpipe.measure.memory", "thinpipe.measure.readable"},
+    "thinpipe.workloads": {
+        "thinpipe.workloads",
+        "thinpipe.models",
+        "thinpipe.measure.memory",
+        "thinpipe.measure.readable",
+    },
     "thinpipe.engines": {
         "thinpipe.engines",
+        "thinpipe.models.cut",
         "thinpipe.workloads.task",
         "thinpipe.workers",
         "thinpipe.pipeline",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image as Pillow
 
 datasets = pytest.importorskip("datasets")
@@ -141,3 +142,26 @@ def _cell(feature: Any, index: int, size: tuple[int, int] | None) -> Any:
 def _picture(seed: int, size: tuple[int, int]) -> Pillow.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     return Pillow.fromarray(pixels)
+
+
+def write_language_model(folder: Path, text: str, *, tied: bool = True) -> None:
+    """A small Llama with random weights, and a tokenizer made for a text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.train_from_iterator([text], trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", "</s>"]))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        vocab_size=128,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)

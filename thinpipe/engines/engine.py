@@ -60,7 +60,7 @@ class Engine(ABC):
         """Let the codecs compile what they need: before the first step, not in it."""
 
     @abstractmethod
-    def compute(self, batch: Batch | None) -> tuple[float, int]:
+    def compute(self, batch: Batch | None) -> tuple[float, float]:
         """Forward and backward of one batch: this worker's part of the mean loss, and how many were right."""
 
     @abstractmethod
@@ -109,8 +109,18 @@ class Engine(ABC):
         return ()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        for stage in self.stages.values():
-            yield from stage.module.parameters()
+        """Each once, though two stages may share it: embeddings that are the head's weights as well."""
+        for parameters in self.stage_parameters().values():
+            yield from parameters
+
+    def stage_parameters(self) -> dict[int, list[nn.Parameter]]:
+        """Those of each stage here; what two of them share is the first one's."""
+        seen: set[int] = set()
+        found: dict[int, list[nn.Parameter]] = {}
+        for index, stage in self.stages.items():
+            found[index] = [each for each in stage.module.parameters() if id(each) not in seen]
+            seen |= {id(each) for each in found[index]}
+        return found
 
     def set_training(self, training: bool) -> None:
         for stage in self.stages.values():
@@ -118,11 +128,13 @@ class Engine(ABC):
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.float(), labels)
+    """The mean over samples, or over all tokens of them."""
+    return functional.cross_entropy(logits.float().flatten(0, labels.dim() - 1), labels.flatten())
 
 
-def count_correct(logits: Tensor, labels: Tensor) -> int:
-    return int((logits.argmax(1) == labels).sum())
+def count_correct(logits: Tensor, labels: Tensor) -> float:
+    """Samples; one with several labels, a text, counts by the part of them that was right."""
+    return int((logits.argmax(-1) == labels).sum()) * len(labels) / labels.numel()
 
 
 def to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:

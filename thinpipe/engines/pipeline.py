@@ -18,7 +18,8 @@ from thinpipe.codecs.rounding import rounding_key
 from thinpipe.engines.engine import Engine, NamedModule, count_correct, loss_of, to_device
 from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
 from thinpipe.engines.plan import Holding, LinkPlan
-from thinpipe.engines.shapes import Meta, costs_of, trace_units
+from thinpipe.engines.shapes import Meta, costs_of
+from thinpipe.engines.units import Units, check_shared, cut_model
 from thinpipe.engines.world import World
 from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError
@@ -31,7 +32,6 @@ from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
-from thinpipe.pipeline.units import unit_names, units_of
 from thinpipe.pipeline.warm import warm_codec
 from thinpipe.workloads.task import Batch
 
@@ -63,7 +63,7 @@ class PipelineEngine(Engine):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Units,
         chunk_inputs: tuple[Meta, ...],
         cutting: Cutting,
         links: Links,
@@ -74,8 +74,8 @@ class PipelineEngine(Engine):
     ) -> None:
         super().__init__(world)
         self._cutting, self._links, self._amp, self._recompute = cutting, links, amp, recompute
-        units = units_of(model)
-        traced = trace_units(units, chunk_inputs, amp=amp, device=world.device)
+        whole = model if isinstance(model, Units) else cut_model(model, chunk_inputs)
+        units, traced = whole.units, whole.traced(chunk_inputs, amp=amp, device=world.device)
         self.cuts = choose_cuts(
             len(units),
             world.workers,
@@ -87,10 +87,12 @@ class PipelineEngine(Engine):
         # The tensors before the first stage, between stages, and after the last.
         ends = [*self.cuts, len(units)]
         self._between = [chunk_inputs, *(traced[end - 1].outputs for end in ends)]
-        self._holdings = self._describe(modules, unit_names(model, units))
+        self._holdings = self._describe(modules, whole.names)
         self.stage_count = len(modules)
         mine = stages_of(world.worker, world.workers, cutting.layout)
-        self.stages = {index: NamedModule.of(modules[index], model) for index in mine}
+        check_shared(modules, world.workers)
+        whole.fill_own(modules[index] for index in mine)
+        self.stages = {index: NamedModule.of(modules[index], whole.model) for index in mine}
         for index in mine:
             world.hold(modules[index])
         self.reads_inputs = 0 in mine
@@ -135,8 +137,8 @@ class PipelineEngine(Engine):
     def _schedule(self, stages: list[CheckedStage], loss: Any) -> Any:
         chunks, order = self._cutting.chunks, self._cutting.order
         if self._cutting.layout == "client-server":
-            return ClientServerSchedule(list(stages), chunks, loss, order=order)
-        return LinearSchedule(stages[0], chunks, loss, order=order)
+            return ClientServerSchedule(list(stages), chunks, loss, order=order, scale_grads=False)
+        return LinearSchedule(stages[0], chunks, loss, order=order, scale_grads=False)
 
     def warm_up(self) -> None:
         specs = {self._links.forward, self._links.backward}
@@ -169,14 +171,18 @@ class PipelineEngine(Engine):
         for stage in self.training_stages:
             stage.reserve_copies()
 
-    def compute(self, batch: Batch | None) -> tuple[float, int]:
+    def compute(self, batch: Batch | None) -> tuple[float, float]:
         inputs = to_device(batch.inputs, self.world.device) if batch and self.reads_inputs else ()
         labels = batch.labels.to(self.world.device) if batch and self.reads_labels else None
         self._losses = []
         self._predictions = 0
         logits = self._trainer.step(*inputs, target=labels, losses=self._losses)
+        # The mean over chunks, here and not stage by stage as torch does it: two stages may share a parameter.
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(self._cutting.chunks)
         if labels is None:
-            return 0.0, 0
+            return 0.0, 0.0
         return float(torch.stack(self._losses).detach().mean()), count_correct(logits, labels)
 
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | None:

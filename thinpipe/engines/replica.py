@@ -15,10 +15,10 @@ from thinpipe.ddp import DDPState, ddp_hook, ddp_state
 from thinpipe.engines.engine import Engine, NamedModule, count_correct, loss_of, to_device
 from thinpipe.engines.finite import Suspicion, not_finite, sum_of, sum_of_squares
 from thinpipe.engines.plan import Holding
+from thinpipe.engines.units import Units, cut_model
 from thinpipe.engines.world import World
 from thinpipe.pipeline.batchnorm import DeferredStatistics
 from thinpipe.pipeline.partition import cut_units
-from thinpipe.pipeline.units import unit_names, units_of
 from thinpipe.pipeline.warm import warm_codec
 from thinpipe.workers.activity import waiting
 from thinpipe.workloads.task import Batch
@@ -59,7 +59,7 @@ class ReplicaEngine(Engine):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Units,
         world: World,
         *,
         chunks: int = 1,
@@ -70,15 +70,16 @@ class ReplicaEngine(Engine):
     ) -> None:
         super().__init__(world)
         self._chunks, self._amp = chunks, amp
-        units = units_of(model)
-        (module,) = cut_units(units, ())
-        self.stages = {0: NamedModule.of(module, model)}
+        whole = model if isinstance(model, Units) else cut_model(model, ())
+        (module,) = cut_units(whole.units, ())
+        whole.fill_own([module])
+        self.stages = {0: NamedModule.of(module, whole.model)}
         self._module = world.hold(module)
         self._statistics = DeferredStatistics(module)
         self.shares = (world.worker, world.workers)
         self.owns_state = world.is_client
         self.client_has_outcome = world.workers == 1
-        self._unit_names = unit_names(model, units)
+        self._unit_names = whole.names
         self._hook: DDPState | None = None
         self._replica: nn.Module = module
         if world.workers > 1:
@@ -94,7 +95,7 @@ class ReplicaEngine(Engine):
             as_matrix = (largest.shape[0], largest.numel() // largest.shape[0])
             warm_codec(self._hook.codec, as_matrix, largest.dtype, self.world.device)
 
-    def compute(self, batch: Batch | None) -> tuple[float, int]:
+    def compute(self, batch: Batch | None) -> tuple[float, float]:
         assert batch is not None
         with waiting():  # in places that only torch knows
             correct = self._backward(self._replica, batch)
@@ -106,9 +107,9 @@ class ReplicaEngine(Engine):
         self._backward(self._module, batch)
         self._module.zero_grad()
 
-    def _backward(self, module: nn.Module, batch: Batch) -> int:
+    def _backward(self, module: nn.Module, batch: Batch) -> float:
         """Add up the gradients of all chunks; how many samples were right."""
-        chunks, correct = self._chunks, 0
+        chunks, correct = self._chunks, 0.0
         inputs, labels = to_device(batch.inputs, self.world.device), batch.labels.to(self.world.device)
         pieces = zip(*(tensor.chunk(chunks) for tensor in (*inputs, labels)), strict=True)
         for chunk, (*values, target) in enumerate(pieces):

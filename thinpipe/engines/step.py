@@ -28,7 +28,7 @@ class Stepped:
     """What a step came to; loss and correct are the client's to know."""
 
     loss: float
-    correct: int
+    correct: float  # samples
     gradient_norm: float
     wire_bytes: int  # sent by all workers
     waited_s: float  # for the others
@@ -51,16 +51,16 @@ def train_step(
     loss, correct = engine.compute(batch)
     squares = [0.0] * stages
     if engine.owns_state:
-        for index, stage in engine.stages.items():
-            squares[index] = sum_of_squares(stage.module.parameters())
+        for index, parameters in engine.stage_parameters().items():
+            squares[index] = sum_of_squares(parameters)
     began = time.perf_counter()
-    told = (0.0, 0) if engine.client_has_outcome else (loss, correct)
+    told = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
     words = [*squares, not math.isfinite(loss), bool(interrupted), engine.sent_bytes() - sent, *told]
     heard = world.sum(torch.tensor(words, dtype=torch.float64)).tolist()
     waited_s = time.perf_counter() - began
     squares, (bad_loss, stop, wire_bytes, *outcome) = heard[:stages], heard[stages:]
     if not engine.client_has_outcome:
-        loss, correct = outcome[0], round(outcome[1])
+        loss, correct = outcome
     if bad_loss or not all(map(math.isfinite, squares)):
         suspicions = [each for known in world.gather(engine.suspicions()) for each in known]
         raise explain(step, float("nan") if bad_loss else 0.0, suspicions)

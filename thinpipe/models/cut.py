@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from thinpipe.models.blocks import SHARED, UncuttableError, device_of, in_order
 from thinpipe.models.forward import run_until, shapes_returned, without_cache, without_values
 from thinpipe.models.unknown import UnknownValueError, is_unknown, unknown, unknown_like
+from thinpipe.models.weights import zeros_for_hollow
 
 Value = tuple[str, int, int]  # "in" or "out", block, leaf; "input", 0, number
 Values = dict[Value, Tensor]
@@ -75,10 +76,12 @@ class CutModel:
         self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
         self.blocks = in_order(model, inputs)
         self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
-        trace = self.trace(inputs)
-        self.early = self._early(trace, inputs)
-        self.live = self._liveness(trace, inputs)
-        self.parts = self._parts(inputs)
+        self.logits: Tensor  # without values
+        with zeros_for_hollow(model):
+            trace = self.trace(inputs)
+            self.early = self._early(trace, inputs)
+            self.live = self._liveness(trace, inputs)
+            self.parts = self._parts(inputs)
 
     # Runs
 
@@ -109,7 +112,7 @@ class CutModel:
             for i, leaf in enumerate(leaves):
                 if is_unknown(leaf) or isinstance(leaf, nn.Parameter):
                     values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
-            trace.calls.append(Call([None if i in values else leaf for i, leaf in enumerate(leaves)], spec, values))
+            trace.calls.append(Call(leaves, spec, values))
             if returns is None:
                 result = shapes_returned(self.blocks[number], args, kwargs)
                 trace.returns.append(Returned(*pytree.tree_flatten(result)))
@@ -253,6 +256,7 @@ class CutModel:
             except (UnknownValueError, NotImplementedError):
                 return False
         if until is None:
+            self.logits = found.detach().to("meta") if not is_unknown(found) else found
             return not is_unknown(found)
         return not any(is_unknown(found[i]) for i in self.made_for(until, trace))
 
@@ -264,6 +268,14 @@ class CutModel:
     def is_glued(self, number: int, trace: Trace) -> bool:
         """Whether the model computes something between this block and the one before it."""
         return number > 0 and bool(self.made_for(number, trace))
+
+    def travelling(self, inputs: Mapping[str, Tensor]) -> list[list[Tensor]]:
+        """What each unit returns for inputs of the example's shapes: tensors without values."""
+        trace, given = self.trace(inputs), list(inputs.values())
+        like = {"in": lambda k, i: trace.calls[k].leaves[i], "out": lambda k, i: trace.returns[k].leaves[i]}
+        like["input"] = lambda _, i: given[i]
+        shared = [inputs[name] for name in self.known]
+        return [[like[kind](k, i) for kind, k, i in live] + shared for live in self.live] + [[self.logits]]
 
     def units(self) -> list[_Unit]:
         return [Head(self), *(Block(self, number) for number in range(len(self.blocks))), Tail(self)]

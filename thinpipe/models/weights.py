@@ -29,16 +29,33 @@ def hollow() -> Iterator[None]:
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         register(module, name, parameter)
-        if parameter is not None:
-            kept = module._parameters[name]
-            assert kept is not None
-            module._parameters[name] = nn.Parameter(kept.to("meta"), requires_grad=kept.requires_grad)
+        if parameter is not None and not parameter.is_meta:  # else it is one that two modules share
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+@contextmanager
+def zeros_for_hollow(model: nn.Module) -> Iterator[None]:
+    """Parameters on the meta device are zeros meanwhile, which take no memory: code that uses them has values."""
+    replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
+    zeros: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                filled = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+                stand_in = zeros.setdefault(id(parameter), nn.Parameter(filled, requires_grad=False))
+                replaced.append((module, name, parameter))
+                module._parameters[name] = stand_in
+    try:
+        yield
+    finally:
+        for module, name, parameter in replaced:
+            module._parameters[name] = parameter
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -26,6 +26,11 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     return cut(model)
 
 
+def is_known(model: nn.Module) -> bool:
+    """Whether ``units_of`` can cut it."""
+    return isinstance(model, nn.Sequential) or type(model).__name__ in KNOWN
+
+
 def unit_names(model: nn.Module, units: list[nn.Module]) -> tuple[str, ...]:
     """Where units are in their model: ``encoder.layer.3``; of a unit that joins several modules, where the last is."""
     paths = {id(module): path for path, module in model.named_modules()}

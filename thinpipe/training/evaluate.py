@@ -17,8 +17,11 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
     Stages have static shapes, so the last batch is padded, and what comes out for the padding is left out. Where the
     client does not see the predictions itself, they are sent to it.
     """
-    predictions = torch.zeros(samples, dtype=torch.int64)
-    labels = torch.zeros(samples, dtype=torch.int64)
+    shape = [samples] if split is None else [samples, *split.batch(torch.zeros(1, dtype=torch.int64)).labels.shape[1:]]
+    if not engine.client_has_outcome:
+        shape = max(engine.world.gather(shape), key=len)  # some workers have no samples
+    predictions = torch.zeros(shape, dtype=torch.int64)
+    labels = torch.zeros(shape, dtype=torch.int64)
     loss = torch.zeros(1, dtype=torch.float64)
     engine.set_training(False)
     try:
@@ -32,14 +35,15 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
             real = slice(start, min(start + batch_size, samples))
             logits = logits[: real.stop - real.start].float().cpu()
             labels[real] = batch.labels[: real.stop - real.start]
-            predictions[real] = logits.argmax(1)
-            loss += functional.cross_entropy(logits, labels[real], reduction="sum").double()
+            predictions[real] = logits.argmax(-1)
+            flat = logits.flatten(0, labels.dim() - 1)
+            loss += functional.cross_entropy(flat, labels[real].flatten(), reduction="sum").double()
     finally:
         engine.set_training(True)
     if not engine.client_has_outcome:
         for outcome in (predictions, labels, loss):
             engine.world.sum(outcome)
-    return float(loss) / samples, score(metric, predictions, labels)
+    return float(loss) / labels.numel(), score(metric, predictions.flatten(), labels.flatten())
 
 
 def score(metric: Metric, predictions: Tensor, labels: Tensor) -> float:
@@ -49,18 +53,15 @@ def score(metric: Metric, predictions: Tensor, labels: Tensor) -> float:
             f"predictions and labels are class numbers of the same samples, at least one; "
             f"got shapes {tuple(predictions.shape)} and {tuple(labels.shape)}"
         )
-    return {"accuracy": accuracy, "matthews": matthews}[metric](confusion(predictions, labels))
+    if metric == "accuracy":
+        return ((predictions == labels).sum() / len(labels)).item()
+    return matthews(confusion(predictions, labels))
 
 
 def confusion(predictions: Tensor, labels: Tensor) -> Tensor:
     """How often what was taken for what: [true class, predicted class]. Those of parts of a data set add up."""
     classes = int(torch.maximum(predictions.max(), labels.max())) + 1
     return torch.bincount(labels * classes + predictions, minlength=classes**2).view(classes, classes)
-
-
-def accuracy(counts: Tensor) -> float:
-    """The part of the samples on the diagonal."""
-    return (counts.diagonal().sum() / counts.sum()).item()
 
 
 def matthews(counts: Tensor) -> float:

@@ -59,6 +59,9 @@ def _absolute(path: Path) -> str:
     return str(path.resolve())
 
 
+_ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, "movable": True, "default": None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that the outcome of a run depends on.
@@ -156,20 +159,20 @@ class Settings:
         "Data on disk.",
         panel=_WHAT,
         metavar="PATH",
-        kind=Path,
-        parse=_absolute,
         shown="embedded or downloaded",
-        movable=True,
-        default=None,
+        **_ON_DISK,
+    )
+    model: str | None = option(
+        "A folder of transformers with your model, for task lm.",
+        panel=_WHAT,
+        metavar="DIR",
+        **_ON_DISK,
     )
     weights: str | None = option(
         "Weights on disk to start from.",
         panel=_WHAT,
         metavar="PATH",
-        kind=Path,
-        parse=_absolute,
-        movable=True,
-        default=None,
+        **_ON_DISK,
     )
     pretrained: bool = option("Start from weights, or at random.", panel=_WHAT, negative=True, usual=True)
     image_size: int | None = option(
@@ -234,7 +237,7 @@ class Settings:
     def source(self) -> Source:
         """Where data and weights come from, for the task."""
         given = {each.name: getattr(self, each.name) for each in fields(Source)}
-        paths = {name: Path(given[name]) for name in ("data", "weights") if given[name] is not None}
+        paths = {name: Path(given[name]) for name in ("data", "model", "weights") if given[name] is not None}
         return Source(**given | paths)
 
     def to_json(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from thinpipe.engines.engine import Engine
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.replica import ReplicaEngine
 from thinpipe.engines.shapes import Meta
+from thinpipe.engines.units import cut_model
 from thinpipe.engines.world import SetupError, World
 from thinpipe.training.batches import Samples
 from thinpipe.training.checkpoints.folder import FolderLock, check_shared, check_unused, checkpoints, sweep
@@ -165,7 +166,9 @@ def _make_engine(task: Task, settings: Settings, running: Running, world: World,
         torch.manual_seed(settings.seed)  # the same weights on all workers, and whatever is parallel
         return task.build(facts.shape, settings.source)
 
-    model = world.together(build)
+    chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
+    fill = task.fill(settings.source, settings.seed)
+    model = world.together(lambda: cut_model(build(), chunk, fill))
     if settings.parallel != "pipeline":
         return ReplicaEngine(
             model,
@@ -176,7 +179,6 @@ def _make_engine(task: Task, settings: Settings, running: Running, world: World,
             seed=settings.seed,
             amp=settings.amp,
         )
-    chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
     cutting = Cutting(
         layout=settings.layout, order=settings.schedule, chunks=settings.chunks, client_layers=settings.client_layers
     )

@@ -73,7 +73,7 @@ class Weights:
     def load(self, model: Any, classes: int) -> nn.Module:
         """The model, its classifier made anew if the checkpoint's has other classes."""
         options = {"num_labels": classes, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        with _quiet():
+        with quiet():
             loaded, report = self._loaded(model.from_pretrained, **options)
         other = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
         random = sorted(name for name in other if not name.startswith(_NEW))
@@ -121,8 +121,8 @@ def _check_safetensors(file: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' bar and its report that the classifier is new: every worker would print both."""
+def quiet() -> Iterator[None]:
+    """Without transformers' bars and reports: every worker would print them."""
     from transformers.utils import logging
 
     before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -7,6 +7,7 @@ was broken off goes on with the very batches it would have seen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -92,6 +93,7 @@ class Source:
     """Where data and weights come from, and how large they are made; what is None is the task's own choice."""
 
     data: Path | None = None  # on disk; None: embedded, or downloaded
+    model: Path | None = None  # a folder of transformers; None: the task's own
     weights: Path | None = None  # a checkpoint on disk; None: the task's own choice
     pretrained: bool = True  # False: random weights even where the recipe starts from a checkpoint
     image_size: int | None = None
@@ -128,5 +130,9 @@ class Task(ABC):
     def build(self, shape: Shape, source: Source) -> nn.Module:
         """The model, with random weights drawn from torch's generator or with a checkpoint's: on every worker.
 
-        One of the models that ``thinpipe.pipeline.units`` can cut.
+        One of the models that ``thinpipe.pipeline.units`` can cut, or any of transformers.
         """
+
+    def fill(self, source: Source, seed: int) -> Callable[[nn.Module, Iterable[str]], None] | None:
+        """What gives parameters of the model, by their names, their values; None if ``build`` has done so."""
+        return None

@@ -6,6 +6,7 @@ from thinpipe.options import OptionError
 from thinpipe.workloads.digits import Digits
 from thinpipe.workloads.folders import ImageFolders
 from thinpipe.workloads.grammar import Grammar
+from thinpipe.workloads.lm import LanguageModel
 from thinpipe.workloads.tables import TextTable
 from thinpipe.workloads.task import Task
 from thinpipe.workloads.text import COLA, RTE
@@ -15,7 +16,7 @@ _ALL: tuple[Task, ...] = (
     *(Digits(), Grammar()),
     *(CIFAR10, CIFAR100, FOOD101),
     *(RTE, COLA),
-    *(ImageFolders(), TextTable()),
+    *(ImageFolders(), TextTable(), LanguageModel()),
 )
 TASKS: dict[str, Task] = {each.name: each for each in _ALL}
 

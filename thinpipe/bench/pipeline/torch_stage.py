@@ -46,7 +46,7 @@ class TorchStageEngine(PipelineEngine):
     def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
         return _TorchStage(*self._stage_arguments(module, index, training=training), group=self.world.group)
 
-    def compute(self, batch: Batch | None) -> tuple[float, int]:
+    def compute(self, batch: Batch | None) -> tuple[float, float]:
         self._steps += 1
         return super().compute(batch)
 

@@ -57,6 +57,8 @@ def train(**given: Any) -> None:
     from thinpipe.workers.forking import import_ahead
 
     asked = Asked(**read(Asked, given))
+    if given["task"] is None and given["model"] is not None:
+        given["task"] = "lm"  # what can be done with a model alone
     if asked.rank is None and member() is None:
         known = TASKS.get(given["task"] or "digits")
         import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *(known.modules if known else ()))

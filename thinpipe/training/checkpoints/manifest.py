@@ -44,7 +44,7 @@ class Progress:
     step: int = 0  # done
     steps: int = 0  # of the whole run
     epoch_loss: float = 0.0  # sum over the samples of the epoch under way
-    epoch_correct: int = 0
+    epoch_correct: float = 0.0
     epoch_samples: int = 0
     train_loss: float = float("nan")  # of the last epoch evaluated, and so on
     validation_loss: float = float("nan")
@@ -57,7 +57,7 @@ class Progress:
     def is_complete(self) -> bool:
         return self.step >= self.steps
 
-    def count(self, *, loss: float, correct: int, samples: int) -> None:
+    def count(self, *, loss: float, correct: float, samples: int) -> None:
         self.step += 1
         self.epoch_loss += loss * samples
         self.epoch_correct += correct
@@ -69,7 +69,7 @@ class Progress:
         self.best_metric = max(self.best_metric, metric)
 
     def begin_epoch(self) -> None:
-        self.epoch_loss, self.epoch_correct, self.epoch_samples = 0.0, 0, 0
+        self.epoch_loss, self.epoch_correct, self.epoch_samples = 0.0, 0.0, 0
 
 
 @dataclass(frozen=True, kw_only=True)

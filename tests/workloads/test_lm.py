@@ -1,0 +1,76 @@
+"""Task lm: a model of transformers and text files in, refused in one line where they do not fit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.workloads.written import write_language_model
+from thinpipe.workloads.task import Source
+from thinpipe.workloads.tasks import task
+
+LM = task("lm")
+TEXT = "the client keeps the first and the last layers, the servers have those between. " * 200
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_language_model(tmp_path / "model", TEXT)
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path
+
+
+def source(folder: Path, **options: object) -> Source:
+    return Source(**{"model": folder / "model", "data": folder / "text.txt", "tokens": 16} | options)
+
+
+def test_windows_of_the_text_and_a_model_without_weights(folder: Path) -> None:
+    LM.look_for(source(folder))
+    data, shape = LM.load(source(folder))
+    batch = data.train.batch(torch.tensor([0, 1]))
+    assert batch.inputs[0].shape == batch.labels.shape == (2, 16)
+    assert torch.equal(batch.inputs[0][:, 1:], batch.labels[:, :-1])
+    assert int(batch.inputs[0].max()) < shape.classes
+    model = LM.build(shape, source(folder))
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def change(folder: Path, **facts: object) -> None:
+    file = folder / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "model" / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "model" / "config.json").write_text("[]"), "it is no object"),
+        (lambda folder: (folder / "model" / "model.safetensors").unlink(), "has no model.safetensors"),
+        (lambda folder: change(folder, auto_map={"AutoModel": "code.Model"}), "comes with it, and thinpipe runs none"),
+        (lambda folder: change(folder, model_type="vit"), "describes a 'vit'"),
+        (lambda folder: change(folder, model_type="hrm_text"), "share their weights"),
+        (lambda folder: (folder / "text.txt").write_bytes(b""), "all are empty"),
+        (lambda folder: (folder / "text.txt").write_bytes(b"\x00\x01"), "zero bytes"),
+        (lambda folder: (folder / "text.txt").write_text("short"), "is too short"),
+        (lambda folder: change(folder, vocab_size=7), "they are not of one model"),
+        (lambda folder: (folder / "model" / "tokenizer.json").write_text("{"), "a tokenizer"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(spoil: object, message: str, folder: Path) -> None:
+    spoil(folder)  # type: ignore[operator]
+    with pytest.raises(ValueError, match=message) as error:
+        checked(folder)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def checked(folder: Path) -> None:
+    """Before there are workers, and then on the client."""
+    LM.look_for(source(folder))
+    LM.load(source(folder))
+
+
+def test_model_and_data_are_asked_for(folder: Path) -> None:
+    for missing in ("model", "data"):
+        with pytest.raises(ValueError, match="task lm trains your own model"):
+            LM.look_for(source(folder, **{missing: None}))
