@@ -95,6 +95,8 @@ class PipelineEngine(Engine):
         self.stages = {index: NamedModule.of(modules[index], whole.model) for index in mine}
         for index in mine:
             world.hold(modules[index])
+        if whole.outputs is not None:
+            whole.bring(world.device)
         self.reads_inputs = 0 in mine
         self.reads_labels = self.stage_count - 1 in mine
         self.owns_state = True
@@ -271,6 +273,11 @@ class PipelineEngine(Engine):
         return self._holdings
 
     def _describe(self, modules: Sequence[StageModule], names: Sequence[str]) -> tuple[Holding, ...]:
+        """What two stages share is the first one's."""
+        sizes: list[dict[int, int]] = []
+        for module in modules:
+            known = {each for earlier in sizes for each in earlier}
+            sizes.append({id(each): each.numel() for each in module.parameters() if id(each) not in known})
         return tuple(
             Holding(
                 stage=index,
@@ -278,7 +285,7 @@ class PipelineEngine(Engine):
                 first_unit=first,
                 units=len(module.units),
                 unit_names=tuple(names[first : first + len(module.units)]),
-                parameters=sum(parameter.numel() for parameter in module.parameters()),
+                parameters=sum(sizes[index].values()),
             )
             for index, (first, module) in enumerate(zip((0, *self.cuts), modules, strict=True))
         )

@@ -75,6 +75,8 @@ class ReplicaEngine(Engine):
         whole.fill_own([module])
         self.stages = {0: NamedModule.of(module, whole.model)}
         self._module = world.hold(module)
+        if whole.outputs is not None:
+            whole.bring(world.device)
         self._statistics = DeferredStatistics(module)
         self.shares = (world.worker, world.workers)
         self.owns_state = world.is_client

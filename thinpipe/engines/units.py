@@ -33,6 +33,13 @@ class Units:
         tokens = torch.Size(inputs[0].shape[:2] if inputs[0].dtype == torch.int64 else inputs[0].shape[:1]).numel()
         return [Traced(metas, _operations(unit, tokens)) for unit, metas in zip(self.units, self.outputs, strict=True)]
 
+    def bring(self, device: torch.device) -> None:
+        """What a model's code between units computes with, rotary frequencies for instance, goes where units are."""
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[name] = buffer.to(device)
+
     def fill_own(self, modules: Iterable[nn.Module]) -> None:
         """Give the parameters of these modules their values, and no others; each under all of its names."""
         if self.fill is None:
@@ -42,14 +49,15 @@ class Units:
         self.fill(self.model, [name for name, parameter in named if id(parameter) in mine])
 
 
-def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None) -> Units:
+def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None, *, amp: bool = False) -> Units:
     """Any model of transformers, by its own forward on a chunk of such inputs; others as ``units_of`` knows them."""
     if is_known(model) or not hasattr(model, "base_model_prefix"):
         units = units_of(model)
         return Units(model=model, units=units, names=unit_names(model, units), fill=fill)
     example = _example(inputs)
-    cut = CutModel(model, example)
-    outputs = [meta_of(tensors) for tensors in cut.travelling(example)]
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the types of what travels
+        cut = CutModel(model, example)
+        outputs = [meta_of(tensors) for tensors in cut.travelling(example)]
     return Units(model=model, units=list(cut.units()), names=_names(cut), outputs=outputs, fill=fill)
 
 

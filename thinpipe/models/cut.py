@@ -94,7 +94,7 @@ class CutModel:
         key = tuple((name, tuple(tensor.shape)) for name, tensor in inputs.items())
         shared = {name: inputs[name] for name in self.known}
         kept = self._kept.get(key)
-        if kept is not None and all(torch.equal(kept[0][name], shared[name]) for name in shared):
+        if kept is not None and all(_same(kept[0][name], shared[name]) for name in shared):
             return kept[1]
         trace = self._trace(inputs, kept[1].returns if kept else None)
         self._kept[key] = ({name: tensor.clone() for name, tensor in shared.items()}, trace)
@@ -367,6 +367,10 @@ class Tail(_Unit):
         count = len(cut.blocks)
         values, inputs = self.split(count, tensors)
         return cut.between(values, inputs, None)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.device == other.device and torch.equal(one, other)
 
 
 def _returned(trace: Trace, device: torch.device) -> Values:

@@ -168,7 +168,7 @@ def _make_engine(task: Task, settings: Settings, running: Running, world: World,
 
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
     fill = task.fill(settings.source, settings.seed)
-    model = world.together(lambda: cut_model(build(), chunk, fill))
+    model = world.together(lambda: cut_model(build(), chunk, fill, amp=settings.amp))
     if settings.parallel != "pipeline":
         return ReplicaEngine(
             model,
