@@ -128,3 +128,11 @@ def test_worked_example_by_hand():
 def test_fewer_values_than_buckets(spec, count):
     x = torch.randn(count)
     assert torch.equal(round_trip(spec, x), x)
+
+
+@pytest.mark.parametrize("spec", ["uniform:4", "sort:4+0"])
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_values_as_far_apart_as_float32_allows_are_rounded_to_the_nearest_level(spec, kernels):
+    x = torch.linspace(-1, 1, 4001) * 3e38
+    lost = (round_trip(spec, x, kernels).double() - x.double()).abs().max()
+    assert lost <= 6e38 / 15 / 2 * 1.001

@@ -105,3 +105,21 @@ def test_addresses_and_interfaces() -> None:
     assert interface_with(LOOPBACK) == "lo"
     assert interface_with("203.0.113.7") is None
     assert address_towards(LOOPBACK) == LOOPBACK
+
+
+def test_those_who_came_hear_who_did_not() -> None:
+    store, errors = dist.HashStore(), {}
+
+    def join(rank: int) -> None:
+        try:
+            meet(store, rank, 3, LOOPBACK, patience(1.0))
+        except LinkError as error:
+            errors[rank] = str(error)
+
+    threads = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in (0, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert "2 of 3 workers are here, worker 1 has not come" in errors[0]
+    assert errors[2] == errors[0]

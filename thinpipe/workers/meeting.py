@@ -19,6 +19,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +32,8 @@ _SIOCGIFADDR = 0x8915  # of <linux/sockios.h>
 _KEY = "thinpipe/control"
 _HELLO_BYTES, _HELLO_S = 200, 5.0  # what a stranger may send, and how long it may take
 _POLL_S = 0.2
+_GIVE_UP_S = 3.0
+_MISSING, _MOST_SAID = b"-", 1000  # before words about who has not come, and how long they may be
 
 Say = Callable[[str], None]
 
@@ -45,10 +48,10 @@ class Patience:
     def left(self) -> float:
         return self._began + self._seconds - time.monotonic()
 
-    def wait(self, words: str, remedy: str) -> None:
+    def wait(self, words: str, remedy: str, grace_s: float = 0.0) -> None:
         """Call it again and again; returns while there is patience left."""
         waited = time.monotonic() - self._began
-        if waited >= self._seconds:
+        if waited >= self._seconds + grace_s:
             raise LinkError(f"{words}, {waited:.0f} s after the start: {remedy}")
         if waited >= self._next:
             self._say(f"{words}, {waited:.0f} s after the start")
@@ -106,10 +109,13 @@ def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patien
         try:
             word = connection.recv(1)
         except TimeoutError:
-            patience.wait("not all workers have come", "worker 0 says which; start them, or wait longer")
+            # Longer than worker 0, which knows who is missing and says so.
+            patience.wait("not all workers have come", "start them, or wait longer", _GIVE_UP_S)
             continue
         except OSError:
             word = b""
+        if word == _MISSING:
+            raise LinkError(_line(connection))
         if word != b"\n":
             raise LinkError("worker 0 has gone while workers were still missing; look for its error")
         return {0: connection}
@@ -127,10 +133,16 @@ def _receive_all(store: dist.Store, size: int, address: str, patience: Patience)
             except TimeoutError:
                 missing = [str(worker) for worker in range(1, size) if worker not in found]
                 who = f"worker {missing[0]} has" if len(missing) == 1 else f"workers {', '.join(missing)} have"
-                patience.wait(
-                    f"{len(found) + 1} of {size} workers are here, {who} not come",
-                    "start all workers with the same settings, or wait longer",
-                )
+                try:
+                    patience.wait(
+                        f"{len(found) + 1} of {size} workers are here, {who} not come",
+                        "start all workers with the same settings, or wait longer",
+                    )
+                except LinkError as error:
+                    for connection in found.values():
+                        with suppress(OSError):
+                            connection.sendall(_MISSING + str(error).encode() + b"\n")
+                    raise
                 continue
             worker = _hello(connection, secret)
             if worker is None or not 0 < worker < size or worker in found:
@@ -140,6 +152,16 @@ def _receive_all(store: dist.Store, size: int, address: str, patience: Patience)
     for connection in found.values():
         connection.sendall(b"\n")
     return found
+
+
+def _line(connection: socket.socket) -> str:
+    """What worker 0 says before it gives up."""
+    heard = b""
+    connection.settimeout(_HELLO_S)
+    with suppress(OSError):
+        while not heard.endswith(b"\n") and len(heard) < _MOST_SAID and (received := connection.recv(_MOST_SAID)):
+            heard += received
+    return heard[:_MOST_SAID].decode(errors="replace").strip() or "worker 0 has given up"
 
 
 def _hello(connection: socket.socket, secret: str) -> int | None:
