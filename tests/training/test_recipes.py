@@ -52,6 +52,13 @@ def folders(path: Path) -> dict[str, Any]:
     return {"data": str(path / "data"), "weights": str(weights), "image_size": 32, "batch_size": 16}
 
 
+def language(path: Path) -> dict[str, Any]:
+    text = " ".join(written.SENTENCES) * 40
+    (path / "data.txt").write_text(text)
+    written.write_language_model(path / "model", text)
+    return {"data": str(path / "data.txt"), "model": str(path / "model"), "tokens": 8}
+
+
 def table(path: Path) -> dict[str, Any]:
     rows = [f"{text},{number % 2}" for number, text in enumerate(written.SENTENCES * 6)]
     (path / "data.csv").write_text("\n".join(["sentence,label", *rows]))
@@ -69,6 +76,7 @@ PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "cola": glue("cola"),
     "images": folders,
     "texts": table,
+    "lm": language,
 }
 
 
