@@ -48,7 +48,6 @@ ALLOWED = {
         "thinpipe.ddp",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
-        "thinpipe.codecs.delta",
         "thinpipe.measure.sizes",
     },
     "thinpipe.training": {

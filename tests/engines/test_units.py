@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from thinpipe.engines.engine import count_correct, loss_of
-from thinpipe.engines.units import check_shared
+from thinpipe.engines.units import check_private, check_shared
 
 
 def test_weights_at_both_ends_belong_to_one_worker() -> None:
@@ -23,3 +23,9 @@ def test_tokens_of_a_text_count_as_parts_of_it() -> None:
     assert count_correct(logits[:, 0], labels[:, 0]) == 2
     expected = torch.stack([loss_of(logits[:, place], labels[:, place]) for place in range(2)]).mean()
     assert torch.allclose(loss_of(logits, labels), expected)
+
+
+def test_a_model_whose_inputs_would_travel_is_not_cut() -> None:
+    check_private("Fine", [(("in", 0, 0),), (("out", 0, 0),)])
+    with pytest.raises(ValueError, match="would travel to the servers"):
+        check_private("Leaky", [(("in", 0, 0), ("input", 0, 0)), (("out", 0, 0),)])

@@ -58,7 +58,17 @@ def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the types of what travels
         cut = CutModel(model, example)
         outputs = [meta_of(tensors) for tensors in cut.travelling(example)]
+    check_private(type(model).__name__, cut.live)
     return Units(model=model, units=list(cut.units()), names=_names(cut), outputs=outputs, fill=fill)
+
+
+def check_private(name: str, live: Sequence[Sequence[tuple[str, int, int]]]) -> None:
+    """ValueError if inputs themselves are among what travels between units."""
+    if any(kind == "input" for values in live for kind, _, _ in values):
+        raise ValueError(
+            f"{name} asks for its inputs behind its blocks, so tokens or images would travel to the servers: it is "
+            "not cut, take another model"
+        )
 
 
 def check_shared(modules: Sequence[nn.Module], workers: int) -> None:

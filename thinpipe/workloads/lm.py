@@ -46,11 +46,10 @@ class LanguageModel(Task):
 
     def look_for(self, source: Source) -> int | None:
         folder, data = self._checked(source)
-        config = config_of(folder)
+        config_of(folder)
         text_files(data)
         if source.pretrained:
             weight_files(folder)
-        check_cut(config)
         return None
 
     def load(self, source: Source) -> tuple[Data, Shape]:
@@ -64,6 +63,7 @@ class LanguageModel(Task):
                 f"the tokenizer in {folder} knows {len(tokenizer)} tokens, and the model has embeddings for "
                 f"{vocabulary}: they are not of one model"
             )
+        check_cut(config)  # here, so that it is done on several machines too
         train, validation = held_out(read_documents(text_files(data)))
 
         def encode(text: str) -> list[int]:
