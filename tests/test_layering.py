@@ -32,7 +32,7 @@ ALLOWED = {
         "thinpipe.codecs.spec",
     },
     "thinpipe.measure": {"thinpipe.measure"},
-    "thinpipe.models": {"thinpipe.models", "thinpipe.workers.signals", "thinpipe.codecs.rounding"},
+    "thinpipe.models": {"thinpipe.models", "thinpipe.measure", "thinpipe.workers.signals", "thinpipe.codecs.rounding"},
     "thinpipe.workloads": {
         "thinpipe.workloads",
         "thinpipe.models",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from thinpipe.measure.readable import check_regular, errors_named, read_json
+from thinpipe.models.pretrained import quiet
 from thinpipe.options import OptionError
 from thinpipe.workloads.hub import load_checkpoint
 from thinpipe.workloads.task import Source
@@ -118,19 +118,3 @@ def _check_safetensors(file: Path) -> None:
     check_regular(file, "safetensors")
     with errors_named(file, "safetensors", _BRING), safe_open(file, framework="pt"):
         pass
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' bars and reports: every worker would print them."""
-    from transformers.utils import logging
-
-    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bar:
-            logging.enable_progress_bar()
