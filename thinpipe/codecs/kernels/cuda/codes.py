@@ -10,11 +10,8 @@ import triton
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.device import load_bytes, negative
-from thinpipe.codecs.layout import BLOCK as _BLOCK
-from thinpipe.codecs.layout import PIECE as _PIECE
+from thinpipe.codecs.kernels.cuda.planes import BLOCK, PIECE, width_at
 
-PIECE = tl.constexpr(_PIECE)
-BLOCK = tl.constexpr(_BLOCK)
 # Added to a float32 from 0 to 2^22, it leaves the nearest integer in the low bits, ties to even: 1.5 * 2^23.
 ROUND = tl.constexpr(12582912.0)
 ROUND_BITS = tl.constexpr(0x4B400000)
@@ -100,18 +97,6 @@ def _store_plane(codes, rows, row_step, mask, BIT: tl.constexpr, WIDTH: tl.const
         for i in tl.static_range(1, 8 // WIDTH):
             packed |= ((codes[g + i * WIDTH] >> BIT) & ((1 << WIDTH) - 1)) << (i * WIDTH)
         tl.store(rows + (BIT + g) * row_step, packed.to(tl.uint8), mask=mask)
-
-
-@triton.constexpr_function
-def width_at(bit, bits):
-    """The width of the plane that starts at a bit of a code; 0 if none does."""
-    start = 0
-    while start < bits:
-        width = next(w for w in (8, 4, 2, 1) if start + w <= bits)
-        if start == bit:
-            return width
-        start += width
-    return 0
 
 
 @triton.jit(do_not_specialize=["n"])
