@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.codes import ROUND
+from thinpipe.codecs.kernels.cuda.device import bits_of, greater, lesser
 from thinpipe.codecs.kernels.cuda.planes import (
     BLOCK,
     PIECE,
@@ -28,21 +29,6 @@ UNIT = tl.constexpr(TILE_UNIT)
 LEAST_STEP = tl.constexpr(TILE_LEAST_STEP)
 BFLOAT16_MAX = tl.constexpr(_BFLOAT16_MAX)
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
-
-
-@triton.constexpr_function
-def bits_of(count):
-    return count.bit_length() - 1
-
-
-@triton.jit
-def lesser(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def greater(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
