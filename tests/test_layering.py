@@ -20,6 +20,7 @@ ALLOWED = {
         "thinpipe.pipeline",
         "thinpipe.workers",
         "thinpipe.codecs.base",
+        "thinpipe.codecs.integers",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
