@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from thinpipe.engines.shapes import Meta, Traced, meta_of, trace_units
 from thinpipe.models.cut import CutModel
+from thinpipe.models.units import cut_into_units
 from thinpipe.options import OptionError
 from thinpipe.pipeline.units import is_known, unit_names, units_of
 
@@ -24,14 +24,13 @@ class Units:
     model: nn.Module
     units: list[nn.Module]
     names: tuple[str, ...]
-    outputs: list[tuple[Meta, ...]] | None = None  # of each for one chunk; None: to be found out by running them
+    outputs: list[Traced] | None = None  # of each for one chunk; None: to be found out by running them
     fill: Fill | None = None  # None: the model has its weights
 
     def traced(self, inputs: Sequence[Meta], *, amp: bool, device: torch.device) -> list[Traced]:
         if self.outputs is None:
             return trace_units(self.units, inputs, amp=amp, device=device)
-        tokens = torch.Size(inputs[0].shape[:2] if inputs[0].dtype == torch.int64 else inputs[0].shape[:1]).numel()
-        return [Traced(metas, _operations(unit, tokens)) for unit, metas in zip(self.units, self.outputs, strict=True)]
+        return self.outputs
 
     def bring(self, device: torch.device) -> None:
         """What a model's code between units computes with, rotary frequencies for instance, goes where units are."""
@@ -57,9 +56,10 @@ def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None
     example = _example(inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the types of what travels
         cut = CutModel(model, example)
-        outputs = [meta_of(tensors) for tensors in cut.travelling(example)]
+        travelling = [meta_of(tensors) for tensors in cut.travelling(example)]
     check_private(type(model).__name__, cut.live)
-    return Units(model=model, units=list(cut.units()), names=_names(cut), outputs=outputs, fill=fill)
+    outputs = [Traced(metas, flops) for metas, flops in zip(travelling, cut.flops, strict=True)]
+    return Units(model=model, units=list(cut_into_units(cut)), names=_names(cut), outputs=outputs, fill=fill)
 
 
 def check_private(name: str, live: Sequence[Sequence[tuple[str, int, int]]]) -> None:
@@ -89,13 +89,6 @@ def _example(inputs: Sequence[Meta]) -> Mapping[str, Tensor]:
         return {"pixel_values": torch.zeros(inputs[0].shape)}
     names = ("input_ids", "attention_mask")
     return {name: torch.ones(meta.shape, dtype=meta.dtype) for name, meta in zip(names, inputs, strict=True)}
-
-
-def _operations(unit: nn.Module, tokens: int) -> int:
-    """Two for each weight and token; a look-up of embeddings is none."""
-    looked_up = {id(module.weight) for module in unit.modules() if isinstance(module, nn.Embedding)}
-    weights: list[Any] = [each for each in unit.parameters() if each.dim() > 1 and id(each) not in looked_up]
-    return 2 * tokens * sum(each.numel() for each in weights)
 
 
 def _names(cut: CutModel) -> tuple[str, ...]:
