@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from thinpipe.workloads.task import LrSchedule, Optimizer
 
-
 SLICE = 1 << 20  # values that AdamW updates at a time on a CPU
 
 
