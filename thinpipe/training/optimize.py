@@ -63,7 +63,7 @@ class SlicedAdamW(torch.optim.AdamW):
     """
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
-        has_complex: bool = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
+        has_complex: bool = super()._init_group(group, *lists)
         *tensors, _, steps = lists  # parameters, gradients, averages, averages of squares
         rows = list(zip(*tensors, steps, strict=True))
         for each in lists:
