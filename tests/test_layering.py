@@ -54,6 +54,8 @@ ALLOWED = {
         "thinpipe.training",
         "thinpipe.engines",
         "thinpipe.workloads",
+        "thinpipe.models.save",
+        "thinpipe.models.tensorfile",
         "thinpipe.workers",
         "thinpipe.pipeline",
         "thinpipe.ddp",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -95,7 +95,7 @@ def already_there(running: Running) -> bool:
             verify_part(path, part)
     except DamagedError:
         return False  # the workers say so, and take an older one
-    if _speaks():
+    if speaks():
         state = "complete" if progress.is_complete else f"at step {progress.step} of {progress.steps} already"
         metric = metric_text(progress.metric_name, progress.metric)
         best = metric_text(progress.metric_name, progress.best_metric)
@@ -149,9 +149,9 @@ def _ended_by(number: int) -> str:
     return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
 
 
-def _check_room(running: Running, save_bytes: int, capture_bytes: int) -> None:
+def _check_room(running: Running, sizes: Mapping[str, int]) -> None:
     capture = None if running.capture is None else running.capture.path
-    preflight(save=running.save, save_bytes=save_bytes, capture=capture, capture_bytes=capture_bytes)
+    preflight(save=running.save, capture=capture, export=running.export, sizes=sizes)
 
 
 def _tell(code: int, message: str, running: Running | None) -> int:
@@ -174,7 +174,7 @@ def _last_checkpoint(running: Running) -> Path | None:
     return running.resume if running.resume is None or not checkpoints(running.resume) else newest(running.resume)
 
 
-def _speaks() -> bool:
+def speaks() -> bool:
     """On several machines every worker is a command; the first speaks for all."""
     me = member()
     return me is None or me.rank == 0
