@@ -17,7 +17,8 @@ import shutil
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
@@ -134,10 +135,11 @@ class ModelFolder:
     def __enter__(self) -> ModelFolder:
         shutil.rmtree(self._partial, ignore_errors=True)  # of a run that was killed
         try:
-            self._partial.mkdir()
-            for name, file in self.form.files.items():
-                self._handles[name] = os.open(self._partial / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-                self._write(name, memoryview(file.header), 0)
+            with self._errors_named():
+                self._partial.mkdir()
+                for name, file in self.form.files.items():
+                    self._handles[name] = os.open(self._partial / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+                    self._write(name, memoryview(file.header), 0)
             self.add(self.form.small_files())
         except BaseException:
             self._drop()
@@ -155,20 +157,23 @@ class ModelFolder:
         waiting[kept] = tensor.detach()
         self._missing.discard(kept)
         if len(waiting) == len(self.form.groups[group]):
-            for made, value in self.form.converted(self._waiting.pop(group)).items():
-                file = self.form.file_of[made]
-                data = value.cpu().contiguous().view(-1).view(torch.uint8).numpy()
-                self._write(file, memoryview(data), self.form.files[file].offset(made))  # type: ignore[arg-type]
+            made = self.form.converted(self._waiting.pop(group))
+            with self._errors_named():
+                for name, value in made.items():
+                    file = self.form.file_of[name]
+                    data = value.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+                    self._write(file, memoryview(data), self.form.files[file].offset(name))  # type: ignore[arg-type]
 
     def add(self, files: Mapping[str, bytes]) -> None:
         """Files by their names; one of the same name is replaced."""
         for name, content in files.items():
             file = self._partial / name
-            file.parent.mkdir(exist_ok=True)
-            with file.open("wb") as opened:
-                opened.write(content)
-                opened.flush()
-                os.fsync(opened.fileno())
+            with self._errors_named():
+                file.parent.mkdir(exist_ok=True)
+                with file.open("wb") as opened:
+                    opened.write(content)
+                    opened.flush()
+                    os.fsync(opened.fileno())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
@@ -180,19 +185,25 @@ class ModelFolder:
     def _complete(self) -> None:
         if self._missing:
             raise ValueError(f"{min(self._missing)} of {self.form.name} is missing: this is of another model")
-        for handle in self._handles.values():
-            os.fsync(handle)
-        sync(self._partial)
-        os.rename(self._partial, self._path)  # takes the place of an empty folder, and of nothing else
-        sync(self._path.parent)
+        with self._errors_named():
+            for handle in self._handles.values():
+                os.fsync(handle)
+            sync(self._partial)
+            os.rename(self._partial, self._path)  # takes the place of an empty folder, and of nothing else
+            sync(self._path.parent)
 
     def _write(self, name: str, data: memoryview, offset: int) -> None:
         while data:
-            try:
-                written = os.pwrite(self._handles[name], data, offset)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, str(self._path)) from None
+            written = os.pwrite(self._handles[name], data, offset)
             data, offset = data[written:], offset + written
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        """The user knows the folder, not what it is called before it is whole."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
 
     def _drop(self) -> None:
         for handle in self._handles.values():
@@ -243,12 +254,13 @@ def _twin(model: Any) -> Any:
     """The model that its config describes, without weights; None where that computes something else, or is none."""
     if not hasattr(model, "base_model_prefix"):
         return None
-    config = deepcopy(model.config)
-    config.dtype = str(model.dtype).removeprefix("torch.")  # as ``save_pretrained`` sets both
-    config.architectures = [type(model).__name__]
     with torch.random.fork_rng(devices=[]), hollow(), quiet():
-        twin = type(model)(config)
-    return twin if _computation(twin) == _computation(model) else None
+        twin = type(model)(deepcopy(model.config))
+    if _computation(twin) != _computation(model):
+        return None
+    twin.config.dtype = str(model.dtype).removeprefix("torch.")  # as ``save_pretrained`` sets both
+    twin.config.architectures = [type(model).__name__]
+    return twin
 
 
 def _computation(model: nn.Module) -> dict[str, str]:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from thinpipe.engines.engine import Engine
+from thinpipe.measure.sizes import size_text
 from thinpipe.models.save import ModelFolder, ModelForm
 from thinpipe.training.checkpoints.manifest import Manifest, Progress
 from thinpipe.training.checkpoints.part import (
@@ -69,6 +70,31 @@ class Export:
             fill=task.fill(settings.source, settings.seed),
         )
 
+    def card(self, progress: Progress) -> str:
+        """The README of the folder, as the hub shows it: where the model is from, how it was trained, what came out."""
+        form, settings = self.form, self.settings
+        loader, purpose = next((kind for end, kind in _KINDS.items() if form.name.endswith(end)), ("AutoModel", ""))
+        front = [] if form.twin is None else ["library_name: transformers"]
+        front += [f"pipeline_tag: {purpose}"] if purpose and form.twin is not None else []
+        origin = Path(settings.model or settings.weights or "").name
+        begun = f"from `{origin}`" if origin and settings.pretrained else f"on task `{settings.task}`"
+        lines = ["---", *front, "tags:", "- thinpipe", "---", "", f"# {self.directory.name}", ""]
+        lines += [f"{form.name}, trained {begun} by thinpipe {__version__}.", ""]
+        lines += ["```python", *self._use(loader), "```", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in _figures(settings, progress, form.parameters).items()]
+        given = {name: value for name, value in settings.to_json().items() if value is not None}
+        given |= {name: Path(given[name]).name for name in ("data", "model", "weights") if name in given}
+        return "\n".join([*lines, "", "## Settings", "", "```json", json.dumps(given, indent=2), "```", ""])
+
+    def _use(self, loader: str) -> list[str]:
+        name, has_tokenizer = self.directory.name, "tokenizer_config.json" in self.files
+        if self.form.twin is None:
+            file = next(iter(self.form.files))
+            return ["from safetensors.torch import load_model", "", f'load_model(model, "{name}/{file}")']
+        lines = [f"from transformers import {loader}{', AutoTokenizer' if has_tokenizer else ''}", ""]
+        lines += [f'model = {loader}.from_pretrained("{name}")']
+        return lines + ([f'tokenizer = AutoTokenizer.from_pretrained("{name}")'] if has_tokenizer else [])
+
     @property
     def bytes(self) -> int:
         """What the folder takes."""
@@ -103,7 +129,7 @@ class Export:
         """
         with ModelFolder(self.directory, self.form) as folder:
             folder.add(self.files)
-            folder.add({"README.md": card(self.form, self.settings, progress, self.directory.name).encode()})
+            folder.add({"README.md": self.card(progress).encode()})
             for name, tensor in tensors:
                 folder.put(name, tensor)
             confirm()
@@ -207,36 +233,20 @@ def _saved_tensors(path: Path, manifest: Manifest, *, values: bool = True) -> It
             raise DamagedError(f"{part.name}: {error}") from None
 
 
-def card(form: ModelForm, settings: Settings, progress: Progress, name: str) -> str:
-    """The README of the folder, as the hub shows it: where the model is from, how it was trained, what came out."""
-    loader, purpose = next((kind for end, kind in _KINDS.items() if form.name.endswith(end)), ("AutoModel", ""))
-    front = ["library_name: transformers", *([f"pipeline_tag: {purpose}"] if purpose else [])]
-    origin = Path(settings.model or settings.weights or "").name
-    begun = f"from `{origin}`" if origin and settings.pretrained else "from random weights"
-    if form.twin is not None:
-        use = [f"from transformers import {loader}", "", f'model = {loader}.from_pretrained("{name}")']
-    else:
-        front = []
-        use = ["from safetensors.torch import load_model", "", f'load_model(model, "{name}/{next(iter(form.files))}")']
+def _figures(settings: Settings, progress: Progress, parameters: int) -> dict[str, str]:
     figures = {
         "steps": f"{progress.step} of {progress.steps}",
         "validation loss": _figure(progress.validation_loss),
         f"validation {progress.metric_name}": _figure(progress.metric),
         "train loss": _figure(progress.train_loss),
-        "parameters": f"{form.parameters:,}",
-        "codec of activations, of gradients": f"`{settings.compress_forward}`, `{settings.compress_backward}`",
-        "sent between workers": f"{progress.wire_bytes / 1e6:,.1f} MB",
+        "parameters": f"{parameters:,}",
     }
-    if settings.parallel == "none":
-        figures = {key: value for key, value in figures.items() if "codec" not in key and "sent" not in key}
-    given = {key: value for key, value in settings.to_json().items() if value is not None}
-    given |= {key: Path(given[key]).name for key in ("data", "model", "weights") if key in given}  # no one's folders
-    lines = ["---", *front, "tags:", "- thinpipe", "---", "", f"# {name}", ""]
-    lines += [f"{form.name}, trained {begun} on task `{settings.task}` by thinpipe {__version__}.", ""]
-    lines += ["```python", *use, "```", "", "| | |", "|---|---|"]
-    lines += [f"| {key} | {value} |" for key, value in figures.items()]
-    lines += ["", "## Settings", "", "```json", json.dumps(given, indent=2), "```", ""]
-    return "\n".join(lines)
+    if settings.parallel != "none":
+        if settings.parallel == "pipeline":
+            figures["codec of activations"] = f"`{settings.compress_forward}`"
+        figures["codec of gradients"] = f"`{settings.compress_backward}`"
+        figures["sent between workers"] = size_text(progress.wire_bytes)
+    return figures
 
 
 def _figure(value: float) -> str:
