@@ -181,6 +181,14 @@ def test_another_model_becomes_its_weights(toy_run: Path, tmp_path: Path) -> Non
     assert all(torch.equal(tensor, saved[f"model/{name}"]) for name, tensor in model.state_dict().items())
 
 
+def test_a_run_that_is_complete_is_exported_when_it_should_go_on(toy_run: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["train", "--resume", str(toy_run), "--export", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "this run is complete" in done.stdout
+    assert f"wrote {tmp_path / 'out'}: Sequential, step 8 of 8" in done.stdout
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
 def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(toy_run: Path, tmp_path: Path) -> None:
     older, newest = checkpoints(toy_run)
     os.truncate(newest / "part-0.safetensors", 100)

@@ -78,7 +78,7 @@ class Export:
         front += [f"pipeline_tag: {purpose}"] if purpose and form.twin is not None else []
         origin = Path(settings.model or settings.weights or "").name
         begun = f"from `{origin}`" if origin and settings.pretrained else f"on task `{settings.task}`"
-        lines = ["---", *front, "tags:", "- thinpipe", "---", "", f"# {self.directory.name}", ""]
+        lines = ["---", *front, "tags:", "- thinpipe", "---", "", f"# {self.directory.resolve().name}", ""]
         lines += [f"{form.name}, trained {begun} by thinpipe {__version__}.", ""]
         lines += ["```python", *self._use(loader), "```", "", "| | |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in _figures(settings, progress, form.parameters).items()]
@@ -87,7 +87,7 @@ class Export:
         return "\n".join([*lines, "", "## Settings", "", "```json", json.dumps(given, indent=2), "```", ""])
 
     def _use(self, loader: str) -> list[str]:
-        name, has_tokenizer = self.directory.name, "tokenizer_config.json" in self.files
+        name, has_tokenizer = self.directory.resolve().name, "tokenizer_config.json" in self.files
         if self.form.twin is None:
             file = next(iter(self.form.files))
             return ["from safetensors.torch import load_model", "", f'load_model(model, "{name}/{file}")']

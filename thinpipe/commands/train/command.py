@@ -62,10 +62,9 @@ def train(**given: Any) -> None:
     if asked.rank is None and member() is None:
         known = TASKS.get(given["task"] or "digits")
         import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *(known.modules if known else ()))
-    from thinpipe.commands.export import export_run
     from thinpipe.commands.train.listeners import make_listener
     from thinpipe.commands.train.preflight import preflight
-    from thinpipe.commands.train.run import already_there, carry_out, speaks
+    from thinpipe.commands.train.run import already_there, carry_out
     from thinpipe.commands.train.settle import join_machines, settle_run
     from thinpipe.training.data import check_possible
     from thinpipe.workers.launch import leave
@@ -75,23 +74,15 @@ def train(**given: Any) -> None:
     with one_line_errors():
         join_machines(asked.rank, asked.master, given["workers"])
         settings, running = settle_run(given)
-    if already_there(running):
-        if running.export is not None and running.resume is not None and speaks():
-            export_run(running.resume, running.export, given)
+    if already_there(running, given):
         return
     with one_line_errors():
         me = member()
         if me is None:  # workers on several machines are there already; those who read data find out
             check_possible(find_task(settings.task), settings)
         if me is None or me.rank == 0:
-            preflight(
-                log=asked.log,
-                json=asked.json,
-                save=running.save,
-                trace=running.trace,
-                capture=given["capture"],
-                export=running.export,
-            )
+            outputs = {name: getattr(running, name) for name in ("save", "trace", "export")}
+            preflight(log=asked.log, json=asked.json, capture=given["capture"], **outputs)
     listener = partial(
         make_listener,
         config={"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), "link_mbit_per_s": running.link},

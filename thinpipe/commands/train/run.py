@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import typer
 
+from thinpipe.commands.export import export_run
 from thinpipe.commands.terminal import OutputError
 from thinpipe.commands.train.preflight import preflight
 from thinpipe.commands.train.record import metric_text
@@ -82,8 +83,11 @@ def carry_out(
     raise AssertionError("the last restart returns")
 
 
-def already_there(running: Running) -> bool:
-    """Whether a run that is to go on has nothing left to do; says so, with its result."""
+def already_there(running: Running, given: Mapping[str, Any]) -> bool:
+    """Whether a run that is to go on has nothing left to do but to export; says so, with its result.
+
+    ``given`` are options by their names as on the command line.
+    """
     if running.resume is None or (running.save_local and member() is not None):
         return False  # the latter: only the client could know, and the others would wait for it
     path, manifest = newest_manifest(running.resume)
@@ -95,7 +99,7 @@ def already_there(running: Running) -> bool:
             verify_part(path, part)
     except DamagedError:
         return False  # the workers say so, and take an older one
-    if speaks():
+    if _speaks():
         state = "complete" if progress.is_complete else f"at step {progress.step} of {progress.steps} already"
         metric = metric_text(progress.metric_name, progress.metric)
         best = metric_text(progress.metric_name, progress.best_metric)
@@ -105,6 +109,8 @@ def already_there(running: Running) -> bool:
             f"train loss {progress.train_loss:.4f}"
         )
         typer.echo(f"parameters sha256 {progress.parameters_sha256}")
+        if running.export is not None:
+            export_run(path, running.export, given)
     return True
 
 
@@ -174,7 +180,7 @@ def _last_checkpoint(running: Running) -> Path | None:
     return running.resume if running.resume is None or not checkpoints(running.resume) else newest(running.resume)
 
 
-def speaks() -> bool:
+def _speaks() -> bool:
     """On several machines every worker is a command; the first speaks for all."""
     me = member()
     return me is None or me.rank == 0
