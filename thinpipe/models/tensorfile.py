@@ -1,4 +1,4 @@
-"""A safetensors file whose layout is known before its tensors, so that it can be written piece by piece."""
+"""The layout of a safetensors file: known before its tensors are, so that it can be written piece by piece."""
 
 from __future__ import annotations
 
