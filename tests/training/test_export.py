@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
 
 from tests.pool import Pool
-from tests.training.toy import Ears, ToyTask, run_toy, settings_for, world_in
+from tests.training.toy import Ears, ToyTask, run_toy, saved_model, settings_for, world_in
 from thinpipe.cli import app
 from thinpipe.models.save import ModelFolder
 from thinpipe.training import worker
@@ -157,6 +158,20 @@ def test_a_failed_export_is_one_line_and_loses_no_run(
     assert [path.name for path in tmp_path.iterdir()] == (["run"] if saves else [])
 
 
+def test_a_task_builds_its_model_again_without_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"parallel": "none", "batch_size": 16, "samples": 16, "width": 0.25, "epochs": 1}
+    run_toy(None, task("grammar"), Running(save=tmp_path / "run"), **given)
+    monkeypatch.delattr(type(task("grammar")), "load")
+    done = export(tmp_path / "run", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    model, report = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    saved = saved_model(tmp_path / "run")
+    assert all(torch.equal(tensor, saved[f"model/{name}"]) for name, tensor in model.state_dict().items())
+    assert "sent between workers" not in (tmp_path / "out" / "README.md").read_text()
+
+
 @pytest.fixture
 def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two checkpoints of a model that is none of transformers."""
@@ -166,10 +181,6 @@ def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_another_model_becomes_its_weights(toy_run: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_model
-
-    from tests.training.toy import saved_model
-
     done = export(toy_run, tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "Sequential is not a model that transformers could build" in done.stderr
