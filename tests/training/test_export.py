@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_model
+from safetensors.torch import load_file, load_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
@@ -23,8 +25,10 @@ from thinpipe.training import worker
 from thinpipe.training.checkpoints.folder import checkpoints
 from thinpipe.training.checkpoints.part import HashedPieces
 from thinpipe.training.checkpoints.saving import UnsavedError
+from thinpipe.training.export import Export
 from thinpipe.training.loop import Loop
 from thinpipe.training.settings import Running
+from thinpipe.workloads.task import Shape
 from thinpipe.workloads.tasks import TASKS, task
 
 TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 30
@@ -65,15 +69,17 @@ def train_home(group: Any, home: Path, running: Running, given: dict[str, Any], 
             patch.setattr(ModelFolder, "_write", full_disk)
         if fault == "changed" and here.worker == 1:
             patch.setattr(HashedPieces, "hexdigest", lambda self: "other")
-        found = task("lm")
-        settings = settings_for(found, group, **{"model": str(home / "model"), "data": str(home / "text.txt")} | given)
+        lm = task("lm")
+        settings = settings_for(lm, group, **{"model": str(home / "model"), "data": str(home / "text.txt")} | given)
         try:
-            worker.train(found, settings, running, here, Ears)
+            worker.train(lm, settings, running, here, Ears)
         except UnsavedError as error:
             return str(error)
     engine = Kept.last.engine
     engine.set_training(False)
-    return engine.predict((TOKENS, torch.ones_like(TOKENS)) if engine.reads_inputs else None)
+    found = engine.predict((TOKENS,) if engine.reads_inputs else None)
+    with torch.no_grad():
+        return None if found is None else engine.loss._head.logits(found, slice(None))  # type: ignore[union-attr]
 
 
 def full_disk(folder: ModelFolder, name: str, data: Any, offset: int) -> None:
@@ -170,6 +176,32 @@ def test_a_task_builds_its_model_again_without_its_data(tmp_path: Path, monkeypa
     saved = saved_model(tmp_path / "run")
     assert all(torch.equal(tensor, saved[f"model/{name}"]) for name, tensor in model.state_dict().items())
     assert "sent between workers" not in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_what_nothing_trains_is_as_it_was(home: Path, tmp_path: Path) -> None:
+    """A vision tower in a language model, say: in the folder, and in no unit."""
+    found = task("lm")
+    source = {"model": str(home / "model"), "data": str(home / "text.txt"), "parallel": "none", "chunks": 1}
+    settings = settings_for(found, None, **GIVEN | source)
+    prepared = Export.of(tmp_path / "out", found.build(Shape(classes=1), settings.source), found, settings)
+    rest = prepared.untrained(name for name in prepared.form.held if ".layers.1." not in name)
+    assert len(rest) == 9
+    theirs = load_file(home / "model" / "model.safetensors")
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in rest.items())
+
+
+def test_a_model_with_more_layers_is_not_the_runs(home: Path, tmp_path: Path) -> None:
+    """Its first layers would be those of the run, and the others those of the folder."""
+    shutil.copytree(home / "model", tmp_path / "model")
+    train_home(None, home, Running(save=tmp_path / "run"), GIVEN | {"parallel": "none", "chunks": 1})
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    done = export(tmp_path / "run", tmp_path / "out", "--model", tmp_path / "model")
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert "the run's model had 30 tensors, and LlamaForCausalLM has 39 here: name the run's own --model" in line
+    assert not (tmp_path / "out").exists()
+    assert export(tmp_path / "run", tmp_path / "out", "--model", home / "model").exit_code == 0
 
 
 @pytest.fixture

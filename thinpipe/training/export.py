@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from thinpipe.engines.engine import Engine
+from thinpipe.engines.units import Fill
 from thinpipe.measure.sizes import size_text
 from thinpipe.models.save import ModelFolder, ModelForm
+from thinpipe.options import OptionError
 from thinpipe.training.checkpoints.manifest import Manifest, Progress
 from thinpipe.training.checkpoints.part import (
     DamagedError,
@@ -38,7 +41,6 @@ from thinpipe.version import __version__
 from thinpipe.workers.activity import ACTIVITY
 from thinpipe.workloads.task import Shape, Task
 
-Fill = Callable[[nn.Module, Iterable[str]], None]
 _MODEL = "model/"  # what names of the model's tensors begin with in a checkpoint
 # Class of transformers that loads a model, and what the hub calls what it does, by the end of the model's class.
 _KINDS = {
@@ -76,14 +78,14 @@ class Export:
         loader, purpose = next((kind for end, kind in _KINDS.items() if form.name.endswith(end)), ("AutoModel", ""))
         front = [] if form.twin is None else ["library_name: transformers"]
         front += [f"pipeline_tag: {purpose}"] if purpose and form.twin is not None else []
-        origin = Path(settings.model or settings.weights or "").name
+        origin = _bare(settings.model or settings.weights or "")
         begun = f"from `{origin}`" if origin and settings.pretrained else f"on task `{settings.task}`"
         lines = ["---", *front, "tags:", "- thinpipe", "---", "", f"# {self.directory.resolve().name}", ""]
         lines += [f"{form.name}, trained {begun} by thinpipe {__version__}.", ""]
         lines += ["```python", *self._use(loader), "```", "", "| | |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in _figures(settings, progress, form.parameters).items()]
         given = {name: value for name, value in settings.to_json().items() if value is not None}
-        given |= {name: Path(given[name]).name for name in ("data", "model", "weights") if name in given}
+        given = {name: _bare(value) if isinstance(value, str) else value for name, value in given.items()}
         return "\n".join([*lines, "", "## Settings", "", "```json", json.dumps(given, indent=2), "```", ""])
 
     def _use(self, loader: str) -> list[str]:
@@ -194,9 +196,13 @@ class Exporter:
     def _tensors(self, received: list[HashedPieces]) -> Iterator[tuple[str, Tensor]]:
         yield from self._rest.items()
         yield from self._mine.items()
+        coming = []
         for theirs, pieces in zip(self._told[1:], received, strict=True):
             empty = (torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in theirs.values())
-            yield from zip(theirs, filled(empty, pieces), strict=True)
+            coming.append(zip(theirs, filled(empty, pieces), strict=True))
+        # One of each in turn: over thin links all of one worker's take longer than torch lets another wait to send.
+        for in_turn in zip_longest(*coming):
+            yield from (each for each in in_turn if each is not None)
 
     def _heard(self, problem: str | None) -> str | None:
         found: str | None = self._world.gather(problem)[0]
@@ -205,6 +211,11 @@ class Exporter:
 
 def export_checkpoint(export: Export, path: Path, manifest: Manifest) -> None:
     """Export what a checkpoint holds, whose parts have been verified. OSError if the disk does not take it."""
+    before, now = manifest.data.get("tensors"), len(export.form.held)
+    if before not in (None, now):  # what is missing could not be told from what nothing trains
+        raise OptionError(
+            f"the run's model had {before} tensors, and {export.form.name} has {now} here: name the run's own {{model}}"
+        )
     held = [name for name, _ in _saved_tensors(path, manifest, values=False)]
     rest = export.untrained(held)
 
@@ -247,6 +258,11 @@ def _figures(settings: Settings, progress: Progress, parameters: int) -> dict[st
         figures["codec of gradients"] = f"`{settings.compress_backward}`"
         figures["sent between workers"] = size_text(progress.wire_bytes)
     return figures
+
+
+def _bare(text: str) -> str:
+    """A path without the folders it is in, which are nobody's business."""
+    return Path(text).name if Path(text).is_absolute() else text
 
 
 def _figure(value: float) -> str:

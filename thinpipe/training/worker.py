@@ -97,6 +97,7 @@ def _train(
     data, facts = read_data(task, settings, world)
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
     model = world.together(lambda: _build(task, settings, facts))
+    about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}  # what it can be built again from
     export = world.together(lambda: _export(model, task, settings, running, world))
     engine = _make_engine(model, task, settings, running, world, facts)
     exporter = None if running.export is None else world.together(lambda: Exporter(engine, export))
@@ -133,7 +134,7 @@ def _train(
         settings,
         plan,
         samples=Samples.of(data, facts.train_samples, settings, engine.shares),
-        saver=_saver(running, settings, engine, fingerprint | {"shape": asdict(facts.shape)}, expected_bytes),
+        saver=_saver(running, settings, engine, fingerprint | about, expected_bytes),
         watchers=watchers,
     )
     end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
