@@ -55,6 +55,8 @@ ALLOWED = {
         "thinpipe.training",
         "thinpipe.engines",
         "thinpipe.workloads",
+        "thinpipe.models.save",
+        "thinpipe.models.tensorfile",
         "thinpipe.workers",
         "thinpipe.pipeline",
         "thinpipe.ddp",

@@ -111,6 +111,7 @@ class Finished:
     workers: tuple[WorkerUse, ...]
     links: tuple[LinkUse, ...]
     parameters_sha256: str = ""  # of all parameters and buffers: equal where two runs ended alike, bit for bit
+    exported: str = ""  # the folder that the model is in, if that was asked for
 
 
 class Listener(Protocol):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from thinpipe.models.pretrained import PretrainedModel
+from thinpipe.models.save import copied_files, saved_files
 from thinpipe.options import OptionError
 from thinpipe.workloads.corpus import Windows, held_out, read_documents, text_files
 from thinpipe.workloads.options import positive, refuse_others
@@ -79,6 +81,10 @@ class LanguageModel(Task):
     def fill(self, source: Source, seed: int) -> Any:
         model, _ = self._checked(source)
         return model.fill(pretrained=source.pretrained, seed=seed)
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        model, _ = self._checked(source)
+        return saved_files(model.tokenizer().save_pretrained) | copied_files(model.folder, ["generation_config.json"])
 
     def _checked(self, source: Source) -> tuple[PretrainedModel, Path]:
         refuse_others(self.name, source, ("model", "data", "tokens", "samples"))

@@ -7,7 +7,7 @@ was broken off goes on with the very batches it would have seen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -136,3 +136,7 @@ class Task(ABC):
     def fill(self, source: Source, seed: int) -> Callable[[nn.Module, Iterable[str]], None] | None:
         """What gives parameters of the model, by their names, their values; None if ``build`` has done so."""
         return None
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        """Files, by their names, that a model of transformers has beside its weights: a tokenizer's, for one."""
+        return {}

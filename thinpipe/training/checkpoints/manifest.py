@@ -51,14 +51,16 @@ class Progress:
     metric: float = float("nan")
     best_metric: float = float("-inf")
     metric_name: str = ""
+    wire_bytes: int = 0  # sent by all workers in training
     parameters_sha256: str = ""  # set with the last checkpoint
 
     @property
     def is_complete(self) -> bool:
         return self.step >= self.steps
 
-    def count(self, *, loss: float, correct: float, samples: int) -> None:
+    def count(self, *, loss: float, correct: float, samples: int, wire_bytes: int) -> None:
         self.step += 1
+        self.wire_bytes += wire_bytes
         self.epoch_loss += loss * samples
         self.epoch_correct += correct
         self.epoch_samples += samples
