@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def source(folder: Path, **options: object) -> Source:
-    return Source(**{"model": folder / "model", "data": folder / "text.txt", "tokens": 16} | options)
+    return Source(**{"model": str(folder / "model"), "data": folder / "text.txt", "tokens": 16} | options)
 
 
 def test_windows_of_the_text_and_a_model_without_weights(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,14 @@ from thinpipe.engines.shapes import Meta
 from thinpipe.engines.units import cut_model
 from thinpipe.engines.world import SetupError, World
 from thinpipe.training.batches import Samples
-from thinpipe.training.checkpoints.folder import FolderLock, check_shared, check_unused, checkpoints, sweep
+from thinpipe.training.checkpoints.folder import (
+    FolderLock,
+    check_shared,
+    check_unused,
+    checkpoints,
+    companions_of,
+    sweep,
+)
 from thinpipe.training.checkpoints.manifest import Habits, Progress
 from thinpipe.training.checkpoints.resume import Resumed, first_units, resume
 from thinpipe.training.checkpoints.saving import Saver, UnsavedError
@@ -89,7 +97,7 @@ def _train(
     check_room: Callable[[int, int], None],
     notices: list[str],
 ) -> Finished:
-    data, facts = read_data(task, settings, world)
+    data, facts = read_data(task, settings, world, companions=_companions(settings, running))
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
     engine = _make_engine(task, settings, running, world, facts)
     engine.warm_up()
@@ -121,7 +129,7 @@ def _train(
         settings,
         plan,
         samples=Samples.of(data, facts.train_samples, settings, engine.shares),
-        saver=_saver(running, settings, engine, fingerprint, expected_bytes),
+        saver=_saver(running, settings, engine, fingerprint, expected_bytes, {} if data is None else data.companions),
         watchers=watchers,
     )
     end = _run(loop, plan, make_listener() if world.is_client else None, notices)
@@ -217,8 +225,18 @@ def _save_bytes(running: Running, size: int) -> int:
     return size * max(1, running.keep + 1 - len(checkpoints(running.save)))
 
 
+def _companions(settings: Settings, running: Running) -> Path | None:
+    """Where a run from scratch that goes on has kept its tokenizer, if this worker sees it."""
+    return None if running.resume is None or settings.config is None else companions_of(running.resume)
+
+
 def _saver(
-    running: Running, settings: Settings, engine: Engine, samples: dict[str, Any], expected_bytes: list[int]
+    running: Running,
+    settings: Settings,
+    engine: Engine,
+    samples: dict[str, Any],
+    expected_bytes: list[int],
+    companions: Mapping[str, bytes],
 ) -> Saver | None:
     if running.save is None:
         return None
@@ -230,6 +248,7 @@ def _saver(
         first_units=first_units(engine),
         data=samples,
         expected_bytes=expected_bytes,
+        companions=companions,
     )
 
 
