@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from thinpipe.models.pretrained import read_tokenizer
 from thinpipe.options import OptionError
@@ -75,6 +76,39 @@ class FunctionModel:
                 f"{_kind(made)}"
             )
         return made.cpu()
+
+    def build_causal(self) -> nn.Module:
+        """The same for texts: units take token ids, and are given the mask of which windows need none as well."""
+        made = self.build()
+        if isinstance(made, nn.Sequential):
+            made[0].register_forward_pre_hook(_tokens_alone)
+        return made
+
+    def vocabulary_of(self, made: nn.Module, tokens: int) -> int:
+        """How many tokens a built model tells apart, units by running them; ValueError unless they do so."""
+        if not isinstance(made, nn.Sequential):
+            config: Any = made.config
+            return int(config.get_text_config().vocab_size)
+        ids = torch.zeros(1, tokens, dtype=torch.int64)
+        rule = f"the units of {self.name} should make logits [N, T, tokens] of token ids [N, T]; for {list(ids.shape)}"
+        values: tuple[Any, ...] = (ids,)
+        try:
+            with torch.no_grad():
+                for unit in made.eval():
+                    found = unit(*values)
+                    values = found if isinstance(found, tuple) else (found,)
+        except Exception as error:
+            raise ValueError(f"{rule} they raise {said(error)}") from None
+        finally:
+            made.train()
+        shapes = [list(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in values]
+        if len(shapes) != 1 or not isinstance(shapes[0], list) or shapes[0][:-1] != list(ids.shape):
+            raise ValueError(f"{rule} they return {', '.join(map(str, shapes))}")
+        return int(shapes[0][-1])
+
+
+def _tokens_alone(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return inputs[:1]
 
 
 def is_of_transformers(model: Any) -> bool:

@@ -91,9 +91,9 @@ def fetch_model(name: str, option: str, *, weights: bool, code: bool) -> Path:
             snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"], local_files_only=not reachable())
         )
     except (OSError, ValueError) as error:  # not in the cache, not to be had, no name of the hub
-        folder = name.split("/")[-1]
+        folder, nor = name.split("/")[-1], " and no model type of transformers" if option == "config" else ""
         raise OptionError(
-            f"{{{option}}} {name} is no folder here, and as a name of the hub it {_not_here(error)}; where there is a "
+            f"{{{option}}} {name} is no folder here{nor}, and as a name of the hub it {_not_here(error)}; where there is a "
             f"network, run `hf download {name} --local-dir {folder}`, bring the folder to every machine, and give "
             f"{{{option}}} {folder}"
         ) from None

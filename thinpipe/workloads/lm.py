@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from thinpipe.models.function import FunctionModel, is_of_transformers, said
+from thinpipe.models.function import FunctionModel, is_of_transformers
 from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_cut
 from thinpipe.options import OptionError
 from thinpipe.workloads.bpe import VOCABULARY, files_of, train_tokenizer
@@ -47,7 +47,7 @@ class LanguageModel(Task):
         if isinstance(model, FunctionModel):
             model.function()
         else:
-            model.config()
+            _check_positions(model, self._tokens(source))
             if source.pretrained:
                 model.check_weights()
         if not model.trains_tokenizer:
@@ -58,7 +58,7 @@ class LanguageModel(Task):
 
     def load(self, source: Source) -> tuple[Data, Shape]:
         model = self.model(source)
-        tokens = positive("tokens", source.tokens, TOKENS, least=2)
+        tokens = self._tokens(source)
         assert source.data is not None
         if not model.trains_tokenizer:
             tokenizer = model.tokenizer()
@@ -93,10 +93,7 @@ class LanguageModel(Task):
                 assert shape.vocabulary is not None
                 model = model.fitted(shape.vocabulary, shape.special)
             return model.hollow()
-        made = model.build()
-        if isinstance(made, nn.Sequential):
-            made[0].register_forward_pre_hook(_tokens_alone)
-        return made
+        return model.build_causal()
 
     def fill(self, source: Source, seed: int) -> Any:
         model = self.model(source)
@@ -118,20 +115,21 @@ class LanguageModel(Task):
             )
         return model
 
+    def _tokens(self, source: Source) -> int:
+        return positive("tokens", source.tokens, TOKENS, least=2)
+
     def _check_model(self, model: Model, known: int, tokens: int) -> int:
         """How many tokens the model tells apart; ValueError if it cannot be cut, or not trained on such texts."""
         if isinstance(model, PretrainedModel):
+            _check_positions(model, tokens)
             model.check_cut()
             return int(model.config().get_text_config().vocab_size)
         with torch.random.fork_rng(devices=[]):
-            made = model.build()
-        if is_of_transformers(made):
-            config: Any = made.config
-            vocabulary = int(config.get_text_config().vocab_size)
-            check_cut(config, type(made)._from_config)  # type: ignore[attr-defined]
-        else:
-            vocabulary = _classes_of(model.name, made, tokens)
+            made = model.build_causal()
+        vocabulary = model.vocabulary_of(made, tokens)
         _check_vocabulary(known, vocabulary, str(model.tokenizer_folder))
+        if is_of_transformers(made):
+            check_cut(made.config, type(made)._from_config)  # type: ignore[attr-defined]
         return vocabulary
 
 
@@ -158,25 +156,9 @@ def _check_vocabulary(known: int, embedded: int, where: str) -> None:
         )
 
 
-def _classes_of(name: str, units: nn.Module, tokens: int) -> int:
-    """How many tokens the units of a function tell apart, found out by running them; ValueError unless they do."""
-    ids = torch.zeros(1, tokens, dtype=torch.int64)
-    rule = f"the units of {name} should make logits [N, T, tokens] of token ids [N, T]"
-    try:
-        with torch.no_grad():
-            values: tuple[Any, ...] = (ids,)
-            for unit in units.eval().children():
-                found = unit(*values)
-                values = found if isinstance(found, tuple) else (found,)
-        (logits,) = values
-    except Exception as error:
-        raise ValueError(f"{rule}; for {list(ids.shape)} they raise {said(error)}") from None
-    shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if not isinstance(shape, list) or shape[:-1] != [1, tokens]:
-        raise ValueError(f"{rule}; for {list(ids.shape)} they return {shape}")
-    return int(shape[-1])
-
-
-def _tokens_alone(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Units of a user take token ids; windows are never padded, so a mask says nothing."""
-    return inputs[:1]
+def _check_positions(model: PretrainedModel, tokens: int) -> None:
+    """OptionError where positions have weights, and too few; what is rotated has no end."""
+    config = model.config().get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if type(limit) is int and 0 < limit < tokens and getattr(config, "rope_parameters", None) is None:
+        raise OptionError(f"{{tokens}} {tokens} are more than the {limit} positions of {model.name}: take fewer")
