@@ -142,7 +142,7 @@ def _read(path: Path, most: int | None = None) -> str:
         raise ValueError(f"{path} is not text: it holds zero bytes")
     try:
         # Without the mark that some editors put in front; a beginning may end within a character.
-        return codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=most is None)
+        return codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=most is None or len(data) < most)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8: byte {error.start} is {data[error.start]:#04x}") from None
 

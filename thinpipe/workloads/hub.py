@@ -93,8 +93,8 @@ def fetch_model(name: str, option: str, *, weights: bool, code: bool) -> Path:
     except (OSError, ValueError) as error:  # not in the cache, not to be had, no name of the hub
         folder, nor = name.split("/")[-1], " and no model type of transformers" if option == "config" else ""
         raise OptionError(
-            f"{{{option}}} {name} is no folder here{nor}, and as a name of the hub it {_not_here(error)}; where there is a "
-            f"network, run `hf download {name} --local-dir {folder}`, bring the folder to every machine, and give "
+            f"{{{option}}} {name} is no folder here{nor}, and as a name of the hub it {_not_here(error)}; where there "
+            f"is a network, run `hf download {name} --local-dir {folder}`, bring the folder to every machine, and give "
             f"{{{option}}} {folder}"
         ) from None
 

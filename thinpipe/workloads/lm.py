@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class LanguageModel(Task):
             if source.pretrained:
                 model.check_weights()
         if not model.trains_tokenizer:
-            _fitted(model, model.tokenizer())
+            self.fitted(source)
         assert source.data is not None
         check_texts(source.data)
         return None
@@ -60,9 +61,12 @@ class LanguageModel(Task):
         model = self.model(source)
         tokens = self._tokens(source)
         assert source.data is not None
+        # Here too: on several machines nobody has looked before.
+        if isinstance(model, PretrainedModel):
+            _check_positions(model, tokens)
         if not model.trains_tokenizer:
             tokenizer = model.tokenizer()
-            model = _fitted(model, tokenizer)  # here too: on several machines nobody has looked before
+            model = _fitted(model, tokenizer)
         train, validation = read_texts(source.data)
         if model.trains_tokenizer:
             tokenizer = train_tokenizer(train, source.vocabulary or VOCABULARY)
@@ -87,7 +91,7 @@ class LanguageModel(Task):
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
         """Without weights; what a function returns has its own."""
-        model = self.model(source)
+        model = self._without_tokenizer(source)
         if isinstance(model, PretrainedModel):
             if shape.special is not None:
                 assert shape.vocabulary is not None
@@ -96,7 +100,7 @@ class LanguageModel(Task):
         return model.build_causal()
 
     def fill(self, source: Source, seed: int) -> Any:
-        model = self.model(source)
+        model = self._without_tokenizer(source)
         return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
 
     def model(self, source: Source) -> Model:
@@ -115,13 +119,24 @@ class LanguageModel(Task):
             )
         return model
 
+    def _without_tokenizer(self, source: Source) -> Model:
+        """The same on any worker: the client alone has the tokenizer."""
+        return self.model(replace(source, tokenizer=None, vocabulary=None))
+
+    def fitted(self, source: Source) -> Model:
+        """The model that the source names, with the vocabulary of its tokenizer, which is not to be trained any more.
+
+        Of a run from scratch: with the tokenizer that lies beside its checkpoints (``companions_of``) as the source's.
+        """
+        model = self.model(source)
+        return _fitted(model, model.tokenizer())
+
     def _tokens(self, source: Source) -> int:
         return positive("tokens", source.tokens, TOKENS, least=2)
 
     def _check_model(self, model: Model, known: int, tokens: int) -> int:
         """How many tokens the model tells apart; ValueError if it cannot be cut, or not trained on such texts."""
         if isinstance(model, PretrainedModel):
-            _check_positions(model, tokens)
             model.check_cut()
             return int(model.config().get_text_config().vocab_size)
         with torch.random.fork_rng(devices=[]):
