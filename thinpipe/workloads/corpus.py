@@ -85,7 +85,8 @@ def _splits(data: Path) -> list[Any]:
     """The rows that train, and those that validate if the data set has such."""
     name = str(data).removeprefix(HUB)
     if name == str(data):
-        own = [split for split in _OWN_SPLITS if data.is_dir() and any(data.rglob(f"{split}*"))][:1]
+        there = {path.stem.split("-")[0] for path in data.rglob("*.parquet")} | {path.name for path in data.iterdir()}
+        own = [split for split in _OWN_SPLITS if split in there][:1]
         whole = load_saved(data, ("train", *own))
     else:
         repository, part = "/".join(name.split("/")[:2]), "/".join(name.split("/")[2:]) or None
