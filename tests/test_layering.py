@@ -47,7 +47,7 @@ ALLOWED = {
     },
     "thinpipe.engines": {
         "thinpipe.engines",
-        "thinpipe.models.cut",
+        "thinpipe.models",
         "thinpipe.workloads.task",
         "thinpipe.workers",
         "thinpipe.pipeline",

@@ -5,10 +5,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from thinpipe.bench.models import CUTTABLE, Shapes, build_cuttable, build_named
 from thinpipe.bench.pipeline.settings import Settings
-from thinpipe.engines.engine import loss_of
+from thinpipe.engines.loss import Loss
 from thinpipe.engines.shapes import meta_of
 from thinpipe.engines.units import cut_model
 from thinpipe.pipeline.partition import cut_units
@@ -25,7 +26,7 @@ def size(model):
 def test_whole_and_cut_models_have_a_loss(name):
     model, batch = build_cuttable(name, SMALL)
     whole = cut_units(units_of(model), ())[0]
-    assert loss_of(whole(*batch.inputs), batch.labels).isfinite()
+    assert Loss(None, device=torch.device("cpu"))(whole(*batch.inputs), batch.labels).isfinite()
     assert size(whole) <= size(model)
 
 
@@ -45,7 +46,9 @@ def test_models_of_users_have_random_weights_and_a_loss(name, tmp_path, monkeypa
     whole = cut_units(units.units, ())[0]
     units.fill_own([whole])
     assert batch.labels.shape == (2, 8)
-    assert float(loss_of(whole(*batch.inputs), batch.labels).detach()) == pytest.approx(math.log(90), abs=0.5)
+    with torch.no_grad():
+        summed, _ = Loss(units.tail, device=torch.device("cpu")).score(whole(*batch.inputs), batch.labels)
+    assert summed / batch.labels.numel() == pytest.approx(math.log(90), abs=0.5)
 
 
 @pytest.mark.parametrize(

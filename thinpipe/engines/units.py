@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from thinpipe.engines.loss import Deferred
 from thinpipe.engines.shapes import Meta, Traced, meta_of, trace_units
 from thinpipe.models.cut import CutModel
+from thinpipe.models.units import Tail, cut_into_units
 from thinpipe.options import OptionError
 from thinpipe.pipeline.units import is_known, unit_names, units_of
 
@@ -24,14 +26,14 @@ class Units:
     model: nn.Module
     units: list[nn.Module]
     names: tuple[str, ...]
-    outputs: list[tuple[Meta, ...]] | None = None  # of each for one chunk; None: to be found out by running them
+    outputs: list[Traced] | None = None  # of each for one chunk; None: to be found out by running them
     fill: Fill | None = None  # None: the model has its weights
+    tail: Tail | None = None  # of a language model whose last unit leaves logits to the loss
 
     def traced(self, inputs: Sequence[Meta], *, amp: bool, device: torch.device) -> list[Traced]:
         if self.outputs is None:
             return trace_units(self.units, inputs, amp=amp, device=device)
-        tokens = torch.Size(inputs[0].shape[:2] if inputs[0].dtype == torch.int64 else inputs[0].shape[:1]).numel()
-        return [Traced(metas, _operations(unit, tokens)) for unit, metas in zip(self.units, self.outputs, strict=True)]
+        return self.outputs
 
     def bring(self, device: torch.device) -> None:
         """What a model's code between units computes with, rotary frequencies for instance, goes where units are."""
@@ -52,14 +54,32 @@ class Units:
 def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None, *, amp: bool = False) -> Units:
     """Any model of transformers, by its own forward on a chunk of such inputs; others as ``units_of`` knows them."""
     if is_known(model) or not hasattr(model, "base_model_prefix"):
-        units = units_of(model)
-        return Units(model=model, units=units, names=unit_names(model, units), fill=fill)
+        known = units_of(model)
+        return Units(model=model, units=known, names=unit_names(model, known), fill=fill)
     example = _example(inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the types of what travels
         cut = CutModel(model, example)
-        outputs = [meta_of(tensors) for tensors in cut.travelling(example)]
+        travelling = [meta_of(tensors) for tensors in cut.travelling(example)]
     check_private(type(model).__name__, cut.live)
-    return Units(model=model, units=list(cut.units()), names=_names(cut), outputs=outputs, fill=fill)
+    *units, tail = cut_into_units(cut)
+    deferred = _deferred(tail, travelling[-2], len(example["input_ids"]) if "input_ids" in example else None)
+    if deferred is not None:
+        travelling[-1] = travelling[-2]
+    return Units(
+        model=model,
+        units=[*units, deferred or tail],
+        names=_names(cut),
+        outputs=[Traced(metas, flops) for metas, flops in zip(travelling, cut.flops, strict=True)],
+        fill=fill,
+        tail=None if deferred is None else deferred.tail,
+    )
+
+
+def _deferred(tail: nn.Module, metas: Sequence[Meta], samples: int | None) -> Deferred | None:
+    """The last unit, without its logits, of a model that can be told which ones are wanted."""
+    assert isinstance(tail, Tail)
+    of_all = all(meta.shape[:1] == (samples,) for meta in metas)  # nothing that chunks share
+    return Deferred(tail) if tail.cut.takes_positions and of_all else None
 
 
 def cut(model: nn.Module | Sequence[nn.Module], inputs: Mapping[str, Tensor] | None = None) -> list[nn.Module]:
@@ -82,7 +102,7 @@ def cut(model: nn.Module | Sequence[nn.Module], inputs: Mapping[str, Tensor] | N
         )
     if inputs is None:
         raise ValueError(f"{type(model).__name__} is cut by its forward: give an example of its inputs, by name")
-    return list(CutModel(cast(nn.Module, model), inputs).units())
+    return list(cut_into_units(CutModel(cast(nn.Module, model), inputs)))
 
 
 def check_private(name: str, live: Sequence[Sequence[tuple[str, int, int]]]) -> None:
@@ -107,18 +127,11 @@ def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
 
 
 def _example(inputs: Sequence[Meta]) -> Mapping[str, Tensor]:
-    """Of transformers' models: images, or token ids and a mask."""
+    """Of transformers' models: images; or token ids, with a mask where texts are padded."""
     if inputs[0].dtype.is_floating_point:
         return {"pixel_values": torch.zeros(inputs[0].shape)}
     names = ("input_ids", "attention_mask")
-    return {name: torch.ones(meta.shape, dtype=meta.dtype) for name, meta in zip(names, inputs, strict=True)}
-
-
-def _operations(unit: nn.Module, tokens: int) -> int:
-    """Two for each weight and token; a look-up of embeddings is none."""
-    looked_up = {id(module.weight) for module in unit.modules() if isinstance(module, nn.Embedding)}
-    weights: list[Any] = [each for each in unit.parameters() if each.dim() > 1 and id(each) not in looked_up]
-    return 2 * tokens * sum(each.numel() for each in weights)
+    return {name: torch.ones(meta.shape, dtype=meta.dtype) for name, meta in zip(names, inputs, strict=False)}
 
 
 def _names(cut: CutModel) -> tuple[str, ...]:

@@ -77,13 +77,6 @@ class FunctionModel:
             )
         return made.cpu()
 
-    def build_causal(self) -> nn.Module:
-        """The same for texts: units take token ids, and are given the mask of which windows need none as well."""
-        made = self.build()
-        if isinstance(made, nn.Sequential):
-            made[0].register_forward_pre_hook(_tokens_alone)
-        return made
-
     def vocabulary_of(self, made: nn.Module, tokens: int) -> int:
         """How many tokens a built model tells apart, units by running them; ValueError unless they do so."""
         if not isinstance(made, nn.Sequential):
@@ -105,10 +98,6 @@ class FunctionModel:
         if len(shapes) != 1 or not isinstance(shapes[0], list) or shapes[0][:-1] != list(ids.shape):
             raise ValueError(f"{rule} they return {', '.join(map(str, shapes))}")
         return int(shapes[0][-1])
-
-
-def _tokens_alone(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return inputs[:1]
 
 
 def is_of_transformers(model: Any) -> bool:

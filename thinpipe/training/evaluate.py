@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from thinpipe.engines.engine import Engine
+from thinpipe.engines.loss import IGNORED
 from thinpipe.training.batches import evaluation_batch
 from thinpipe.workloads.task import Metric, OfText, Split
 
@@ -41,22 +41,21 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
             if not engine.takes(number):
                 continue
             batch = evaluation_batch(split, start, batch_size) if split is not None else None
-            logits = engine.predict(batch.inputs if batch and engine.reads_inputs else None)
-            if logits is None or batch is None:
+            outputs = engine.predict(batch.inputs if batch and engine.reads_inputs else None)
+            if outputs is None or batch is None:
                 continue
             real = slice(start, min(start + batch_size, samples))
-            logits = logits[: real.stop - real.start].float().cpu()
             labels[real] = batch.labels[: real.stop - real.start]
-            predictions[real] = logits.argmax(-1)
-            flat = logits.flatten(0, labels.dim() - 1)
-            loss += functional.cross_entropy(flat, labels[real].flatten(), reduction="sum").double()
+            summed, predictions[real] = engine.loss.score(outputs, labels[real])
+            loss += summed
     finally:
         engine.set_training(True)
     if not engine.client_has_outcome:
         for outcome in (predictions, labels, loss):
             engine.world.sum(outcome)
-    mean = float(loss) / labels.numel()
-    value = perplexity(mean) if metric == "perplexity" else score(metric, predictions.flatten(), labels.flatten())
+    counts = labels != IGNORED
+    mean = float(loss) / int(counts.sum())
+    value = perplexity(mean) if metric == "perplexity" else score(metric, predictions[counts], labels[counts])
     return Evaluated(loss=mean, metric=value, bits_per_byte=_bits_per_byte(float(loss), split))
 
 

@@ -97,7 +97,7 @@ class LanguageModel(Task):
                 assert shape.vocabulary is not None
                 model = model.fitted(shape.vocabulary, shape.special)
             return model.hollow()
-        return model.build_causal()
+        return model.build()
 
     def fill(self, source: Source, seed: int) -> Any:
         model = self._without_tokenizer(source)
@@ -140,7 +140,7 @@ class LanguageModel(Task):
             model.check_cut()
             return int(model.config().get_text_config().vocab_size)
         with torch.random.fork_rng(devices=[]):
-            made = model.build_causal()
+            made = model.build()
         vocabulary = model.vocabulary_of(made, tokens)
         _check_vocabulary(known, vocabulary, str(model.tokenizer_folder))
         if is_of_transformers(made):

@@ -59,9 +59,10 @@ class Terminal:
         else:
             accuracy = "" if narrow else f"accuracy {epoch.train_accuracy:>6.1%}  "
             figures = f"{accuracy}validation {metric:>6}"
+        within = f"  step {epoch.step}" if epoch.step % self.plan.steps_per_epoch else ""
         self._say(
-            f"epoch {epoch.epoch:>{len(str(self.plan.epochs))}}/{self.plan.epochs}  loss {epoch.train_loss:.4f}  "
-            f"{figures}  {epoch.samples_per_s:.0f}/s  {epoch.seconds:.1f} s"
+            f"epoch {epoch.epoch:>{len(str(self.plan.epochs))}}/{self.plan.epochs}{within}  loss {epoch.train_loss:.4f}"
+            f"  {figures}  {epoch.samples_per_s:.0f}/s  {epoch.seconds:.1f} s"
         )
 
     def noticed(self, line: str) -> None:
