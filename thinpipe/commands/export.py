@@ -17,7 +17,7 @@ _MOVED = "Where it is now, if it has moved."
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder of checkpoints, or one of them.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.")],
-    model: Annotated[Path | None, typer.Option(metavar="DIR", help=f"The run's --model. {_MOVED}")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --model. {_MOVED}")] = None,
     weights: Annotated[Path | None, typer.Option(metavar="DIR", help=f"The run's --weights. {_MOVED}")] = None,
     data: Annotated[Path | None, typer.Option(metavar="PATH", help=f"The run's --data. {_MOVED}")] = None,
 ) -> None:
@@ -40,7 +40,7 @@ def export_run(run: Path, directory: Path, given: Mapping[str, Any]) -> None:
     from thinpipe.commands.train.preflight import Output, check_outputs
     from thinpipe.models.save import check_new_folder
     from thinpipe.options import OptionError, read
-    from thinpipe.training.checkpoints.folder import checkpoints, is_complete, newest_whole
+    from thinpipe.training.checkpoints.folder import checkpoints, companions_of, is_complete, newest_whole
     from thinpipe.training.export import Export, export_checkpoint, saved_shape
     from thinpipe.training.resolve import settle_again
     from thinpipe.training.settings import Settings
@@ -55,9 +55,10 @@ def export_run(run: Path, directory: Path, given: Mapping[str, Any]) -> None:
         settings = settle_again(read(Settings, moved), manifest.settings)
         task = find_task(settings.task)
         torch.manual_seed(settings.seed)
-        prepared = Export.of(
-            directory, task.build(saved_shape(manifest, task, settings), settings.source), task, settings
-        )
+        built = task.build(saved_shape(manifest, task, settings), settings.source)
+        folder = companions_of(path)
+        kept = {} if folder is None else {file.name: file.read_bytes() for file in folder.iterdir()}
+        prepared = Export.of(directory, built, task, settings, kept)
         check_outputs([Output("DIR", directory, check_new_folder, prepared.bytes)])
         lines = [f"{each.name} is damaged: {damage}; taking {path.name}" for each, damage in damages]
         for line in [*lines, *([] if prepared.notice is None else [prepared.notice])]:

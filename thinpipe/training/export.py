@@ -62,13 +62,16 @@ class Export:
     fill: Fill | None  # gives parameters that nothing trains their values; None: all are trained
 
     @staticmethod
-    def of(directory: Path, model: nn.Module, task: Task, settings: Settings) -> Export:
-        """Of a model as it was built for a run. ValueError for what cannot be exported."""
+    def of(directory: Path, model: nn.Module, task: Task, settings: Settings, kept: Mapping[str, bytes]) -> Export:
+        """Of a model as it was built for a run. ValueError for what cannot be exported.
+
+        ``kept`` are the companions that the run has of its own: a tokenizer that it has trained.
+        """
         return Export(
             directory=directory,
             form=ModelForm(model),
             settings=settings,
-            files=task.companions(settings.source),
+            files={**task.companions(settings.source), **kept},
             fill=task.fill(settings.source, settings.seed),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,14 @@ from thinpipe.engines.units import cut_model
 from thinpipe.engines.world import SetupError, World
 from thinpipe.options import named
 from thinpipe.training.batches import Samples
-from thinpipe.training.checkpoints.folder import FolderLock, check_shared, check_unused, checkpoints, sweep
+from thinpipe.training.checkpoints.folder import (
+    FolderLock,
+    check_shared,
+    check_unused,
+    checkpoints,
+    companions_of,
+    sweep,
+)
 from thinpipe.training.checkpoints.manifest import Habits, Progress
 from thinpipe.training.checkpoints.resume import Resumed, first_units, resume
 from thinpipe.training.checkpoints.saving import Saver, UnsavedError
@@ -94,11 +102,12 @@ def _train(
     check_room: CheckRoom,
     notices: list[str],
 ) -> Finished:
-    data, facts = read_data(task, settings, world)
+    data, facts = read_data(task, settings, world, companions=_companions(settings, running))
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
     model = world.together(lambda: _build(task, settings, facts))
     about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}  # what it can be built again from
-    export = world.together(lambda: _export(model, task, settings, running, world))
+    kept = {} if data is None else data.companions
+    export = world.together(lambda: _export(model, task, settings, running, kept) if world.is_client else None)
     engine = _make_engine(model, task, settings, running, world, facts)
     exporter = None if running.export is None else world.together(lambda: Exporter(engine, export))
     notices = notices if export is None or export.notice is None else [*notices, export.notice]
@@ -134,7 +143,7 @@ def _train(
         settings,
         plan,
         samples=Samples.of(data, facts.train_samples, settings, engine.shares),
-        saver=_saver(running, settings, engine, fingerprint | about, expected_bytes),
+        saver=_saver(running, settings, engine, fingerprint | about, expected_bytes, kept),
         watchers=watchers,
     )
     end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
@@ -192,11 +201,11 @@ def _build(task: Task, settings: Settings, facts: Facts) -> nn.Module:
     return task.build(facts.shape, settings.source)
 
 
-def _export(model: nn.Module, task: Task, settings: Settings, running: Running, world: World) -> Export | None:
+def _export(
+    model: nn.Module, task: Task, settings: Settings, running: Running, kept: Mapping[str, bytes]
+) -> Export | None:
     """What the client will export: of the model as it was built, since cutting it changes its config."""
-    if running.export is None or not world.is_client:
-        return None
-    return Export.of(running.export, model, task, settings)
+    return None if running.export is None else Export.of(running.export, model, task, settings, kept)
 
 
 def _make_engine(
@@ -253,8 +262,18 @@ def _save_bytes(running: Running, size: int) -> int:
     return size * max(1, running.keep + 1 - len(checkpoints(running.save)))
 
 
+def _companions(settings: Settings, running: Running) -> Path | None:
+    """Where a run from scratch that goes on has kept its tokenizer, if this worker sees it."""
+    return None if running.resume is None or settings.config is None else companions_of(running.resume)
+
+
 def _saver(
-    running: Running, settings: Settings, engine: Engine, samples: dict[str, Any], expected_bytes: list[int]
+    running: Running,
+    settings: Settings,
+    engine: Engine,
+    samples: dict[str, Any],
+    expected_bytes: list[int],
+    companions: Mapping[str, bytes],
 ) -> Saver | None:
     if running.save is None:
         return None
@@ -266,6 +285,7 @@ def _saver(
         first_units=first_units(engine),
         data=samples,
         expected_bytes=expected_bytes,
+        companions=companions,
     )
 
 

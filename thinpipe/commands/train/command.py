@@ -57,7 +57,7 @@ def train(**given: Any) -> None:
     from thinpipe.workers.forking import import_ahead
 
     asked = Asked(**read(Asked, given))
-    if given["task"] is None and given["model"] is not None:
+    if given["task"] is None and (given["model"] is not None or given["config"] is not None):
         given["task"] = "lm"  # what can be done with a model alone
     if asked.rank is None and member() is None:
         known = TASKS.get(given["task"] or "digits")

@@ -58,7 +58,7 @@ def plan_tables(plan: Plan) -> list[Table]:
 def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
     """What came out, what travelled, where the time of a step went. ``wire_bytes`` were sent by all, in all steps."""
     row = row_of(make_result(plan, end, wire_bytes=wire_bytes))
-    tables = [Table(title="Result", columns=columns(Result, plan.metric), rows=[row])]
+    tables = [Table(title="Result", columns=columns(Result, plan), rows=[row])]
     if end.links:
         links = [*(_link_row(link, steps=end.steps) for link in end.links), *_sums(end)]
         tables.append(Table(title="What travelled per step", columns=_LINK_COLUMNS, rows=links))
