@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from tests.scripts import run_script
-from tests.training.toy import ToyTask, run_toy
+from tests.training.toy import ToyTask, run_toy, saved_model
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
 from thinpipe.training.settings import Running
@@ -56,7 +58,9 @@ def test_a_pipeline_leaves_table_record_curves_trace_model_and_a_checkpoint(firs
     assert (directory / "saved" / "step-00000003" / "manifest.json").is_file()
     assert "thinpipe: MobileNetV2ForImageClassification is not a model that transformers could build" in output
     assert f"the model: {directory / 'model'}\n" in output
-    assert (directory / "model" / "model.safetensors").is_file()
+    exported, saved = load_file(directory / "model" / "model.safetensors"), saved_model(directory / "saved")
+    assert saved.keys() == {f"model/{name}" for name in exported}
+    assert all(torch.equal(tensor, saved[f"model/{name}"]) for name, tensor in exported.items())
 
 
 def test_a_run_goes_on_from_its_checkpoint_over_another_link(first_run: tuple[Path, str]) -> None:

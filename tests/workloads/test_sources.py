@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 from tests.training.toy import Ears, settings_for, world_in
 from tests.workloads.written import SENTENCES, write_language_model
+from thinpipe.cli import app
+from thinpipe.models.save import ModelFolder, ModelForm
 from thinpipe.training.settings import Running
 from thinpipe.training.worker import train
 from thinpipe.workloads import hub, lm
@@ -278,6 +282,13 @@ def test_code_of_a_model_runs_if_it_is_trusted(data: Path, tmp_path: Path, monke
     _, shape = LM.load(trusting)  # a small copy is cut and compared
     model = LM.build(shape, trusting)
     assert type(model).__name__ == "OwnModel"
+    with ModelFolder(tmp_path / "out", ModelForm(model)) as out:  # and it goes with the model
+        out.add(LM.companions(trusting))
+        for name, tensor in model.state_dict().items():
+            out.put(name, torch.ones(tensor.shape))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert type(again).__name__ == "OwnModel"
+    assert all((tensor == 1).all() for tensor in again.state_dict().values())
     (folder / "config.json").write_text(json.dumps(facts | {"model_type": "own-kind", "auto_map": {"AutoModel": "x"}}))
     with pytest.raises(ValueError, match="describes a 'own-kind'"):
         LM.look_for(trusting)
@@ -293,7 +304,9 @@ def test_a_run_goes_on_with_the_tokenizer_it_has_trained(
     settings = settings_for(LM, None, **given, batch_size=8, parallel="none", samples=32, lr=0.01)
     validation: Any = LM.load(settings.source)[0].validation
     runs = tmp_path / "runs"
-    for ears, running in ((Ears(), Running(save=runs, steps=2)), (Ears(), Running(save=runs, resume=runs))):
+    out, later = tmp_path / "out", tmp_path / "later"
+    rest = Running(save=runs, resume=runs, export=out)
+    for ears, running in ((Ears(), Running(save=runs, steps=2)), (Ears(), rest)):
         train(LM, settings, running, world_in(None), lambda ears=ears: ears)  # type: ignore[misc]
         assert {"tokenizer.json", "tokenizer_config.json"} <= {path.name for path in (runs / "tokenizer").iterdir()}
         monkeypatch.setattr(lm, "train_tokenizer", None)  # the second time none is trained
@@ -302,3 +315,10 @@ def test_a_run_goes_on_with_the_tokenizer_it_has_trained(
     assert ears.end.metric == pytest.approx(math.exp(ears.end.validation_loss))
     nats = ears.end.validation_loss * len(validation) * 16
     assert ears.end.bits_per_byte == pytest.approx(nats / math.log(2) / validation.text_bytes)
+    done = CliRunner().invoke(app, ["export", str(runs), str(later)])
+    assert done.exit_code == 0, done.output
+    exported = [{path.name: path.read_bytes() for path in folder.glob("*[!d]")} for folder in (out, later)]  # no .md
+    assert exported[0] == exported[1]
+    tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
+    assert len(tokenizer) == model.config.vocab_size == 300
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id

@@ -10,7 +10,7 @@ import typer
 
 from thinpipe.commands.terminal import one_line_errors
 
-_MOVABLE = ("model", "weights", "data")
+_MOVABLE = ("model", "config", "tokenizer", "weights", "data")
 _MOVED = "Where it is now, if it has moved."
 
 
@@ -18,6 +18,8 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder of checkpoints, or one of them.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.")],
     model: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --model. {_MOVED}")] = None,
+    config: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --config. {_MOVED}")] = None,
+    tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --tokenizer. {_MOVED}")] = None,
     weights: Annotated[Path | None, typer.Option(metavar="DIR", help=f"The run's --weights. {_MOVED}")] = None,
     data: Annotated[Path | None, typer.Option(metavar="PATH", help=f"The run's --data. {_MOVED}")] = None,
 ) -> None:
@@ -29,7 +31,8 @@ def export(
 
     Example: thinpipe export run/ model/
     """
-    export_run(run, directory, {"model": model, "weights": weights, "data": data})
+    moved = {"model": model, "config": config, "tokenizer": tokenizer, "weights": weights, "data": data}
+    export_run(run, directory, moved)
 
 
 def export_run(run: Path, directory: Path, given: Mapping[str, Any]) -> None:
@@ -64,7 +67,7 @@ def export_run(run: Path, directory: Path, given: Mapping[str, Any]) -> None:
         for line in [*lines, *([] if prepared.notice is None else [prepared.notice])]:
             typer.echo(f"thinpipe: {line}", err=True)
         try:
-            export_checkpoint(prepared, path, manifest)
+            export_checkpoint(prepared, built, path, manifest)
         except OSError as error:
             typer.echo(f"thinpipe: {directory} is not written: {error.strerror or error}", err=True)
             raise typer.Exit(1) from None

@@ -59,7 +59,7 @@ class Export:
     form: ModelForm
     settings: Settings
     files: Mapping[str, bytes]  # that belong to the model: a tokenizer's
-    fill: Fill | None  # gives parameters that nothing trains their values; None: all are trained
+    fill: Fill | None  # gives parameters of the model their values; None: it was built with them
 
     @staticmethod
     def of(directory: Path, model: nn.Module, task: Task, settings: Settings, kept: Mapping[str, bytes]) -> Export:
@@ -115,16 +115,17 @@ class Export:
             "weights and a card, and no config.json"
         )
 
-    def untrained(self, held: Iterable[str]) -> dict[str, Tensor]:
-        """What the model has and no worker holds, since its forward does not use it: as it was when the run began."""
+    def untrained(self, held: Iterable[str], built: nn.Module) -> dict[str, Tensor]:
+        """What the model has and no unit, since its forward does not use it: as it was when the run began.
+
+        ``held`` are the names of what units have, ``built`` is the model as the task has built it.
+        """
         known = self.form.held.keys() & set(held)
         missing = sorted(self.form.tensors.keys() - {self.form.kept(name) for name in known})
-        if not missing:
-            return {}
-        if self.fill is None or self.form.twin is None:
-            raise ValueError(f"{missing[0]} of {self.form.name} is missing: this is of another model")
-        self.fill(self.form.twin, missing)
-        values = self.form.twin.state_dict()
+        if missing and self.fill is not None:
+            built = built if self.form.twin is None else self.form.twin  # which nobody trains
+            self.fill(built, missing)
+        values = built.state_dict() if missing else {}
         return {name: values[name] for name in missing}
 
     def write(self, tensors: Iterable[tuple[str, Tensor]], progress: Progress, confirm: Callable[[], None]) -> None:
@@ -143,18 +144,22 @@ class Export:
 class Exporter:
     """Exports at the end of a run; the same on every worker."""
 
-    def __init__(self, engine: Engine, export: Export | None) -> None:
+    def __init__(self, engine: Engine, export: Export | None, built: nn.Module) -> None:
         """``export`` is the client's. ValueError there if the workers do not hold the model. A collective."""
-        self._world, self._export = engine.world, export
+        self._engine, self._world, self._export = engine, engine.world, export
         self.path = "" if export is None else str(export.directory)
-        self._mine = model_tensors(engine) if engine.owns_state else {}
+        self.bytes = 0 if export is None else export.bytes
+        self.notices = [] if export is None or export.notice is None else [export.notice]
         self._told: list[dict[str, Any]] = self._world.gather(
-            {name: [list(each.shape), str(each.dtype).removeprefix("torch.")] for name, each in self._mine.items()}
+            {name: [list(each.shape), str(each.dtype).removeprefix("torch.")] for name, each in self._mine().items()}
         )
         self._rest: dict[str, Tensor] = {}
         if export is not None:
             self._check(export.form)
-            self._rest = export.untrained(name for theirs in self._told for name in theirs)
+            self._rest = export.untrained((name for theirs in self._told for name in theirs), built)
+
+    def _mine(self) -> dict[str, Tensor]:
+        return model_tensors(self._engine) if self._engine.owns_state else {}
 
     def _check(self, form: ModelForm) -> None:
         """ValueError unless what workers announce is the model's: so much will be received, and no more."""
@@ -166,7 +171,7 @@ class Exporter:
         """Why there is no folder, if so: one line, the same on all workers. A collective."""
         ACTIVITY.note("exporting")
         if self._export is None:
-            pieces = HashedPieces(tensor_pieces(self._mine.values()))
+            pieces = HashedPieces(tensor_pieces(self._mine().values()))
             send_pieces(pieces, 0, self._world)
             self._world.gather(pieces.hexdigest())
             return self._heard(None)
@@ -198,7 +203,7 @@ class Exporter:
 
     def _tensors(self, received: list[HashedPieces]) -> Iterator[tuple[str, Tensor]]:
         yield from self._rest.items()
-        yield from self._mine.items()
+        yield from self._mine().items()
         coming = []
         for theirs, pieces in zip(self._told[1:], received, strict=True):
             empty = (torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in theirs.values())
@@ -212,7 +217,7 @@ class Exporter:
         return found
 
 
-def export_checkpoint(export: Export, path: Path, manifest: Manifest) -> None:
+def export_checkpoint(export: Export, built: nn.Module, path: Path, manifest: Manifest) -> None:
     """Export what a checkpoint holds, whose parts have been verified. OSError if the disk does not take it."""
     before, now = manifest.data.get("tensors"), len(export.form.held)
     if before not in (None, now):  # what is missing could not be told from what nothing trains
@@ -220,7 +225,7 @@ def export_checkpoint(export: Export, path: Path, manifest: Manifest) -> None:
             f"the run's model had {before} tensors, and {export.form.name} has {now} here: name the run's own {{model}}"
         )
     held = [name for name, _ in _saved_tensors(path, manifest, values=False)]
-    rest = export.untrained(held)
+    rest = export.untrained(held, built)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         yield from rest.items()

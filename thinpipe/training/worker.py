@@ -104,13 +104,9 @@ def _train(
 ) -> Finished:
     data, facts = read_data(task, settings, world, companions=_companions(settings, running))
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
-    model = world.together(lambda: _build(task, settings, facts))
-    about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}  # what it can be built again from
     kept = {} if data is None else data.companions
-    export = world.together(lambda: _export(model, task, settings, running, kept) if world.is_client else None)
-    engine = _make_engine(model, task, settings, running, world, facts)
-    exporter = None if running.export is None else world.together(lambda: Exporter(engine, export))
-    notices = notices if export is None or export.notice is None else [*notices, export.notice]
+    engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
+    notices = notices if exporter is None else notices + exporter.notices
     engine.warm_up()
     optimizer = make_optimizer(
         engine.parameters(),
@@ -133,7 +129,7 @@ def _train(
     sizes = {
         "save": _save_bytes(running, sum(expected_bytes)),
         "capture": 2 * sum(each.file_bytes for each in watchers),  # a new file is whole before the old one goes
-        "export": 0 if export is None else export.bytes,
+        "export": 0 if exporter is None else exporter.bytes,
     }
     world.together(lambda: check_room(sizes) if world.is_client else None)
     loop = Loop(
@@ -147,13 +143,7 @@ def _train(
         watchers=watchers,
     )
     end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
-    if loop.unsaved is not None:
-        raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {loop.unsaved}")
-    if unexported is not None:
-        rescue = "nothing of it is left, give {save} too the next time"
-        if running.save is not None:
-            rescue = f"its last checkpoint has the model: thinpipe export {running.save} {running.export}"
-        raise UnsavedError(named(f"the run came to its end, but its model was not exported: {unexported}; {rescue}"))
+    _check_kept(loop.unsaved, unexported, running)
     return end
 
 
@@ -180,6 +170,17 @@ def _run(
         raise
 
 
+def _check_kept(unsaved: str | None, unexported: str | None, running: Running) -> None:
+    """UnsavedError, when all is done, if what was trained is not where it should be."""
+    if unsaved is not None:
+        raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {unsaved}")
+    if unexported is not None:
+        rescue = "nothing of it is left, give {save} too the next time"
+        if running.save is not None:
+            rescue = f"its last checkpoint has the model: thinpipe export {running.save} {running.export}"
+        raise UnsavedError(named(f"the run came to its end, but its model was not exported: {unexported}; {rescue}"))
+
+
 def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
     """What all workers must have been started with: each option that makes them do something together."""
     capture = running.capture
@@ -196,16 +197,30 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
     }
 
 
-def _build(task: Task, settings: Settings, facts: Facts) -> nn.Module:
-    torch.manual_seed(settings.seed)  # the same weights on all workers, and whatever is parallel
-    return task.build(facts.shape, settings.source)
+def _prepare(
+    task: Task, settings: Settings, running: Running, world: World, facts: Facts, kept: Mapping[str, bytes]
+) -> tuple[Engine, Exporter | None, dict[str, Any]]:
+    """This worker's part of the model, what will export it, and what the model can be built again from.
 
+    The whole model is let go of when this returns: a worker has no room for it.
+    """
 
-def _export(
-    model: nn.Module, task: Task, settings: Settings, running: Running, kept: Mapping[str, bytes]
-) -> Export | None:
-    """What the client will export: of the model as it was built, since cutting it changes its config."""
-    return None if running.export is None else Export.of(running.export, model, task, settings, kept)
+    def build() -> nn.Module:
+        torch.manual_seed(settings.seed)  # the same weights on all workers, and whatever is parallel
+        return task.build(facts.shape, settings.source)
+
+    def export() -> Export | None:
+        if running.export is None or not world.is_client:
+            return None
+        return Export.of(running.export, model, task, settings, kept)
+
+    model = world.together(build)
+    about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}
+    exported = world.together(export)  # of the model as it was built: cutting it changes its config
+    engine = _make_engine(model, task, settings, running, world, facts)
+    if running.export is None:
+        return engine, None, about
+    return engine, world.together(lambda: Exporter(engine, exported, model)), about
 
 
 def _make_engine(

@@ -109,6 +109,8 @@ class LanguageModel(Task):
         files = {} if model.trains_tokenizer else saved_files(model.tokenizer().save_pretrained)
         if isinstance(model, PretrainedModel) and model.folder is not None and not model.follows_tokenizer:
             files |= copied_files(model.folder, ["generation_config.json"])
+        if isinstance(model, PretrainedModel) and model.folder is not None and model.trusted:
+            files |= copied_files(model.folder, [file.name for file in model.folder.glob("*.py")])
         return files
 
     def model(self, source: Source) -> Model:
