@@ -143,8 +143,19 @@ def _train(
         watchers=watchers,
     )
     end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
-    _check_kept(loop.unsaved, unexported, running)
+    _check_kept(running, loop.unsaved, unexported)
     return end
+
+
+def _check_kept(running: Running, unsaved: str | None, unexported: str | None) -> None:
+    """UnsavedError for what of a run that came to its end is not on disk, and why."""
+    if unsaved is not None:
+        raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {unsaved}")
+    if unexported is not None:
+        rescue = "nothing of it is left, give {save} too the next time"
+        if running.save is not None:
+            rescue = f"its last checkpoint has the model: thinpipe export {running.save} {running.export}"
+        raise UnsavedError(named(f"the run came to its end, but its model was not exported: {unexported}; {rescue}"))
 
 
 def _run(
@@ -168,17 +179,6 @@ def _run(
         if listener is not None:
             listener.failed(error)
         raise
-
-
-def _check_kept(unsaved: str | None, unexported: str | None, running: Running) -> None:
-    """UnsavedError, when all is done, if what was trained is not where it should be."""
-    if unsaved is not None:
-        raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {unsaved}")
-    if unexported is not None:
-        rescue = "nothing of it is left, give {save} too the next time"
-        if running.save is not None:
-            rescue = f"its last checkpoint has the model: thinpipe export {running.save} {running.export}"
-        raise UnsavedError(named(f"the run came to its end, but its model was not exported: {unexported}; {rescue}"))
 
 
 def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
