@@ -219,7 +219,7 @@ def test_a_function_returns_units_or_a_model(name: str, functions: Path) -> None
     ("options", "message"),
     [
         ({"model": "of_a_user:nothing"}, "function names a function .*'of_a_user:nothing' cannot be imported"),
-        ({"model": "no_module.at_all:f"}, "cannot be imported: ModuleNotFoundError: No module named 'no_module'"),
+        ({"model": "no_module.at_all:f"}, "cannot be imported: No module named 'no_module'"),
         ({"model": "of_a_user:number"}, "'of_a_user:number' is no function"),
         ({"tokenizer": None}, "is a function, which has no tokenizer: name one with tokenizer"),
     ],

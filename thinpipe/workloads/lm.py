@@ -109,8 +109,8 @@ class LanguageModel(Task):
         model = chosen_model(source, "causal")
         if model is None or source.data is None:
             raise OptionError(
-                "task lm trains your own model on your own texts: name a folder of transformers with {model}, and a "
-                "file or a folder of texts with {data}"
+                "task lm trains your own model on your own texts: name a folder of transformers with {model}, or a "
+                "model type with {config}, and a file or a folder of texts with {data}"
             )
         if source.vocabulary is not None and not model.trains_tokenizer:
             raise OptionError(
