@@ -92,6 +92,14 @@ def test_the_plan_says_what_delta_sends_while_samples_are_new():
     assert "delta(sort:2): 262.1 kB a step forward while samples are new, 65.5 kB after that." in links
 
 
+def test_the_plan_says_that_masks_may_need_less():
+    plan = make_plan()
+    first, *rest = plan.links
+    links = report.plain_text(plan_tables(replace(plan, links=(replace(first, integer_bytes=8200), *rest)))[1])
+    assert "At most: 8.2 kB of it are masks or other integers, which travel in as few bits as they need." in links
+    assert "At most" not in report.plain_text(plan_tables(plan)[1])
+
+
 def test_the_end_says_where_the_time_went():
     result, links, times = (report.plain_text(table) for table in end_tables(make_plan(), make_end(), 12 * 689152))
     assert "digits     86.7%  87.1%      0.3330  0.4000        802      3.9     689,152" in result

@@ -110,7 +110,9 @@ class Loop:
         for watcher in watching:
             watcher.end()
         self._count(seconds, done.waited_s)
-        self.progress.count(loss=done.loss, correct=done.correct, samples=settings.batch_size)
+        self.progress.count(
+            loss=done.loss, correct=done.correct, samples=settings.batch_size, wire_bytes=done.wire_bytes
+        )
         if self.listener is not None:
             self.listener.stepped(
                 Step(

@@ -303,6 +303,9 @@ class Running:
     save_local: bool = option(
         "The client keeps all of them: its folder need not be shared.", panel=_SAVE, default=False
     )
+    export: Path | None = option(
+        "The trained model as a new folder of transformers.", panel=_SAVE, metavar="DIR", default=None
+    )
     # One checkpoint, or a folder: the newest in it that is whole.
     resume: Path | None = option(
         "Go on where the run saved here stopped, with its options.", panel=_SAVE, metavar="DIR", default=None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import nn
 
 from thinpipe.models.function import FunctionModel, is_of_transformers
 from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_cut
+from thinpipe.models.save import copied_files, saved_files
 from thinpipe.options import OptionError
-from thinpipe.workloads.bpe import VOCABULARY, files_of, train_tokenizer
+from thinpipe.workloads.bpe import VOCABULARY, train_tokenizer
 from thinpipe.workloads.corpus import Windows, check_texts, read_texts
 from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.sources import MODEL_OPTIONS, chosen_model
@@ -84,7 +85,7 @@ class LanguageModel(Task):
             train=at_most(windows[0], source.samples),
             validation=windows[1],
             classes=vocabulary,
-            companions=files_of(tokenizer) if follows else {},
+            companions=saved_files(tokenizer.save_pretrained) if follows else {},
         )
         special = _special(tokenizer) if follows else None
         return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
@@ -102,6 +103,13 @@ class LanguageModel(Task):
     def fill(self, source: Source, seed: int) -> Any:
         model = self._without_tokenizer(source)
         return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        model = self.model(source)
+        files = {} if model.trains_tokenizer else saved_files(model.tokenizer().save_pretrained)
+        if isinstance(model, PretrainedModel) and model.folder is not None and not model.follows_tokenizer:
+            files |= copied_files(model.folder, ["generation_config.json"])
+        return files
 
     def model(self, source: Source) -> Model:
         """What the source names; ValueError if it names none, or what this task cannot use."""

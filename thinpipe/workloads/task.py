@@ -172,3 +172,7 @@ class Task(ABC):
     def fill(self, source: Source, seed: int) -> Callable[[nn.Module, Iterable[str]], None] | None:
         """What gives parameters of the model, by their names, their values; None if ``build`` has done so."""
         return None
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        """Files, by their names, that a model of transformers has beside its weights: a tokenizer's, for one."""
+        return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinpipe.models.save import saved_files
 from thinpipe.options import OptionError
 from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.hub import PublicData, class_numbers, columns_of, load_public, load_saved
@@ -62,6 +63,11 @@ class RobertaTask(Task):
         """With the checkpoint's weights, or random ones."""
         weights = self.check(source)
         return new_roberta(shape, self.size, source.width) if weights is None else pretrained_roberta(shape, weights)
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        """The checkpoint's tokenizer; one of words is none of transformers."""
+        weights = self.check(source)
+        return {} if weights is None else saved_files(weights.tokenizer().save_pretrained)
 
     def tokenized(
         self, source: Source, train: tuple[Rows, Tensor], validation: tuple[Rows, Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinpipe.models.save import copied_files
 from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.hub import PublicData, class_numbers, columns_of, datasets_library, load_public, load_saved
 from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, mobilenet_bytes, new_mobilenet, pretrained_mobilenet
@@ -63,6 +64,9 @@ class MobileNetTask(Task):
         if weights is not None:
             return pretrained_mobilenet(shape, weights)
         return new_mobilenet(shape, 1.0 if source.width is None else source.width)
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        return {} if source.weights is None else copied_files(source.weights, ["preprocessor_config.json"])
 
 
 @dataclass(frozen=True, kw_only=True)

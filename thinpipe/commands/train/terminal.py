@@ -83,6 +83,8 @@ class Terminal:
         if self._last_saved is not None:
             step, path = self._last_saved
             self._say(f"checkpoint of step {step}: {path}")
+        if end.exported:
+            self._say(f"the model: {end.exported}")
 
     def failed(self, error: BaseException) -> None:
         """Leave the terminal as it was and say where the run got to; why, and how to go on, the command tells."""

@@ -24,9 +24,10 @@ from pathlib import Path
 from torch import Tensor
 
 from thinpipe.engines.world import World
+from thinpipe.measure.atomic import sync
 from thinpipe.options import OptionError
 from thinpipe.training.checkpoints.manifest import NAME, Manifest, read_manifest
-from thinpipe.training.checkpoints.part import DamagedError, read_part
+from thinpipe.training.checkpoints.part import DamagedError, read_part, verify_part
 
 PARTIAL = ".partial"
 LOCK = ".lock"
@@ -81,6 +82,20 @@ def newest_manifest(path: Path) -> tuple[Path, Manifest]:
     raise ValueError(all_damaged(path, damages))
 
 
+def newest_whole(path: Path) -> tuple[Path, Manifest, list[tuple[Path, str]]]:
+    """The newest one whose parts are what was saved, and what is wrong with later ones; ValueError if none is whole."""
+    damages: list[tuple[Path, str]] = []
+    for each in candidates(path):
+        try:
+            manifest = read_manifest(each)
+            for part in manifest.parts:
+                verify_part(each, part)
+            return each, manifest, damages
+        except DamagedError as error:
+            damages.append((each, str(error)))
+    raise ValueError(all_damaged(path, damages))
+
+
 def all_damaged(path: Path, damages: list[tuple[Path, str]]) -> str:
     """What to say of a path none of whose checkpoints can be read."""
     if damages and damages[0][0] == path:  # the user named this very one
@@ -129,15 +144,6 @@ def delete(path: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     path.rename(partial)
     shutil.rmtree(partial)
-
-
-def sync(directory: Path) -> None:
-    """A name is on disk when its folder is."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class FolderLock:

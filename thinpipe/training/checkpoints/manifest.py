@@ -54,14 +54,16 @@ class Progress:
     best_metric: float = float("-inf")  # not finite: of no epoch yet
     metric_name: Metric = "accuracy"
     bits_per_byte: float | None = None  # of texts
+    wire_bytes: int = 0  # sent by all workers in training
     parameters_sha256: str = ""  # set with the last checkpoint
 
     @property
     def is_complete(self) -> bool:
         return self.step >= self.steps
 
-    def count(self, *, loss: float, correct: float, samples: int) -> None:
+    def count(self, *, loss: float, correct: float, samples: int, wire_bytes: int) -> None:
         self.step += 1
+        self.wire_bytes += wire_bytes
         self.epoch_loss += loss * samples
         self.epoch_correct += correct
         self.epoch_samples += samples

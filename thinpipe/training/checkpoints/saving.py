@@ -21,14 +21,8 @@ from typing import Any
 from torch import Tensor
 
 from thinpipe.engines.world import World
-from thinpipe.training.checkpoints.folder import (
-    PARTIAL,
-    checkpoint_path,
-    checkpoints,
-    delete,
-    keep_companions,
-    sync,
-)
+from thinpipe.measure.atomic import sync
+from thinpipe.training.checkpoints.folder import PARTIAL, checkpoint_path, checkpoints, delete, keep_companions
 from thinpipe.training.checkpoints.manifest import Habits, Manifest, Progress
 from thinpipe.training.checkpoints.part import (
     HashedPieces,
