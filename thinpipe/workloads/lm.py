@@ -53,7 +53,7 @@ class LanguageModel(Task):
             if source.pretrained:
                 model.check_weights()
         if not model.trains_tokenizer:
-            self.fitted(source)
+            _fitted(model, model.tokenizer())
         assert source.data is not None
         check_texts(source.data)
         return None
@@ -130,14 +130,6 @@ class LanguageModel(Task):
     def _without_tokenizer(self, source: Source) -> Model:
         """The same on any worker: the client alone has the tokenizer."""
         return self.model(replace(source, tokenizer=None, vocabulary=None))
-
-    def fitted(self, source: Source) -> Model:
-        """The model that the source names, with the vocabulary of its tokenizer, which is not to be trained any more.
-
-        Of a run from scratch: with the tokenizer that lies beside its checkpoints (``companions_of``) as the source's.
-        """
-        model = self.model(source)
-        return _fitted(model, model.tokenizer())
 
     def _tokens(self, source: Source) -> int:
         return positive("tokens", source.tokens, TOKENS, least=2)
