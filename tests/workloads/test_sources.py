@@ -22,7 +22,6 @@ from thinpipe.training.settings import Running
 from thinpipe.training.worker import train
 from thinpipe.workloads import hub, lm
 from thinpipe.workloads.corpus import read_texts
-from thinpipe.workloads.lm import LanguageModel
 from thinpipe.workloads.sources import parse_changes
 from thinpipe.workloads.task import Source
 from thinpipe.workloads.tasks import task
@@ -79,8 +78,6 @@ def test_a_tokenizer_is_trained_on_the_text_and_the_model_follows_it(data: Path,
     again, same = LM.load(scratch(data, tokenizer=str(tmp_path)))
     assert same == shape
     assert torch.equal(again.train.stream, found.train.stream)  # type: ignore[attr-defined]
-    fitted: Any = LanguageModel().fitted(scratch(data, tokenizer=str(tmp_path)))
-    assert fitted.config().vocab_size == 300
     elsewhere = scratch(data, tokenizer="/on/the/client")  # servers need none
     assert LM.build(shape, elsewhere).config.vocab_size == 300  # type: ignore[union-attr]
     from transformers import AutoTokenizer
@@ -223,7 +220,7 @@ def test_a_function_returns_units_or_a_model(name: str, functions: Path) -> None
     ("options", "message"),
     [
         ({"model": "of_a_user:nothing"}, "function names a function .*'of_a_user:nothing' cannot be imported"),
-        ({"model": "no_module.at_all:f"}, "cannot be imported: ModuleNotFoundError: No module named 'no_module'"),
+        ({"model": "no_module.at_all:f"}, "cannot be imported: No module named 'no_module'"),
         ({"model": "of_a_user:number"}, "'of_a_user:number' is no function"),
         ({"tokenizer": None}, "is a function, which has no tokenizer: name one with tokenizer"),
     ],

@@ -31,6 +31,8 @@ def import_function(name: str, rule: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a script beside the user is found
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"{rule}; {name!r} cannot be imported: {error}") from None
     except Exception as error:  # whatever the user's module raises
         raise OptionError(f"{rule}; {name!r} cannot be imported: {said(error)}") from None
     if not callable(found):

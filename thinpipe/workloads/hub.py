@@ -83,7 +83,10 @@ def fetch_model(name: str, option: str, *, weights: bool, code: bool) -> Path:
     Of its weights the safetensors files, if ``weights``; ``code``: also programs that come with it.
     """
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
 
+    if torch.distributed.is_initialized():
+        disable_progress_bars()  # every worker would show them
     patterns = [*_DESCRIBING, *(["*.safetensors"] if weights else []), *(["*.py"] if code else [])]
     try:
         return Path(

@@ -53,7 +53,7 @@ class LanguageModel(Task):
             if source.pretrained:
                 model.check_weights()
         if not model.trains_tokenizer:
-            self.fitted(source)
+            _fitted(model, model.tokenizer())
         assert source.data is not None
         check_texts(source.data)
         return None
@@ -119,8 +119,8 @@ class LanguageModel(Task):
         model = chosen_model(source, "causal")
         if model is None or source.data is None:
             raise OptionError(
-                "task lm trains your own model on your own texts: name a folder of transformers with {model}, and a "
-                "file or a folder of texts with {data}"
+                "task lm trains your own model on your own texts: name a folder of transformers with {model}, or a "
+                "model type with {config}, and a file or a folder of texts with {data}"
             )
         if source.vocabulary is not None and not model.trains_tokenizer:
             raise OptionError(
@@ -132,14 +132,6 @@ class LanguageModel(Task):
     def _without_tokenizer(self, source: Source) -> Model:
         """The same on any worker: the client alone has the tokenizer."""
         return self.model(replace(source, tokenizer=None, vocabulary=None))
-
-    def fitted(self, source: Source) -> Model:
-        """The model that the source names, with the vocabulary of its tokenizer, which is not to be trained any more.
-
-        Of a run from scratch: with the tokenizer that lies beside its checkpoints (``companions_of``) as the source's.
-        """
-        model = self.model(source)
-        return _fitted(model, model.tokenizer())
 
     def _tokens(self, source: Source) -> int:
         return positive("tokens", source.tokens, TOKENS, least=2)
