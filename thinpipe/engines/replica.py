@@ -82,6 +82,7 @@ class ReplicaEngine(Engine):
         self.owns_state = world.is_client
         self.client_has_outcome = world.workers == 1
         self._unit_names = whole.names
+        self._whole, self._asked = whole, module.asks
         self._hook: DDPState | None = None
         self._replica: nn.Module = module
         if world.workers > 1:
@@ -128,7 +129,7 @@ class ReplicaEngine(Engine):
 
     def _run(self, module: nn.Module, inputs: Any) -> Tensor:
         with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=self._amp):
-            return module(*inputs)
+            return module(*inputs, **self._whole.beside(self._asked, inputs))
 
     def tell_samples(self, samples: Tensor) -> None:
         """Replicas keep nothing of a sample."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from thinpipe.engines.shapes import Meta, Traced, meta_of, trace_units
 from thinpipe.models.cut import CutModel
 from thinpipe.options import OptionError
+from thinpipe.pipeline.partition import StageModule
 from thinpipe.pipeline.units import is_known, unit_names, units_of
 
 Fill = Callable[[nn.Module, Iterable[str]], None]  # gives the parameters of these names their values
@@ -26,6 +27,12 @@ class Units:
     names: tuple[str, ...]
     outputs: list[tuple[Meta, ...]] | None = None  # of each for one chunk; None: to be found out by running them
     fill: Fill | None = None  # None: the model has its weights
+    input_names: tuple[str, ...] = ()  # of the model, for units that ask for some of them
+
+    def beside(self, asked: Iterable[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What units ask for beside what the one before them returned."""
+        named = dict(zip(self.input_names, inputs, strict=False))
+        return {name: named[name] for name in asked}
 
     def traced(self, inputs: Sequence[Meta], *, amp: bool, device: torch.device) -> list[Traced]:
         if self.outputs is None:
@@ -41,34 +48,49 @@ class Units:
                     module._buffers[name] = buffer.to(device)
 
     def fill_own(self, modules: Iterable[nn.Module]) -> None:
-        """Give the parameters of these modules their values, and no others; each under all of its names."""
+        """Give what these modules are saved with its values, and nothing else; each tensor under all of its names."""
         if self.fill is None:
             return
-        mine = {id(parameter) for module in modules for parameter in module.parameters()}
-        named = self.model.named_parameters(remove_duplicate=False)
-        self.fill(self.model, [name for name, parameter in named if id(parameter) in mine])
+        mine = {id(tensor) for module in modules for tensor in module.state_dict(keep_vars=True).values()}
+        named = self.model.state_dict(keep_vars=True).items()
+        self.fill(self.model, [name for name, tensor in named if id(tensor) in mine])
 
 
 def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None, *, amp: bool = False) -> Units:
     """Any model of transformers, by its own forward on a chunk of such inputs; others as ``units_of`` knows them."""
-    if is_known(model) or not hasattr(model, "base_model_prefix"):
+    if (is_known(model) and fill is None) or not hasattr(model, "base_model_prefix"):
         units = units_of(model)
         return Units(model=model, units=units, names=unit_names(model, units), fill=fill)
     example = _example(inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the types of what travels
         cut = CutModel(model, example)
         outputs = [meta_of(tensors) for tensors in cut.travelling(example)]
-    check_private(type(model).__name__, cut.live)
-    return Units(model=model, units=list(cut.units()), names=_names(cut), outputs=outputs, fill=fill)
+    _check_whole_numbers(type(model).__name__, [metas[: len(metas) - len(cut.known)] for metas in outputs[:-1]])
+    return Units(
+        model=model,
+        units=list(cut.units()),
+        names=_names(cut),
+        outputs=outputs,
+        fill=fill,
+        input_names=cut.input_names,
+    )
 
 
-def check_private(name: str, live: Sequence[Sequence[tuple[str, int, int]]]) -> None:
-    """ValueError if inputs themselves are among what travels between units."""
-    if any(kind == "input" for values in live for kind, _, _ in values):
-        raise ValueError(
-            f"{name} asks for its inputs behind its blocks, so tokens or images would travel to the servers: it is "
-            "not cut, take another model"
-        )
+def _check_whole_numbers(name: str, travelling: Sequence[Sequence[Meta]]) -> None:
+    """ValueError if something travels that can only be tokens, or what was made of them."""
+    if any(meta.dtype == torch.int64 for metas in travelling for meta in metas):
+        raise ValueError(f"{name} hands its tokens from block to block, so they would travel to the servers: not cut")
+
+
+def check_private(modules: Sequence[StageModule], between: Sequence[Sequence[Meta]]) -> None:
+    """OptionError if a stage asks for inputs that is not at an end, where the data is, or asks for nothing else."""
+    for index, module in enumerate(modules[1:], 1):
+        if module.asks and (index < len(modules) - 1 or not between[index]):
+            raise OptionError(
+                f"the model asks for {' and '.join(sorted(module.asks))} in layers that stage {index} has, so tokens "
+                "or images would travel to the servers: leave more layers with the client ({client_layers}), or take "
+                "another model"
+            )
 
 
 def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
@@ -86,9 +108,9 @@ def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
 def _example(inputs: Sequence[Meta]) -> Mapping[str, Tensor]:
     """Of transformers' models: images, or token ids and a mask."""
     if inputs[0].dtype.is_floating_point:
-        return {"pixel_values": torch.zeros(inputs[0].shape)}
-    names = ("input_ids", "attention_mask")
-    return {name: torch.ones(meta.shape, dtype=meta.dtype) for name, meta in zip(names, inputs, strict=True)}
+        return {"pixel_values": torch.zeros(inputs[0].shape, dtype=inputs[0].dtype)}
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return {name: torch.ones(meta.shape, dtype=meta.dtype) for name, meta in zip(names, inputs, strict=False)}
 
 
 def _operations(unit: nn.Module, tokens: int) -> int:

@@ -4,8 +4,9 @@ Between units travel only values that the next ones need and cannot know: hidden
 that all may see (the attention mask). What else a block is called with, its mask, rotary embeddings, window, every
 worker computes by running the model's own forward with unknown values (``unknown``). A value is known by where it came
 from: ("in", k, i) is leaf i of what block k is called with, made by the model's code in front of it; ("out", k, i)
-leaf i of what block k returned; ("input", 0, i) input i itself, where later code asks for it. Whatever a run needs and
-does not have stays unknown, and is an error, not a guess.
+leaf i of what block k returned; ("input", 0, i) input i itself, where later code asks for it. Inputs do not travel: a
+unit that asks for one (``asks``) is given it, so whoever has that unit needs the inputs. Whatever a run needs and does
+not have stays unknown, and is an error, not a guess.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class CutModel:
         with zeros_for_hollow(model):
             trace = self.trace(inputs)
             self.early = self._early(trace, inputs)
-            self.live = self._liveness(trace, inputs)
+            self.live, self.asked = self._liveness(trace, inputs)
             self.parts = self._parts(inputs)
 
     # Runs
@@ -102,7 +103,11 @@ class CutModel:
 
     def _trace(self, inputs: Mapping[str, Tensor], returns: list[Returned] | None) -> Trace:
         trace, device = Trace(), device_of(inputs.values())
-        made: dict[int, tuple[Value, Tensor]] = {}  # by identity; the tensor keeps its own
+        hidden = self.inputs_without_values(inputs)
+        # By identity; the tensor keeps its own.
+        made: dict[int, tuple[Value, Tensor]] = {
+            id(tensor): (("input", 0, i), tensor) for i, (name, tensor) in enumerate(hidden.items())
+        }
 
         def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if number != len(trace.calls):
@@ -126,7 +131,7 @@ class CutModel:
 
         last = len(self.blocks) - 1
         with without_values(device):
-            args, kwargs = run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, last)
+            args, kwargs = run_until(self.model, self.blocks, hidden, on_call, last)
             on_call(last, args, kwargs)
         return trace
 
@@ -160,7 +165,7 @@ class CutModel:
             collect(number, pytree.tree_leaves((args, kwargs)))
             return trace.returns[number].filled(number, {}, device)
 
-        last = max(block for _, block, _ in wanted)
+        last = max((block for _, block, _ in wanted), default=0)
         with without_values(device) as with_weights:
             with_weights()
             collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))
@@ -200,7 +205,7 @@ class CutModel:
             return trace.returns[number].filled(number, needed, device)
 
         # What makes the logits may be code that asks for values.
-        known = {name: tensor for i, (name, tensor) in enumerate(inputs.items()) if ("input", 0, i) in self.live[-1]}
+        known = {name: inputs[name] for name in self.asked[-1]}
         needed = {value: zeros for value, zeros in _returned(trace, device).items() if value in self.live[-1]}
         with without_values(device, on_tensor):
             run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, None)
@@ -214,16 +219,24 @@ class CutModel:
         with torch.no_grad():
             return set(self.from_inputs(wanted, inputs)) if wanted else set()
 
-    def _liveness(self, trace: Trace, inputs: Mapping[str, Tensor]) -> list[tuple[Value, ...]]:
-        """For every boundary, in front of block 0 to behind the last one: the values that travel."""
+    def _liveness(
+        self, trace: Trace, inputs: Mapping[str, Tensor]
+    ) -> tuple[list[tuple[Value, ...]], list[tuple[str, ...]]]:
+        """What travels in front of block 0 to behind the last one; and for every unit the inputs that it asks for."""
         count = len(self.blocks)
         live: list[set[Value]] = [set() for _ in range(count + 1)]
         live[count] = needed = self._needs(trace, inputs, None)
+        asked = [needed]  # of the units, from the last
         for boundary in range(count - 1, -1, -1):
             later = {value for value in live[boundary + 1] | needed if self._made_at(value) <= boundary}
-            live[boundary] = later | set(trace.calls[boundary].values.values())
+            called = set(trace.calls[boundary].values.values())
+            live[boundary] = later | called
+            asked.append(called if boundary == count - 1 else called | needed)
             needed = self._needs(trace, inputs, boundary) if self.is_glued(boundary, trace) else set()
-        return [tuple(sorted(values)) for values in live]
+        travel = [tuple(sorted(value for value in values if value[0] != "input")) for values in live]
+        asked.append(set())  # of the head, which is given all
+        names = [[self.input_names[i] for kind, _, i in sorted(values) if kind == "input"] for values in asked]
+        return travel, [tuple(each) for each in reversed(names)]
 
     def _made_at(self, value: Value) -> int:
         """The boundary from which on a value is there."""
@@ -271,9 +284,8 @@ class CutModel:
 
     def travelling(self, inputs: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """What each unit returns for inputs of the example's shapes: tensors without values."""
-        trace, given = self.trace(inputs), list(inputs.values())
+        trace = self.trace(inputs)
         like = {"in": lambda k, i: trace.calls[k].leaves[i], "out": lambda k, i: trace.returns[k].leaves[i]}
-        like["input"] = lambda _, i: given[i]
         shared = [inputs[name] for name in self.known]
         return [[like[kind](k, i) for kind, k, i in live] + shared for live in self.live] + [[self.logits]]
 
@@ -282,9 +294,10 @@ class CutModel:
 
 
 class _Unit(nn.Module):
-    def __init__(self, cut: CutModel, segment: int) -> None:
+    def __init__(self, cut: CutModel, number: int, segment: int) -> None:
         super().__init__()
         self._cut = [cut]  # in a list: the whole model is no part of a unit
+        self.asks = cut.asked[number]  # inputs that it is to be called with, by their names
         self.parts = nn.ModuleList(cut.parts[segment])
 
     def train(self, mode: bool = True) -> _Unit:
@@ -297,36 +310,31 @@ class _Unit(nn.Module):
     def cut(self) -> CutModel:
         return self._cut[0]
 
-    def split(self, boundary: int, tensors: Sequence[Tensor]) -> tuple[Values, dict[str, Tensor]]:
-        """The values that travelled, and inputs of which the shared ones are real."""
+    def split(self, boundary: int, tensors: Sequence[Tensor], given: Mapping[str, Tensor]) -> tuple[Values, Any]:
+        """The values that travelled or were given, and inputs of which the shared ones are real."""
         live = self.cut.live[boundary]
         values = dict(zip(live, tensors, strict=False))
+        values |= {("input", 0, self.cut.input_names.index(name)): given[name] for name in self.asks}
         shared = dict(zip(self.cut.known, tensors[len(live) :], strict=True))
-        return values, self._inputs(shared, tensors[0])
-
-    def _inputs(self, shared: dict[str, Tensor], states: Tensor) -> dict[str, Tensor]:
+        like = next(iter(values.values()))
         inputs = {}
         for name, shape, dtype in self.cut.shapes:
-            if name in shared:
-                inputs[name] = shared[name]
-            elif "attention_mask" in shared:
-                inputs[name] = unknown(shared["attention_mask"].shape, dtype, states.device)
-            else:
-                inputs[name] = unknown((states.shape[0], *shape[1:]), dtype, states.device)
-        return inputs
+            size = shared["attention_mask"].shape if "attention_mask" in shared else (like.shape[0], *shape[1:])
+            inputs[name] = shared[name] if name in shared else unknown(size, dtype, like.device)
+        return values, inputs
 
 
 class Head(_Unit):
     """The model's code up to its first block."""
 
     def __init__(self, cut: CutModel) -> None:
-        super().__init__(cut, 0)
+        super().__init__(cut, 0, 0)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         cut = self.cut
         inputs = dict(zip(cut.input_names, tensors, strict=True))
-        values: Values = {("input", 0, i): tensor for i, tensor in enumerate(tensors)}
-        values |= cut.from_inputs({*cut.trace(inputs).calls[0].values.values(), *cut.early}, inputs)
+        called = {value for value in cut.trace(inputs).calls[0].values.values() if value[0] == "in"}
+        values = cut.from_inputs(called | cut.early, inputs)
         return (*(values[value] for value in cut.live[0]), *(inputs[name] for name in cut.known))
 
 
@@ -335,15 +343,15 @@ class Block(_Unit):
 
     def __init__(self, cut: CutModel, number: int) -> None:
         glued = number + 1 < len(cut.blocks)
-        super().__init__(cut, number + 1 if glued else 0)
+        super().__init__(cut, number + 1, number + 1 if glued else 0)
         if not glued:
             self.parts = nn.ModuleList()  # what comes after the last block is the tail's
         self.number = number
         self.block = cut.blocks[number]
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *tensors: Tensor, **given: Tensor) -> tuple[Tensor, ...]:
         cut, number = self.cut, self.number
-        values, inputs = self.split(number, tensors)
+        values, inputs = self.split(number, tensors, given)
         trace = cut.trace(inputs)
         args, kwargs = trace.calls[number].filled(values)
         returned = pytree.tree_leaves(self.block(*args, **kwargs))
@@ -360,12 +368,11 @@ class Tail(_Unit):
     """The model's code behind its last block: logits."""
 
     def __init__(self, cut: CutModel) -> None:
-        super().__init__(cut, len(cut.blocks))
+        super().__init__(cut, len(cut.blocks) + 1, len(cut.blocks))
 
-    def forward(self, *tensors: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor, **given: Tensor) -> Tensor:
         cut = self.cut
-        count = len(cut.blocks)
-        values, inputs = self.split(count, tensors)
+        values, inputs = self.split(len(cut.blocks), tensors, given)
         return cut.between(values, inputs, None)
 
 

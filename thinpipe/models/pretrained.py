@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from thinpipe.measure.readable import errors_named, read_json
 from thinpipe.models.compare import compare
-from thinpipe.models.tiny import shrunken
-from thinpipe.models.verify import types_of
+from thinpipe.models.tiny import LAYERS, shrunken
+from thinpipe.models.verify import TRAINING, batch, types_of
 from thinpipe.models.weights import hollow, load_weights, random_weights, weight_files
 from thinpipe.options import OptionError
 
@@ -33,8 +33,23 @@ class PretrainedModel:
 
     folder: Path
     kind: str
+    classes: int | None = None  # that a classifier is to tell apart; None: as the description says
+    labels: Sequence[str] | None = None  # what they are called; None: not known here
+    padding: int | None = None  # token that fills up texts; None: as the description says
 
     def config(self) -> Any:
+        config = self._described()
+        if self.classes is not None:
+            config.num_labels = self.classes
+            config.problem_type = "single_label_classification"
+        if self.labels is not None:
+            config.id2label = dict(enumerate(self.labels))
+            config.label2id = {label: number for number, label in enumerate(self.labels)}
+        if self.padding is not None:
+            config.get_text_config().pad_token_id = self.padding
+        return config
+
+    def _described(self) -> Any:
         from transformers import AutoConfig
 
         folder, file = self.folder, self.folder / "config.json"
@@ -71,12 +86,16 @@ class PretrainedModel:
             return _built(self.config(), self.kind)
 
     def fill(self, *, pretrained: bool, seed: int) -> Callable[[nn.Module, Iterable[str]], None]:
-        """What gives parameters of the hollow model, by their names, their values: the folder's, or random ones."""
+        """What gives parameters of the hollow model, by their names, their values: the folder's, or random ones.
+
+        Random is also the head of a classifier if the folder has none, or one for other classes.
+        """
+        head_seed = None if self.kind == "causal" else seed
 
         def fill(model: nn.Module, names: Iterable[str]) -> None:
             if pretrained:
                 with quiet():
-                    load_weights(model, self.folder, names)
+                    load_weights(model, self.folder, names, head_seed)
             else:
                 random_weights(model, names, seed)
 
@@ -87,19 +106,12 @@ class PretrainedModel:
         small = shrunken(self.config())
         with torch.random.fork_rng(devices=[]), quiet():
             torch.manual_seed(0)
-            model = _built(small, self.kind).eval()
-            inputs = _padded_texts(int(small.get_text_config().vocab_size))
-        compared = compare(model, inputs)
+            model = _built(small, self.kind).train(small.model_type in TRAINING)
+            inputs = batch(model, self.kind)
+        compared = compare(model, inputs, alone=LAYERS)
         if not compared.is_exact or compared.needs_weights_elsewhere is not None:
             where = compared.first_difference or compared.needs_weights_elsewhere or "its gradients"
             raise ValueError(f"{type(model).__name__} cannot be cut: in units it computes something else ({where})")
-
-
-def _padded_texts(vocabulary: int) -> dict[str, Tensor]:
-    tokens = torch.randint(3, vocabulary, (2, 12))
-    mask = torch.ones_like(tokens)
-    mask[0, 9:] = 0
-    return {"input_ids": tokens, "attention_mask": mask}
 
 
 def _built(config: Any, kind: str) -> nn.Module:

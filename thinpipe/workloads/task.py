@@ -86,6 +86,8 @@ class Shape:
     image_size: int | None = None  # pixels, both ways; None for texts
     tokens: int | None = None  # of a text; None for images
     vocabulary: int | None = None  # different tokens; None for images
+    padding: int | None = None  # the token that fills up texts; None: as the model's description says
+    labels: tuple[str, ...] | None = None  # names of the classes, on workers that read data; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,7 @@ class Task(ABC):
     summary: str  # one line for --help and errors
     metric: Metric
     recipe: Recipe
+    model_recipe: Recipe | None = None  # with a model that the user brings; None: the same
     modules: tuple[str, ...] = ()  # that reading and building will import: workers share them if imported ahead
 
     def look_for(self, source: Source) -> int | None:
