@@ -41,7 +41,7 @@ ALLOWED = {
     },
     "thinpipe.engines": {
         "thinpipe.engines",
-        "thinpipe.models.cut",
+        "thinpipe.models",
         "thinpipe.workloads.task",
         "thinpipe.workers",
         "thinpipe.pipeline",

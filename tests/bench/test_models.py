@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from thinpipe.bench.models import CUTTABLE, Shapes, build_cuttable
-from thinpipe.engines.engine import loss_of
+from thinpipe.engines.loss import Loss
 from thinpipe.pipeline.partition import cut_units
 from thinpipe.pipeline.units import units_of
 
@@ -20,7 +21,7 @@ def size(model):
 def test_whole_and_cut_models_have_a_loss(name):
     model, batch = build_cuttable(name, SMALL)
     whole = cut_units(units_of(model), ())[0]
-    assert loss_of(whole(*batch.inputs), batch.labels).isfinite()
+    assert Loss(None, device=torch.device("cpu"))(whole(*batch.inputs), batch.labels).isfinite()
     assert size(whole) <= size(model)
 
 

@@ -84,7 +84,7 @@ def test_a_head_for_the_same_classes_is_the_folders(tmp_path: Path) -> None:
 
 
 def test_a_bare_model_gets_a_head_and_one_without_its_layers_is_refused(tmp_path: Path) -> None:
-    """As ``BertModel`` or a masked language model is saved: names without their first part, no pooler, no classifier."""
+    """As a masked language model's body is saved: names without their first part, no pooler, no classifier."""
     folder = write_text_classifier(tmp_path / "bert")
     whole = load_file(folder / "model.safetensors")
     bare = {name.removeprefix("bert."): tensor for name, tensor in whole.items() if name.startswith("bert.enc")}
@@ -237,6 +237,11 @@ def test_images_and_models_that_do_not_fit_are_one_line(
 
 def refused(name: str, source: Source, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        task(name).look_for(source)
-        task(name).load(source)
+        checked(name, source)
     assert len(str(error.value).splitlines()) == 1
+
+
+def checked(name: str, source: Source) -> None:
+    """Before there are workers, and then on the client."""
+    task(name).look_for(source)
+    task(name).load(source)

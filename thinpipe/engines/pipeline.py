@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.codecs.rounding import rounding_key
-from thinpipe.engines.engine import Engine, NamedModule, count_correct, loss_of, to_device
+from thinpipe.engines.engine import Engine, NamedModule, to_device
 from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
+from thinpipe.engines.loss import Loss
 from thinpipe.engines.plan import Holding, LinkPlan
 from thinpipe.engines.shapes import Meta, costs_of
 from thinpipe.engines.units import Units, check_private, check_shared, cut_model
@@ -106,7 +107,8 @@ class PipelineEngine(Engine):
         self.client_has_outcome = cutting.layout == "client-server"
         self.training_stages = [self._stage(modules[index], index, training=True) for index in mine]
         self._evaluation_stages = [self._stage(modules[index], index, training=False) for index in mine]
-        self._trainer = self._schedule(self.training_stages, loss_of)
+        self.loss = Loss(whole.tail, device=world.device, amp=amp)
+        self._trainer = self._schedule(self.training_stages, self.loss)
         self._evaluator = self._schedule(self._evaluation_stages, None)
         self._losses: list[Tensor] = []
         self._predictions = 0  # since the last step of training
@@ -181,17 +183,19 @@ class PipelineEngine(Engine):
         labels = batch.labels.to(self.world.device) if batch and self.reads_labels else None
         self._losses = []
         self._predictions = 0
+        if labels is not None:
+            self.loss.begin(labels, self._cutting.chunks)
         first, beside = self._given(inputs)
-        logits = self._trainer.step(*first, target=labels, losses=self._losses, **beside)
+        self._trainer.step(*first, target=labels, losses=self._losses, **beside)
         # The mean over chunks, here and not stage by stage as torch does it: two stages may share a parameter.
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(self._cutting.chunks)
         if labels is None:
             return 0.0, 0.0
-        return float(torch.stack(self._losses).detach().mean()), count_correct(logits, labels)
+        return float(torch.stack(self._losses).detach().mean()), self.loss.correct()
 
-    def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | None:
+    def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
         for trained, evaluated in zip(self.training_stages, self._evaluation_stages, strict=True):
             evaluated.load_link_state_dict(trained.link_state_dict())
             # Rounded unlike any step of training and any other batch, and alike whenever this step is evaluated.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from thinpipe.engines.loss import Deferred
 from thinpipe.engines.shapes import Meta, Traced, meta_of, trace_units
 from thinpipe.models.cut import CutModel
+from thinpipe.models.units import Tail, cut_into_units
 from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import StageModule
 from thinpipe.pipeline.units import is_known, unit_names, units_of
@@ -25,8 +26,9 @@ class Units:
     model: nn.Module
     units: list[nn.Module]
     names: tuple[str, ...]
-    outputs: list[tuple[Meta, ...]] | None = None  # of each for one chunk; None: to be found out by running them
+    outputs: list[Traced] | None = None  # of each for one chunk; None: to be found out by running them
     fill: Fill | None = None  # None: the model has its weights
+    tail: Tail | None = None  # of a language model whose last unit leaves logits to the loss
     input_names: tuple[str, ...] = ()  # of the model, for units that ask for some of them
 
     def beside(self, asked: Iterable[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -37,8 +39,7 @@ class Units:
     def traced(self, inputs: Sequence[Meta], *, amp: bool, device: torch.device) -> list[Traced]:
         if self.outputs is None:
             return trace_units(self.units, inputs, amp=amp, device=device)
-        tokens = torch.Size(inputs[0].shape[:2] if inputs[0].dtype == torch.int64 else inputs[0].shape[:1]).numel()
-        return [Traced(metas, _operations(unit, tokens)) for unit, metas in zip(self.units, self.outputs, strict=True)]
+        return self.outputs
 
     def bring(self, device: torch.device) -> None:
         """What a model's code between units computes with, rotary frequencies for instance, goes where units are."""
@@ -59,21 +60,33 @@ class Units:
 def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None, *, amp: bool = False) -> Units:
     """Any model of transformers, by its own forward on a chunk of such inputs; others as ``units_of`` knows them."""
     if (is_known(model) and fill is None) or not hasattr(model, "base_model_prefix"):
-        units = units_of(model)
-        return Units(model=model, units=units, names=unit_names(model, units), fill=fill)
+        known = units_of(model)
+        return Units(model=model, units=known, names=unit_names(model, known), fill=fill)
     example = _example(inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the types of what travels
         cut = CutModel(model, example)
-        outputs = [meta_of(tensors) for tensors in cut.travelling(example)]
-    _check_whole_numbers(type(model).__name__, [metas[: len(metas) - len(cut.known)] for metas in outputs[:-1]])
+        travelling = [meta_of(tensors) for tensors in cut.travelling(example)]
+    _check_whole_numbers(type(model).__name__, [metas[: len(metas) - len(cut.known)] for metas in travelling[:-1]])
+    *units, tail = cut_into_units(cut)
+    deferred = _deferred(tail, travelling[-2], len(example["input_ids"]) if "input_ids" in example else None)
+    if deferred is not None:
+        travelling[-1] = travelling[-2]
     return Units(
         model=model,
-        units=list(cut.units()),
+        units=[*units, deferred or tail],
         names=_names(cut),
-        outputs=outputs,
+        outputs=[Traced(metas, flops) for metas, flops in zip(travelling, cut.flops, strict=True)],
         fill=fill,
+        tail=None if deferred is None else deferred.tail,
         input_names=cut.input_names,
     )
+
+
+def _deferred(tail: nn.Module, metas: Sequence[Meta], samples: int | None) -> Deferred | None:
+    """The last unit, without its logits, of a model that can be told which ones are wanted."""
+    assert isinstance(tail, Tail)
+    of_all = all(meta.shape[:1] == (samples,) for meta in metas)  # nothing that chunks share
+    return Deferred(tail) if tail.cut.takes_positions and of_all and not tail.asks else None
 
 
 def _check_whole_numbers(name: str, travelling: Sequence[Sequence[Meta]]) -> None:
@@ -106,18 +119,11 @@ def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
 
 
 def _example(inputs: Sequence[Meta]) -> Mapping[str, Tensor]:
-    """Of transformers' models: images, or token ids and a mask."""
+    """Of transformers' models: images; or token ids, with a mask where texts are padded, and types for pairs."""
     if inputs[0].dtype.is_floating_point:
         return {"pixel_values": torch.zeros(inputs[0].shape, dtype=inputs[0].dtype)}
     names = ("input_ids", "attention_mask", "token_type_ids")
     return {name: torch.ones(meta.shape, dtype=meta.dtype) for name, meta in zip(names, inputs, strict=False)}
-
-
-def _operations(unit: nn.Module, tokens: int) -> int:
-    """Two for each weight and token; a look-up of embeddings is none."""
-    looked_up = {id(module.weight) for module in unit.modules() if isinstance(module, nn.Embedding)}
-    weights: list[Any] = [each for each in unit.parameters() if each.dim() > 1 and id(each) not in looked_up]
-    return 2 * tokens * sum(each.numel() for each in weights)
 
 
 def _names(cut: CutModel) -> tuple[str, ...]:

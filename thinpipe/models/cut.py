@@ -11,17 +11,20 @@ not have stays unknown, and is an error, not a guess.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from thinpipe.models.blocks import SHARED, UncuttableError, device_of, in_order
-from thinpipe.models.forward import run_until, shapes_returned, without_cache, without_values
-from thinpipe.models.unknown import UnknownValueError, is_unknown, unknown, unknown_like
+from thinpipe.models.forward import run_until, shapes_returned, takes, without_cache, without_values
+from thinpipe.models.unknown import UnknownValueError, is_unknown, unknown_like
 from thinpipe.models.weights import zeros_for_hollow
 
 Value = tuple[str, int, int]  # "in" or "out", block, leaf; "input", 0, number
@@ -63,6 +66,7 @@ class Trace:
 
     calls: list[Call] = field(default_factory=list)
     returns: list[Returned] = field(default_factory=list)
+    flops: list[int] = field(default_factory=list)  # of each block
 
 
 class CutModel:
@@ -77,12 +81,13 @@ class CutModel:
         self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
         self.blocks = in_order(model, inputs)
         self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
+        self.takes_positions = takes(model, "logits_to_keep")
         self.logits: Tensor  # without values
         with zeros_for_hollow(model):
             trace = self.trace(inputs)
             self.early = self._early(trace, inputs)
             self.live, self.asked = self._liveness(trace, inputs)
-            self.parts = self._parts(inputs)
+            self.parts, self.flops = self._parts(inputs)
 
     # Runs
 
@@ -119,7 +124,9 @@ class CutModel:
                     values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
             trace.calls.append(Call(leaves, spec, values))
             if returns is None:
-                result = shapes_returned(self.blocks[number], args, kwargs)
+                with _flop_counter() as counter:
+                    result = shapes_returned(self.blocks[number], args, kwargs)
+                trace.flops.append(counter.get_total_flops())
                 trace.returns.append(Returned(*pytree.tree_flatten(result)))
             else:
                 trace.returns.append(returns[number])
@@ -135,8 +142,13 @@ class CutModel:
             on_call(last, args, kwargs)
         return trace
 
-    def between(self, values: Values, inputs: Mapping[str, Tensor], until: int | None) -> Any:
-        """Run the model's code up to a block's call, or to its end, with these values known: leaves, or logits."""
+    def between(
+        self, values: Values, inputs: Mapping[str, Tensor], until: int | None, positions: slice | None = None
+    ) -> Any:
+        """Run the model's code up to a block's call, or to its end, with these values known: leaves, or logits.
+
+        Logits of these positions of a text alone, where the model can be told so (``takes_positions``).
+        """
         trace = self.trace(inputs)
         device = device_of(values.values())
         first = min((block for kind, block, _ in values if kind == "out"), default=-1)
@@ -148,7 +160,10 @@ class CutModel:
                     with_weights()  # of what is in front of it other units have the weights
                 return trace.returns[number].filled(number, values, device)
 
-            result = run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, until)
+            given: dict[str, Any] = self.inputs_without_values(inputs) | known
+            if positions is not None:
+                given["logits_to_keep"] = positions
+            result = run_until(self.model, self.blocks, given, on_call, until)
         return result if until is None else pytree.tree_leaves(result)
 
     def from_inputs(self, wanted: Iterable[Value], inputs: Mapping[str, Tensor]) -> Values:
@@ -173,8 +188,9 @@ class CutModel:
 
     # Who holds what
 
-    def _parts(self, inputs: Mapping[str, Tensor]) -> list[list[nn.Module]]:
-        """The modules that the model's code uses in front of block 0, 1, ... and behind the last one.
+    def _parts(self, inputs: Mapping[str, Tensor]) -> tuple[list[list[nn.Module]], list[int]]:
+        """The modules that the model's code uses in front of block 0, 1, ... and behind the last one; and what each
+        unit computes.
 
         They are the largest ones without a block inside, so that all that is below comes along.
         """
@@ -202,14 +218,18 @@ class CutModel:
         def on_call(number: int, args: Any, kwargs: Any) -> Any:
             nonlocal segment
             segment = number + 1
+            flops.append(counter.get_total_flops())
             return trace.returns[number].filled(number, needed, device)
 
         # What makes the logits may be code that asks for values.
         known = {name: inputs[name] for name in self.asked[-1]}
         needed = {value: zeros for value, zeros in _returned(trace, device).items() if value in self.live[-1]}
-        with without_values(device, on_tensor):
-            run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, None)
-        return [list(modules.values()) for modules in used]
+        flops = [0]  # of the code before each block, and of all
+        with without_values(device, on_tensor), _flop_counter() as counter:
+            self.logits = run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, None)
+        head, *glue, tail = (after - before for before, after in pairwise([*flops, counter.get_total_flops()]))
+        blocks_flops = [own + more for own, more in zip(trace.flops, [*glue, 0], strict=True)]
+        return [list(modules.values()) for modules in used], [head, *blocks_flops, tail]
 
     # What travels
 
@@ -265,11 +285,12 @@ class CutModel:
     def _is_enough(self, values: Values, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> bool:
         with torch.no_grad():
             try:
-                found = self.between(values, inputs, until)
+                found = self.between(
+                    values, inputs, until, slice(-1, None) if until is None and self.takes_positions else None
+                )
             except (UnknownValueError, NotImplementedError):
                 return False
         if until is None:
-            self.logits = found.detach().to("meta") if not is_unknown(found) else found
             return not is_unknown(found)
         return not any(is_unknown(found[i]) for i in self.made_for(until, trace))
 
@@ -289,91 +310,14 @@ class CutModel:
         shared = [inputs[name] for name in self.known]
         return [[like[kind](k, i) for kind, k, i in live] + shared for live in self.live] + [[self.logits]]
 
-    def units(self) -> list[_Unit]:
-        return [Head(self), *(Block(self, number) for number in range(len(self.blocks))), Tail(self)]
+
+def _flop_counter() -> FlopCounterMode:
+    """Torch's own does not know the product that experts are computed with."""
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops})
 
 
-class _Unit(nn.Module):
-    def __init__(self, cut: CutModel, number: int, segment: int) -> None:
-        super().__init__()
-        self._cut = [cut]  # in a list: the whole model is no part of a unit
-        self.asks = cut.asked[number]  # inputs that it is to be called with, by their names
-        self.parts = nn.ModuleList(cut.parts[segment])
-
-    def train(self, mode: bool = True) -> _Unit:
-        """Also what the model's own code asks, which is in none of the parts: dropout between blocks, say."""
-        for container in self.cut.containers:
-            container.training = mode
-        return super().train(mode)
-
-    @property
-    def cut(self) -> CutModel:
-        return self._cut[0]
-
-    def split(self, boundary: int, tensors: Sequence[Tensor], given: Mapping[str, Tensor]) -> tuple[Values, Any]:
-        """The values that travelled or were given, and inputs of which the shared ones are real."""
-        live = self.cut.live[boundary]
-        values = dict(zip(live, tensors, strict=False))
-        values |= {("input", 0, self.cut.input_names.index(name)): given[name] for name in self.asks}
-        shared = dict(zip(self.cut.known, tensors[len(live) :], strict=True))
-        like = next(iter(values.values()))
-        inputs = {}
-        for name, shape, dtype in self.cut.shapes:
-            size = shared["attention_mask"].shape if "attention_mask" in shared else (like.shape[0], *shape[1:])
-            inputs[name] = shared[name] if name in shared else unknown(size, dtype, like.device)
-        return values, inputs
-
-
-class Head(_Unit):
-    """The model's code up to its first block."""
-
-    def __init__(self, cut: CutModel) -> None:
-        super().__init__(cut, 0, 0)
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        cut = self.cut
-        inputs = dict(zip(cut.input_names, tensors, strict=True))
-        called = {value for value in cut.trace(inputs).calls[0].values.values() if value[0] == "in"}
-        values = cut.from_inputs(called | cut.early, inputs)
-        return (*(values[value] for value in cut.live[0]), *(inputs[name] for name in cut.known))
-
-
-class Block(_Unit):
-    """One block, and the model's code between it and the next one."""
-
-    def __init__(self, cut: CutModel, number: int) -> None:
-        glued = number + 1 < len(cut.blocks)
-        super().__init__(cut, number + 1, number + 1 if glued else 0)
-        if not glued:
-            self.parts = nn.ModuleList()  # what comes after the last block is the tail's
-        self.number = number
-        self.block = cut.blocks[number]
-
-    def forward(self, *tensors: Tensor, **given: Tensor) -> tuple[Tensor, ...]:
-        cut, number = self.cut, self.number
-        values, inputs = self.split(number, tensors, given)
-        trace = cut.trace(inputs)
-        args, kwargs = trace.calls[number].filled(values)
-        returned = pytree.tree_leaves(self.block(*args, **kwargs))
-        values |= {("out", number, i): leaf for i, leaf in enumerate(returned) if isinstance(leaf, Tensor)}
-        following = number + 1
-        if following < len(cut.blocks) and cut.is_glued(following, trace):
-            leaves = cut.between(values, inputs, following)
-            values |= {value: leaves[i] for i, value in cut.made_for(following, trace).items()}
-        shared = tensors[len(cut.live[number]) :]
-        return (*(_known(values, value, following) for value in cut.live[following]), *shared)
-
-
-class Tail(_Unit):
-    """The model's code behind its last block: logits."""
-
-    def __init__(self, cut: CutModel) -> None:
-        super().__init__(cut, len(cut.blocks) + 1, len(cut.blocks))
-
-    def forward(self, *tensors: Tensor, **given: Tensor) -> Tensor:
-        cut = self.cut
-        values, inputs = self.split(len(cut.blocks), tensors, given)
-        return cut.between(values, inputs, None)
+def _grouped_flops(tokens: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(tokens) * experts[-1]
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -388,10 +332,3 @@ def _returned(trace: Trace, device: torch.device) -> Values:
         for i, leaf in enumerate(returned.leaves)
         if is_unknown(leaf)
     }
-
-
-def _known(values: Values, value: Value, block: int) -> Tensor:
-    found = values.get(value)
-    if found is None or is_unknown(found):
-        raise UncuttableError(f"what block {block} is given depends on more than the block before it")
-    return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from thinpipe.engines.engine import Engine
+from thinpipe.engines.loss import IGNORED
 from thinpipe.training.batches import evaluation_batch
 from thinpipe.workloads.task import Metric, Split
 
@@ -29,21 +29,20 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
             if not engine.takes(number):
                 continue
             batch = evaluation_batch(split, start, batch_size) if split is not None else None
-            logits = engine.predict(batch.inputs if batch and engine.reads_inputs else None)
-            if logits is None or batch is None:
+            outputs = engine.predict(batch.inputs if batch and engine.reads_inputs else None)
+            if outputs is None or batch is None:
                 continue
             real = slice(start, min(start + batch_size, samples))
-            logits = logits[: real.stop - real.start].float().cpu()
             labels[real] = batch.labels[: real.stop - real.start]
-            predictions[real] = logits.argmax(-1)
-            flat = logits.flatten(0, labels.dim() - 1)
-            loss += functional.cross_entropy(flat, labels[real].flatten(), reduction="sum").double()
+            summed, predictions[real] = engine.loss.score(outputs, labels[real])
+            loss += summed
     finally:
         engine.set_training(True)
     if not engine.client_has_outcome:
         for outcome in (predictions, labels, loss):
             engine.world.sum(outcome)
-    return float(loss) / labels.numel(), score(metric, predictions.flatten(), labels.flatten())
+    counts = labels != IGNORED
+    return float(loss) / int(counts.sum()), score(metric, predictions[counts], labels[counts])
 
 
 def score(metric: Metric, predictions: Tensor, labels: Tensor) -> float:

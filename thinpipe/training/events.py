@@ -29,6 +29,7 @@ class Plan:
     steps_per_epoch: int
     first_step: int  # 0, or where a resumed run goes on
     last_step: int  # where this run ends: after all epochs, or before
+    evaluate_every: int | None  # steps, beside the end of an epoch
     train_samples: int
     validation_samples: int
     parameters: int
@@ -53,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """One epoch, evaluated."""
+    """One epoch, or as much of it as there was when it was evaluated."""
 
     epoch: int  # from 1
     step: int

@@ -60,7 +60,7 @@ class Loop:
         while self.progress.step < last:
             self._step(interrupted.number)
             step = self.progress.step
-            if step % self.plan.steps_per_epoch == 0 or step == last:
+            if self._is_time_to_evaluate(step):
                 self._evaluate(epoch_began)
                 epoch_began = time.perf_counter()
             if self.saver is not None and self._is_time_to_save(self.saver, step):
@@ -155,6 +155,11 @@ class Loop:
                 )
             )
         self._epoch_seconds, self._epoch_samples = 0.0, 0
+
+    def _is_time_to_evaluate(self, step: int) -> bool:
+        every = self.plan.evaluate_every
+        is_asked = every is not None and step % every == 0
+        return is_asked or step % self.plan.steps_per_epoch == 0 or step == self.plan.last_step
 
     def _is_time_to_save(self, saver: Saver, step: int) -> bool:
         if step == self.plan.last_step:  # the last one is saved with the digest

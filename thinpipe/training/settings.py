@@ -319,6 +319,14 @@ class Running:
     steps: int | None = option(  # counted from the very first
         "Stop after so many, for a quick look.", panel=_HOW, metavar="N", shown="all", rule=_COUNT, default=None
     )
+    evaluate_every: int | None = option(
+        "Evaluate after so many steps, beside the end of an epoch.",
+        panel=_HOW,
+        metavar="STEPS",
+        shown="an epoch",
+        rule=_COUNT,
+        default=None,
+    )
     trace: Path | None = option(
         "One step as a picture (.png) or for chrome://tracing (.json).", panel=OUT, metavar="FILE", default=None
     )

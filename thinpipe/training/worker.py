@@ -154,7 +154,10 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
     return settings.to_json() | {
         # Whether there are such files; where is each machine's own affair.
         **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture")},
-        **{name: getattr(running, name) for name in ("save_local", "save_every", "keep", "steps", "patience_s")},
+        **{
+            name: getattr(running, name)
+            for name in ("save_local", "save_every", "keep", "steps", "evaluate_every", "patience_s")
+        },
         "captured": None if capture is None else [capture.steps, capture.chunks, capture.limit],
         "torch version": torch.__version__,
         "thinpipe version": __version__,
@@ -246,6 +249,7 @@ def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine
         steps_per_epoch=progress.steps // settings.epochs,
         first_step=progress.step,
         last_step=running.last_step(progress.steps),
+        evaluate_every=running.evaluate_every,
         train_samples=facts.train_samples,
         validation_samples=facts.validation_samples,
         parameters=sum({holding.stage: holding.parameters for holding in holdings}.values()),

@@ -117,10 +117,10 @@ class Windows:
         return max((len(self.stream) - 1) // self.tokens, 0)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """The windows of these numbers; nothing about them is random."""
+        """The windows of these numbers; nothing about them is random, nor padded: they need no mask."""
         places = indices[:, None] * self.tokens + torch.arange(self.tokens + 1)
         rows = self.stream[places].long()
-        return Batch(inputs=(rows[:, :-1].contiguous(), torch.ones_like(rows[:, :-1])), labels=rows[:, 1:].contiguous())
+        return Batch(inputs=(rows[:, :-1].contiguous(),), labels=rows[:, 1:].contiguous())
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
         """All tokens."""

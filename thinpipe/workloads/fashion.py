@@ -49,18 +49,20 @@ class FashionMnist(PublicImages):
     )
 
     def look_for(self, source: Source) -> int | None:
-        if not _has_idx(source.data):
+        folder = _idx_folder(source.data)
+        if folder is None:
             return super().look_for(source)
         for split in FILES:
-            for file, dimensions in _files(source.data, split):
+            for file, dimensions in _files(folder, split):
                 _shape(file, dimensions)
         return super(PublicImages, self).look_for(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        if not _has_idx(source.data):
+        folder = _idx_folder(source.data)
+        if folder is None:
             return super().load(source)
         made = self.checked_format(source)
-        train, validation = (_idx_images(source.data, split, made) for split in FILES)
+        train, validation = (_idx_images(folder, split, made) for split in FILES)
         data = Data(train=at_most(train, source.samples), validation=validation, classes=len(CLASSES))
         return data, Shape(classes=len(CLASSES), image_size=made.size, labels=CLASSES)
 
@@ -84,13 +86,11 @@ def _framed(images: Tensor) -> Tensor:
     return pad(images, ((PADDED - PIXELS) // 2,) * 4)
 
 
-def _has_idx(folder: Path | None) -> bool:
-    """Whether a folder is one of idx files: it has one of them, or nothing that the hub's format has."""
-    if folder is None or not folder.is_dir():
-        return False
-    if any(file.name.split("-")[0] in FILES.values() and "-idx" in file.name for file in folder.iterdir()):
-        return True
-    return not (folder / "dataset_dict.json").is_file() and next(folder.rglob("*.parquet"), None) is None
+def _idx_folder(folder: Path | None) -> Path | None:
+    """The folder, if it is one of idx files: it has none of those that the hub's format has."""
+    if folder is None or not folder.is_dir() or (folder / "dataset_dict.json").is_file():
+        return None
+    return folder if next(folder.rglob("*.parquet"), None) is None else None
 
 
 def _files(folder: Path, split: str) -> list[tuple[Path, int]]:

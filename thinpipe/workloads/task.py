@@ -44,8 +44,8 @@ class Recipe:
 class Batch:
     """Samples as the model takes them. Every batch of a task has the same shapes but for the number of samples."""
 
-    inputs: tuple[Tensor, ...]  # images [N, 3, H, W]; or token ids [N, T] and attention mask [N, T]
-    labels: Tensor  # [N], int64
+    inputs: tuple[Tensor, ...]  # images [N, 3, H, W]; or token ids [N, T], and attention mask [N, T] if some are padded
+    labels: Tensor  # [N] classes, or [N, T] tokens, of which -100 does not count; int64
 
 
 class Split(Protocol):

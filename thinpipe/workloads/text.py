@@ -43,6 +43,7 @@ RECIPE = Recipe(
 )
 
 Rows = Sequence[tuple[str, ...]]  # of one or two texts each
+Encoded = Sequence[tuple[Tensor, ...]]  # of each set of rows: token ids, mask, perhaps types
 
 
 class TextTask(ClassifierTask):
@@ -90,7 +91,7 @@ class TextTask(ClassifierTask):
         tokens = self._tokens(source)
         check_tokens(tokens, len(train[0]) + len(validation[0]))
         classes = int(torch.cat([train[1], validation[1]]).max()) + 1
-        encoded, shape = self._encoded(source, train[0], validation[0], Shape(classes=classes, tokens=tokens))
+        encoded, shape = self._encoded(source, (train[0], validation[0]), Shape(classes=classes, tokens=tokens))
         splits = [
             Texts(ids=ids, mask=mask, types=types[0] if types else None, labels=labels)
             for (ids, mask, *types), (_, labels) in zip(encoded, (train, validation), strict=True)
@@ -98,28 +99,23 @@ class TextTask(ClassifierTask):
         data = Data(train=at_most(splits[0], source.samples), validation=splits[1], classes=classes)
         return data, replace(shape, labels=ordered_names(names, classes))
 
-    def _encoded(
-        self, source: Source, train: Rows, validation: Rows, shape: Shape
-    ) -> tuple[list[tuple[Tensor, ...]], Shape]:
-        """Token ids, mask and perhaps types of both parts; and what the model must know of the tokenizer."""
+    def _encoded(self, source: Source, parts: tuple[Rows, Rows], shape: Shape) -> tuple[Encoded, Shape]:
+        """Rows of both parts as tokens, and what the model must know of the tokenizer."""
         model, tokens = self.model(source), shape.tokens
         assert tokens is not None
-        weights = self.check(source) if model is None else None
         if model is not None:
             tokenizer, padding = padded_tokenizer(model)
             check_positions(model, tokens)
             replace(model, padding=padding).check_cut()  # here, so that it is done on several machines too
             vocabulary = int(model.config().get_text_config().vocab_size)
-            return _encode_all(tokenizer, (train, validation), tokens), replace(
-                shape, vocabulary=vocabulary, padding=padding
-            )
+            return _with_types(tokenizer, parts, tokens), replace(shape, vocabulary=vocabulary, padding=padding)
+        weights = self.check(source)
         if weights is None:
-            words = WordTokenizer.of_texts((text for row in train for text in row), VOCABULARY)
-            encoded = [words.encode(rows, tokens) for rows in (train, validation)]
-            return [*encoded], replace(shape, vocabulary=words.vocabulary)
+            words = WordTokenizer.of_texts((text for row in parts[0] for text in row), VOCABULARY)
+            return [words.encode(rows, tokens) for rows in parts], replace(shape, vocabulary=words.vocabulary)
         tokenizer = weights.tokenizer()
         check_length(tokens, weights.number("max_position_embeddings") - weights.number("pad_token_id") - 1)
-        encoded = [_encode(tokenizer, rows, tokens)[:2] for rows in (train, validation)]
+        encoded = [_encode(tokenizer, rows, tokens)[:2] for rows in parts]
         return encoded, replace(shape, vocabulary=weights.number("vocab_size"))
 
 
@@ -170,8 +166,8 @@ def _encode(tokenizer: Any, rows: Rows, tokens: int) -> tuple[Tensor, ...]:
     return tuple(encoded[name] for name in names if name in encoded)
 
 
-def _encode_all(tokenizer: Any, parts: Sequence[Rows], tokens: int) -> list[tuple[Tensor, ...]]:
-    """The same for several sets of rows: with types if one of them has other ones than zero, which models assume."""
+def _with_types(tokenizer: Any, parts: Sequence[Rows], tokens: int) -> Encoded:
+    """Several sets of rows, with types if one of them has other ones than zero, which models assume."""
     encoded = [_encode(tokenizer, rows, tokens) for rows in parts]
     plain = not any(types.any() for _, _, *each in encoded for types in each)
     return [each[:2] for each in encoded] if plain else encoded

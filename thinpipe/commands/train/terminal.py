@@ -53,8 +53,9 @@ class Terminal:
     def evaluated(self, epoch: Epoch) -> None:
         narrow = self.console.is_terminal and self.console.width < WIDE
         accuracy = "" if narrow else f"  accuracy {epoch.train_accuracy:>6.1%}"
+        within = f"  step {epoch.step}" if epoch.step % self.plan.steps_per_epoch else ""
         self._say(
-            f"epoch {epoch.epoch:>{len(str(self.plan.epochs))}}/{self.plan.epochs}  loss {epoch.train_loss:.4f}"
+            f"epoch {epoch.epoch:>{len(str(self.plan.epochs))}}/{self.plan.epochs}{within}  loss {epoch.train_loss:.4f}"
             f"{accuracy}  validation {metric_text(self.plan.metric, epoch.validation_metric):>6}  "
             f"{epoch.samples_per_s:.0f}/s  {epoch.seconds:.1f} s"
         )
