@@ -163,7 +163,7 @@ class Settings:
         **_ON_DISK,
     )
     model: str | None = option(
-        "A folder of transformers with your model, for task lm.",
+        "A folder of transformers with your model.",
         panel=_WHAT,
         metavar="DIR",
         **_ON_DISK,
