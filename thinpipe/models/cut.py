@@ -205,6 +205,7 @@ class CutModel:
             for child in container.children()
             if id(child) not in inside  # nor a block
         ]
+        parts += [_own(container) for container in self.containers if container._parameters]
         owner = {id(tensor): part for part in parts for tensor in (*part.parameters(), *part.buffers())}
         used: list[dict[int, nn.Module]] = [{} for _ in range(len(self.blocks) + 1)]
         segment = 0
@@ -322,6 +323,13 @@ def _grouped_flops(tokens: Sequence[int], experts: Sequence[int], *_: Any, **__:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.device == other.device and torch.equal(one, other)
+
+
+def _own(container: nn.Module) -> nn.Module:
+    """The parameters that a module holds itself, as a module: in the very same dictionary, whoever fills it."""
+    own = nn.Module()
+    own._parameters = container._parameters
+    return own
 
 
 def _returned(trace: Trace, device: torch.device) -> Values:
