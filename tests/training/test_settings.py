@@ -29,6 +29,11 @@ def test_what_is_given_wins() -> None:
     assert (settings.compress_forward, settings.compress_backward) == ("tile:8", "none")
 
 
+def test_the_last_device_is_for_all_that_follow() -> None:
+    assert settled(workers=3).devices == ["cpu"] * 3
+    assert settled(workers=3, device="cpu,cuda").devices == ["cpu", "cuda", "cuda"]
+
+
 @pytest.mark.parametrize(("parallel", "workers"), [("data", 2), ("none", 1)])
 def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: str, workers: int) -> None:
     settings = settled(parallel=parallel)
@@ -39,6 +44,9 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"device": "gpu"}, "device is auto, cpu, cuda, or a list of the last two.*got gpu"),
+        ({"device": "cpu,cuda,cuda"}, "device cpu,cuda,cuda names more than the 2 workers"),
+        ({"device": "cpu,cuda", "parallel": "data"}, "replicas compute on one kind of device"),
         ({"batch_size": 16}, "not a multiple of 3 chunks; take 15"),
         ({"parallel": "data", "batch_size": 15}, "and 2 replicas; take 14"),
         ({"workers": 1}, "2 workers or more"),

@@ -25,8 +25,6 @@ from thinpipe.workers.network import check_launch, parse_link
 from thinpipe.workloads.task import LrSchedule, Optimizer, Source
 from thinpipe.workloads.tasks import TASKS
 
-Device = Literal["cpu", "cuda"]
-
 PANELS = _WHAT, _WHERE, LINKS, _HOW, OUT, _SAVE, MACHINES = (  # of the help, in this order
     "What is trained",
     "Who computes what",
@@ -135,12 +133,16 @@ class Settings:
     seed: int = option(
         "Of weights, order, augmentation, dropout.", panel=_HOW, metavar="N", usual=0, rule=below(2**32, words="2^32")
     )
-    device: Device = option(
-        "Where workers compute.",
+    device: str = option(
+        "Where workers compute: cpu, cuda, or cpu,cuda for a client without a GPU.",
         panel=_WHERE,
-        kind=Literal["auto", "cpu", "cuda"],
+        metavar="NAME",
         parse=lambda text: None if text == "auto" else text,
         shown="auto: cuda if there is one",
+        rule=Rule(
+            "auto, cpu, cuda, or a list of the last two: the first is the client's, the last for all that follow",
+            lambda text: all(name in ("cpu", "cuda") for name in text.split(",")),
+        ),
         movable=True,
     )
     threads: int | None = option(  # None: as the environment says
@@ -217,6 +219,10 @@ class Settings:
             raise OptionError(
                 "{nesterov} looks ahead along SGD's momentum: give {optimizer} sgd and a {momentum} above 0"
             )
+        if self.device.count(",") >= self.workers:
+            raise OptionError(f"{{device}} {self.device} names more than the {self.workers} workers there are")
+        if self.parallel == "data" and len(set(self.devices)) > 1:
+            raise OptionError(f"replicas compute on one kind of device; {{device}} {self.device} names two")
         pieces = self.chunks * self.replicas
         if self.batch_size % pieces:
             replicas = f" and {self.replicas} replicas" if self.replicas > 1 else ""
@@ -228,6 +234,12 @@ class Settings:
     @property
     def replicas(self) -> int:
         return self.workers if self.parallel == "data" else 1
+
+    @property
+    def devices(self) -> list[str]:
+        """Of every worker."""
+        named = self.device.split(",")
+        return (named + named[-1:] * self.workers)[: self.workers]
 
     @property
     def chunk_size(self) -> int:
@@ -386,7 +398,9 @@ class Running:
     def check_with(self, settings: Settings) -> None:
         """OptionError unless a run with these settings can be carried out so, on this machine."""
         parallel = settings.parallel
-        if settings.device == "cuda" and not torch.cuda.is_available():
+        me = member()
+        here = settings.devices if me is None else [settings.devices[me.rank]]
+        if "cuda" in here and not torch.cuda.is_available():
             raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
         self.check_watchable(settings)
         cached = self.delta_cache is not None or self.delta_cache_limit != Running.delta_cache_limit

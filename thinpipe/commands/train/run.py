@@ -126,7 +126,7 @@ def _train(
 
     # It draws its whole schedule when a stage raises; the error says all that helps.
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-    here = join_world(settings.device)
+    here = join_world(settings.devices)
     settings, running = take_clients_word(settings, running, here)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

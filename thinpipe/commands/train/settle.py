@@ -12,7 +12,7 @@ import torch
 from thinpipe.options import OptionError, options_of, read
 from thinpipe.training.checkpoints.folder import candidates, check_unused, checkpoints, newest_manifest
 from thinpipe.training.resolve import settle, settle_again
-from thinpipe.training.settings import Capture, Device, Running, Settings
+from thinpipe.training.settings import Capture, Running, Settings
 from thinpipe.workers.membership import become_member, member
 from thinpipe.workloads.tasks import task
 
@@ -59,7 +59,7 @@ def _settle(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, Runni
             check_unused(save)
         chosen = task(given.get("task") or "digits")
         recipe = (chosen.model_recipe if given.get("model") else None) or chosen.recipe
-        found: Device = "cuda" if torch.cuda.is_available() else "cpu"
+        found = "cuda" if torch.cuda.is_available() else "cpu"
         where: dict[str, Any] = {"save": resume, "resume": resume}
         return settle(given, recipe, device=found), Running(**(where | run))
     _, manifest = newest_manifest(resume)
