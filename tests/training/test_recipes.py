@@ -108,6 +108,11 @@ def test_every_recipe_trains_from_disk(pool: Pool, tmp_path: Path, name: str) ->
     assert (first.units, last.units) == recipe.client_layers
     assert middle.parameters > 0
     assert sum(link.wire_bytes for link in ears.end.links) < sum(link.tensor_bytes for link in ears.end.links)
+    planned = {(link.source, link.target): link for link in ears.plan.links}
+    for link in ears.end.links:
+        most = planned[link.source, link.target]
+        assert 2 * (most.wire_bytes - most.integer_bytes) <= link.wire_bytes <= 2 * most.wire_bytes
+        assert (link.wire_bytes < 2 * most.wire_bytes) == (most.integer_bytes > 0)
 
 
 def with_gpt2(path: Path) -> dict[str, Any]:

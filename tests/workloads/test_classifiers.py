@@ -54,10 +54,10 @@ def filled(name: str, shape: Shape, source: Source, seed: int = 3) -> nn.Module:
 def test_texts_with_a_bert_of_ones_own(tmp_path: Path) -> None:
     """Pairs of texts are told apart; classes are called what the file calls them; all but the head is the folder's."""
     folder = write_text_classifier(tmp_path / "bert")
-    source = Source(data=rows(tmp_path, "text1,text2,label"), model=folder, tokens=24)
+    source = Source(data=rows(tmp_path, "text1,text2,label"), model=str(folder), tokens=24)
     assert task("texts").look_for(source) is None
     data, shape = task("texts").load(source)
-    assert (shape.classes, shape.labels, shape.padding) == (3, ("bad", "good", "so so"), 0)
+    assert (shape.classes, shape.labels, shape.special[-1]) == (3, ("bad", "good", "so so"), 0)
     batch = data.train.batch(torch.arange(4))
     ids, mask, types = batch.inputs
     assert (ids[mask == 0] == 0).all()
@@ -76,7 +76,7 @@ def test_texts_with_a_bert_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_head_for_the_same_classes_is_the_folders(tmp_path: Path) -> None:
     folder = write_text_classifier(tmp_path / "bert", num_labels=3)
-    source = Source(data=rows(tmp_path), model=folder, tokens=16)
+    source = Source(data=rows(tmp_path), model=str(folder), tokens=16)
     data, shape = task("texts").load(source)
     assert len(data.train.batch(torch.arange(1)).inputs) == 2  # one text a row: its tokens are all of one type
     model = filled("texts", shape, source)
@@ -90,7 +90,7 @@ def test_a_bare_model_gets_a_head_and_one_without_its_layers_is_refused(tmp_path
     bare = {name.removeprefix("bert."): tensor for name, tensor in whole.items() if name.startswith("bert.enc")}
     bare |= {name.removeprefix("bert."): tensor for name, tensor in whole.items() if name.startswith("bert.emb")}
     save_file(bare, folder / "model.safetensors", {"format": "pt"})
-    source = Source(data=rows(tmp_path), model=folder, tokens=16)
+    source = Source(data=rows(tmp_path), model=str(folder), tokens=16)
     _, shape = task("texts").load(source)
     model = filled("texts", shape, source)
     for name, tensor in bare.items():
@@ -107,10 +107,10 @@ def test_texts_are_filled_up_for_a_model_that_has_no_token_for_it(tmp_path: Path
     folder = write_text_classifier(tmp_path / "gpt2", "gpt2", eos_token_id=3, bos_token_id=3)
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"padding_side": "left"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    source = Source(data=rows(tmp_path), model=folder, tokens=16)
+    source = Source(data=rows(tmp_path), model=str(folder), tokens=16)
     data, shape = task("texts").load(source)
     ids, mask = data.train.batch(torch.arange(5)).inputs
-    assert shape.padding == 3
+    assert shape.special == [3, 3, 3]
     assert (ids[mask == 0] == 3).all()
     assert (mask[:, -1] == 1).all()
     assert (mask[:, 0] == 0).all()
@@ -126,7 +126,7 @@ def test_texts_are_filled_up_for_a_model_that_has_no_token_for_it(tmp_path: Path
 def test_images_with_a_vit_of_ones_own(tmp_path: Path) -> None:
     """Of the size and colours that its image processor names."""
     folder = write_image_classifier(tmp_path / "vit")
-    source = Source(data=pictures(tmp_path / "data"), model=folder)
+    source = Source(data=pictures(tmp_path / "data"), model=str(folder))
     assert task("images").look_for(source) is None
     data, shape = task("images").load(source)
     assert (shape.image_size, shape.classes, shape.labels) == (64, 2, ("cats", "dogs"))
@@ -146,7 +146,7 @@ def test_running_statistics_are_the_folders_and_go_on_with_torchs_momentum(name:
     saved = load_file(folder / "model.safetensors")
     changed = {key: tensor + 1 if "running" in key else tensor for key, tensor in saved.items()}
     save_file(changed, folder / "model.safetensors", {"format": "pt"})
-    source = Source(data=pictures(tmp_path / "data"), model=folder, image_size=64)
+    source = Source(data=pictures(tmp_path / "data"), model=str(folder), image_size=64)
     _, shape = task("images").load(source)
     model = task("images").build(shape, source)
     whole = cut_model(model, meta_of([torch.zeros(2, 3, 64, 64)]), task("images").fill(source, 0))
@@ -160,12 +160,12 @@ def test_running_statistics_are_the_folders_and_go_on_with_torchs_momentum(name:
 
 def test_public_tasks_take_a_model_too(tmp_path: Path) -> None:
     bert = write_text_classifier(tmp_path / "bert")
-    source = Source(data=write_glue(tmp_path / "glue", "rte"), model=bert, tokens=32)
+    source = Source(data=write_glue(tmp_path / "glue", "rte"), model=str(bert), tokens=32)
     task("rte").look_for(source)
     data, shape = task("rte").load(source)
     assert (len(data.train.batch(torch.arange(2)).inputs), shape.classes) == (3, 2)
     resnet = write_image_classifier(tmp_path / "resnet", "resnet")
-    source = Source(data=write_fashion_mnist(tmp_path / "fashion"), model=resnet, image_size=48)
+    source = Source(data=write_fashion_mnist(tmp_path / "fashion"), model=str(resnet), image_size=48)
     task("fashion-mnist").look_for(source)
     data, shape = task("fashion-mnist").load(source)
     (images,) = data.train.batch(torch.arange(2)).inputs
@@ -176,10 +176,44 @@ def test_public_tasks_take_a_model_too(tmp_path: Path) -> None:
 def test_random_weights_are_asked_of_a_model_too(tmp_path: Path) -> None:
     folder = write_text_classifier(tmp_path / "bert")
     (folder / "model.safetensors").unlink()
-    source = Source(data=rows(tmp_path), model=folder, tokens=16, pretrained=False)
+    source = Source(data=rows(tmp_path), model=str(folder), tokens=16, pretrained=False)
     task("texts").look_for(source)
     _, shape = task("texts").load(source)
     assert filled("texts", shape, source).bert.embeddings.word_embeddings.weight.std() > 0
+
+
+def test_a_model_from_scratch_by_its_type(tmp_path: Path) -> None:
+    """Its vocabulary is the tokenizer's; of images no more need be known."""
+    tokenizer = write_text_classifier(tmp_path / "bert")
+    sizes = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
+    source = Source(data=rows(tmp_path), config="bert", config_set=sizes, tokenizer=str(tokenizer), tokens=16)
+    task("texts").look_for(source)
+    _, shape = task("texts").load(source)
+    model = filled("texts", shape, replace(source, tokenizer=None))  # as a server, which has no tokenizer
+    assert model.bert.embeddings.word_embeddings.weight.shape[0] == shape.vocabulary < 100
+    refused("texts", replace(source, tokenizer=None), "the model type bert has no tokenizer: name one with tokenizer")
+    sizes = "image_size=32,patch_size=8,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
+    source = Source(data=pictures(tmp_path / "data"), config="vit", config_set=sizes)
+    task("images").look_for(source)
+    data, shape = task("images").load(source)
+    assert data.train.batch(torch.arange(2)).inputs[0].shape == (2, 3, 32, 32)
+    assert filled("images", shape, source).config.num_labels == 2
+
+
+def two_units() -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(3 * 16 * 16, 2)]
+
+
+def test_a_function_makes_the_model(tmp_path: Path) -> None:
+    name = f"{__name__}:two_units"
+    source = Source(data=pictures(tmp_path / "data"), model=name, image_size=16)
+    task("images").look_for(source)
+    _, shape = task("images").load(source)
+    assert len(task("images").build(shape, source)) == 2
+    assert task("images").fill(source, 0) is None
+    refused("images", replace(source, image_size=8), r"should make logits \[N, 2\] of samples; .* they raise")
+    fashion = Source(data=write_fashion_mnist(tmp_path / "fashion"), model=name, image_size=16)
+    refused("fashion-mnist", fashion, r"should make logits \[N, 10\] of samples; .* they return \[2, 2\]")
 
 
 def change(folder: Path, file: str = "config.json", **facts: Any) -> None:
@@ -196,7 +230,7 @@ def change(folder: Path, file: str = "config.json", **facts: Any) -> None:
         (lambda folder: change(folder, vocab_size=7), {}, "they are not of one model"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), {}, "a tokenizer"),
         (lambda folder: None, {"tokens": 65}, "up to 64 tokens; got tokens 65"),
-        (lambda folder: None, {"width": 0.5}, "not width: a model in model has its own size"),
+        (lambda folder: None, {"width": 0.5}, "not width: a model that is named has its own size"),
         (lambda folder: None, {"weights": Path("w")}, "not weights"),
     ],
 )
@@ -205,7 +239,7 @@ def test_texts_and_models_that_do_not_fit_are_one_line(
 ) -> None:
     folder = write_text_classifier(tmp_path / "bert")
     spoil(folder)
-    refused("texts", Source(**{"data": rows(tmp_path), "model": folder, "tokens": 16} | given), message)
+    refused("texts", Source(**{"data": rows(tmp_path), "model": str(folder), "tokens": 16} | given), message)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +266,7 @@ def test_images_and_models_that_do_not_fit_are_one_line(
 ) -> None:
     folder = write_image_classifier(tmp_path / "vit")
     spoil(folder)
-    refused("images", Source(**{"data": pictures(tmp_path / "data"), "model": folder} | given), message)
+    refused("images", Source(**{"data": pictures(tmp_path / "data"), "model": str(folder)} | given), message)
 
 
 def refused(name: str, source: Source, message: str) -> None:

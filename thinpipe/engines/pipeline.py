@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from thinpipe.engines.world import World
 from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError
 from thinpipe.pipeline.balance import UnitCost
-from thinpipe.pipeline.links.message import checksum_bytes
+from thinpipe.pipeline.links.message import checksum_bytes, is_packed, most_bytes
 from thinpipe.pipeline.links.send import SendLink, Tap
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.links.spec import encoding, once
@@ -322,9 +323,14 @@ class PipelineEngine(Engine):
     def _link_plan(self, source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
         slots = [Slot.of(meta) for meta in metas]
         forms = [encoding(spec).forms(slot) for slot in slots]
-        checksum = checksum_bytes(self.world.group, self.world.device)
-        first_bytes = self._cutting.chunks * sum(form[0].wire_bytes + checksum for form in forms)
-        again_bytes = self._cutting.chunks * sum(form[-1].wire_bytes + checksum for form in forms)
+        chunks, group, device = self._cutting.chunks, self.world.group, self.world.device
+        checksum, packed = checksum_bytes(group, device), [is_packed(slot.dtype, group, device) for slot in slots]
+
+        def sizes(which: int) -> list[int]:
+            """Of all chunks' messages for each slot."""
+            pairs = zip(forms, packed, strict=True)
+            return [chunks * most_bytes(form[which].wire_bytes, packed=each, checksum=checksum) for form, each in pairs]
+
         return LinkPlan(
             source=source,
             target=target,
@@ -333,7 +339,8 @@ class PipelineEngine(Engine):
             direction="forward" if target > source else "backward",
             spec=spec,
             shapes=tuple(meta.shape for meta in metas),
-            tensor_bytes=self._cutting.chunks * sum(slot.tensor_bytes for slot in slots),
-            wire_bytes=again_bytes,
-            first_wire_bytes=first_bytes if any(len(form) > 1 for form in forms) else None,
+            tensor_bytes=chunks * sum(slot.tensor_bytes for slot in slots),
+            wire_bytes=sum(sizes(-1)),
+            integer_bytes=sum(compress(sizes(-1), packed)),
+            first_wire_bytes=sum(sizes(0)) if any(len(form) > 1 for form in forms) else None,
         )

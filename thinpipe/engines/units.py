@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,30 @@ def _deferred(tail: nn.Module, metas: Sequence[Meta], samples: int | None) -> De
     assert isinstance(tail, Tail)
     of_all = all(meta.shape[:1] == (samples,) for meta in metas)  # nothing that chunks share
     return Deferred(tail) if tail.cut.takes_positions and of_all and not tail.asks else None
+
+
+def cut(model: nn.Module | Sequence[nn.Module], inputs: Mapping[str, Tensor] | None = None) -> list[nn.Module]:
+    """A model as units, for stages of your own: each takes what the one before it returns, the first one the inputs.
+
+    Of a list its modules, of an ``nn.Sequential`` its children. Of a model of transformers, which is cut by its own
+    forward: what comes before its blocks, each block, what comes after; ``inputs`` are an example of what it is called
+    with, by name, as in ``{"input_ids": ids, "attention_mask": mask}``. Units share their parameters with the model.
+    One that has names in ``asks`` takes these inputs as well: ``unit(*values, input_ids=ids)``.
+    """
+    if isinstance(model, list | tuple | nn.Sequential):
+        units = list(model)
+        wrong = [type(unit).__name__ for unit in units if not isinstance(unit, nn.Module)]
+        if wrong or not units:
+            raise ValueError(f"units are modules, one or more; got {wrong[0] if wrong else 'none'}")
+        return units
+    if not hasattr(model, "base_model_prefix"):
+        raise ValueError(
+            "models that can be cut are those of transformers, nn.Sequential, and lists of modules; got "
+            f"{type(model).__name__}"
+        )
+    if inputs is None:
+        raise ValueError(f"{type(model).__name__} is cut by its forward: give an example of its inputs, by name")
+    return list(cut_into_units(CutModel(cast(nn.Module, model), inputs)))
 
 
 def _check_whole_numbers(name: str, travelling: Sequence[Sequence[Meta]]) -> None:

@@ -13,14 +13,18 @@ from torch import Tensor, nn
 
 from thinpipe.measure.readable import read_json
 from thinpipe.models.cut import CutModel
-from thinpipe.models.pretrained import PretrainedModel
+from thinpipe.models.function import FunctionModel
+from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_vocabulary
 from thinpipe.options import OptionError
 from thinpipe.workloads.augment import HALF, Colours, to_model
 from thinpipe.workloads.mobilenet import with_plain_statistics
 from thinpipe.workloads.options import refuse_others
+from thinpipe.workloads.sources import DESCRIBING_OPTIONS, chosen_model
 from thinpipe.workloads.task import Shape, Source, Task
 
-_WEIGHTS = "a model in {model} has its own size and weights"
+Model = PretrainedModel | FunctionModel
+_WEIGHTS = "a model that is named has its own size and weights"
+IMAGE_PROCESSOR = "preprocessor_config.json"
 _PROCESSOR = "the description of a model's images"
 _USUAL_SIZE = 224  # pixels, where neither a model nor its folder says
 
@@ -29,14 +33,14 @@ class ClassifierTask(Task):
     """What tasks with a model of their own share with those of any model: either may be asked for."""
 
     kind: ClassVar[Literal["sequence", "image"]]
-    sizes: ClassVar[tuple[str, ...]]  # fields of Source that say how large samples are made
+    sizes: ClassVar[tuple[str, ...]]  # fields of Source that say how large samples are made, and of what
 
-    def model(self, source: Source) -> PretrainedModel | None:
+    def model(self, source: Source) -> Model | None:
         """The model that the source names; None if the task's own is trained."""
-        if source.model is None:
+        if source.model is None and source.config is None:
             return None
-        refuse_others(self.name, source, ("data", "model", *self.sizes, "samples"), _WEIGHTS)
-        return PretrainedModel(source.model, self.kind)
+        refuse_others(self.name, source, ("data", *DESCRIBING_OPTIONS, *self.sizes, "samples"), _WEIGHTS)
+        return chosen_model(source, self.kind)
 
     def check_options(self, source: Source) -> None:
         """ValueError for options that make no sense, or for weights that are not there."""
@@ -47,6 +51,9 @@ class ClassifierTask(Task):
         model = self.model(source)
         if model is None:
             return self.own_units(source)
+        if isinstance(model, FunctionModel):
+            model.function()
+            return None
         model.config()
         if source.pretrained:
             model.check_weights()
@@ -54,16 +61,21 @@ class ClassifierTask(Task):
         return None
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
-        """The task's own model; or the one that was named, without weights."""
-        model = self.model(source)
+        """The task's own model; or the one that was named: without weights, unless a function makes it."""
+        model = self.model(replace(source, tokenizer=None))  # which the client alone has
         if model is None:
             return self.own_model(shape, source)
-        made = replace(model, classes=shape.classes, labels=shape.labels, padding=shape.padding)
+        if isinstance(model, FunctionModel):
+            return with_plain_statistics(model.build())
+        made = replace(model, classes=shape.classes, labels=shape.labels)
+        if shape.special is not None:
+            assert shape.vocabulary is not None
+            made = made.fitted(shape.vocabulary, shape.special)
         return with_plain_statistics(made.hollow())
 
     def fill(self, source: Source, seed: int) -> Any:
-        model = self.model(source)
-        return None if model is None else model.fill(pretrained=source.pretrained, seed=seed)
+        model = self.model(replace(source, tokenizer=None))
+        return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
 
     @abstractmethod
     def own_units(self, source: Source) -> int:
@@ -81,24 +93,31 @@ class ClassifierTask(Task):
 # Texts
 
 
-def padded_tokenizer(model: PretrainedModel) -> tuple[Any, int]:
-    """The model's tokenizer and the token that it fills up texts with; ValueError if it is another model's."""
+def padded_tokenizer(model: Model) -> Any:
+    """The model's tokenizer, with a token to fill up texts; ValueError if there is none."""
+    if isinstance(model, PretrainedModel) and model.trains_tokenizer:
+        raise OptionError(f"{model.name} has no tokenizer: name one with {{tokenizer}}")
     tokenizer = model.tokenizer()
-    vocabulary = int(model.config().get_text_config().vocab_size)
-    if len(tokenizer) > vocabulary:
-        raise ValueError(
-            f"the tokenizer in {model.folder} knows {len(tokenizer)} tokens, and the model has embeddings for "
-            f"{vocabulary}: they are not of one model"
-        )
     if tokenizer.pad_token_id is None:
         # What is behind a text is masked, so any token will do; models that only continue texts come without one.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     if tokenizer.pad_token_id is None:
         raise ValueError(
-            f"the tokenizer in {model.folder} has no token to fill up texts with; give it one, "
+            f"the tokenizer of {model.name} has no token to fill up texts with; give it one, "
             "tokenizer.pad_token = ..., and save it again"
         )
-    return tokenizer, int(tokenizer.pad_token_id)
+    return tokenizer
+
+
+def fitted(model: PretrainedModel, tokenizer: Any, shape: Shape) -> tuple[PretrainedModel, Shape]:
+    """The model as this tokenizer needs it, and its shape; ValueError if the tokenizer is another model's."""
+    described = model.config().get_text_config()
+    vocabulary, special = int(described.vocab_size), [getattr(described, name, None) for name in SPECIAL]
+    if model.follows_tokenizer:
+        vocabulary, special = len(tokenizer), [getattr(tokenizer, name) for name in SPECIAL]
+    check_vocabulary(len(tokenizer), vocabulary, str(model.tokenizer_folder or model.name))
+    special[-1] = tokenizer.pad_token_id
+    return model.fitted(vocabulary, special), replace(shape, vocabulary=vocabulary, special=special)
 
 
 def check_positions(model: PretrainedModel, tokens: int) -> None:
@@ -133,12 +152,13 @@ class ImageFormat:
         return to_model(images, self.size, self.colours)
 
 
-def image_format(model: PretrainedModel) -> ImageFormat:
+def image_format(model: Model) -> ImageFormat:
     """As the image processor beside the model says, or else the model's description."""
-    file = model.folder / "preprocessor_config.json"
-    config = model.config()
-    described = _edge(file.parent / "config.json", getattr(config, "image_size", None)) or _USUAL_SIZE
-    if not file.is_file():
+    if isinstance(model, FunctionModel):
+        return ImageFormat(size=_USUAL_SIZE)
+    described = _edge(model.name, getattr(model.config(), "image_size", None)) or _USUAL_SIZE
+    file = None if model.folder is None else model.folder / IMAGE_PROCESSOR
+    if file is None or not file.is_file():
         return ImageFormat(size=described)
     facts = read_json(file, _PROCESSOR)
     if not isinstance(facts, dict):
@@ -154,7 +174,7 @@ def image_format(model: PretrainedModel) -> ImageFormat:
 _COLOURS = (("image_mean", HALF.mean), ("image_std", HALF.deviation))
 
 
-def _edge(file: Path, size: Any) -> int | None:
+def _edge(file: Path | str, size: Any) -> int | None:
     """A number of pixels: as it is, of both edges, or of the shorter one."""
     if isinstance(size, dict):
         edges = [size[name] for name in ("height", "width", "shortest_edge") if size.get(name) is not None]
@@ -185,8 +205,7 @@ def check_images(model: PretrainedModel, size: int) -> None:
     except (ValueError, RuntimeError, NotImplementedError) as error:
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise OptionError(
-            f"the model in {model.folder} does not take images of {size} x {size} pixels in three colours "
-            f"({{image_size}}): {said}"
+            f"{model.name} does not take images of {size} x {size} pixels in three colours ({{image_size}}): {said}"
         ) from None
 
 

@@ -63,6 +63,7 @@ class FashionMnist(PublicImages):
             return super().load(source)
         made = self.checked_format(source)
         train, validation = (_idx_images(folder, split, made) for split in FILES)
+        self.check_classes(source, train, len(CLASSES))
         data = Data(train=at_most(train, source.samples), validation=validation, classes=len(CLASSES))
         return data, Shape(classes=len(CLASSES), image_size=made.size, labels=CLASSES)
 

@@ -38,6 +38,7 @@ class ImageFolders(ImageTask):
         made = self.checked_format(source)
         classes = _classes(train_root)
         found = _split(train_root, classes, made)
+        self.check_classes(source, found, len(classes))
         train: Split = found
         validation: Split
         if validation_root is None:

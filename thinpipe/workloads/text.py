@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinpipe.models.function import FunctionModel
 from thinpipe.models.pretrained import PretrainedModel
+from thinpipe.models.save import saved_files
 from thinpipe.workloads.checkpoint import Weights
 from thinpipe.workloads.classifier import (
     ClassifierTask,
     check_length,
     check_positions,
+    fitted,
     ordered_names,
     padded_tokenizer,
 )
@@ -50,7 +53,7 @@ class TextTask(ClassifierTask):
     """What tasks with texts of any source share: options, tokens, RoBERTa unless another model is named."""
 
     kind = "sequence"
-    sizes = ("tokens",)
+    sizes = ("tokens", "tokenizer")
     recipe = RECIPE
     modules = ROBERTA_MODULES
     checkpoint: str | None = CHECKPOINT
@@ -80,6 +83,14 @@ class TextTask(ClassifierTask):
     def _tokens(self, source: Source) -> int:
         return positive("tokens", source.tokens, TOKENS, least=LEAST_TOKENS)
 
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        """The model's or the checkpoint's tokenizer; one of words is none of transformers."""
+        model = self.model(source)
+        if model is not None:
+            return saved_files(padded_tokenizer(model).save_pretrained)
+        weights = self.check(source)
+        return {} if weights is None else saved_files(weights.tokenizer().save_pretrained)
+
     def tokenized(
         self,
         source: Source,
@@ -104,11 +115,15 @@ class TextTask(ClassifierTask):
         model, tokens = self.model(source), shape.tokens
         assert tokens is not None
         if model is not None:
-            tokenizer, padding = padded_tokenizer(model)
+            tokenizer = padded_tokenizer(model)
+            encoded = _with_types(tokenizer, parts, tokens)
+            if isinstance(model, FunctionModel):
+                model.check_classes(tuple(each[:2] for each in encoded[0]), shape.classes, self.kind)
+                return encoded, replace(shape, vocabulary=len(tokenizer))
             check_positions(model, tokens)
-            replace(model, padding=padding).check_cut()  # here, so that it is done on several machines too
-            vocabulary = int(model.config().get_text_config().vocab_size)
-            return _with_types(tokenizer, parts, tokens), replace(shape, vocabulary=vocabulary, padding=padding)
+            model, shape = fitted(model, tokenizer, shape)
+            model.check_cut()  # here, so that it is done on several machines too
+            return encoded, shape
         weights = self.check(source)
         if weights is None:
             words = WordTokenizer.of_texts((text for row in parts[0] for text in row), VOCABULARY)

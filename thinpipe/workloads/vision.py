@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,9 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinpipe.models.function import FunctionModel
 from thinpipe.models.pretrained import PretrainedModel
+from thinpipe.models.save import copied_files
 from thinpipe.workloads.checkpoint import Weights
-from thinpipe.workloads.classifier import ClassifierTask, ImageFormat, check_images, image_format, ordered_names
+from thinpipe.workloads.classifier import (
+    IMAGE_PROCESSOR,
+    ClassifierTask,
+    ImageFormat,
+    check_images,
+    image_format,
+    ordered_names,
+)
 from thinpipe.workloads.hub import (
     PublicData,
     class_names,
@@ -78,10 +87,16 @@ class ImageTask(ClassifierTask):
         """The same, when samples are to be read: of options, weights and the model's code there is nothing to fear."""
         self.check_options(source)
         model = self.model(source)
-        if model is not None:
+        if isinstance(model, PretrainedModel):
             model.check_cut()  # here, so that it is done on several machines too
             self.check_size(model, source)
         return self.image_format(source)
+
+    def check_classes(self, source: Source, images: Images, classes: int) -> None:
+        """ValueError if a function makes a model for others."""
+        model = self.model(source)
+        if isinstance(model, FunctionModel):
+            model.check_classes(images.batch(torch.tensor([0, 0])).inputs, classes, self.kind)
 
     def weight_bytes(self, source: Source) -> int:
         own = self.model(source) is None and self.check(source) is None
@@ -93,6 +108,11 @@ class ImageTask(ClassifierTask):
         if weights is not None:
             return pretrained_mobilenet(shape, weights)
         return new_mobilenet(shape, 1.0 if source.width is None else source.width)
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        model = self.model(source)
+        folder = model.folder if isinstance(model, PretrainedModel) else source.weights
+        return {} if folder is None else copied_files(folder, [IMAGE_PROCESSOR])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +138,7 @@ class PublicImages(ImageTask):
         splits = self.splits(source)
         train, validation = (self.images(source, rows, made) for rows in splits)
         classes = int(torch.cat([train.labels, validation.labels]).max()) + 1
+        self.check_classes(source, train, classes)
         data = Data(train=at_most(train, source.samples), validation=validation, classes=classes)
         names = ordered_names(class_names(splits[0], self.label), classes)
         return data, Shape(classes=classes, image_size=made.size, labels=names)
