@@ -81,7 +81,9 @@ class CutModel:
         self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
         self.blocks = in_order(model, inputs)
         self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
-        self.takes_positions = takes(model, "logits_to_keep")
+        # Some classifiers have the argument too, and logits of texts.
+        generates: Any = getattr(model, "can_generate", None)
+        self.takes_positions = takes(model, "logits_to_keep") and generates is not None and bool(generates())
         self.logits: Tensor  # without values
         with zeros_for_hollow(model):
             trace = self.trace(inputs)
@@ -313,8 +315,23 @@ class CutModel:
 
 
 def _flop_counter() -> FlopCounterMode:
-    """Torch's own does not know the product that experts are computed with."""
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops})
+    """Torch's own does not know the product that experts are computed with; and some models return what it cannot
+    hook to tell modules apart, which is not asked for here."""
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops})
+    counter.mod_tracker = _Nowhere()  # type: ignore[assignment]
+    return counter
+
+
+class _Nowhere:
+    """In place of torch's ``ModuleTracker`` (seen on 2.11 and 2.13): all is of one whole."""
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
 def _grouped_flops(tokens: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
