@@ -183,7 +183,7 @@ def test_what_nothing_trains_is_as_it_was(home: Path, tmp_path: Path) -> None:
     found = task("lm")
     source = {"model": str(home / "model"), "data": str(home / "text.txt"), "parallel": "none", "chunks": 1}
     settings = settings_for(found, None, **GIVEN | source)
-    prepared = Export.of(tmp_path / "out", found.build(Shape(classes=1), settings.source), found, settings)
+    prepared = Export.of(tmp_path / "out", found.build(Shape(classes=1), settings.source), found, settings, {})
     rest = prepared.untrained(name for name in prepared.form.held if ".layers.1." not in name)
     assert len(rest) == 9
     theirs = load_file(home / "model" / "model.safetensors")

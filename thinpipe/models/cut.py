@@ -99,7 +99,7 @@ class CutModel:
 
     def trace(self, inputs: Mapping[str, Tensor]) -> Trace:
         """What all blocks are called with for these inputs, of which only those that are shared count."""
-        key = tuple((name, tuple(tensor.shape)) for name, tensor in inputs.items())
+        key = (device_of(inputs.values()), *((name, tuple(tensor.shape)) for name, tensor in inputs.items()))
         shared = {name: inputs[name] for name in self.known}
         kept = self._kept.get(key)
         if kept is not None and all(_same(kept[0][name], shared[name]) for name in shared):

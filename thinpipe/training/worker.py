@@ -147,14 +147,19 @@ def _train(
         watchers=watchers,
     )
     end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
-    if loop.unsaved is not None:
-        raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {loop.unsaved}")
+    _check_kept(running, loop.unsaved, unexported)
+    return end
+
+
+def _check_kept(running: Running, unsaved: str | None, unexported: str | None) -> None:
+    """UnsavedError for what of a run that came to its end is not on disk, and why."""
+    if unsaved is not None:
+        raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {unsaved}")
     if unexported is not None:
         rescue = "nothing of it is left, give {save} too the next time"
         if running.save is not None:
             rescue = f"its last checkpoint has the model: thinpipe export {running.save} {running.export}"
         raise UnsavedError(named(f"the run came to its end, but its model was not exported: {unexported}; {rescue}"))
-    return end
 
 
 def _run(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from thinpipe.workloads.corpus import batches
@@ -30,10 +28,3 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     )
     tokenizer.train_from_iterator(batches(texts), trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END)
-
-
-def files_of(tokenizer: Any) -> dict[str, bytes]:
-    """What ``save_pretrained`` writes of a tokenizer, by the names of the files."""
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}

@@ -13,7 +13,7 @@ from thinpipe.models.function import FunctionModel, is_of_transformers
 from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_cut, check_vocabulary
 from thinpipe.models.save import copied_files, saved_files
 from thinpipe.options import OptionError
-from thinpipe.workloads.bpe import VOCABULARY, files_of, train_tokenizer
+from thinpipe.workloads.bpe import VOCABULARY, train_tokenizer
 from thinpipe.workloads.corpus import Windows, check_texts, read_texts
 from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.sources import MODEL_OPTIONS, chosen_model
@@ -85,7 +85,7 @@ class LanguageModel(Task):
             train=at_most(windows[0], source.samples),
             validation=windows[1],
             classes=vocabulary,
-            companions=files_of(tokenizer) if follows else {},
+            companions=saved_files(tokenizer.save_pretrained) if follows else {},
         )
         special = _special(tokenizer) if follows else None
         return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
