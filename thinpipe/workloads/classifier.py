@@ -1,4 +1,4 @@
-"""Any classifier of transformers in place of a task's own model: read from a folder, its head made for the data."""
+"""Your own classifier: any of transformers in place of a task's own model, its head made for the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 70000 grey pictures of clothes, from the hub or from the four idx files that it was published as."""
+"""Grey pictures of clothes: Fashion-MNIST, from the hub or from the four idx files that it was published as."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that are classified, by RoBERTa or any model; rte and cola of GLUE, with the recipe pretrained weights take."""
+"""Texts for classifiers: what all such tasks share; rte and cola of GLUE, with the recipe pretrained weights take."""
 
 from __future__ import annotations
 

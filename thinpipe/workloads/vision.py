@@ -1,4 +1,4 @@
-"""Images that are classified, by MobileNetV2 or any model; cifar10, cifar100 and food101 with their recipe."""
+"""Images for classifiers: what all such tasks share; cifar10, cifar100 and food101 with their recipe."""
 
 from __future__ import annotations
 
