@@ -6,7 +6,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import thinpipe
+from thinpipe.engines.shapes import Meta
 from thinpipe.engines.units import check_private, check_shared
+from thinpipe.pipeline.partition import StageModule
 
 SIZES = {
     "hidden_size": 16,
@@ -25,10 +27,31 @@ def test_weights_at_both_ends_belong_to_one_worker() -> None:
         check_shared([first, middle, last], workers=3)
 
 
-def test_a_model_whose_inputs_would_travel_is_not_cut() -> None:
-    check_private("Fine", [(("in", 0, 0),), (("out", 0, 0),)])
-    with pytest.raises(ValueError, match="would travel to the servers"):
-        check_private("Leaky", [(("in", 0, 0), ("input", 0, 0)), (("out", 0, 0),)])
+class Asking(nn.Linear):
+    asks = ("input_ids",)
+
+
+def test_inputs_go_only_to_those_who_have_the_data() -> None:
+    """The client has the first and the last stage; at the end of a line are the labels, and so all the data."""
+    plain, asking, states = nn.Linear(4, 4), Asking(4, 4), (Meta((2, 4), torch.float32),)
+    check_private([StageModule([plain]), StageModule([plain]), StageModule([plain, asking])], [states] * 4)
+    check_private([StageModule([plain, asking]), StageModule([plain])], [states] * 3)
+    with pytest.raises(ValueError, match="input_ids in layers that stage 1 has, so tokens or images would travel"):
+        check_private([StageModule([plain]), StageModule([asking]), StageModule([plain])], [states] * 4)
+    with pytest.raises(ValueError, match="would travel"):  # a first block that is given the images themselves
+        check_private([StageModule([plain]), StageModule([asking])], [states, (), states])
+
+
+def test_a_stage_hands_inputs_to_the_units_that_ask_for_them() -> None:
+    class Adding(nn.Module):
+        asks = ("input_ids",)
+
+        def forward(self, states: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+            return states + input_ids
+
+    stage = StageModule([nn.Identity(), Adding()])
+    assert stage.asks == {"input_ids"}
+    assert stage(torch.ones(2), input_ids=torch.tensor([1, 2])).tolist() == [2, 3]
 
 
 def test_the_units_of_a_program_are_its_modules() -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from thinpipe.models.pretrained import read_tokenizer
+from thinpipe.models.pretrained import check_cut, read_tokenizer
 from thinpipe.options import OptionError
 
 _FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -86,20 +86,40 @@ class FunctionModel:
             return int(config.get_text_config().vocab_size)
         ids = torch.zeros(1, tokens, dtype=torch.int64)
         rule = f"the units of {self.name} should make logits [N, T, tokens] of token ids [N, T]; for {list(ids.shape)}"
-        values: tuple[Any, ...] = (ids,)
-        try:
-            with torch.no_grad():
-                for unit in made.eval():
-                    found = unit(*values)
-                    values = found if isinstance(found, tuple) else (found,)
-        except Exception as error:
-            raise ValueError(f"{rule} they raise {said(error)}") from None
-        finally:
-            made.train()
-        shapes = [list(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in values]
+        shapes = _shapes_of(made, (ids,), rule)
         if len(shapes) != 1 or not isinstance(shapes[0], list) or shapes[0][:-1] != list(ids.shape):
             raise ValueError(f"{rule} they return {', '.join(map(str, shapes))}")
         return int(shapes[0][-1])
+
+    def check_classes(self, inputs: tuple[Tensor, ...], classes: int, kind: str) -> None:
+        """ValueError unless what the function returns tells so many classes of such samples apart, and can be cut."""
+        with torch.random.fork_rng(devices=[]):
+            made = self.build()
+        if is_of_transformers(made):
+            config: Any = made.config
+            if config.num_labels != classes:
+                raise ValueError(f"{self.name} tells {config.num_labels} classes apart, and the data has {classes}")
+            check_cut(config, type(made)._from_config, kind)  # type: ignore[attr-defined]
+            return
+        given = ", ".join(str(list(each.shape)) for each in inputs)
+        rule = f"the units of {self.name} should make logits [N, {classes}] of samples; for {given}"
+        shapes = _shapes_of(made, inputs, rule)
+        if shapes != [[len(inputs[0]), classes]]:
+            raise ValueError(f"{rule} they return {', '.join(map(str, shapes))}")
+
+
+def _shapes_of(made: Any, values: tuple[Any, ...], rule: str) -> list[list[int] | str]:
+    """What units in a row return for some values; ValueError if they raise."""
+    try:
+        with torch.no_grad():
+            for unit in made.eval():
+                found = unit(*values)
+                values = found if isinstance(found, tuple) else (found,)
+    except Exception as error:
+        raise ValueError(f"{rule} they raise {said(error)}") from None
+    finally:
+        made.train()
+    return [list(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in values]
 
 
 def is_of_transformers(model: Any) -> bool:

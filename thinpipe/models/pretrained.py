@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from thinpipe.measure.readable import errors_named, read_json
 from thinpipe.models.compare import compare
-from thinpipe.models.tiny import shrunken
-from thinpipe.models.verify import types_of
+from thinpipe.models.tiny import LAYERS, shrunken
+from thinpipe.models.verify import TRAINING, batch, types_of
 from thinpipe.models.weights import hollow, load_weights, random_weights, weight_files
 from thinpipe.options import OptionError
 
@@ -52,6 +52,8 @@ class PretrainedModel:
     has_weights: bool = True  # False: they are random, whatever lies in the folder
     tokenizer_folder: Path | None = None  # None: the model's own
     trusted: bool = False  # whether code that comes with the model is run
+    classes: int | None = None  # that a classifier is to tell apart; None: as the description says
+    labels: Sequence[str] | None = None  # what they are called; None: not known here
 
     @property
     def name(self) -> str:
@@ -62,6 +64,12 @@ class PretrainedModel:
         described = config.get_text_config()
         for name, value in self.tokens.items():
             setattr(described, name, value)
+        if self.classes is not None:
+            config.num_labels = self.classes
+            config.problem_type = "single_label_classification"
+        if self.labels is not None:
+            config.id2label = dict(enumerate(self.labels))
+            config.label2id = {label: number for number, label in enumerate(self.labels)}
         return config
 
     def _of_type(self) -> Any:
@@ -151,13 +159,17 @@ class PretrainedModel:
             return self._built(self.config())
 
     def fill(self, *, pretrained: bool, seed: int) -> Callable[[nn.Module, Iterable[str]], None]:
-        """What gives parameters of the hollow model, by their names, their values: the folder's, or random ones."""
+        """What gives parameters of the hollow model, by their names, their values: the folder's, or random ones.
+
+        Random is also the head of a classifier if the folder has none, or one for other classes.
+        """
         folder = self.folder if pretrained and self.has_weights else None
+        head_seed = None if self.kind == "causal" else seed
 
         def fill(model: nn.Module, names: Iterable[str]) -> None:
             if folder is not None:
                 with quiet():
-                    load_weights(model, folder, names)
+                    load_weights(model, folder, names, head_seed)
             else:
                 random_weights(model, names, seed)
 
@@ -165,7 +177,7 @@ class PretrainedModel:
 
     def check_cut(self) -> None:
         """ValueError unless a small copy of the model computes the same in units as whole: seconds, before any run."""
-        check_cut(self.config(), self._built)
+        check_cut(self.config(), self._built, self.kind)
 
     def _built(self, config: Any) -> nn.Module:
         import transformers
@@ -184,25 +196,27 @@ def read_tokenizer(folder: Path, *, trusted: bool) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusted)
 
 
-def check_cut(config: Any, build: Callable[[Any], nn.Module]) -> None:
+def check_vocabulary(known: int, embedded: int, where: str) -> None:
+    """ValueError if a tokenizer knows more tokens than a model."""
+    if known > embedded:
+        raise ValueError(
+            f"the tokenizer in {where} knows {known} tokens, and the model has embeddings for {embedded}: they are not "
+            "of one model"
+        )
+
+
+def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None:
     """ValueError unless a small copy of what is described computes the same in units as whole."""
     small = shrunken(config)
     small._name_or_path = config._name_or_path
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(0)
-        model = build(small).eval()
-        inputs = _padded_texts(int(small.get_text_config().vocab_size))
-    compared = compare(model, inputs)
+        model = build(small).train(small.model_type in TRAINING)
+        inputs = batch(model, kind)
+    compared = compare(model, inputs, alone=LAYERS)
     if not compared.is_exact or compared.needs_weights_elsewhere is not None:
         where = compared.first_difference or compared.needs_weights_elsewhere or "its gradients"
         raise ValueError(f"{type(model).__name__} cannot be cut: in units it computes something else ({where})")
-
-
-def _padded_texts(vocabulary: int) -> dict[str, Tensor]:
-    tokens = torch.randint(3, vocabulary, (2, 12))
-    mask = torch.ones_like(tokens)
-    mask[0, 9:] = 0
-    return {"input_ids": tokens, "attention_mask": mask}
 
 
 @contextmanager

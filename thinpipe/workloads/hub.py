@@ -192,6 +192,11 @@ def class_numbers(where: Path | str, column: str, values: Sequence[Any]) -> Tens
     return torch.tensor(values)
 
 
+def class_names(rows: Any, column: str) -> tuple[str, ...]:
+    """What the classes of a column are called, by their numbers; nothing if the data set does not say."""
+    return tuple(getattr(rows.features[column], "names", None) or ())
+
+
 def _saved_by_datasets(path: Path) -> dict[str, Any]:
     datasets = datasets_library()
     with errors_named(path, "a data set that save_to_disk wrote", "bring the whole folder, or name another"):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from thinpipe.models.function import FunctionModel, is_of_transformers
-from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_cut
+from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_cut, check_vocabulary
 from thinpipe.models.save import copied_files, saved_files
 from thinpipe.options import OptionError
 from thinpipe.workloads.bpe import VOCABULARY, train_tokenizer
@@ -144,9 +144,9 @@ class LanguageModel(Task):
         with torch.random.fork_rng(devices=[]):
             made = model.build()
         vocabulary = model.vocabulary_of(made, tokens)
-        _check_vocabulary(known, vocabulary, str(model.tokenizer_folder))
+        check_vocabulary(known, vocabulary, str(model.tokenizer_folder))
         if is_of_transformers(made):
-            check_cut(made.config, type(made)._from_config)  # type: ignore[attr-defined]
+            check_cut(made.config, type(made)._from_config, "causal")  # type: ignore[attr-defined]
         return vocabulary
 
 
@@ -157,20 +157,12 @@ def _fitted(model: Model, tokenizer: Any) -> Model:
     if model.follows_tokenizer:
         return model.fitted(len(tokenizer), _special(tokenizer))
     embedded = int(model.config().get_text_config().vocab_size)
-    _check_vocabulary(len(tokenizer), embedded, str(model.tokenizer_folder or model.name))
+    check_vocabulary(len(tokenizer), embedded, str(model.tokenizer_folder or model.name))
     return model
 
 
 def _special(tokenizer: Any) -> Sequence[int | None]:
     return [getattr(tokenizer, name) for name in SPECIAL]
-
-
-def _check_vocabulary(known: int, embedded: int, where: str) -> None:
-    if known > embedded:
-        raise ValueError(
-            f"the tokenizer in {where} knows {known} tokens, and the model has embeddings for {embedded}: they are not "
-            "of one model"
-        )
 
 
 def _check_positions(model: PretrainedModel, tokens: int) -> None:

@@ -14,7 +14,8 @@ from thinpipe.workloads.hub import fetch_model
 from thinpipe.workloads.task import Source
 
 # Of Source: those that ``chosen_model`` uses.
-MODEL_OPTIONS = ("model", "config", "config_set", "tokenizer", "trust_remote_code")
+DESCRIBING_OPTIONS = ("model", "config", "config_set", "trust_remote_code")
+MODEL_OPTIONS = (*DESCRIBING_OPTIONS, "tokenizer")
 HUB = "hub:"  # in front of a data set's name
 _PYTHON = {"True": True, "False": False, "None": None}  # as people who know the config in Python write it
 _NAME = re.compile(r"[A-Za-z_]\w*")

@@ -117,6 +117,7 @@ class Shape:
     tokens: int | None = None  # of a text; None for images
     vocabulary: int | None = None  # different tokens; None for images
     special: Sequence[int | None] | None = None  # tokens that begin, end, fill up a text; None: as the model has them
+    labels: Sequence[str] | None = None  # names of the classes, on workers that read data; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +146,7 @@ class Task(ABC):
     summary: str  # one line for --help and errors
     metric: Metric
     recipe: Recipe
+    model_recipe: Recipe | None = None  # with a model that the user brings; None: the same
     modules: tuple[str, ...] = ()  # that reading and building will import: workers share them if imported ahead
 
     def look_for(self, source: Source) -> int | None:
