@@ -329,9 +329,24 @@ _ATTENTION = (
 
 
 def _flop_counter() -> FlopCounterMode:
-    """Torch's own does not know the product that experts are computed with, nor, in 2.11, that heads share keys."""
+    """Torch's own does not know the product that experts are computed with, nor, in 2.11, that heads share keys; and
+    some models return what it cannot hook to tell modules apart, which is not asked for here."""
     formulas: dict[Any, Any] = {getattr(torch.ops.aten, name): _attention_flops for name in _ATTENTION}
-    return FlopCounterMode(display=False, custom_mapping={**formulas, torch.ops.aten._grouped_mm: _grouped_flops})
+    counter = FlopCounterMode(display=False, custom_mapping={**formulas, torch.ops.aten._grouped_mm: _grouped_flops})
+    counter.mod_tracker = _Nowhere()  # type: ignore[assignment]
+    return counter
+
+
+class _Nowhere:
+    """In place of torch's ``ModuleTracker`` (seen on 2.11 and 2.13): all is of one whole."""
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
 def _grouped_flops(tokens: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
