@@ -9,7 +9,13 @@ PACKAGE = Path(__file__).parent.parent / "thinpipe"
 
 # Room -> the rooms of thinpipe it may import; a longer name is more specific and wins.
 ALLOWED = {
-    "thinpipe": {"thinpipe.codecs", "thinpipe.pipeline", "thinpipe.ddp", "thinpipe.workers.errors"},
+    "thinpipe": {
+        "thinpipe.codecs",
+        "thinpipe.pipeline",
+        "thinpipe.ddp",
+        "thinpipe.engines.units",
+        "thinpipe.workers.errors",
+    },
     "thinpipe.version": set(),
     "thinpipe.options": set(),
     "thinpipe.__main__": {"thinpipe.cli"},
@@ -20,6 +26,7 @@ ALLOWED = {
         "thinpipe.pipeline",
         "thinpipe.workers",
         "thinpipe.codecs.base",
+        "thinpipe.codecs.integers",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
@@ -41,7 +48,7 @@ ALLOWED = {
     },
     "thinpipe.engines": {
         "thinpipe.engines",
-        "thinpipe.models.cut",
+        "thinpipe.models",
         "thinpipe.workloads.task",
         "thinpipe.workers",
         "thinpipe.pipeline",
@@ -54,6 +61,8 @@ ALLOWED = {
         "thinpipe.training",
         "thinpipe.engines",
         "thinpipe.workloads",
+        "thinpipe.models.save",
+        "thinpipe.models.tensorfile",
         "thinpipe.workers",
         "thinpipe.pipeline",
         "thinpipe.ddp",
@@ -71,6 +80,7 @@ ALLOWED = {
         "thinpipe.pipeline",
         "thinpipe.ddp",
         "thinpipe.measure",
+        "thinpipe.models",
         "thinpipe.workloads",
     },
     "thinpipe.ablation": {

@@ -49,6 +49,7 @@ def make_plan(parallel: str = "pipeline", *, first_step: int = 0, metric: str = 
         steps_per_epoch=STEPS,
         first_step=first_step,
         last_step=EPOCHS * STEPS,
+        evaluate_every=None,
         train_samples=256,
         validation_samples=100,
         parameters=2_236_682,

@@ -206,3 +206,14 @@ def test_codecs_are_warm_before_the_first_step_and_nothing_is_counted(pool: Pool
     assert pool.run(what_was_warmed, 2, given) == [(three_codecs, 0, True)] * 2
     replicas = pool.run(what_was_warmed, 2, {"compress": "uniform:8"})
     assert replicas == [([("uniform:8", (FEATURES, FEATURES))], 0, True)] * 2
+
+
+def test_evaluations_within_an_epoch_change_nothing_else(pool: Pool) -> None:
+    """Four steps make an epoch; what codecs remember must not notice."""
+    often, seldom = (
+        pool.run(train_toy, 2, "plain", Running(steps=6, evaluate_every=every), {"compress": "power:1"})[0]
+        for every in (3, None)
+    )
+    assert [epoch.step for epoch in often.epochs] == [3, 4, 6]
+    assert [epoch.step for epoch in seldom.epochs] == [4, 6]
+    assert often.end.parameters_sha256 == seldom.end.parameters_sha256

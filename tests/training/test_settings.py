@@ -29,6 +29,11 @@ def test_what_is_given_wins() -> None:
     assert (settings.compress_forward, settings.compress_backward) == ("tile:8", "none")
 
 
+def test_the_last_device_is_for_all_that_follow() -> None:
+    assert settled(workers=3).devices == ["cpu"] * 3
+    assert settled(workers=3, device="cpu,cuda").devices == ["cpu", "cuda", "cuda"]
+
+
 @pytest.mark.parametrize(("parallel", "workers"), [("data", 2), ("none", 1)])
 def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: str, workers: int) -> None:
     settings = settled(parallel=parallel)
@@ -39,6 +44,9 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"device": "gpu"}, "device is auto, cpu, cuda, or a list of the last two.*got gpu"),
+        ({"device": "cpu,cuda,cuda"}, "device cpu,cuda,cuda names more than the 2 workers"),
+        ({"device": "cpu,cuda", "parallel": "data"}, "replicas compute on one kind of device"),
         ({"batch_size": 16}, "not a multiple of 3 chunks; take 15"),
         ({"parallel": "data", "batch_size": 15}, "and 2 replicas; take 14"),
         ({"workers": 1}, "2 workers or more"),
@@ -67,6 +75,9 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"momentum": float("nan")}, "momentum is from 0 to below 1; got nan"),
         ({"threads": 100_000}, "threads is from 1 to 1024; got 100000"),
         ({"epochs": 10**30}, "epochs is from 1 to"),
+        ({"model": "gpt2", "config": "llama"}, "config from its description alone: give one of them"),
+        ({"config_set": "hidden_size=3"}, "config_set changes what config says"),
+        ({"vocabulary": 100}, "vocabulary is from 257 to"),
     ],
 )
 def test_what_does_not_go_together_is_an_error_that_says_the_rule(given: dict[str, Any], message: str) -> None:

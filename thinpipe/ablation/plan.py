@@ -39,7 +39,10 @@ def _key(told: Option) -> str:
 
 
 # Options that a plan may set: what a run's outcome depends on, and `steps` for a quick look.
-_DECLARED = {_key(told): told for told in (*options_of(Settings).values(), options_of(Running)["steps"])}
+_DECLARED = {
+    _key(told): told
+    for told in (*options_of(Settings).values(), *(options_of(Running)[name] for name in ("steps", "evaluate_every")))
+}
 OPTIONS = tuple(sorted({"compress", *_DECLARED} - set(CODEC_KEYS.values())))
 _DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from thinpipe.engines.finite import Suspicion
+from thinpipe.engines.loss import Loss
 from thinpipe.engines.plan import Holding, LinkPlan
 from thinpipe.engines.world import World
 from thinpipe.pipeline.links.counters import DeviceClock
@@ -27,7 +27,9 @@ class NamedModule:
 
     @staticmethod
     def of(module: nn.Module, model: nn.Module) -> NamedModule:
-        in_model = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
+        in_model: dict[int, str] = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            in_model.setdefault(id(tensor), name)  # of tied weights the first, as named_parameters has it
         mine = module.state_dict(keep_vars=True)
         return NamedModule(module, {name: in_model[id(tensor)] for name, tensor in mine.items()})
 
@@ -49,6 +51,7 @@ class Engine(ABC):
     reads_labels: bool
     shares: tuple[int, int] = (0, 1)  # of each training batch this worker takes the first-th of so many parts
     owns_state: bool  # False on replicas whose tensors worker 0 has as well
+    loss: Loss  # of what this worker's last stage returns
     client_has_outcome: bool  # loss and predictions are on worker 0; otherwise they are sent there
 
     def __init__(self, world: World) -> None:
@@ -64,8 +67,8 @@ class Engine(ABC):
         """Forward and backward of one batch: this worker's part of the mean loss, and how many were right."""
 
     @abstractmethod
-    def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | None:
-        """The logits of a full batch, where they end up; None elsewhere. In evaluation mode, without gradients."""
+    def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
+        """What ``loss`` takes, of a full batch, where it ends up; None elsewhere. In evaluation mode, no gradients."""
 
     @abstractmethod
     def takes(self, evaluation_batch: int) -> bool:
@@ -125,16 +128,6 @@ class Engine(ABC):
     def set_training(self, training: bool) -> None:
         for stage in self.stages.values():
             stage.module.train(training)
-
-
-def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over samples, or over all tokens of them."""
-    return functional.cross_entropy(logits.float().flatten(0, labels.dim() - 1), labels.flatten())
-
-
-def count_correct(logits: Tensor, labels: Tensor) -> float:
-    """Samples; one with several labels, a text, counts by the part of them that was right."""
-    return int((logits.argmax(-1) == labels).sum()) * len(labels) / labels.numel()
 
 
 def to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:

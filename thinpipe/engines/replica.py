@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinpipe.ddp import DDPState, ddp_hook, ddp_state
-from thinpipe.engines.engine import Engine, NamedModule, count_correct, loss_of, to_device
+from thinpipe.engines.engine import Engine, NamedModule, to_device
 from thinpipe.engines.finite import Suspicion, not_finite, sum_of, sum_of_squares
+from thinpipe.engines.loss import Loss, count_labelled
 from thinpipe.engines.plan import Holding
 from thinpipe.engines.units import Units, cut_model
 from thinpipe.engines.world import World
@@ -82,6 +83,8 @@ class ReplicaEngine(Engine):
         self.owns_state = world.is_client
         self.client_has_outcome = world.workers == 1
         self._unit_names = whole.names
+        self._whole, self._asked = whole, module.asks
+        self.loss = Loss(whole.tail, device=world.device, amp=amp)
         self._hook: DDPState | None = None
         self._replica: nn.Module = module
         if world.workers > 1:
@@ -99,41 +102,48 @@ class ReplicaEngine(Engine):
 
     def compute(self, batch: Batch | None) -> tuple[float, float]:
         assert batch is not None
+        labelled = count_labelled(batch.labels)
+        if batch.labels.dim() > 1:  # texts, of which replicas may have more or less than others
+            labelled = int(self.world.sum(torch.tensor([labelled])))
+        else:
+            labelled *= self.world.workers
+        self.loss.begin(batch.labels, self._chunks, labelled, self.world.workers)
         with waiting():  # in places that only torch knows
-            correct = self._backward(self._replica, batch)
+            self._backward(self._replica, batch)
         self._steps += 1
-        return float(torch.stack(list(self._losses.values())).mean()) / self.world.workers, correct
+        return float(torch.stack(list(self._losses.values())).mean()) / self.world.workers, self.loss.correct()
 
     def compute_alone(self, batch: Batch) -> None:
         """The same without the other replicas, to see how long it takes; leaves no gradients."""
+        self.loss.begin(batch.labels, self._chunks)
         self._backward(self._module, batch)
         self._module.zero_grad()
 
-    def _backward(self, module: nn.Module, batch: Batch) -> float:
-        """Add up the gradients of all chunks; how many samples were right."""
-        chunks, correct = self._chunks, 0.0
+    def _backward(self, module: nn.Module, batch: Batch) -> None:
+        """Add up the gradients of all chunks."""
+        chunks = self._chunks
         inputs, labels = to_device(batch.inputs, self.world.device), batch.labels.to(self.world.device)
         pieces = zip(*(tensor.chunk(chunks) for tensor in (*inputs, labels)), strict=True)
         for chunk, (*values, target) in enumerate(pieces):
             # Replicas exchange gradients after the last chunk.
             stay = isinstance(module, DistributedDataParallel) and chunk < chunks - 1
             with module.no_sync() if stay else nullcontext():  # type: ignore[operator]
-                logits = self._run(module, values)
-                loss = loss_of(logits, target)
+                outputs = self._run(module, values)
+                loss = self.loss(outputs, target)
                 (loss / chunks).backward()
-            correct += count_correct(logits, target)
-            self._outputs[chunk], self._losses[chunk] = sum_of([logits]), loss.detach()
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            self._outputs[chunk], self._losses[chunk] = sum_of(outputs), loss.detach()
         self._statistics.commit()
-        return correct
 
-    def _run(self, module: nn.Module, inputs: Any) -> Tensor:
+    def _run(self, module: nn.Module, inputs: Any) -> Tensor | tuple[Tensor, ...]:
         with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=self._amp):
-            return module(*inputs)
+            outputs: Tensor | tuple[Tensor, ...] = module(*inputs, **self._whole.beside(self._asked, inputs))
+            return outputs
 
     def tell_samples(self, samples: Tensor) -> None:
         """Replicas keep nothing of a sample."""
 
-    def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | None:
+    def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
         assert inputs is not None
         with torch.no_grad():
             return self._run(self._module, to_device(inputs, self.world.device))

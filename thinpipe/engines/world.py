@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -68,27 +68,28 @@ class World:
         return result  # type: ignore[return-value]
 
 
-def join_world(device: str, *, threads: int | None = None) -> World:
+def join_world(devices: str | Sequence[str], *, threads: int | None = None) -> World:
     """The world of this process, in the group that it has joined. NCCL carries tensors only between own GPUs.
 
-    ``device`` is ``"cpu"`` or ``"cuda"``; workers share GPUs where there are too few. ``threads``: None leaves this
-    worker its share of the cores.
+    ``devices`` is ``"cpu"`` or ``"cuda"`` for all, or one of these for each worker; workers share GPUs where there are
+    too few. ``threads``: None leaves this worker its share of the cores.
     """
     me = member()
     assert me is not None
     if threads is not None:
         torch.set_num_threads(threads)
     control_group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-    if device == "cpu":
-        where, group = CPU, control_group
-    else:
-        where, group = torch.device("cuda", me.local_rank % torch.cuda.device_count()), None
+    kinds = {devices} if isinstance(devices, str) else set(devices)
+    device = devices if isinstance(devices, str) else devices[dist.get_rank()]
+    where = CPU
+    if device == "cuda":
+        where = torch.device("cuda", me.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(where)
     return World(
         worker=dist.get_rank(),
         workers=dist.get_world_size(),
         device=where,
-        group=group,
+        group=None if kinds == {"cuda"} else control_group,
         control_group=control_group,
         machine=me.machine,
     )

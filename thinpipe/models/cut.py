@@ -4,23 +4,27 @@ Between units travel only values that the next ones need and cannot know: hidden
 that all may see (the attention mask). What else a block is called with, its mask, rotary embeddings, window, every
 worker computes by running the model's own forward with unknown values (``unknown``). A value is known by where it came
 from: ("in", k, i) is leaf i of what block k is called with, made by the model's code in front of it; ("out", k, i)
-leaf i of what block k returned; ("input", 0, i) input i itself, where later code asks for it. Whatever a run needs and
-does not have stays unknown, and is an error, not a guess.
+leaf i of what block k returned; ("input", 0, i) input i itself, where later code asks for it. Inputs do not travel: a
+unit that asks for one (``asks``) is given it, so whoever has that unit needs the inputs. Whatever a run needs and does
+not have stays unknown, and is an error, not a guess.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from thinpipe.models.blocks import SHARED, UncuttableError, device_of, in_order
-from thinpipe.models.forward import run_until, shapes_returned, without_cache, without_values
-from thinpipe.models.unknown import UnknownValueError, is_unknown, unknown, unknown_like
+from thinpipe.models.forward import run_until, shapes_returned, takes, without_cache, without_values
+from thinpipe.models.unknown import UnknownValueError, is_unknown, unknown_like
 from thinpipe.models.weights import zeros_for_hollow
 
 Value = tuple[str, int, int]  # "in" or "out", block, leaf; "input", 0, number
@@ -62,6 +66,7 @@ class Trace:
 
     calls: list[Call] = field(default_factory=list)
     returns: list[Returned] = field(default_factory=list)
+    flops: list[int] = field(default_factory=list)  # of each block
 
 
 class CutModel:
@@ -76,12 +81,15 @@ class CutModel:
         self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
         self.blocks = in_order(model, inputs)
         self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
+        # Some classifiers have the argument too, and logits of texts.
+        generates: Any = getattr(model, "can_generate", None)
+        self.takes_positions = takes(model, "logits_to_keep") and generates is not None and bool(generates())
         self.logits: Tensor  # without values
         with zeros_for_hollow(model):
             trace = self.trace(inputs)
             self.early = self._early(trace, inputs)
-            self.live = self._liveness(trace, inputs)
-            self.parts = self._parts(inputs)
+            self.live, self.asked = self._liveness(trace, inputs)
+            self.parts, self.flops = self._parts(inputs)
 
     # Runs
 
@@ -91,7 +99,7 @@ class CutModel:
 
     def trace(self, inputs: Mapping[str, Tensor]) -> Trace:
         """What all blocks are called with for these inputs, of which only those that are shared count."""
-        key = tuple((name, tuple(tensor.shape)) for name, tensor in inputs.items())
+        key = (device_of(inputs.values()), *((name, tuple(tensor.shape)) for name, tensor in inputs.items()))
         shared = {name: inputs[name] for name in self.known}
         kept = self._kept.get(key)
         if kept is not None and all(_same(kept[0][name], shared[name]) for name in shared):
@@ -102,7 +110,11 @@ class CutModel:
 
     def _trace(self, inputs: Mapping[str, Tensor], returns: list[Returned] | None) -> Trace:
         trace, device = Trace(), device_of(inputs.values())
-        made: dict[int, tuple[Value, Tensor]] = {}  # by identity; the tensor keeps its own
+        hidden = self.inputs_without_values(inputs)
+        # By identity; the tensor keeps its own.
+        made: dict[int, tuple[Value, Tensor]] = {
+            id(tensor): (("input", 0, i), tensor) for i, (name, tensor) in enumerate(hidden.items())
+        }
 
         def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if number != len(trace.calls):
@@ -114,7 +126,8 @@ class CutModel:
                     values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
             trace.calls.append(Call(leaves, spec, values))
             if returns is None:
-                result = shapes_returned(self.blocks[number], args, kwargs)
+                result, flops = self._shapes_returned(number, args, kwargs)
+                trace.flops.append(flops)
                 trace.returns.append(Returned(*pytree.tree_flatten(result)))
             else:
                 trace.returns.append(returns[number])
@@ -126,12 +139,24 @@ class CutModel:
 
         last = len(self.blocks) - 1
         with without_values(device):
-            args, kwargs = run_until(self.model, self.blocks, self.inputs_without_values(inputs), on_call, last)
+            args, kwargs = run_until(self.model, self.blocks, hidden, on_call, last)
             on_call(last, args, kwargs)
         return trace
 
-    def between(self, values: Values, inputs: Mapping[str, Tensor], until: int | None) -> Any:
-        """Run the model's code up to a block's call, or to its end, with these values known: leaves, or logits."""
+    def _shapes_returned(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
+        """What a block returns, and what it computes, which is counted for the example alone."""
+        if self._kept:
+            return shapes_returned(self.blocks[number], args, kwargs), 0
+        with _flop_counter() as counter:
+            return shapes_returned(self.blocks[number], args, kwargs), counter.get_total_flops()
+
+    def between(
+        self, values: Values, inputs: Mapping[str, Tensor], until: int | None, positions: slice | None = None
+    ) -> Any:
+        """Run the model's code up to a block's call, or to its end, with these values known: leaves, or logits.
+
+        Logits of these positions of a text alone, where the model can be told so (``takes_positions``).
+        """
         trace = self.trace(inputs)
         device = device_of(values.values())
         first = min((block for kind, block, _ in values if kind == "out"), default=-1)
@@ -143,7 +168,10 @@ class CutModel:
                     with_weights()  # of what is in front of it other units have the weights
                 return trace.returns[number].filled(number, values, device)
 
-            result = run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, until)
+            given: dict[str, Any] = self.inputs_without_values(inputs) | known
+            if positions is not None:
+                given["logits_to_keep"] = positions
+            result = run_until(self.model, self.blocks, given, on_call, until)
         return result if until is None else pytree.tree_leaves(result)
 
     def from_inputs(self, wanted: Iterable[Value], inputs: Mapping[str, Tensor]) -> Values:
@@ -160,7 +188,7 @@ class CutModel:
             collect(number, pytree.tree_leaves((args, kwargs)))
             return trace.returns[number].filled(number, {}, device)
 
-        last = max(block for _, block, _ in wanted)
+        last = max((block for _, block, _ in wanted), default=0)
         with without_values(device) as with_weights:
             with_weights()
             collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))
@@ -168,8 +196,9 @@ class CutModel:
 
     # Who holds what
 
-    def _parts(self, inputs: Mapping[str, Tensor]) -> list[list[nn.Module]]:
-        """The modules that the model's code uses in front of block 0, 1, ... and behind the last one.
+    def _parts(self, inputs: Mapping[str, Tensor]) -> tuple[list[list[nn.Module]], list[int]]:
+        """The modules that the model's code uses in front of block 0, 1, ... and behind the last one; and what each
+        unit computes.
 
         They are the largest ones without a block inside, so that all that is below comes along.
         """
@@ -184,6 +213,7 @@ class CutModel:
             for child in container.children()
             if id(child) not in inside  # nor a block
         ]
+        parts += [_own(container) for container in self.containers if container._parameters]
         owner = {id(tensor): part for part in parts for tensor in (*part.parameters(), *part.buffers())}
         used: list[dict[int, nn.Module]] = [{} for _ in range(len(self.blocks) + 1)]
         segment = 0
@@ -197,14 +227,18 @@ class CutModel:
         def on_call(number: int, args: Any, kwargs: Any) -> Any:
             nonlocal segment
             segment = number + 1
+            flops.append(counter.get_total_flops())
             return trace.returns[number].filled(number, needed, device)
 
         # What makes the logits may be code that asks for values.
-        known = {name: tensor for i, (name, tensor) in enumerate(inputs.items()) if ("input", 0, i) in self.live[-1]}
+        known = {name: inputs[name] for name in self.asked[-1]}
         needed = {value: zeros for value, zeros in _returned(trace, device).items() if value in self.live[-1]}
-        with without_values(device, on_tensor):
-            run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, None)
-        return [list(modules.values()) for modules in used]
+        flops = [0]  # of the code before each block, and of all
+        with without_values(device, on_tensor), _flop_counter() as counter:
+            self.logits = run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, None)
+        head, *glue, tail = (after - before for before, after in pairwise([*flops, counter.get_total_flops()]))
+        blocks_flops = [own + more for own, more in zip(trace.flops, [*glue, 0], strict=True)]
+        return [list(modules.values()) for modules in used], [head, *blocks_flops, tail]
 
     # What travels
 
@@ -214,16 +248,24 @@ class CutModel:
         with torch.no_grad():
             return set(self.from_inputs(wanted, inputs)) if wanted else set()
 
-    def _liveness(self, trace: Trace, inputs: Mapping[str, Tensor]) -> list[tuple[Value, ...]]:
-        """For every boundary, in front of block 0 to behind the last one: the values that travel."""
+    def _liveness(
+        self, trace: Trace, inputs: Mapping[str, Tensor]
+    ) -> tuple[list[tuple[Value, ...]], list[tuple[str, ...]]]:
+        """What travels in front of block 0 to behind the last one; and for every unit the inputs that it asks for."""
         count = len(self.blocks)
         live: list[set[Value]] = [set() for _ in range(count + 1)]
         live[count] = needed = self._needs(trace, inputs, None)
+        asked = [needed]  # of the units, from the last
         for boundary in range(count - 1, -1, -1):
             later = {value for value in live[boundary + 1] | needed if self._made_at(value) <= boundary}
-            live[boundary] = later | set(trace.calls[boundary].values.values())
+            called = set(trace.calls[boundary].values.values())
+            live[boundary] = later | called
+            asked.append(called if boundary == count - 1 else called | needed)
             needed = self._needs(trace, inputs, boundary) if self.is_glued(boundary, trace) else set()
-        return [tuple(sorted(values)) for values in live]
+        travel = [tuple(sorted(value for value in values if value[0] != "input")) for values in live]
+        asked.append(set())  # of the head, which is given all
+        names = [[self.input_names[i] for kind, _, i in sorted(values) if kind == "input"] for values in asked]
+        return travel, [tuple(each) for each in reversed(names)]
 
     def _made_at(self, value: Value) -> int:
         """The boundary from which on a value is there."""
@@ -252,11 +294,12 @@ class CutModel:
     def _is_enough(self, values: Values, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> bool:
         with torch.no_grad():
             try:
-                found = self.between(values, inputs, until)
+                found = self.between(
+                    values, inputs, until, slice(-1, None) if until is None and self.takes_positions else None
+                )
             except (UnknownValueError, NotImplementedError):
                 return False
         if until is None:
-            self.logits = found.detach().to("meta") if not is_unknown(found) else found
             return not is_unknown(found)
         return not any(is_unknown(found[i]) for i in self.made_for(until, trace))
 
@@ -271,106 +314,58 @@ class CutModel:
 
     def travelling(self, inputs: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """What each unit returns for inputs of the example's shapes: tensors without values."""
-        trace, given = self.trace(inputs), list(inputs.values())
+        trace = self.trace(inputs)
         like = {"in": lambda k, i: trace.calls[k].leaves[i], "out": lambda k, i: trace.returns[k].leaves[i]}
-        like["input"] = lambda _, i: given[i]
         shared = [inputs[name] for name in self.known]
         return [[like[kind](k, i) for kind, k, i in live] + shared for live in self.live] + [[self.logits]]
 
-    def units(self) -> list[_Unit]:
-        return [Head(self), *(Block(self, number) for number in range(len(self.blocks))), Tail(self)]
+
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
 
 
-class _Unit(nn.Module):
-    def __init__(self, cut: CutModel, segment: int) -> None:
-        super().__init__()
-        self._cut = [cut]  # in a list: the whole model is no part of a unit
-        self.parts = nn.ModuleList(cut.parts[segment])
-
-    def train(self, mode: bool = True) -> _Unit:
-        """Also what the model's own code asks, which is in none of the parts: dropout between blocks, say."""
-        for container in self.cut.containers:
-            container.training = mode
-        return super().train(mode)
-
-    @property
-    def cut(self) -> CutModel:
-        return self._cut[0]
-
-    def split(self, boundary: int, tensors: Sequence[Tensor]) -> tuple[Values, dict[str, Tensor]]:
-        """The values that travelled, and inputs of which the shared ones are real."""
-        live = self.cut.live[boundary]
-        values = dict(zip(live, tensors, strict=False))
-        shared = dict(zip(self.cut.known, tensors[len(live) :], strict=True))
-        return values, self._inputs(shared, tensors[0])
-
-    def _inputs(self, shared: dict[str, Tensor], states: Tensor) -> dict[str, Tensor]:
-        inputs = {}
-        for name, shape, dtype in self.cut.shapes:
-            if name in shared:
-                inputs[name] = shared[name]
-            elif "attention_mask" in shared:
-                inputs[name] = unknown(shared["attention_mask"].shape, dtype, states.device)
-            else:
-                inputs[name] = unknown((states.shape[0], *shape[1:]), dtype, states.device)
-        return inputs
+def _flop_counter() -> FlopCounterMode:
+    """Torch's own does not know the product that experts are computed with, nor, in 2.11, that heads share keys; and
+    some models return what it cannot hook to tell modules apart, which is not asked for here."""
+    formulas: dict[Any, Any] = {getattr(torch.ops.aten, name): _attention_flops for name in _ATTENTION}
+    counter = FlopCounterMode(display=False, custom_mapping={**formulas, torch.ops.aten._grouped_mm: _grouped_flops})
+    counter.mod_tracker = _Nowhere()  # type: ignore[assignment]
+    return counter
 
 
-class Head(_Unit):
-    """The model's code up to its first block."""
+class _Nowhere:
+    """In place of torch's ``ModuleTracker`` (seen on 2.11 and 2.13): all is of one whole."""
 
-    def __init__(self, cut: CutModel) -> None:
-        super().__init__(cut, 0)
+    parents = ("Global",)
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        cut = self.cut
-        inputs = dict(zip(cut.input_names, tensors, strict=True))
-        values: Values = {("input", 0, i): tensor for i, tensor in enumerate(tensors)}
-        values |= cut.from_inputs({*cut.trace(inputs).calls[0].values.values(), *cut.early}, inputs)
-        return (*(values[value] for value in cut.live[0]), *(inputs[name] for name in cut.known))
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
-class Block(_Unit):
-    """One block, and the model's code between it and the next one."""
-
-    def __init__(self, cut: CutModel, number: int) -> None:
-        glued = number + 1 < len(cut.blocks)
-        super().__init__(cut, number + 1 if glued else 0)
-        if not glued:
-            self.parts = nn.ModuleList()  # what comes after the last block is the tail's
-        self.number = number
-        self.block = cut.blocks[number]
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        cut, number = self.cut, self.number
-        values, inputs = self.split(number, tensors)
-        trace = cut.trace(inputs)
-        args, kwargs = trace.calls[number].filled(values)
-        returned = pytree.tree_leaves(self.block(*args, **kwargs))
-        values |= {("out", number, i): leaf for i, leaf in enumerate(returned) if isinstance(leaf, Tensor)}
-        following = number + 1
-        if following < len(cut.blocks) and cut.is_glued(following, trace):
-            leaves = cut.between(values, inputs, following)
-            values |= {value: leaves[i] for i, value in cut.made_for(following, trace).items()}
-        shared = tensors[len(cut.live[number]) :]
-        return (*(_known(values, value, following) for value in cut.live[following]), *shared)
+def _grouped_flops(tokens: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(tokens) * experts[-1]
 
 
-class Tail(_Unit):
-    """The model's code behind its last block: logits."""
-
-    def __init__(self, cut: CutModel) -> None:
-        super().__init__(cut, len(cut.blocks))
-
-    def forward(self, *tensors: Tensor) -> Tensor:
-        cut = self.cut
-        count = len(cut.blocks)
-        values, inputs = self.split(count, tensors)
-        return cut.between(values, inputs, None)
+def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.device == other.device and torch.equal(one, other)
+
+
+def _own(container: nn.Module) -> nn.Module:
+    """The parameters that a module holds itself, as a module: in the very same dictionary, whoever fills it."""
+    own = nn.Module()
+    own._parameters = container._parameters
+    return own
 
 
 def _returned(trace: Trace, device: torch.device) -> Values:
@@ -381,10 +376,3 @@ def _returned(trace: Trace, device: torch.device) -> Values:
         for i, leaf in enumerate(returned.leaves)
         if is_unknown(leaf)
     }
-
-
-def _known(values: Values, value: Value, block: int) -> Tensor:
-    found = values.get(value)
-    if found is None or is_unknown(found):
-        raise UncuttableError(f"what block {block} is given depends on more than the block before it")
-    return found

@@ -29,6 +29,7 @@ class Plan:
     steps_per_epoch: int
     first_step: int  # 0, or where a resumed run goes on
     last_step: int  # where this run ends: after all epochs, or before
+    evaluate_every: int | None  # steps, beside the end of an epoch
     train_samples: int
     validation_samples: int
     parameters: int
@@ -53,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """One epoch, evaluated."""
+    """One epoch, or as much of it as there was when it was evaluated."""
 
     epoch: int  # from 1
     step: int
@@ -63,6 +64,7 @@ class Epoch:
     validation_metric: float  # what Plan.metric says
     samples_per_s: float  # of training, evaluation and saving not counted
     seconds: float  # all in all
+    bits_per_byte: float | None = None  # of the validation part, where it is text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,9 @@ class Finished:
     seconds: float
     workers: tuple[WorkerUse, ...]
     links: tuple[LinkUse, ...]
+    bits_per_byte: float | None = None  # of the last evaluation, where it was of text
     parameters_sha256: str = ""  # of all parameters and buffers: equal where two runs ended alike, bit for bit
+    exported: str = ""  # the folder that the model is in, if that was asked for
 
 
 class Listener(Protocol):

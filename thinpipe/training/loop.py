@@ -60,7 +60,7 @@ class Loop:
         while self.progress.step < last:
             self._step(interrupted.number)
             step = self.progress.step
-            if step % self.plan.steps_per_epoch == 0 or step == last:
+            if self._is_time_to_evaluate(step):
                 self._evaluate(epoch_began)
                 epoch_began = time.perf_counter()
             if self.saver is not None and self._is_time_to_save(self.saver, step):
@@ -80,6 +80,7 @@ class Loop:
             seconds=time.perf_counter() - began,
             workers=self.usage.workers(),
             links=self.usage.links(),
+            bits_per_byte=progress.bits_per_byte,
             parameters_sha256=progress.parameters_sha256,
         )
 
@@ -109,7 +110,9 @@ class Loop:
         for watcher in watching:
             watcher.end()
         self._count(seconds, done.waited_s)
-        self.progress.count(loss=done.loss, correct=done.correct, samples=settings.batch_size)
+        self.progress.count(
+            loss=done.loss, correct=done.correct, samples=settings.batch_size, wire_bytes=done.wire_bytes
+        )
         if self.listener is not None:
             self.listener.stepped(
                 Step(
@@ -139,8 +142,8 @@ class Loop:
         # Replicas evaluate apart, each with batches of its own size.
         size = self.settings.batch_size // self.settings.replicas
         plan, progress = self.plan, self.progress
-        loss, metric = evaluate(self.engine, self.samples.validation, plan.validation_samples, size, plan.metric)
-        progress.evaluated(validation_loss=loss, metric=metric)
+        found = evaluate(self.engine, self.samples.validation, plan.validation_samples, size, plan.metric)
+        progress.evaluated(validation_loss=found.loss, metric=found.metric, bits_per_byte=found.bits_per_byte)
         if self.listener is not None:
             self.listener.evaluated(
                 Epoch(
@@ -148,13 +151,19 @@ class Loop:
                     step=progress.step,
                     train_loss=progress.train_loss,
                     train_accuracy=progress.epoch_correct / progress.epoch_samples,
-                    validation_loss=loss,
-                    validation_metric=metric,
+                    validation_loss=found.loss,
+                    validation_metric=found.metric,
+                    bits_per_byte=found.bits_per_byte,
                     samples_per_s=self._epoch_samples / self._epoch_seconds,
                     seconds=time.perf_counter() - epoch_began,
                 )
             )
         self._epoch_seconds, self._epoch_samples = 0.0, 0
+
+    def _is_time_to_evaluate(self, step: int) -> bool:
+        every = self.plan.evaluate_every
+        is_asked = every is not None and step % every == 0
+        return is_asked or step % self.plan.steps_per_epoch == 0 or step == self.plan.last_step
 
     def _is_time_to_save(self, saver: Saver, step: int) -> bool:
         if step == self.plan.last_step:  # the last one is saved with the digest

@@ -8,11 +8,11 @@ from typing import Any
 
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
 from thinpipe.options import OptionError, options_of, words
-from thinpipe.training.settings import Device, Settings
+from thinpipe.training.settings import Settings
 from thinpipe.workloads.task import Recipe
 
 
-def settle(given: Mapping[str, Any], recipe: Recipe, *, device: Device) -> Settings:
+def settle(given: Mapping[str, Any], recipe: Recipe, *, device: str) -> Settings:
     """Settings from what the user gave (names as in Settings, and ``compress`` for both directions) and the recipe."""
     chosen = {name: value for name, value in given.items() if value is not None}
     parallel = chosen.get("parallel", "pipeline")

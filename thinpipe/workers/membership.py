@@ -116,7 +116,7 @@ def joined(
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
     try:
         with needing_peers("connecting"):
-            chosen = backend or ("nccl" if own_gpu else "gloo")
+            chosen = backend or ("nccl" if _all_have(own_gpu, store, me) else "gloo")
             dist.init_process_group(chosen, store=store, rank=me.rank, world_size=me.size)
         ACTIVITY.note("starting")
         yield control
@@ -145,6 +145,12 @@ def _find_store(me: Member, meeting_file: str | None, patience: Patience) -> dis
         )
         return store
     return make_store(me.rank, me.size, host, port, patience)
+
+
+def _all_have(own_gpu: bool, store: dist.Store, me: Member) -> bool:
+    """Whether every worker, on whatever machine, has a GPU of its own: all must choose one backend."""
+    store.set(f"own gpu {me.rank}", str(int(own_gpu)))
+    return all(store.get(f"own gpu {rank}") == b"1" for rank in range(me.size))
 
 
 def _my_address(me: Member) -> str:

@@ -12,7 +12,7 @@ import torch
 from thinpipe.options import OptionError, options_of, read
 from thinpipe.training.checkpoints.folder import candidates, check_unused, checkpoints, newest_manifest
 from thinpipe.training.resolve import settle, settle_again
-from thinpipe.training.settings import Capture, Device, Running, Settings
+from thinpipe.training.settings import Capture, Running, Settings
 from thinpipe.workers.membership import become_member, member
 from thinpipe.workloads.tasks import task
 
@@ -57,8 +57,9 @@ def _settle(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, Runni
         # The second: the client alone has the checkpoints, and tells what is in them when all have met.
         if resume is None and save is not None:
             check_unused(save)
-        recipe = task(given.get("task") or "digits").recipe
-        found: Device = "cuda" if torch.cuda.is_available() else "cpu"
+        chosen = task(given.get("task") or "digits")
+        recipe = (chosen.model_recipe if given.get("model") else None) or chosen.recipe
+        found = "cuda" if torch.cuda.is_available() else "cpu"
         where: dict[str, Any] = {"save": resume, "resume": resume}
         return settle(given, recipe, device=found), Running(**(where | run))
     _, manifest = newest_manifest(resume)
