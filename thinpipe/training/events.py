@@ -33,6 +33,7 @@ class Plan:
     train_samples: int
     validation_samples: int
     parameters: int
+    trained: int  # of them
     holdings: tuple[Holding, ...]
     links: tuple[LinkPlan, ...]  # empty unless parallel is pipeline
 

@@ -321,6 +321,7 @@ def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine
         train_samples=facts.train_samples,
         validation_samples=facts.validation_samples,
         parameters=sum({holding.stage: holding.parameters for holding in holdings}.values()),
+        trained=sum({holding.stage: holding.trained for holding in holdings}.values()),
         holdings=holdings,
         links=engine.link_plans(),
     )
