@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, compress
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -346,8 +346,8 @@ class PipelineEngine(Engine):
 
 def _with_gradients(outputs: Sequence[Sequence[Meta]], modules: Sequence[nn.Module]) -> list[tuple[Meta, ...]]:
     """What stages return; without gradients as long as no stage up to there is trained."""
-    trains = (any(each.requires_grad for each in module.parameters()) for module in modules)
-    return [
-        tuple(replace(meta, trained=trained) for meta in metas)
-        for metas, trained in zip(outputs, accumulate(trains, lambda before, here: before or here), strict=True)
-    ]
+    found, trained = [], False
+    for metas, module in zip(outputs, modules, strict=True):
+        trained = trained or any(each.requires_grad for each in module.parameters())
+        found.append(tuple(replace(meta, trained=trained) for meta in metas))
+    return found

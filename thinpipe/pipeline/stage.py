@@ -17,9 +17,9 @@ return operations on wire buffers, and the schedule keeps their order.
 
 Names of torch's inside used here, seen on 2.11 and 2.13; ``linked_stage`` and ``metadata`` list theirs. Overridden: the
 methods above; ``get_fwd_recv_ops`` and ``get_bwd_recv_ops``; ``forward_maybe_with_nosync``, which runs the module;
-``backward_weight_one_chunk``; ``set_local_bwd_input``, between neighbours on one worker. Read: ``has_backward``; ``fwd_cache`` and ``bwd_cache``, outputs and input gradients of
-each chunk. Written: the ``buffer`` of each of ``args_recv_info`` and ``grad_recv_info``, from which torch takes what
-arrived.
+``backward_weight_one_chunk``; ``set_local_bwd_input``, between neighbours on one worker. Read: ``has_backward``;
+``fwd_cache`` and ``bwd_cache``, outputs and input gradients of each chunk. Written: the ``buffer`` of each of
+``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived.
 """
 
 from __future__ import annotations
