@@ -177,6 +177,7 @@ class AdapterForm(ModelForm):
         """``base`` is the name of the model that they belong to."""
         model, self._config = adapted.model, adapted.config
         self._config.base_model_name_or_path, self._config.inference_mode = base, True
+        self._config.target_modules = sorted(self._config.target_modules)  # a set, whose order is never the same
         self.name, self.twin = type(model).__name__, None
         kept = set(exported_names(model))
         self.held = self.tensors = {
@@ -216,7 +217,6 @@ def _add(model: Any, lora: Lora) -> Any:
         lora_dropout=lora.dropout,
         target_modules=targets,
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers),
-        modules_to_save=heads or None,
         task_type=next((kind for end, kind in _PURPOSES.items() if type(model).__name__.endswith(end)), None),
     )
     is_hollow = any(each.is_meta for each in model.parameters())
@@ -230,6 +230,7 @@ def _add(model: Any, lora: Lora) -> Any:
                 inject_adapter_in_model(config, model)
         except (ValueError, NotImplementedError) as error:
             raise OptionError(f"{{lora}}: peft has no adapter for these layers: {error}") from None
+    config.modules_to_save = heads or None  # told now: peft would have put copies in their place
     for name in heads:
         model.get_submodule(name).requires_grad_(True)
     return config
