@@ -163,7 +163,10 @@ def test_the_head_of_a_classifier_is_trained_and_saved(tmp_path: Path) -> None:
         (["--freeze", "*"], "--freeze leaves nothing to be trained: freeze less"),
         (["--export", "out", "--merge"], "--merge adds adapters to a model's weights, and without --lora there are"),
         (["--lora", "4", "--merge"], "--merge is for --export: name a folder with it, or leave it out"),
-        (["--lora", "4", "--export", "out", "--no-pretrained"], "those are random and would be lost: give --merge"),
+        (
+            ["--lora", "4", "--export", "out", "--no-pretrained"],
+            "here there are none that could be loaded again: give --merge",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line_before_workers_start(

@@ -35,6 +35,8 @@ Fill = Callable[[nn.Module, Iterable[str]], None]
 ALL = "all-linear"  # in place of names, as peft has it
 _NAME = "default"  # of the adapter, as peft has it
 _FILE = "adapter_model.safetensors"
+# Model types, and a layer of theirs whose weights are used without calling it: peft refuses that.
+_FUSED, _NOT_CALLED = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), "out_proj"
 # What a model of a class is for, as peft calls it, by the end of the class's name.
 _PURPOSES = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS"}
 
@@ -261,7 +263,12 @@ def _targets(model: Any, asked: tuple[str, ...]) -> tuple[list[str], list[nn.Mod
         for name, layer in block.named_modules()
         if isinstance(layer, nn.Linear | Conv1D | nn.Conv2d)
     }
-    linear = [path for path, layer in inside.items() if not isinstance(layer, nn.Conv2d)]
+    kind = model.config.model_type
+    linear = [
+        path
+        for path, layer in inside.items()
+        if not isinstance(layer, nn.Conv2d) and not (kind in _FUSED and path.endswith(f".{_NOT_CALLED}"))
+    ]
     known = sorted({path.rpartition(".")[2] for path in inside})
     for name in asked:
         if name != ALL and not _matching([name], inside):
@@ -269,8 +276,7 @@ def _targets(model: Any, asked: tuple[str, ...]) -> tuple[list[str], list[nn.Mod
                 f"{{lora_target}} names layers in the blocks of {type(model).__name__}: {ALL}, or some of "
                 f"{', '.join(known)}; got {name}"
             )
-    usual = tuple(USUAL.get(model.config.model_type, ()))
-    wanted = _matching(asked or usual, inside)
+    wanted = _matching(asked or tuple(USUAL.get(kind, ())), inside)
     if ALL in asked or not wanted:
         wanted = list(dict.fromkeys([*wanted, *linear]))
     if not wanted:

@@ -91,7 +91,7 @@ class Export:
 
     def of_adapter(self, adapted: Adapted) -> Export:
         """Of a model's adapters alone, as peft saves them."""
-        form = AdapterForm(adapted, self.settings.model or self.settings.weights)
+        form = AdapterForm(adapted, self.settings.model)
         return replace(self, form=form, fill=adapted.fill(self.fill))
 
     @property

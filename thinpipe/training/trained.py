@@ -143,10 +143,10 @@ class Trained:
             raise OptionError(
                 "{merge} adds adapters to a model's weights, and without {lora} there are none: leave it out"
             )
-        if self.lora is not None and not merge and (self.config is not None or not self.pretrained):
+        if self.lora is not None and not merge and (self.model is None or not self.pretrained):
             raise OptionError(
-                "adapters belong to a model's weights, and here those are random and would be lost: give {merge}, "
-                "which exports both"
+                "adapters belong to the weights of a {model}, and here there are none that could be loaded again: "
+                "give {merge}, which exports both"
             )
 
     @property
