@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from thinpipe.measure.readable import errors_named, read_json
 from thinpipe.models.compare import compare
+from thinpipe.models.decoding import check_generates
 from thinpipe.models.tiny import shrunken
 from thinpipe.models.verify import types_of
 from thinpipe.models.weights import hollow, load_weights, random_weights, weight_files
@@ -81,6 +83,22 @@ class PretrainedModel:
                 random_weights(model, names, seed)
 
         return fill
+
+    def generation_config(self, model: Any) -> Any:
+        """How the model's makers let it generate: which tokens end a text, what is not repeated."""
+        from transformers import GenerationConfig
+
+        file = self.folder / "generation_config.json"
+        if not file.is_file():
+            return copy.deepcopy(model.generation_config)
+        with errors_named(file, "how a model generates", "bring the model's own"):
+            return GenerationConfig.from_pretrained(str(self.folder), local_files_only=True)
+
+    def check_generates(self) -> None:
+        """ValueError unless a small copy of the model generates the same in pieces as whole: seconds, before a run."""
+        with torch.random.fork_rng(devices=[]), quiet():
+            torch.manual_seed(0)
+            check_generates(_built(shrunken(self.config()), self.kind).eval())
 
     def check_cut(self) -> None:
         """ValueError unless a small copy of the model computes the same in units as whole: seconds, before any run."""
