@@ -13,7 +13,6 @@ from torch import nn
 import thinpipe
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import report
-from thinpipe.pipeline.units import units_of
 from thinpipe.workers.launch import run_workers
 
 
@@ -23,7 +22,7 @@ def train() -> None:
 
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6)))
-    units = units_of(model)
+    units = thinpipe.cut(model)
     modules = cut_units(units, choose_cuts(len(units), workers, "client-server", client_layers=(1, 1)))
     chunk = torch.empty(16, 256, requires_grad=True)  # one microbatch: with static shapes torch exchanges no pickles
     stages = [

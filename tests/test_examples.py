@@ -50,6 +50,13 @@ def test_codecs_by_themselves_are_smaller_and_lose_something() -> None:
         assert 0 < error < 0.5, spec
 
 
+def test_units_compute_what_the_model_does() -> None:
+    code, output = run_script(str(EXAMPLES / "cut_a_model.py"))
+    assert code == 0, output
+    assert [line.split()[0] for line in output.splitlines()[:-1]] == ["Head", *["Block"] * 3, "Tail"]
+    assert output.splitlines()[-1] == "largest difference to the whole model: 0.0e+00"
+
+
 def test_trace_is_a_picture_and_a_chrome_trace_of_all_that_happens_in_a_step(tmp_path: Path) -> None:
     code, output = run_script(str(EXAMPLES / "trace_a_step.py"), str(tmp_path))
     assert code == 0, output

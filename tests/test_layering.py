@@ -9,7 +9,13 @@ PACKAGE = Path(__file__).parent.parent / "thinpipe"
 
 # Room -> the rooms of thinpipe it may import; a longer name is more specific and wins.
 ALLOWED = {
-    "thinpipe": {"thinpipe.codecs", "thinpipe.pipeline", "thinpipe.ddp", "thinpipe.workers.errors"},
+    "thinpipe": {
+        "thinpipe.codecs",
+        "thinpipe.pipeline",
+        "thinpipe.ddp",
+        "thinpipe.engines.units",
+        "thinpipe.workers.errors",
+    },
     "thinpipe.version": set(),
     "thinpipe.options": set(),
     "thinpipe.__main__": {"thinpipe.cli"},
@@ -20,6 +26,7 @@ ALLOWED = {
         "thinpipe.pipeline",
         "thinpipe.workers",
         "thinpipe.codecs.base",
+        "thinpipe.codecs.integers",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
@@ -54,6 +61,8 @@ ALLOWED = {
         "thinpipe.training",
         "thinpipe.engines",
         "thinpipe.workloads",
+        "thinpipe.models.save",
+        "thinpipe.models.tensorfile",
         "thinpipe.workers",
         "thinpipe.pipeline",
         "thinpipe.ddp",
@@ -75,6 +84,8 @@ ALLOWED = {
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
         "thinpipe.measure.readable",
+        "thinpipe.workloads.sources",
+        "thinpipe.workloads.task",
     },
     "thinpipe.bench": {
         "thinpipe.bench",
@@ -84,6 +95,7 @@ ALLOWED = {
         "thinpipe.pipeline",
         "thinpipe.ddp",
         "thinpipe.measure",
+        "thinpipe.models",
         "thinpipe.workloads",
     },
     "thinpipe.ablation": {

@@ -8,15 +8,17 @@ from thinpipe.version import __version__
 if TYPE_CHECKING:
     from thinpipe.codecs import Codec, codec
     from thinpipe.ddp import ddp_hook, ddp_state
+    from thinpipe.engines.units import cut
     from thinpipe.pipeline import ClientServerSchedule, PipelineStage
 
-__all__ = ["ClientServerSchedule", "Codec", "PipelineStage", "__version__", "codec", "ddp_hook", "ddp_state"]
+__all__ = ["ClientServerSchedule", "Codec", "PipelineStage", "__version__", "codec", "cut", "ddp_hook", "ddp_state"]
 
 _LAZY = {
     "ClientServerSchedule": "thinpipe.pipeline",
     "Codec": "thinpipe.codecs",
     "PipelineStage": "thinpipe.pipeline",
     "codec": "thinpipe.codecs",
+    "cut": "thinpipe.engines.units",
     "ddp_hook": "thinpipe.ddp",
     "ddp_state": "thinpipe.ddp",
 }

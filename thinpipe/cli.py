@@ -23,6 +23,7 @@ VERBS = {
         "thinpipe.commands.ablate:ablate",
         "Train every combination of a plan; tables of mean, spread and worst seed.",
     ),
+    "export": ("thinpipe.commands.export:export", "The model of a run as a folder of transformers."),
     "diff": ("thinpipe.commands.diff:diff", "What changed between two records that thinpipe wrote with --json."),
     "models": ("thinpipe.commands.models:models", "Which models of transformers can be cut into units."),
     "bench codecs": (

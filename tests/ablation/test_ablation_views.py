@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def test_a_row_has_mean_spread_and_worst_of_the_seeds(tmp_path: Path, store: Sto
     assert rows[0]["wire_mb_per_step"] == pytest.approx(3.2)
     assert [(row["seeds_done"], row["seeds_failed"], row["seeds"]) for row in rows] == [(3, 0, 3), (0, 3, 3), (2, 0, 3)]
     assert rows[2]["accuracy_mean"] == pytest.approx(0.905)
+
+
+def test_of_a_metric_that_should_be_low_the_worst_seed_is_the_highest(tmp_path: Path, store: Store) -> None:
+    found = methods(_runs(tmp_path), store)[:1]
+    lower = [replace(found[0], results=tuple(replace(each, metric_better="lower") for each in found[0].results))]
+    assert row_of(lower[0])["accuracy_worst"] == pytest.approx(0.92)
+    assert row_of(lower[0])["accuracy_best"] == pytest.approx(0.9)
+    columns = {column.name: column.better for column in to_record(lower, {}).columns}
+    assert columns["accuracy_mean"] == columns["accuracy_worst"] == "lower"
+    low, high = plot_metric_against_bits("title", lower).y_ranges["digits, close to none"]
+    assert high - 91 > 91 - low > 0
 
 
 def test_methods_are_held_against_the_uncompressed_one(tmp_path: Path, store: Store) -> None:

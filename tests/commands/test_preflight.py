@@ -18,7 +18,7 @@ from thinpipe.commands.train.preflight import preflight
 root = Path(sys.argv[1])
 for outputs in (
     {"log": root / "full" / "a"},
-    {"save": root / "small", "save_bytes": 20_000_000},
+    {"save": root / "small", "sizes": {"save": 20_000_000}},
     {"log": root / "read_only"},
 ):
     try:
@@ -45,7 +45,8 @@ def test_directories_are_made_and_nothing_else_is_left(tmp_path):
         json=tmp_path / "out" / "r.json",
         trace=tmp_path / "t.json",
         capture=tmp_path / "out" / "c.safetensors",
-        save_bytes=10,
+        export=tmp_path / "out" / "model",
+        sizes={"save": 10},
     )
     assert everything(tmp_path) == [tmp_path / name for name in ("logs", "logs/a", "out", "save")]
 
@@ -76,12 +77,16 @@ def test_paths_may_be_relative(tmp_path, monkeypatch):
         ({"json": "/dev/full"}, "this is a device or a pipe"),
         ({"log": "/proc/none/logs"}, "--log needs a directory that is there or can be made; /proc/none"),
         ({"log": "dangling"}, "--log needs a directory"),
+        ({"export": "file"}, "a model is written into a new folder, and .*file is something else"),
+        ({"export": "taken"}, "a model is written into a new folder, and .*taken is there and not empty"),
+        ({"export": "file/below"}, "--export needs a directory that is there or can be made"),
     ],
     ids=lambda value: "-".join(f"{k}-{v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
 def test_what_cannot_be_written_is_named_and_nothing_is_left(outputs, rule, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "taken" / "mine").mkdir(parents=True)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     before = everything(tmp_path)
     good = {"save": tmp_path / "made" / "first"} if "save" not in outputs else {"log": tmp_path / "made" / "first"}
@@ -94,7 +99,7 @@ def test_what_cannot_be_written_is_named_and_nothing_is_left(outputs, rule, tmp_
 def test_checkpoints_that_do_not_fit_are_an_error(tmp_path):
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(ValueError, match=r"--log and --save will need .* MB in .*, where .* MB are free") as error:
-        preflight(log=tmp_path / "logs", save=tmp_path / "save", save_bytes=2 * free)
+        preflight(log=tmp_path / "logs", save=tmp_path / "save", sizes={"save": 2 * free})
     assert "keep fewer checkpoints" in str(error.value)
     assert everything(tmp_path) == []
 

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from tests.scripts import run_script
-from tests.training.toy import ToyTask, run_toy
+from tests.training.toy import ToyTask, run_toy, saved_model
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
 from thinpipe.training.settings import Running
@@ -36,14 +38,14 @@ def run(*options: str) -> tuple[int, str]:
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A pipeline that was stopped after three steps: where it wrote everything it can, and what it said."""
     directory = tmp_path_factory.mktemp("run")
-    outputs = ("--json", "run.json", "--trace", "step.png", "--log", "log", "--save", "saved")
+    outputs = ("--json", "run.json", "--trace", "step.png", "--log", "log", "--save", "saved", "--export", "model")
     files = [part if part.startswith("--") else str(directory / part) for part in outputs]
     code, output = run("--compress", "uniform:8", "--chunks", "2", "--steps", "3", *files)
     assert code == 0, output
     return directory, output
 
 
-def test_a_pipeline_leaves_table_record_curves_trace_and_a_checkpoint(first_run: tuple[Path, str]) -> None:
+def test_a_pipeline_leaves_table_record_curves_trace_model_and_a_checkpoint(first_run: tuple[Path, str]) -> None:
     directory, output = first_run
     assert "What travels per step" in output
     assert "Where the time of a step goes" in output
@@ -54,6 +56,11 @@ def test_a_pipeline_leaves_table_record_curves_trace_and_a_checkpoint(first_run:
     assert (directory / "step.png").read_bytes().startswith(b"\x89PNG")
     assert list((directory / "log").iterdir())
     assert (directory / "saved" / "step-00000003" / "manifest.json").is_file()
+    assert "thinpipe: MobileNetV2ForImageClassification is not a model that transformers could build" in output
+    assert f"the model: {directory / 'model'}\n" in output
+    exported, saved = load_file(directory / "model" / "model.safetensors"), saved_model(directory / "saved")
+    assert saved.keys() == {f"model/{name}" for name in exported}
+    assert all(torch.equal(tensor, saved[f"model/{name}"]) for name, tensor in exported.items())
 
 
 def test_a_run_goes_on_from_its_checkpoint_over_another_link(first_run: tuple[Path, str]) -> None:

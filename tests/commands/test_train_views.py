@@ -92,6 +92,14 @@ def test_the_plan_says_what_delta_sends_while_samples_are_new():
     assert "delta(sort:2): 262.1 kB a step forward while samples are new, 65.5 kB after that." in links
 
 
+def test_the_plan_says_that_masks_may_need_less():
+    plan = make_plan()
+    first, *rest = plan.links
+    links = report.plain_text(plan_tables(replace(plan, links=(replace(first, integer_bytes=8200), *rest)))[1])
+    assert "At most: 8.2 kB of it are masks or other integers, which travel in as few bits as they need." in links
+    assert "At most" not in report.plain_text(plan_tables(plan)[1])
+
+
 def test_the_end_says_where_the_time_went():
     result, links, times = (report.plain_text(table) for table in end_tables(make_plan(), make_end(), 12 * 689152))
     assert "digits     86.7%  87.1%      0.3330  0.4000        802      3.9     689,152" in result
@@ -232,7 +240,23 @@ def test_the_record_has_what_came_out(tmp_path, capsys):
     assert {column.name for column in record.columns} <= row.keys()
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "matthews"])
+def test_texts_are_told_in_perplexity_and_bits_per_byte(tmp_path, capsys):
+    listeners = Listeners([Terminal(), Curves(tmp_path / "logs"), record_file(tmp_path / "r.json")])
+    listeners.planned(make_plan(metric="perplexity"))
+    listeners.stepped(make_step(1))
+    listeners.evaluated(replace(make_epoch(1), validation_metric=12.345, bits_per_byte=0.9876))
+    listeners.finished(replace(make_end(steps=1), metric=12.345, bits_per_byte=0.9876))
+    output = capsys.readouterr().out
+    assert "loss 1.2000  perplexity 12.35  0.988 bits/byte  800/s" in output
+    assert re.search(r"byte +loss", output), "a column of the result"
+    assert read_curves(tmp_path / "logs")["validation/bits_per_byte"] == [(STEPS, pytest.approx(0.9876))]
+    record = Record.read(tmp_path / "r.json")
+    better = {column.name: column.better for column in record.columns}
+    assert better["metric"] == better["best_metric"] == better["bits_per_byte"] == "lower"
+    assert record.rows[0]["bits_per_byte"] == record.rows[0]["epochs"][0]["bits_per_byte"] == 0.9876
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "matthews", "perplexity"])
 def test_records_of_other_codecs_can_be_compared(metric, tmp_path):
     for name, spec in (("a", "none"), ("b", "sort:6+2")):
         listener = record_file(tmp_path / f"{name}.json", config={"compress_forward": spec}, forward=spec)

@@ -1,9 +1,22 @@
 """Models as units: what they share, and what stays with the client."""
 
 import pytest
+import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import thinpipe
+from thinpipe.engines.shapes import Meta
 from thinpipe.engines.units import check_private, check_shared
+from thinpipe.pipeline.partition import StageModule
+
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 50,
+}
 
 
 def test_weights_at_both_ends_belong_to_one_worker() -> None:
@@ -14,7 +27,60 @@ def test_weights_at_both_ends_belong_to_one_worker() -> None:
         check_shared([first, middle, last], workers=3)
 
 
-def test_a_model_whose_inputs_would_travel_is_not_cut() -> None:
-    check_private("Fine", [(("in", 0, 0),), (("out", 0, 0),)])
-    with pytest.raises(ValueError, match="would travel to the servers"):
-        check_private("Leaky", [(("in", 0, 0), ("input", 0, 0)), (("out", 0, 0),)])
+class Asking(nn.Linear):
+    asks = ("input_ids",)
+
+
+def test_inputs_go_only_to_those_who_have_the_data() -> None:
+    """The client has the first and the last stage; at the end of a line are the labels, and so all the data."""
+    plain, asking, states = nn.Linear(4, 4), Asking(4, 4), (Meta((2, 4), torch.float32),)
+    check_private([StageModule([plain]), StageModule([plain]), StageModule([plain, asking])], [states] * 4)
+    check_private([StageModule([plain, asking]), StageModule([plain])], [states] * 3)
+    with pytest.raises(ValueError, match="input_ids in layers that stage 1 has, so tokens or images would travel"):
+        check_private([StageModule([plain]), StageModule([asking]), StageModule([plain])], [states] * 4)
+    with pytest.raises(ValueError, match="would travel"):  # a first block that is given the images themselves
+        check_private([StageModule([plain]), StageModule([asking])], [states, (), states])
+
+
+def test_a_stage_hands_inputs_to_the_units_that_ask_for_them() -> None:
+    class Adding(nn.Module):
+        asks = ("input_ids",)
+
+        def forward(self, states: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+            return states + input_ids
+
+    stage = StageModule([nn.Identity(), Adding()])
+    assert stage.asks == {"input_ids"}
+    assert stage(torch.ones(2), input_ids=torch.tensor([1, 2])).tolist() == [2, 3]
+
+
+def test_the_units_of_a_program_are_its_modules() -> None:
+    layers = [nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)]
+    assert thinpipe.cut(layers) == thinpipe.cut(nn.Sequential(*layers)) == layers
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Bilinear(3, 3, 3), "those of transformers, nn.Sequential, and lists of modules; got Bilinear"),
+        ([nn.ReLU(), 3], "units are modules, one or more; got int"),
+        ([], "one or more; got none"),
+        (LlamaForCausalLM(LlamaConfig(**SIZES)), "LlamaForCausalLM is cut by its forward: give an example"),
+    ],
+    ids=["module", "number", "empty", "no example"],
+)
+def test_what_cannot_be_cut(model: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        thinpipe.cut(model)
+
+
+def test_the_units_of_a_model_of_transformers_share_its_parameters() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    inputs = {"input_ids": torch.randint(50, (2, 7)), "attention_mask": torch.tensor([[1] * 7, [0] * 3 + [1] * 4])}
+    values: tuple[torch.Tensor, ...] = tuple(inputs.values())
+    units = thinpipe.cut(model, inputs)
+    for unit in units:
+        found = unit(*values)
+        values = found if isinstance(found, tuple) else (found,)
+    assert torch.equal(values[0], model(**inputs).logits)
+    assert {id(each) for unit in units for each in unit.parameters()} == {id(each) for each in model.parameters()}

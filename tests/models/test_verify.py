@@ -13,6 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from thinpipe.models.compare import Comparison, compare
 from thinpipe.models.cut import Call, CutModel
 from thinpipe.models.tiny import shrunken
+from thinpipe.models.units import cut_into_units
 from thinpipe.models.verify import batch, build, verify, verify_type
 
 EXACT = [
@@ -29,6 +30,7 @@ EXACT = [
     ("sequence", "gpt2"),  # the last token that is no padding
     ("sequence", "mpnet"),  # a bias for all layers that is learned
     ("sequence", "bart"),  # encoder and decoder
+    ("sequence", "biogpt"),  # could be told of which positions logits are wanted, and has none of positions
     ("image", "vit"),
     ("image", "convnext"),
     ("image", "resnet"),
@@ -49,6 +51,20 @@ def test_units_compute_what_the_model_does(kind: str, name: str) -> None:
     assert (found.outcome, found.reason) == ("exact", "")
     assert found.blocks is not None
     assert found.blocks >= 2
+
+
+def test_weights_that_a_stage_of_a_model_holds_beside_its_blocks_are_a_units() -> None:
+    model, inputs = build("image", "cvt")  # a token for classes in front of its last stage
+    units = cut_into_units(CutModel(model, inputs))
+    held = {id(parameter) for unit in units for parameter in unit.parameters()}
+    assert [name for name, parameter in model.named_parameters() if id(parameter) not in held] == []
+
+
+def test_inputs_that_a_block_is_given_are_asked_for_and_do_not_travel() -> None:
+    model, inputs = build("image", "pvt_v2")
+    cut = CutModel(model, inputs)
+    assert [unit.asks for unit in cut_into_units(cut)][:3] == [(), ("pixel_values",), ()]
+    assert cut.live[0] == ()
 
 
 def test_a_process_of_its_own_finds_the_same() -> None:

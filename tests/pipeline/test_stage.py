@@ -120,14 +120,15 @@ def with_mask(group: Any, post_ahead: bool) -> tuple[list[float], list[tuple[int
 
 
 @pytest.mark.parametrize("post_ahead", [True, False], ids=["ahead", "in order"])
-def test_masks_travel_beside_hidden_states(pool: Pool, post_ahead: bool) -> None:
+def test_masks_travel_beside_hidden_states_as_bits(pool: Pool, post_ahead: bool) -> None:
     hidden, mask, header = 32 * 256 * 4, 32 * 256 * 8, (16 + CHECKSUM_BYTES) * CHUNKS
+    packed = mask // 64 + (9 + CHECKSUM_BYTES) * CHUNKS
     for errors, sizes in pool.run(with_mask, 3, post_ahead):
         assert 1e-6 < max(errors) < 0.2
         for tensor_bytes, wire_bytes in sizes:
             forward = tensor_bytes == 2 * (hidden + mask)
             assert forward or tensor_bytes == 2 * hidden  # gradients of masks do not travel
-            assert wire_bytes == 2 * (hidden // 4 + header + (mask + CHECKSUM_BYTES * CHUNKS if forward else 0))
+            assert wire_bytes == 2 * (hidden // 4 + header + (packed if forward else 0))
 
 
 def raw_or_not(group: Any, width: int) -> list[tuple[int, int]]:

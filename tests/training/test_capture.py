@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +92,20 @@ def test_what_cannot_be_captured_is_refused_on_all_workers(
     assert not list(tmp_path.iterdir())
 
 
-def room_asked_for(group: Any, running: Running) -> list[tuple[int, int]]:
-    asked: list[tuple[int, int]] = []
+def room_asked_for(group: Any, running: Running) -> list[Mapping[str, int]]:
+    asked: list[Mapping[str, int]] = []
     task = ToyTask()
-    train(task, settings_for(task, group), running, world_in(group), Ears, lambda *sizes: asked.append(sizes))
+    train(task, settings_for(task, group), running, world_in(group), Ears, asked.append)
     return asked
 
 
 def test_room_is_asked_for_the_new_file_beside_the_old_one(pool: Pool, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
-    client, server = pool.run(room_asked_for, 2, Running(capture=Capture(path=path)))
-    assert client == [(0, 2 * sum(tensor.nbytes for tensor in load_file(path).values()))]
+    running = Running(capture=Capture(path=path), export=tmp_path / "model")
+    client, server = pool.run(room_asked_for, 2, running)
+    exported = (tmp_path / "model" / "model.safetensors").stat().st_size
+    captured = 2 * sum(tensor.nbytes for tensor in load_file(path).values())
+    assert client == [{"save": 0, "capture": captured, "export": exported}]
     assert server == []
 
 

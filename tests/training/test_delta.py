@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,8 @@ def checkpoint_room(group: Any, spec: str) -> int:
     running = Running(save=Path("never"), steps=1)
     settings = settings_for(toy, group, compress_forward=spec)
 
-    def stop(save_bytes: int, capture_bytes: int) -> None:
-        told.append(save_bytes)
+    def stop(sizes: Mapping[str, int]) -> None:
+        told.append(sizes["save"])
         raise ValueError("enough")
 
     with pytest.raises(ValueError, match="enough"):

@@ -1,6 +1,7 @@
 """A language model of transformers, cut into stages, learns what the whole one does."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ def train(folder: Path, *options: str) -> dict[str, float]:
     )
     assert run.returncode == 0, run.stderr
     (row,) = (row for row in json.loads(record.read_text())["rows"] if row.get("validation_loss") is not None)
-    return {name: row[name] for name in ("train_loss", "validation_loss", "metric")}
+    assert row["metric"] == pytest.approx(math.exp(row["validation_loss"]))
+    return {name: row[name] for name in ("train_loss", "validation_loss", "bits_per_byte")}
 
 
 def test_three_workers_learn_what_one_process_does(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
-from thinpipe.training.evaluate import confusion, matthews, score
+from thinpipe.training.checkpoints.manifest import Progress
+from thinpipe.training.evaluate import confusion, matthews, perplexity, score
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -37,3 +40,16 @@ def test_confusion_counts_true_by_predicted() -> None:
 def test_nothing_has_no_metric() -> None:
     with pytest.raises(ValueError, match="at least one"):
         score("accuracy", torch.tensor([]), torch.tensor([]))
+
+
+@pytest.mark.parametrize(("name", "best"), [("accuracy", 5.0), ("perplexity", 2.0)])
+def test_the_best_is_the_highest_or_the_lowest_as_the_metric_says(name, best):
+    progress = Progress(metric_name=name)
+    for value in (3.0, 5.0, 2.0, 4.0):
+        progress.evaluated(validation_loss=0.0, metric=value)
+    assert (progress.metric, progress.best_metric) == (4.0, best)
+
+
+def test_perplexity_of_a_model_that_knows_nothing_is_the_number_of_tokens():
+    assert perplexity(math.log(300)) == pytest.approx(300)
+    assert perplexity(1e6) == math.inf

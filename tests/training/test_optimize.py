@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from thinpipe.training.optimize import learning_rate, make_optimizer
+from thinpipe.measure.meter import peak_extra_bytes
+from thinpipe.training.optimize import SLICE, learning_rate, make_optimizer
 
 PEAK, STEPS = 0.3, 40
 
@@ -49,6 +50,28 @@ def test_adamw_decays_weights_but_no_biases_and_no_norms() -> None:
     optimizer = make_optimizer(model.parameters(), name="adamw", lr=0.1, momentum=0.9, weight_decay=0.5)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert [decay[id(p)] for p in model.parameters()] == [0.5, 0.0, 0.0, 0.0]
+
+
+def test_adamw_in_slices_is_torchs_to_the_bit_and_needs_no_copies_of_a_parameter() -> None:
+    shapes = [(8, SLICE), (2, SLICE // 2 + 77), (5, 7), (1, SLICE + 1), (SLICE, 2)]
+    mine, theirs = ([nn.Parameter(torch.randn(shape)) for shape in shapes] for _ in range(2))
+    for p, q in zip(mine, theirs, strict=True):
+        q.data.copy_(p.data)
+    for parameters in (mine, theirs):  # strides of another order, as those of convolutions have
+        parameters[-1].data = parameters[-1].data.t().contiguous().t()
+    sliced = make_optimizer(mine, name="adamw", lr=0.1, momentum=0.9, weight_decay=0.5)
+    plain = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.5)
+    for _ in range(3):
+        for p, q in zip(mine, theirs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        extra = [peak_extra_bytes(optimizer.step) or 0 for optimizer in (sliced, plain)]
+        for p, q in zip(mine, theirs, strict=True):
+            assert torch.equal(p, q)
+            assert sliced.state[p].keys() == plain.state[q].keys()
+            assert all(torch.equal(sliced.state[p][name], plain.state[q][name]) for name in plain.state[q])
+    limit = 3 * 4 * 2 * SLICE + (4 << 20)  # three of the one that is not cut
+    assert extra[0] < limit < 4 * 8 * SLICE < extra[1]
 
 
 def test_sgd_has_momentum_and_decays_everything() -> None:

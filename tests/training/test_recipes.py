@@ -59,6 +59,10 @@ def language(path: Path) -> dict[str, Any]:
     return {"data": str(path / "data.txt"), "model": str(path / "model"), "tokens": 8}
 
 
+def fashion(path: Path) -> dict[str, Any]:
+    return {"data": str(written.write_fashion_mnist(path / "data")), "width": 0.1, "batch_size": 16}
+
+
 def table(path: Path) -> dict[str, Any]:
     rows = [f"{text},{number % 2}" for number, text in enumerate(written.SENTENCES * 6)]
     (path / "data.csv").write_text("\n".join(["sentence,label", *rows]))
@@ -69,6 +73,7 @@ def table(path: Path) -> dict[str, Any]:
 PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "digits": lambda path: {"samples": 64, "image_size": 16, "batch_size": 16},
     "grammar": lambda path: {"samples": 64, "batch_size": 16},
+    "fashion-mnist": fashion,
     "cifar10": images(written.write_cifar10),
     "cifar100": images(written.write_cifar100),
     "food101": images(written.write_food101),
@@ -103,3 +108,42 @@ def test_every_recipe_trains_from_disk(pool: Pool, tmp_path: Path, name: str) ->
     assert (first.units, last.units) == recipe.client_layers
     assert middle.parameters > 0
     assert sum(link.wire_bytes for link in ears.end.links) < sum(link.tensor_bytes for link in ears.end.links)
+    planned = {(link.source, link.target): link for link in ears.plan.links}
+    for link in ears.end.links:
+        most = planned[link.source, link.target]
+        assert 2 * (most.wire_bytes - most.integer_bytes) <= link.wire_bytes <= 2 * most.wire_bytes
+        assert (link.wire_bytes < 2 * most.wire_bytes) == (most.integer_bytes > 0)
+
+
+def with_gpt2(path: Path) -> dict[str, Any]:
+    """Its last stage looks for the last token of every text: tokens stay with the client."""
+    model = written.write_text_classifier(path / "model", "gpt2", eos_token_id=3, bos_token_id=3)
+    return {"data": table(path)["data"], "model": str(model), "tokens": 16, "batch_size": 8}
+
+
+def with_resnet(path: Path) -> dict[str, Any]:
+    model = written.write_image_classifier(path / "model", "resnet")
+    return {"data": folders(path)["data"], "model": str(model), "image_size": 64, "batch_size": 16}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "prepare", "layout"),
+    [
+        ("texts", with_gpt2, "client-server"),
+        ("texts", with_gpt2, "linear"),
+        ("images", with_resnet, "client-server"),
+    ],
+)
+def test_a_model_of_the_users_trains_in_place_of_the_tasks_own(
+    pool: Pool, tmp_path: Path, name: str, prepare: Callable[[Path], dict[str, Any]], layout: str
+) -> None:
+    given = prepare(tmp_path) | {"layout": layout, "compress": "none"}
+    layers = {"client_layers": (1, 1)} if layout == "client-server" else {}
+    ears = pool.run(run_recipe, 2, name, tmp_path / "cache", given | layers, limit_s=LIMIT_S)[0]
+    alone = run_recipe(
+        None, name, tmp_path / "cache", given | {"layout": None, "parallel": "none", "chunks": ears.plan.chunks}
+    )
+    assert [step.loss for step in ears.steps] == pytest.approx([step.loss for step in alone.steps], abs=1e-5)
+    assert ears.end.validation_loss == pytest.approx(alone.end.validation_loss, abs=1e-5)
+    assert ears.end.metric == alone.end.metric

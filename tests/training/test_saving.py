@@ -248,6 +248,7 @@ def _save_too_much(group: Any, directory: Path) -> str | None:
         first_units=(0, 1, 5),
         data={},
         expected_bytes=[1000, 1000],
+        companions={},
     )
     limit, saving._SLACK = saving._SLACK, 1000
     try:

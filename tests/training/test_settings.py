@@ -75,6 +75,9 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"momentum": float("nan")}, "momentum is from 0 to below 1; got nan"),
         ({"threads": 100_000}, "threads is from 1 to 1024; got 100000"),
         ({"epochs": 10**30}, "epochs is from 1 to"),
+        ({"model": "gpt2", "config": "llama"}, "config from its description alone: give one of them"),
+        ({"config_set": "hidden_size=3"}, "config_set changes what config says"),
+        ({"vocabulary": 100}, "vocabulary is from 257 to"),
     ],
 )
 def test_what_does_not_go_together_is_an_error_that_says_the_rule(given: dict[str, Any], message: str) -> None:

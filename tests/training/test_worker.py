@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,15 @@ class Missing(ToyTask):
         raise ValueError("put it here")
 
 
-def too_full(save_bytes: int, capture_bytes: int) -> None:
-    raise ValueError(f"no room for {save_bytes} bytes")
+def too_full(sizes: Mapping[str, int]) -> None:
+    raise ValueError(f"no room for {sizes['save']} bytes")
 
 
 def setup_error(group: Any, case: str, save: Path, given: dict[str, Any]) -> str:
     task = Missing() if case == "data" else ToyTask()
     if case == "disagree" and group.rank() == 1:
         given = given | {"lr": 0.5}
-    room = too_full if case == "disk" else lambda save_bytes, capture_bytes: None
+    room = too_full if case == "disk" else lambda sizes: None
     running = Running(save=save, keep=1)
     try:
         train(task, settings_for(task, group, **given), running, world_in(group), Ears, room)

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from thinpipe.workloads.corpus import Windows, held_out, read_documents, text_files
+from thinpipe.workloads.corpus import Windows, check_texts, held_out, pieces, read_documents, text_files
 
 
 def test_files_of_a_folder_in_a_fixed_order(tmp_path):
@@ -52,11 +52,71 @@ def test_every_twentieth_document_validates_or_the_end_of_few():
     assert held_out(["a" * 95 + "b" * 5]) == (["a" * 95], ["b" * 5])
 
 
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    eos_token_id = 0
+    is_fast = True
+
+    def __call__(self, texts, **options):
+        if isinstance(texts, str):
+            return {"offset_mapping": [(place, place + 1) for place in range(len(texts))]}
+        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+
 def test_windows_follow_each_other_and_labels_are_one_further():
-    windows = Windows.of(["abc", "defgh"], lambda text: [ord(letter) for letter in text], 0, tokens=3)
+    windows = Windows.of(["abc", "defgh"], Letters(), tokens=3)
     batch = windows.batch(torch.tensor([1, 0]))
     assert len(windows) == 3
-    assert windows.text_bytes == 8
     assert batch.inputs[0].tolist() == [[0, 100, 101], [97, 98, 99]]
     assert batch.labels.tolist() == [[100, 101, 102], [98, 99, 0]]
-    assert batch.inputs[1].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert len(batch.inputs) == 1  # nothing is padded, so there is no mask
+
+
+@pytest.mark.parametrize(
+    ("tokens", "labelled"),
+    [(3, "bc" + "defgh"), (4, "bc" + "defgh"), (5, "bc" + "de"), (2, "bc" + "defgh"), (9, "bc" + "defgh"), (10, "")],
+)
+def test_bytes_are_those_of_the_labels(tokens, labelled):
+    """Of a b c | d e f g h |, whose ends are no bytes: all but the first token, and what fills no window."""
+    letters = {"b": "é", "e": "€"}  # two bytes, and three
+
+    def spelt(text):
+        return "".join(letters.get(letter, letter) for letter in text)
+
+    windows = Windows.of([spelt("abc"), spelt("defgh")], Letters(), tokens=tokens)
+    labels = windows.batch(torch.arange(len(windows))).labels.flatten().tolist()
+    assert "".join(chr(label) for label in labels if label) == spelt(labelled)
+    assert windows.text_bytes == len(spelt(labelled).encode())
+
+
+def test_long_texts_are_encoded_in_pieces_that_lose_nothing():
+    text = "".join(f"line {number} of a long text\n" for number in range(30_000))
+    found = list(pieces(text))
+    assert "".join(found) == text
+    assert max(map(len, found)) <= 200_000
+    assert all(piece.startswith("line") for piece in found)
+    assert "".join(pieces("x" * 500_000)) == "x" * 500_000
+    windows = Windows.of([text, "end"], Letters(), tokens=10)
+    assert windows.stream.tolist() == [*map(ord, text), 0, *map(ord, "end"), 0]
+
+
+def test_what_a_look_at_the_beginning_tells(tmp_path):
+    """A cut within a character is no error, and only the beginning is read."""
+    (tmp_path / "a.txt").write_text("x" + "é" * 70_000)
+    check_texts(tmp_path)
+    (tmp_path / "b.txt").write_bytes(b"x" * 100 + b"\xff")
+    with pytest.raises(ValueError, match=r"b.txt is not text in UTF-8: byte 100 is 0xff"):
+        check_texts(tmp_path)
+
+
+def test_more_text_than_memory_is_told_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("thinpipe.measure.memory.memory_bytes", lambda device="cpu": 1000)
+    (tmp_path / "a.txt").write_text("x" * 501)
+    with pytest.raises(ValueError, match=r"data .*: its text and tokens takes .* or more, and this machine has"):
+        check_texts(tmp_path)
+
+
+def test_a_line_of_json_may_hold_what_unicode_calls_an_end_of_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "one\u2028text"}, ensure_ascii=False) + "\n")
+    assert read_documents([tmp_path / "a.jsonl"]) == ["one\u2028text"]

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def source(folder: Path, **options: object) -> Source:
-    return Source(**{"model": folder / "model", "data": folder / "text.txt", "tokens": 16} | options)
+    return Source(**{"model": str(folder / "model"), "data": folder / "text.txt", "tokens": 16} | options)
 
 
 def test_windows_of_the_text_and_a_model_without_weights(folder: Path) -> None:
@@ -47,27 +47,46 @@ def change(folder: Path, **facts: object) -> None:
         (lambda folder: (folder / "model" / "config.json").unlink(), "has no config.json"),
         (lambda folder: (folder / "model" / "config.json").write_text("[]"), "it is no object"),
         (lambda folder: (folder / "model" / "model.safetensors").unlink(), "has no model.safetensors"),
-        (lambda folder: change(folder, auto_map={"AutoModel": "code.Model"}), "comes with it, and thinpipe runs none"),
+        (lambda folder: change(folder, auto_map={"AutoModel": "code.Model"}), "comes with it, .* trust_remote_code"),
         (lambda folder: change(folder, model_type="vit"), "describes a 'vit'"),
-        (lambda folder: change(folder, model_type="hrm_text"), "share their weights"),
-        (lambda folder: (folder / "text.txt").write_bytes(b""), "all are empty"),
-        (lambda folder: (folder / "text.txt").write_bytes(b"\x00\x01"), "zero bytes"),
-        (lambda folder: (folder / "text.txt").write_text("short"), "is too short"),
         (lambda folder: change(folder, vocab_size=7), "they are not of one model"),
         (lambda folder: (folder / "model" / "tokenizer.json").write_text("{"), "a tokenizer"),
+        (lambda folder: (folder / "text.txt").write_bytes(b""), "all are empty"),
+        (lambda folder: (folder / "text.txt").write_bytes(b"\x00\x01"), "zero bytes"),
+        (lambda folder: (folder / "text.txt").write_bytes(b"caf\xe9"), "not text in UTF-8"),
+        (lambda folder: (folder / "text.txt").unlink(), "a file or a folder"),
     ],
 )
-def test_what_does_not_fit_is_one_line(spoil: object, message: str, folder: Path) -> None:
+def test_bad_input_is_one_line_before_there_are_workers(spoil: object, message: str, folder: Path) -> None:
     spoil(folder)  # type: ignore[operator]
     with pytest.raises(ValueError, match=message) as error:
-        checked(folder)
+        LM.look_for(source(folder))
     assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(ValueError, match=message):  # on several machines nobody has looked before
+        loaded(folder)
 
 
-def checked(folder: Path) -> None:
-    """Before there are workers, and then on the client."""
+def loaded(folder: Path) -> None:
+    _, shape = LM.load(source(folder))
+    model = LM.build(shape, source(folder))
+    fill = LM.fill(source(folder), 0)
+    assert fill is not None
+    fill(model, ["model.norm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: change(folder, model_type="hrm_text"), "share their weights"),
+        (lambda folder: (folder / "text.txt").write_text("short"), "is too short"),
+    ],
+)
+def test_what_takes_reading_is_told_by_the_client(spoil: object, message: str, folder: Path) -> None:
+    spoil(folder)  # type: ignore[operator]
     LM.look_for(source(folder))
-    LM.load(source(folder))
+    with pytest.raises(ValueError, match=message) as error:
+        LM.load(source(folder))
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_model_and_data_are_asked_for(folder: Path) -> None:

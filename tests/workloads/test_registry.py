@@ -27,7 +27,7 @@ assert "datasets" not in sys.modules, "embedded tasks need no data sets"
 
 def test_every_task_of_the_documentation_is_there() -> None:
     page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
-    assert set(TASKS) == set(re.findall(r"^\| `([a-z0-9]+)` \|", page.partition("## Defaults")[0], re.MULTILINE))
+    assert set(TASKS) == set(re.findall(r"^\| `([a-z0-9-]+)` \|", page.partition("## Defaults")[0], re.MULTILINE))
     assert all(task(name).name == name for name in TASKS)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +40,12 @@ def write_cifar100(path: Path, *, rows: int = 200, form: Format = "parquet") -> 
         {"img": Image(), "fine_label": ClassLabel(num_classes=100), "coarse_label": ClassLabel(num_classes=20)}
     )
     return _write(path, {"train": rows, "test": rows // 2}, features, form, "cifar100", size=(32, 32))
+
+
+def write_fashion_mnist_rows(path: Path, *, rows: int = 40, form: Format = "parquet") -> Path:
+    """Grey pictures of 28 x 28 pixels in ``image``, as the hub has them."""
+    features = Features({"image": Image(mode="L"), "label": ClassLabel(num_classes=10)})
+    return _write(path, {"train": rows, "test": rows // 2}, features, form, "fashion_mnist", size=(28, 28))
 
 
 def write_food101(path: Path, *, rows: int = 202, form: Format = "parquet") -> Path:
@@ -81,6 +89,68 @@ def write_roberta(path: Path) -> Path:
     )
     RobertaForMaskedLM(config).save_pretrained(path)
     return path
+
+
+def write_text_classifier(path: Path, name: str = "bert", **facts: Any) -> Path:
+    """A small model of a type with a tokenizer of words; BERT's marks pairs of texts, GPT-2's cannot fill up texts."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from thinpipe.models.tiny import shrunken
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
+    made = Tokenizer(models.WordLevel({word: n for n, word in enumerate([*special, *words])}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens = {"unk_token": "[UNK]", "eos_token": "[SEP]"}
+    if name == "bert":
+        ends = [("[CLS]", 2), ("[SEP]", 3)]
+        pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
+        made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair=pair, special_tokens=ends)
+        tokens |= {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    names = ["input_ids", "token_type_ids", "attention_mask"] if name == "bert" else ["input_ids", "attention_mask"]
+    PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=names, **tokens).save_pretrained(path)
+    torch.manual_seed(0)
+    config = shrunken(CONFIG_MAPPING[name](**facts))
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
+    return path
+
+
+def write_image_classifier(path: Path, name: str = "vit", **facts: Any) -> Path:
+    """A small model of a type for 1000 classes, with the description of an image processor."""
+    from transformers import AutoModelForImageClassification
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from thinpipe.models.tiny import shrunken
+
+    torch.manual_seed(0)
+    config = shrunken(CONFIG_MAPPING[name](num_labels=1000, **facts))
+    AutoModelForImageClassification.from_config(config).save_pretrained(path)
+    size = getattr(config, "image_size", 64)
+    processor = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4], "size": {"height": size, "width": size}}
+    (path / "preprocessor_config.json").write_text(json.dumps(processor))
+    return path
+
+
+def write_fashion_mnist(folder: Path, *, train: int = 40, test: int = 20, packed: bool = True) -> Path:
+    """The four idx files."""
+    folder.mkdir(parents=True)
+    for begins, count in (("train", train), ("t10k", test)):
+        pixels = np.random.default_rng(count).integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        kinds = (np.arange(count) % 10).astype(np.uint8)
+        write_idx(folder / f"{begins}-images-idx3-ubyte", pixels, packed=packed)
+        write_idx(folder / f"{begins}-labels-idx1-ubyte", kinds, packed=packed)
+    return folder
+
+
+def write_idx(path: Path, values: np.ndarray, *, packed: bool) -> None:
+    sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
+    content = bytes((0, 0, 8, values.ndim)) + sizes + values.tobytes()
+    if packed:
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content))
+    else:
+        path.write_bytes(content)
 
 
 def write_picture(path: Path, seed: int = 0, size: tuple[int, int] = (40, 30)) -> Path:
@@ -129,7 +199,7 @@ def _row(features: Features, index: int, size: tuple[int, int] | None) -> dict[s
 
 def _cell(feature: Any, index: int, size: tuple[int, int] | None) -> Any:
     if isinstance(feature, Image):
-        return _picture(index, size or (50 + index % 7, 40 + index % 5))
+        return _picture(index, size or (50 + index % 7, 40 + index % 5)).convert(feature.mode or "RGB")
     if isinstance(feature, ClassLabel):
         return index % feature.num_classes
     if feature.dtype == "int32":

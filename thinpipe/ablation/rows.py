@@ -112,11 +112,12 @@ def row_of(method: Method) -> dict[str, Any]:
     metrics = list(method.metrics.values())
     ratio, wire_bytes = _mean_figure(done, "wire_ratio"), _mean_figure(done, "wire_bytes_per_step")
     metric = done[0].metric
+    worst, best = (min, max) if done[0].metric_better == "higher" else (max, min)
     return row | {
         f"{metric}_mean": mean(metrics),
         f"{metric}_std": stdev(metrics) if len(metrics) > 1 else None,
-        f"{metric}_worst": min(metrics),
-        f"{metric}_best": max(metrics),
+        f"{metric}_worst": worst(metrics),
+        f"{metric}_best": best(metrics),
         "wire_ratio": ratio,
         "bits_per_value": None if ratio is None else 32 * ratio,
         "samples_per_s": _mean_figure(done, "samples_per_s"),
@@ -128,12 +129,12 @@ def row_of(method: Method) -> dict[str, Any]:
 def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
     """What was measured, on the machine that measured it, which need not be this one."""
     done = [result for method in found for result in method.done]
-    formats = {result.metric: result.metric_format for result in done}
+    metrics = {result.metric: result for result in done}
     varied = dict.fromkeys(name for method in found for name in method.runs[0].varied)
     columns = (
         *KEYS,
         *varied_columns(varied),
-        *(column for name, form in formats.items() for column in metric_columns(name, form)),
+        *(column for result in metrics.values() for column in metric_columns(result)),
         Column(name="minus_none", heading="minus\nnone", format="+.4f"),
         P_VALUE,
         *COSTS,
@@ -151,12 +152,14 @@ def varied_columns(options: Iterable[str]) -> tuple[Column, ...]:
     return tuple(Column(name=_column_name(name), heading=name, key=True) for name in options)
 
 
-def metric_columns(metric: str, form: str) -> tuple[Column, ...]:
+def metric_columns(result: Result) -> tuple[Column, ...]:
+    """Of all results with the same metric."""
+    metric, form, better = result.metric, result.metric_format, result.metric_better
     return (
-        Column(name=f"{metric}_mean", heading=metric, format=form, better="higher"),
+        Column(name=f"{metric}_mean", heading=metric, format=form, better=better),
         Column(name=f"{metric}_std", heading="std", format=form),
-        Column(name=f"{metric}_worst", heading="worst\nseed", format=form, better="higher"),
-        Column(name=f"{metric}_best", heading="best\nseed", format=form, better="higher"),
+        Column(name=f"{metric}_worst", heading="worst\nseed", format=form, better=better),
+        Column(name=f"{metric}_best", heading="best\nseed", format=form, better=better),
     )
 
 

@@ -157,6 +157,7 @@ def figures_of(record: Path) -> dict[str, Any]:
         "figures": {name: value for name, value in row.items() if name not in _DETAILS},
         "metric": metric.heading,
         "metric_format": metric.format,
+        "metric_better": metric.better or "higher",
         "environment": read.environment,
         "thinpipe": read.thinpipe,
     }

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from thinpipe.ablation.plan import Run, identity
 from thinpipe.measure.readable import check_regular, errors_named
@@ -31,6 +31,7 @@ class Result:
     figures: Mapping[str, Any] | None = None  # the row of the run's record; None: it failed
     metric: str = ""  # what figures["metric"] is
     metric_format: str = ""
+    metric_better: Literal["higher", "lower"] = "higher"  # as of results from before there was a choice
     environment: Mapping[str, Any] | None = None
     thinpipe: str = ""
     error: str | None = None

@@ -48,6 +48,7 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
     """Two panels per task and setting, the second close to the uncompressed run, which is a band; a line per family."""
     panels: dict[str, dict[str, list[_Point]]] = {}
     bands: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
     labels = []
     for method in found:
         row = row_of(method)
@@ -61,6 +62,7 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
         middle, worst, best = (scale * row[f"{metric}_{figure}"] for figure in ("mean", "worst", "best"))
         if row["codec"] == "none":
             bands[name] = (middle, scale * (row[f"{metric}_std"] or 0.0))
+            ranges[name] = _near(bands[name], method.done[0].metric_better)
         elif row["bits_per_value"] is not None:
             bits = row["bits_per_value"]
             panel.setdefault(_line(row["codec"], bits, panel), []).append((bits, middle, worst, best))
@@ -78,16 +80,17 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
         x_log=True,
         x_ticks=_ticks([point[0] for panel in panels.values() for line in panel.values() for point in line]),
         y_log=False,
-        y_ranges={zoom: _near(bands[whole]) for zoom, whole in close.items()},
+        y_ranges={zoom: ranges[whole] for zoom, whole in close.items()},
         bands=bands | {zoom: bands[whole] for zoom, whole in close.items()},
         band_label="none ± std",
     )
 
 
-def _near(band: tuple[float, float]) -> tuple[float, float]:
-    """From a few percent below the uncompressed run to a little above its spread."""
+def _near(band: tuple[float, float], better: str) -> tuple[float, float]:
+    """From a few percent worse than the uncompressed run to a little better than its spread."""
     middle, spread = band
-    return middle - max(6 * spread, 0.04 * middle), middle + max(3 * spread, 0.015 * middle)
+    worse, than = max(6 * spread, 0.04 * middle), max(3 * spread, 0.015 * middle)
+    return (middle - worse, middle + than) if better == "higher" else (middle - than, middle + worse)
 
 
 def _ticks(bits: Sequence[float]) -> dict[float, str]:

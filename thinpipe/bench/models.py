@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -14,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.bench.inputs import WHAT, shared
+from thinpipe.models.function import FunctionModel, import_function
 from thinpipe.options import OptionError, between, check, option
 from thinpipe.workloads.mobilenet import mobilenet_bytes, new_mobilenet
 from thinpipe.workloads.roberta import BASE, Size, new_roberta, roberta_bytes
-from thinpipe.workloads.task import Batch, Shape
+from thinpipe.workloads.sources import chosen_model
+from thinpipe.workloads.task import Batch, Shape, Source
 
 CLASSES = 1000
 RESNET_DEPTHS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
@@ -143,6 +143,31 @@ def build_cuttable(name: str, shapes: Shapes) -> tuple[nn.Module, Batch]:
     return model, Batch(inputs=inputs, labels=labels)
 
 
+def check_named(source: Source) -> None:
+    """ValueError unless the source names a causal language model that can be had."""
+    model = chosen_model(source, "causal")
+    assert model is not None
+    if isinstance(model, FunctionModel):
+        model.function()
+    else:
+        model.config()
+
+
+def build_named(source: Source, shapes: Shapes) -> tuple[nn.Module, Batch, Callable[..., None] | None]:
+    """A causal language model of the user's with random tokens, and what gives it random weights if it has none yet."""
+    torch.manual_seed(0)
+    chosen = chosen_model(source, "causal")
+    assert chosen is not None
+    if isinstance(chosen, FunctionModel):
+        model, fill = chosen.build(), None
+        vocabulary = chosen.vocabulary_of(model, shapes.tokens)
+    else:
+        model, fill = chosen.hollow(), chosen.fill(pretrained=False, seed=0)
+        vocabulary = int(chosen.config().get_text_config().vocab_size)
+    tokens = torch.randint(vocabulary, (shapes.batch_size, shapes.tokens + 1))
+    return model, Batch(inputs=(tokens[:, :-1].contiguous(),), labels=tokens[:, 1:].contiguous()), fill
+
+
 def _model(name: str, shapes: Shapes) -> nn.Module:
     if name.startswith("resne") and has_torchvision():
         return getattr(importlib.import_module("torchvision.models"), name)(num_classes=CLASSES)
@@ -201,17 +226,8 @@ class _Logits(nn.Module):
 
 
 def _load_function(name: str) -> Callable[[int], Any]:
-    module, _, function = name.partition(":")
-    rule = (
-        f"{{model}} package.module:function names a function of the batch size that returns a model, a tuple of its "
-        f"inputs, and a function from its output to a loss; {name!r}"
+    return import_function(
+        name,
+        "{model} package.module:function names a function of the batch size that returns a model, a tuple of its "
+        "inputs, and a function from its output to a loss",
     )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a script beside the user is found
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(f"{rule} cannot be imported: {error}") from None
-    if not callable(found):
-        raise OptionError(f"{rule} is no function")
-    return found

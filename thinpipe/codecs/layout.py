@@ -1,4 +1,4 @@
-"""How codes lie on the wire: a header of float32 values, then codes of 1 to 16 bits packed in blocks.
+"""How codes lie on the wire: a header of float32 values, then codes packed in blocks.
 
 Codes are packed so that neither a SIMD unit nor a GPU thread ever shifts across lanes. A block holds 2048 codes in
 8 pieces of 256. A code of b bits is cut into parts of 8, 4, 2 and 1 bits (12 = 8+4, 7 = 4+2+1, 16 = 8+8), lowest

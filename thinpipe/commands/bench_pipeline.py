@@ -50,7 +50,7 @@ def bench_pipeline(**given: Any) -> None:
     tables = result_tables(rows)
     typer.echo(f"\n{report.summary(record)}")
     report.show(tables)
-    outputs.save(record, tables, f"Pipelines: {settings.model}", plot_speed(rows, settings.model))
+    outputs.save(record, tables, f"Pipelines: {settings.name}", plot_speed(rows, settings.name))
 
 
 def print_row(row: Row) -> None:

@@ -75,7 +75,7 @@ def generate(prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT
     if asked.rank is None and member() is None:
         import_ahead("thinpipe.generation.worker", "thinpipe.codecs.kernels.cpu", "transformers")
     from thinpipe.generation.prompts import encode, read_prompts
-    from thinpipe.models.pretrained import PretrainedModel
+    from thinpipe.training.checkpoints.folder import check_exported
     from thinpipe.workers.launch import leave, run_workers
     from thinpipe.workers.network import thin_network
 
@@ -87,7 +87,8 @@ def generate(prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT
             raise OptionError("which model? Name a folder of transformers with {model}")
         settings = Settings(**read(Settings, given))
         settings.check_here()
-        PretrainedModel(settings.folder, "causal").check_weights()
+        check_exported(settings.model)
+        settings.pretrained.check_weights()
         me, prompts = member(), None
         if me is None or me.rank == 0:
             prompts = encode(read_prompts(prompt or [], asked.prompts), settings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_
 from thinpipe.engines.loss import Loss
 from thinpipe.engines.plan import Holding, LinkPlan
 from thinpipe.engines.shapes import Meta, costs_of
-from thinpipe.engines.units import Units, check_shared, cut_model
+from thinpipe.engines.units import Units, check_private, check_shared, cut_model
 from thinpipe.engines.world import World
 from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError
 from thinpipe.pipeline.balance import UnitCost
-from thinpipe.pipeline.links.message import checksum_bytes
+from thinpipe.pipeline.links.message import checksum_bytes, is_packed, most_bytes
 from thinpipe.pipeline.links.send import SendLink, Tap
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.links.spec import encoding, once
@@ -92,13 +93,16 @@ class PipelineEngine(Engine):
         self.stage_count = len(modules)
         mine = stages_of(world.worker, world.workers, cutting.layout)
         check_shared(modules, world.workers)
+        check_private(modules, self._between)
         whole.fill_own(modules[index] for index in mine)
         self.stages = {index: NamedModule.of(modules[index], whole.model) for index in mine}
         for index in mine:
             world.hold(modules[index])
         if whole.outputs is not None:
             whole.bring(world.device)
-        self.reads_inputs = 0 in mine
+        self._whole, self._has_first = whole, 0 in mine
+        self._asked = {name for index in mine for name in modules[index].asks}
+        self.reads_inputs = self._has_first or bool(self._asked)
         self.reads_labels = self.stage_count - 1 in mine
         self.owns_state = True
         self.client_has_outcome = cutting.layout == "client-server"
@@ -182,7 +186,8 @@ class PipelineEngine(Engine):
         self._predictions = 0
         if labels is not None:
             self.loss.begin(labels, self._cutting.chunks)
-        self._trainer.step(*inputs, target=labels, losses=self._losses)
+        first, beside = self._given(inputs)
+        self._trainer.step(*first, target=labels, losses=self._losses, **beside)
         # The mean over chunks, here and not stage by stage as torch does it: two stages may share a parameter.
         for parameter in self.parameters():
             if parameter.grad is not None:
@@ -197,8 +202,14 @@ class PipelineEngine(Engine):
             # Rounded unlike any step of training and any other batch, and alike whenever this step is evaluated.
             evaluated.set_seed(rounding_key(self._links.seed, self._predictions))
         self._predictions += 1
+        first, beside = self._given(to_device(inputs or (), self.world.device))
         with torch.no_grad():
-            return self._evaluator.step(*to_device(inputs or (), self.world.device))
+            return self._evaluator.step(*first, **beside)
+
+    def _given(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """What the schedule cuts into chunks: for the first stage; and for a later one that asks for inputs as well."""
+        beside = self._whole.beside(self._asked, inputs) if inputs else {}
+        return inputs if self._has_first else (), beside
 
     def takes(self, evaluation_batch: int) -> bool:
         return True
@@ -312,9 +323,14 @@ class PipelineEngine(Engine):
     def _link_plan(self, source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
         slots = [Slot.of(meta) for meta in metas]
         forms = [encoding(spec).forms(slot) for slot in slots]
-        checksum = checksum_bytes(self.world.group, self.world.device)
-        first_bytes = self._cutting.chunks * sum(form[0].wire_bytes + checksum for form in forms)
-        again_bytes = self._cutting.chunks * sum(form[-1].wire_bytes + checksum for form in forms)
+        chunks, group, device = self._cutting.chunks, self.world.group, self.world.device
+        checksum, packed = checksum_bytes(group, device), [is_packed(slot.dtype, group, device) for slot in slots]
+
+        def sizes(which: int) -> list[int]:
+            """Of all chunks' messages for each slot."""
+            pairs = zip(forms, packed, strict=True)
+            return [chunks * most_bytes(form[which].wire_bytes, packed=each, checksum=checksum) for form, each in pairs]
+
         return LinkPlan(
             source=source,
             target=target,
@@ -323,7 +339,8 @@ class PipelineEngine(Engine):
             direction="forward" if target > source else "backward",
             spec=spec,
             shapes=tuple(meta.shape for meta in metas),
-            tensor_bytes=self._cutting.chunks * sum(slot.tensor_bytes for slot in slots),
-            wire_bytes=again_bytes,
-            first_wire_bytes=first_bytes if any(len(form) > 1 for form in forms) else None,
+            tensor_bytes=chunks * sum(slot.tensor_bytes for slot in slots),
+            wire_bytes=sum(sizes(-1)),
+            integer_bytes=sum(compress(sizes(-1), packed)),
+            first_wire_bytes=sum(sizes(0)) if any(len(form) > 1 for form in forms) else None,
         )

@@ -30,5 +30,6 @@ class LinkPlan:
     spec: str  # of the codec
     shapes: tuple[tuple[int, ...], ...]  # of the tensors of one chunk
     tensor_bytes: int
-    wire_bytes: int
+    wire_bytes: int  # at most
+    integer_bytes: int = 0  # of those, masks and other integers that may need fewer: as many bits as their range
     first_wire_bytes: int | None = None  # delta(...): of a step whose samples were never sent before

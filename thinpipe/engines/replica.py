@@ -83,6 +83,7 @@ class ReplicaEngine(Engine):
         self.owns_state = world.is_client
         self.client_has_outcome = world.workers == 1
         self._unit_names = whole.names
+        self._whole, self._asked = whole, module.asks
         self.loss = Loss(whole.tail, device=world.device, amp=amp)
         self._hook: DDPState | None = None
         self._replica: nn.Module = module
@@ -136,7 +137,7 @@ class ReplicaEngine(Engine):
 
     def _run(self, module: nn.Module, inputs: Any) -> Tensor | tuple[Tensor, ...]:
         with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=self._amp):
-            outputs: Tensor | tuple[Tensor, ...] = module(*inputs)
+            outputs: Tensor | tuple[Tensor, ...] = module(*inputs, **self._whole.beside(self._asked, inputs))
             return outputs
 
     def tell_samples(self, samples: Tensor) -> None:

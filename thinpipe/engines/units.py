@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from thinpipe.engines.shapes import Meta, Traced, meta_of, trace_units
 from thinpipe.models.cut import CutModel
 from thinpipe.models.units import Tail, cut_into_units
 from thinpipe.options import OptionError
+from thinpipe.pipeline.partition import StageModule
 from thinpipe.pipeline.units import is_known, unit_names, units_of
 
 Fill = Callable[[nn.Module, Iterable[str]], None]  # gives the parameters of these names their values
@@ -28,6 +30,12 @@ class Units:
     outputs: list[Traced] | None = None  # of each for one chunk; None: to be found out by running them
     fill: Fill | None = None  # None: the model has its weights
     tail: Tail | None = None  # of a language model whose last unit leaves logits to the loss
+    input_names: tuple[str, ...] = ()  # of the model, for units that ask for some of them
+
+    def beside(self, asked: Iterable[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What units ask for beside what the one before them returned."""
+        named = dict(zip(self.input_names, inputs, strict=False))
+        return {name: named[name] for name in asked}
 
     def traced(self, inputs: Sequence[Meta], *, amp: bool, device: torch.device) -> list[Traced]:
         if self.outputs is None:
@@ -42,24 +50,24 @@ class Units:
                     module._buffers[name] = buffer.to(device)
 
     def fill_own(self, modules: Iterable[nn.Module]) -> None:
-        """Give the parameters of these modules their values, and no others; each under all of its names."""
+        """Give what these modules are saved with its values, and nothing else; each tensor under all of its names."""
         if self.fill is None:
             return
-        mine = {id(parameter) for module in modules for parameter in module.parameters()}
-        named = self.model.named_parameters(remove_duplicate=False)
-        self.fill(self.model, [name for name, parameter in named if id(parameter) in mine])
+        mine = {id(tensor) for module in modules for tensor in module.state_dict(keep_vars=True).values()}
+        named = self.model.state_dict(keep_vars=True).items()
+        self.fill(self.model, [name for name, tensor in named if id(tensor) in mine])
 
 
 def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None, *, amp: bool = False) -> Units:
     """Any model of transformers, by its own forward on a chunk of such inputs; others as ``units_of`` knows them."""
-    if is_known(model) or not hasattr(model, "base_model_prefix"):
+    if (is_known(model) and fill is None) or not hasattr(model, "base_model_prefix"):
         known = units_of(model)
         return Units(model=model, units=known, names=unit_names(model, known), fill=fill)
     example = _example(inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the types of what travels
         cut = CutModel(model, example)
         travelling = [meta_of(tensors) for tensors in cut.travelling(example)]
-    check_private(type(model).__name__, cut.live)
+    _check_whole_numbers(type(model).__name__, [metas[: len(metas) - len(cut.known)] for metas in travelling[:-1]])
     *units, tail = cut_into_units(cut)
     deferred = _deferred(tail, travelling[-2], len(example["input_ids"]) if "input_ids" in example else None)
     if deferred is not None:
@@ -71,6 +79,7 @@ def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None
         outputs=[Traced(metas, flops) for metas, flops in zip(travelling, cut.flops, strict=True)],
         fill=fill,
         tail=None if deferred is None else deferred.tail,
+        input_names=cut.input_names,
     )
 
 
@@ -78,16 +87,48 @@ def _deferred(tail: nn.Module, metas: Sequence[Meta], samples: int | None) -> De
     """The last unit, without its logits, of a model that can be told which ones are wanted."""
     assert isinstance(tail, Tail)
     of_all = all(meta.shape[:1] == (samples,) for meta in metas)  # nothing that chunks share
-    return Deferred(tail) if tail.cut.takes_positions and of_all else None
+    return Deferred(tail) if tail.cut.takes_positions and of_all and not tail.asks else None
 
 
-def check_private(name: str, live: Sequence[Sequence[tuple[str, int, int]]]) -> None:
-    """ValueError if inputs themselves are among what travels between units."""
-    if any(kind == "input" for values in live for kind, _, _ in values):
+def cut(model: nn.Module | Sequence[nn.Module], inputs: Mapping[str, Tensor] | None = None) -> list[nn.Module]:
+    """A model as units, for stages of your own: each takes what the one before it returns, the first one the inputs.
+
+    Of a list its modules, of an ``nn.Sequential`` its children. Of a model of transformers, which is cut by its own
+    forward: what comes before its blocks, each block, what comes after; ``inputs`` are an example of what it is called
+    with, by name, as in ``{"input_ids": ids, "attention_mask": mask}``. Units share their parameters with the model.
+    One that has names in ``asks`` takes these inputs as well: ``unit(*values, input_ids=ids)``.
+    """
+    if isinstance(model, list | tuple | nn.Sequential):
+        units = list(model)
+        wrong = [type(unit).__name__ for unit in units if not isinstance(unit, nn.Module)]
+        if wrong or not units:
+            raise ValueError(f"units are modules, one or more; got {wrong[0] if wrong else 'none'}")
+        return units
+    if not hasattr(model, "base_model_prefix"):
         raise ValueError(
-            f"{name} asks for its inputs behind its blocks, so tokens or images would travel to the servers: it is "
-            "not cut, take another model"
+            "models that can be cut are those of transformers, nn.Sequential, and lists of modules; got "
+            f"{type(model).__name__}"
         )
+    if inputs is None:
+        raise ValueError(f"{type(model).__name__} is cut by its forward: give an example of its inputs, by name")
+    return list(cut_into_units(CutModel(cast(nn.Module, model), inputs)))
+
+
+def _check_whole_numbers(name: str, travelling: Sequence[Sequence[Meta]]) -> None:
+    """ValueError if something travels that can only be tokens, or what was made of them."""
+    if any(meta.dtype == torch.int64 for metas in travelling for meta in metas):
+        raise ValueError(f"{name} hands its tokens from block to block, so they would travel to the servers: not cut")
+
+
+def check_private(modules: Sequence[StageModule], between: Sequence[Sequence[Meta]]) -> None:
+    """OptionError if a stage asks for inputs that is not at an end, where the data is, or asks for nothing else."""
+    for index, module in enumerate(modules[1:], 1):
+        if module.asks and (index < len(modules) - 1 or not between[index]):
+            raise OptionError(
+                f"the model asks for {' and '.join(sorted(module.asks))} in layers that stage {index} has, so tokens "
+                "or images would travel to the servers: leave more layers with the client ({client_layers}), or take "
+                "another model"
+            )
 
 
 def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
@@ -103,10 +144,10 @@ def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
 
 
 def _example(inputs: Sequence[Meta]) -> Mapping[str, Tensor]:
-    """Of transformers' models: images; or token ids, with a mask where texts are padded."""
+    """Of transformers' models: images; or token ids, with a mask where texts are padded, and types for pairs."""
     if inputs[0].dtype.is_floating_point:
-        return {"pixel_values": torch.zeros(inputs[0].shape)}
-    names = ("input_ids", "attention_mask")
+        return {"pixel_values": torch.zeros(inputs[0].shape, dtype=inputs[0].dtype)}
+    names = ("input_ids", "attention_mask", "token_type_ids")
     return {name: torch.ones(meta.shape, dtype=meta.dtype) for name, meta in zip(names, inputs, strict=False)}
 
 

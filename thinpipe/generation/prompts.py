@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinpipe.generation.settings import Settings
 from thinpipe.measure.readable import errors_named, read_jsonl, read_text
-from thinpipe.models.pretrained import PretrainedModel
+from thinpipe.models.pretrained import check_vocabulary
 from thinpipe.options import OptionError
 
 _FIELD = "prompt"  # of a line of JSON
@@ -60,14 +60,14 @@ def _of_file(file: Path) -> list[str]:
 
 def encode(texts: Sequence[str], settings: Settings) -> list[Prompt]:
     """As tokens; ValueError for what cannot be continued."""
-    model = PretrainedModel(settings.folder, "causal")
+    model = settings.pretrained
     config = model.config().get_text_config()
     tokenizer = model.tokenizer()
     if settings.chat and not getattr(tokenizer, "chat_template", None):
         raise OptionError(
-            f"{{chat}} puts prompts into the tokenizer's chat template, and the one in {model.folder} has none: leave "
-            "it out"
+            f"{{chat}} puts prompts into the tokenizer's chat template, and that of {model.name} has none: leave it out"
         )
+    check_vocabulary(len(tokenizer), int(config.vocab_size), str(model.tokenizer_folder or model.name))
     positions = getattr(config, "max_position_embeddings", None)
     prompts = []
     for number, text in enumerate(texts, 1):
@@ -75,11 +75,6 @@ def encode(texts: Sequence[str], settings: Settings) -> list[Prompt]:
             tokens = _tokens(tokenizer, text, settings.chat)
         if not tokens:
             raise ValueError(f"prompt {number} is empty: a text goes on from one token at the least")
-        if max(tokens) >= int(config.vocab_size):
-            raise ValueError(
-                f"the tokenizer in {model.folder} knows token {max(tokens)}, and the model has embeddings for "
-                f"{config.vocab_size}: they are not of one model"
-            )
         if isinstance(positions, int) and len(tokens) + settings.max_new_tokens > positions:
             raise OptionError(
                 f"the model has {positions} positions, and prompt {number} has {len(tokens)} tokens with "

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
 from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.spec import codec
+from thinpipe.models.pretrained import PretrainedModel
 from thinpipe.options import OptionError, above, between, check, like, option
 from thinpipe.training.settings import PANELS as TRAINING_PANELS
 from thinpipe.training.settings import Running
 from thinpipe.training.settings import Settings as Training
 from thinpipe.workers.membership import PATIENCE_S, member
 from thinpipe.workers.network import check_launch
+from thinpipe.workloads.sources import chosen_model
+from thinpipe.workloads.task import Source
 
 _, WHERE, LINKS, _, OUT, _, MACHINES = TRAINING_PANELS
 WHAT, CHOICE = "What is generated", "How tokens are chosen"
@@ -36,7 +39,11 @@ def _activations(text: str) -> str:
 class Settings:
     """What all workers of a run are started with."""
 
-    model: str = like(Training, "model", help="A folder of transformers with a causal language model.", panel=WHAT)
+    model: str = like(
+        Training, "model", help="A causal language model: a folder of transformers, or a name of the hub.", panel=WHAT
+    )
+    tokenizer: str | None = like(Training, "tokenizer", shown="the model's", panel=WHAT, default=None)
+    trust_remote_code: bool = like(Training, "trust_remote_code", panel=WHAT, default=False)
     max_new_tokens: int = option(
         "The most for each prompt.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=64
     )
@@ -134,10 +141,18 @@ class Settings:
     def must_agree(self) -> dict[str, Any]:
         """What workers on several machines must have been started with; where the model is, is their own affair."""
         chosen = asdict(self)
-        for name in ("model", "threads", "device", "link"):
+        for name in ("model", "tokenizer", "threads", "device", "link"):
             chosen.pop(name)
         return chosen
 
-    @property
-    def folder(self) -> Path:
-        return Path(self.model)
+    @cached_property
+    def pretrained(self) -> PretrainedModel:
+        """The model, not yet read."""
+        found = chosen_model(
+            Source(model=self.model, tokenizer=self.tokenizer, trust_remote_code=self.trust_remote_code), "causal"
+        )
+        if not isinstance(found, PretrainedModel):
+            raise OptionError(
+                f"texts come from a model of transformers: {{model}} is a folder or a name of the hub; got {self.model}"
+            )
+        return found

@@ -61,7 +61,7 @@ def generate(
         except DisagreementError as error:
             raise SetupError(str(error)) from None
     ACTIVITY.note("loading the model")
-    pretrained = PretrainedModel(settings.folder, "causal")
+    pretrained = settings.pretrained
     if world.workers == 1:
         model = world.together(lambda: _whole(pretrained, world))
         assert prompts is not None

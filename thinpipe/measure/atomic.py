@@ -23,3 +23,12 @@ def written_whole(path: Path) -> Iterator[Path]:
 def temporary_beside(path: Path) -> Path:
     """A name on the same file system, so that renaming it is atomic; it ends alike, which tells writers the format."""
     return path.with_name(f".{os.getpid()}.tmp.{path.name}")
+
+
+def sync(directory: Path) -> None:
+    """A name is on disk when its folder is."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -68,7 +68,8 @@ def _reason(path: Path | str, error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         other = error.filename and str(error.filename) != str(path)
         return f"{error.filename}: {error.strerror}" if other else error.strerror
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).rstrip(".")
     return said if " " in said else f"{type(error).__name__} {said}".strip()
 
 

@@ -42,9 +42,9 @@ def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = 
     first, given = None, []
     for number, unit in enumerate(cut_into_units(cut)):
         given.append(tuple(value.clone() for value in values))  # blocks may change what they are given
-        output = unit(*values)
+        output = unit(*values, **_asked(unit, inputs))
         values = output if isinstance(output, tuple) else (output,)
-        if first is None and number < len(cut.blocks) and not _equal(cut, number, values, seen[number]):
+        if first is None and number < len(cut.blocks) and not _equal(cut, number, values, inputs, seen[number]):
             first = f"block {number} is called with other values"
     found = _gradients(model, values[0])
     return Comparison(
@@ -69,11 +69,17 @@ def _run_whole(cut: CutModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dic
     return run_until(cut.model, cut.blocks, inputs, on_call, None), seen
 
 
-def _equal(cut: CutModel, number: int, values: tuple[Tensor, ...], seen: list[Any]) -> bool:
+def _asked(unit: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: inputs[name] for name in unit.asks}
+
+
+def _equal(
+    cut: CutModel, number: int, values: tuple[Tensor, ...], inputs: Mapping[str, Tensor], seen: list[Any]
+) -> bool:
     """Whether a block would be called with what the uncut model calls it with, in every leaf."""
     unit = cut_into_units(cut)[number + 1]
-    known, inputs = unit.split(number, values)
-    leaves = pytree.tree_leaves(cut.trace(inputs).calls[number].filled(known))
+    known, shared = unit.split(number, values, inputs)
+    leaves = pytree.tree_leaves(cut.trace(shared).calls[number].filled(known))
     return len(leaves) == len(seen) and all(map(_same, leaves, seen))
 
 
@@ -114,7 +120,7 @@ def _run_alone(
         unit, values = cut_into_units(cut)[number + 1], given[number + 1]
         drop_weights(alone, {id(parameter) for parameter in unit.parameters()})
         try:
-            found = unit(*values)
+            found = unit(*values, **_asked(unit, inputs))
         except Exception as error:
             return f"block {number} alone: {error}"
         if not all(map(torch.equal, found, given[number + 2])):

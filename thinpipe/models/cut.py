@@ -4,8 +4,9 @@ Between units travel only values that the next ones need and cannot know: hidden
 that all may see (the attention mask). What else a block is called with, its mask, rotary embeddings, window, every
 worker computes by running the model's own forward with unknown values (``unknown``). A value is known by where it came
 from: ("in", k, i) is leaf i of what block k is called with, made by the model's code in front of it; ("out", k, i)
-leaf i of what block k returned; ("input", 0, i) input i itself, where later code asks for it. Whatever a run needs and
-does not have stays unknown, and is an error, not a guess.
+leaf i of what block k returned; ("input", 0, i) input i itself, where later code asks for it. Inputs do not travel: a
+unit that asks for one (``asks``) is given it, so whoever has that unit needs the inputs. Whatever a run needs and does
+not have stays unknown, and is an error, not a guess.
 """
 
 from __future__ import annotations
@@ -80,12 +81,14 @@ class CutModel:
         self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
         self.blocks = in_order(model, inputs)
         self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
-        self.takes_positions = takes(model, "logits_to_keep")
+        # Some classifiers have the argument too, and logits of texts.
+        generates: Any = getattr(model, "can_generate", None)
+        self.takes_positions = takes(model, "logits_to_keep") and generates is not None and bool(generates())
         self.logits: Tensor  # without values
         with zeros_for_hollow(model):
             self._example = trace = self.trace(inputs)
             self.early = self._early(trace, inputs)
-            self.live = self._liveness(trace, inputs)
+            self.live, self.asked = self._liveness(trace, inputs)
             self.parts, self.flops = self._parts(inputs)
 
     # Runs
@@ -96,7 +99,7 @@ class CutModel:
 
     def trace(self, inputs: Mapping[str, Tensor]) -> Trace:
         """What all blocks are called with for these inputs, of which only those that are shared count."""
-        key = tuple((name, tuple(tensor.shape)) for name, tensor in inputs.items())
+        key = (device_of(inputs.values()), *((name, tuple(tensor.shape)) for name, tensor in inputs.items()))
         shared = {name: inputs[name] for name in self.known}
         kept = self._kept.get(key)
         if kept is not None and all(_same(kept[0][name], shared[name]) for name in shared):
@@ -109,7 +112,11 @@ class CutModel:
         self, inputs: Mapping[str, Tensor], returns: list[Returned] | None, options: Mapping[str, Any] | None = None
     ) -> Trace:
         trace, device = Trace(), device_of(inputs.values())
-        made: dict[int, tuple[Value, Tensor]] = {}  # by identity; the tensor keeps its own
+        hidden = self.inputs_without_values(inputs)
+        # By identity; the tensor keeps its own.
+        made: dict[int, tuple[Value, Tensor]] = {
+            id(tensor): (("input", 0, i), tensor) for i, (name, tensor) in enumerate(hidden.items())
+        }
 
         def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if number != len(trace.calls):
@@ -134,7 +141,7 @@ class CutModel:
             return result
 
         last = len(self.blocks) - 1
-        given: dict[str, Any] = {**self.inputs_without_values(inputs), **(options or {})}
+        given: dict[str, Any] = {**hidden, **(options or {})}
         with without_values(device):
             args, kwargs = run_until(self.model, self.blocks, given, on_call, last)
             on_call(last, args, kwargs)
@@ -194,7 +201,7 @@ class CutModel:
             collect(number, pytree.tree_leaves((args, kwargs)))
             return trace.returns[number].filled(number, {}, device)
 
-        last = max(block for _, block, _ in wanted)
+        last = max((block for _, block, _ in wanted), default=0)
         with without_values(device) as with_weights:
             with_weights()
             collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))
@@ -219,6 +226,7 @@ class CutModel:
             for child in container.children()
             if id(child) not in inside  # nor a block
         ]
+        parts += [_own(container) for container in self.containers if container._parameters]
         owner = {id(tensor): part for part in parts for tensor in (*part.parameters(), *part.buffers())}
         used: list[dict[int, nn.Module]] = [{} for _ in range(len(self.blocks) + 1)]
         segment = 0
@@ -236,7 +244,7 @@ class CutModel:
             return trace.returns[number].filled(number, needed, device)
 
         # What makes the logits may be code that asks for values.
-        known = {name: tensor for i, (name, tensor) in enumerate(inputs.items()) if ("input", 0, i) in self.live[-1]}
+        known = {name: inputs[name] for name in self.asked[-1]}
         needed = {value: zeros for value, zeros in _returned(trace, device).items() if value in self.live[-1]}
         flops = [0]  # of the code before each block, and of all
         with without_values(device, on_tensor), _flop_counter() as counter:
@@ -253,16 +261,24 @@ class CutModel:
         with torch.no_grad():
             return set(self.from_inputs(wanted, inputs)) if wanted else set()
 
-    def _liveness(self, trace: Trace, inputs: Mapping[str, Tensor]) -> list[tuple[Value, ...]]:
-        """For every boundary, in front of block 0 to behind the last one: the values that travel."""
+    def _liveness(
+        self, trace: Trace, inputs: Mapping[str, Tensor]
+    ) -> tuple[list[tuple[Value, ...]], list[tuple[str, ...]]]:
+        """What travels in front of block 0 to behind the last one; and for every unit the inputs that it asks for."""
         count = len(self.blocks)
         live: list[set[Value]] = [set() for _ in range(count + 1)]
         live[count] = needed = self._needs(trace, inputs, None)
+        asked = [needed]  # of the units, from the last
         for boundary in range(count - 1, -1, -1):
             later = {value for value in live[boundary + 1] | needed if self._made_at(value) <= boundary}
-            live[boundary] = later | set(trace.calls[boundary].values.values())
+            called = set(trace.calls[boundary].values.values())
+            live[boundary] = later | called
+            asked.append(called if boundary == count - 1 else called | needed)
             needed = self._needs(trace, inputs, boundary) if self.is_glued(boundary, trace) else set()
-        return [tuple(sorted(values)) for values in live]
+        travel = [tuple(sorted(value for value in values if value[0] != "input")) for values in live]
+        asked.append(set())  # of the head, which is given all
+        names = [[self.input_names[i] for kind, _, i in sorted(values) if kind == "input"] for values in asked]
+        return travel, [tuple(each) for each in reversed(names)]
 
     def _made_at(self, value: Value) -> int:
         """The boundary from which on a value is there."""
@@ -311,16 +327,30 @@ class CutModel:
 
     def travelling(self, inputs: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """What each unit returns for inputs of the example's shapes: tensors without values."""
-        trace, given = self.trace(inputs), list(inputs.values())
+        trace = self.trace(inputs)
         like = {"in": lambda k, i: trace.calls[k].leaves[i], "out": lambda k, i: trace.returns[k].leaves[i]}
-        like["input"] = lambda _, i: given[i]
         shared = [inputs[name] for name in self.known]
         return [[like[kind](k, i) for kind, k, i in live] + shared for live in self.live] + [[self.logits]]
 
 
 def _flop_counter() -> FlopCounterMode:
-    """Torch's own does not know the product that experts are computed with."""
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops})
+    """Torch's own does not know the product that experts are computed with; and some models return what it cannot
+    hook to tell modules apart, which is not asked for here."""
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops})
+    counter.mod_tracker = _Nowhere()  # type: ignore[assignment]
+    return counter
+
+
+class _Nowhere:
+    """In place of torch's ``ModuleTracker`` (seen on 2.11 and 2.13): all is of one whole."""
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
 def _grouped_flops(tokens: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
@@ -329,6 +359,13 @@ def _grouped_flops(tokens: Sequence[int], experts: Sequence[int], *_: Any, **__:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.device == other.device and torch.equal(one, other)
+
+
+def _own(container: nn.Module) -> nn.Module:
+    """The parameters that a module holds itself, as a module: in the very same dictionary, whoever fills it."""
+    own = nn.Module()
+    own._parameters = container._parameters
+    return own
 
 
 def _returned(trace: Trace, device: torch.device) -> Values:

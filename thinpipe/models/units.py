@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -17,9 +17,10 @@ def cut_into_units(cut: CutModel) -> list[_Unit]:
 
 
 class _Unit(nn.Module):
-    def __init__(self, cut: CutModel, segment: int) -> None:
+    def __init__(self, cut: CutModel, number: int, segment: int) -> None:
         super().__init__()
         self._cut = [cut]  # in a list: the whole model is no part of a unit
+        self.asks = cut.asked[number]  # inputs that it is to be called with, by their names
         self.parts = nn.ModuleList(cut.parts[segment])
 
     def train(self, mode: bool = True) -> _Unit:
@@ -32,12 +33,15 @@ class _Unit(nn.Module):
     def cut(self) -> CutModel:
         return self._cut[0]
 
-    def split(self, boundary: int, tensors: Sequence[Tensor]) -> tuple[Values, dict[str, Tensor]]:
-        """The values that travelled, and inputs of which the shared ones are real."""
+    def split(
+        self, boundary: int, tensors: Sequence[Tensor], given: Mapping[str, Tensor]
+    ) -> tuple[Values, dict[str, Tensor]]:
+        """The values that travelled or were given, and inputs of which the shared ones are real."""
         live = self.cut.live[boundary]
         values = dict(zip(live, tensors, strict=False))
+        values |= {("input", 0, self.cut.input_names.index(name)): given[name] for name in self.asks}
         shared = dict(zip(self.cut.known, tensors[len(live) :], strict=True))
-        return values, self._inputs(shared, tensors[0])
+        return values, self._inputs(shared, next(iter(values.values())))
 
     def _inputs(self, shared: dict[str, Tensor], states: Tensor) -> dict[str, Tensor]:
         inputs = {}
@@ -55,13 +59,13 @@ class Head(_Unit):
     """The model's code up to its first block."""
 
     def __init__(self, cut: CutModel) -> None:
-        super().__init__(cut, 0)
+        super().__init__(cut, 0, 0)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         cut = self.cut
         inputs = dict(zip(cut.input_names, tensors, strict=True))
-        values: Values = {("input", 0, i): tensor for i, tensor in enumerate(tensors)}
-        values |= cut.from_inputs({*cut.trace(inputs).calls[0].values.values(), *cut.early}, inputs)
+        called = {value for value in cut.trace(inputs).calls[0].values.values() if value[0] == "in"}
+        values = cut.from_inputs(called | cut.early, inputs)
         return (*(values[value] for value in cut.live[0]), *(inputs[name] for name in cut.known))
 
 
@@ -70,15 +74,15 @@ class Block(_Unit):
 
     def __init__(self, cut: CutModel, number: int) -> None:
         glued = number + 1 < len(cut.blocks)
-        super().__init__(cut, number + 1 if glued else 0)
+        super().__init__(cut, number + 1, number + 1 if glued else 0)
         if not glued:
             self.parts = nn.ModuleList()  # what comes after the last block is the tail's
         self.number = number
         self.block = cut.blocks[number]
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *tensors: Tensor, **given: Tensor) -> tuple[Tensor, ...]:
         cut, number = self.cut, self.number
-        values, inputs = self.split(number, tensors)
+        values, inputs = self.split(number, tensors, given)
         trace = cut.trace(inputs)
         args, kwargs = trace.calls[number].filled(values)
         returned = pytree.tree_leaves(self.block(*args, **kwargs))
@@ -95,14 +99,16 @@ class Tail(_Unit):
     """The model's code behind its last block: logits."""
 
     def __init__(self, cut: CutModel) -> None:
-        super().__init__(cut, len(cut.blocks))
+        super().__init__(cut, len(cut.blocks) + 1, len(cut.blocks))
 
-    def forward(self, *tensors: Tensor) -> Tensor:
-        return self.logits(tensors)
+    def forward(self, *tensors: Tensor, **given: Tensor) -> Tensor:
+        return self.logits(tensors, given=given)
 
-    def logits(self, tensors: Sequence[Tensor], positions: slice | None = None) -> Tensor:
+    def logits(
+        self, tensors: Sequence[Tensor], positions: slice | None = None, given: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """Of all positions of a text, or of these."""
-        values, inputs = self.split(len(self.cut.blocks), tensors)
+        values, inputs = self.split(len(self.cut.blocks), tensors, given or {})
         logits: Tensor = self.cut.between(values, inputs, None, positions)
         return logits
 

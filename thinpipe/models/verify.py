@@ -65,7 +65,7 @@ _NO_MODEL = {
     "shieldgemma2": "takes a text beside the image",
     "siglip2": "takes patches of images, not images",
 }
-_TRAINING = ("levit", "reformer")  # keep results between runs unless they are in training mode
+TRAINING = ("levit", "reformer")  # keep results between runs unless they are in training mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def build(kind: str, name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     if kind == "causal" and hasattr(config, "is_decoder"):
         config.is_decoder = True
     torch.manual_seed(0)
-    model = model_class(config).float().train(name in _TRAINING)
+    model = model_class(config).float().train(name in TRAINING)
     _stir(model)
     return model, batch(model, kind)
 
@@ -180,7 +180,7 @@ def batch(model: Any, kind: str) -> dict[str, Tensor]:
         height, width = (size, size) if isinstance(size, int) else size
         shape = (2, getattr(config, "num_channels", 3), height, width)
         return {"pixel_values": torch.randn(shape, generator=generator)}
-    last = min(WORDS.stop, getattr(config, "vocab_size", None) or WORDS.stop)
+    last = min(WORDS.stop, getattr(config.get_text_config(), "vocab_size", None) or WORDS.stop)
     tokens = torch.randint(WORDS.start, last, (3, 12), generator=generator)
     mask = torch.ones_like(tokens)
     mask[0, 8:] = mask[1, :3] = 0

@@ -41,7 +41,11 @@ def hollow() -> Iterator[None]:
 
 @contextmanager
 def zeros_for_hollow(model: nn.Module) -> Iterator[None]:
-    """Parameters on the meta device are zeros meanwhile, which take no memory: code that uses them has values."""
+    """Parameters on the meta device are zeros meanwhile, which take no memory: code that uses them has values.
+
+    Buffers of whole numbers are afterwards what they were: batch norms count their calls.
+    """
+    counts = [(each, each.clone()) for each in model.buffers() if _counts(each) and not each.is_meta]
     replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
     zeros: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -56,6 +60,8 @@ def zeros_for_hollow(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, parameter in replaced:
             module._parameters[name] = parameter
+        for buffer, before in counts:
+            buffer.copy_(before)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -78,10 +84,11 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def load_weights(model: Any, folder: Path, wanted: Iterable[str]) -> None:
+def load_weights(model: Any, folder: Path, wanted: Iterable[str], head_seed: int | None = None) -> None:
     """Fill these parameters and buffers of a hollow model of transformers from a folder; no others are read.
 
-    Names and layouts that changed since the files were written are converted as the library does.
+    Names and layouts that changed since the files were written are converted as the library does. With a seed, a
+    classifier's head may be missing or have other classes, and is drawn at random.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
@@ -114,13 +121,29 @@ def load_weights(model: Any, folder: Path, wanted: Iterable[str]) -> None:
         info, _ = convert_and_load_state_dict_in_model(
             model, found, LoadStateDictConfig(weight_mapping=[*renamings, *converters], dtype=model.dtype)
         )
-    wrong = [f"{name} has another shape" for name, *_ in info.mismatched_keys]
-    wrong += [f"{name}: {error}" for name, error in info.conversion_errors.items()]
+    others = {name for name, *_ in info.mismatched_keys}
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    wrong += [f"{name} is missing" for name in sorted(own & info.missing_keys - tied)]
+    missing = {name for name in own & info.missing_keys - tied if not _counts(names[name])}
+    anew = set() if head_seed is None else {name for name in others | missing if _is_of_head(model, name)}
+    wrong = [f"{name} has another shape" for name in sorted(others - anew)]
+    wrong += [f"{name}: {error}" for name, error in info.conversion_errors.items()]
+    wrong += [f"{name} is missing" for name in sorted(missing - anew)]
     if wrong:
         raise ValueError(f"the weights in {folder} are not those of {type(model).__name__}: {wrong[0]}")
+    if head_seed is not None and anew:
+        random_weights(model, anew, head_seed)
     model.tie_weights()
+
+
+def _counts(tensor: torch.Tensor) -> bool:
+    """Whether it is a buffer of whole numbers, positions or steps so far, which older files lack."""
+    return not tensor.dtype.is_floating_point
+
+
+def _is_of_head(model: Any, name: str) -> bool:
+    """Whether a tensor is behind the base model, or pools what that returns."""
+    base = f"{model.base_model_prefix}."
+    return not name.startswith(base) or name.removeprefix(base).startswith("pooler.")
 
 
 def random_weights(model: Any, wanted: Iterable[str], seed: int) -> None:

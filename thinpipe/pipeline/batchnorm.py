@@ -60,7 +60,7 @@ class DeferredStatistics:
             return
         norm.track_running_stats = False  # for this one call
         self._held.add(norm)
-        if norm in _FROZEN:
+        if norm in _FROZEN or type(inputs[0]) is not Tensor:  # the second: a stand-in that has no values
             return
         with torch.no_grad():
             # Doubles: the variance is a small difference of large sums.

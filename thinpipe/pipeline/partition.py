@@ -26,9 +26,17 @@ class StageModule(nn.Module):
         self.units = nn.ModuleList(units)
         self.plan = plan  # the whole model and its cuts, which workers compare before the first step
 
-    def forward(self, *values: Any) -> Any:
+    @property
+    def asks(self) -> set[str]:
+        """Inputs of the whole model, by their names, that units here take beside what the one before returned.
+
+        A schedule hands them over: ``step(..., input_ids=ids)``, on the worker that has such a stage.
+        """
+        return {name for unit in self.units for name in getattr(unit, "asks", ())}
+
+    def forward(self, *values: Any, **inputs: Any) -> Any:
         for unit in self.units:
-            output = unit(*values)
+            output = unit(*values, **{name: inputs[name] for name in getattr(unit, "asks", ())})
             values = output if isinstance(output, tuple) else (output,)
         # What travels is contiguous, whatever memory format the layers work in: torch compares strides.
         return tuple(map(_contiguous, output)) if isinstance(output, tuple) else _contiguous(output)

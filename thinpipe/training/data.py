@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,8 +30,9 @@ class Facts:
     inputs: tuple[Meta, ...]  # of one sample
 
     def to_json(self) -> dict[str, Any]:
+        """Without the names of classes: no model needs them to be trained."""
         inputs = [[list(meta.shape), str(meta.dtype).removeprefix("torch.")] for meta in self.inputs]
-        return asdict(self) | {"inputs": inputs}
+        return asdict(self) | {"inputs": inputs, "shape": asdict(replace(self.shape, labels=None))}
 
     @staticmethod
     def from_json(told: dict[str, Any]) -> Facts:
@@ -54,15 +56,23 @@ def check_possible(task: Task, settings: Settings) -> None:
         choose_cuts(units, settings.workers, settings.layout, client_layers=settings.client_layers)
 
 
-def read_data(task: Task, settings: Settings, world: World) -> tuple[Data | None, Facts]:
-    """Data where it is needed: on the client, at the end of a line, which has the loss, and on every replica."""
+def read_data(
+    task: Task, settings: Settings, world: World, companions: Path | None = None
+) -> tuple[Data | None, Facts]:
+    """Data where it is needed: on the client, at the end of a line, which has the loss, and on every replica.
+
+    ``companions``: the folder with the tokenizer that the run has kept, which then is the one it goes on with.
+    """
+    source = settings.source
+    if companions is not None:
+        source = replace(source, tokenizer=str(companions), vocabulary=None)
     is_end = settings.parallel == "pipeline" and settings.layout == "linear" and world.worker == world.workers - 1
     reads = world.is_client or is_end or settings.parallel == "data"
 
     def read() -> tuple[Data, Facts] | None:
         if not reads:
             return None
-        data, shape = task.load(settings.source)
+        data, shape = task.load(source)
         if len(data.train) < settings.batch_size:
             raise OptionError(
                 f"a batch is filled with different samples: {{batch_size}} {settings.batch_size} is more than the "
@@ -73,7 +83,10 @@ def read_data(task: Task, settings: Settings, world: World) -> tuple[Data | None
 
     found = world.together(read)
     told = world.gather(found[1].to_json() if found else None)
-    return (found[0] if found else None), Facts.from_json(told[0])
+    facts = Facts.from_json(told[0])
+    if found is None:
+        return None, facts
+    return found[0], replace(facts, shape=replace(facts.shape, labels=found[1].shape.labels))
 
 
 def fingerprint_together(data: Data | None, world: World) -> dict[str, Any]:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.loss import IGNORED
 from thinpipe.training.batches import evaluation_batch
-from thinpipe.workloads.task import Metric, Split
+from thinpipe.workloads.task import Metric, OfText, Split
 
 
-def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int, metric: Metric) -> tuple[float, float]:
-    """Mean loss and metric over a split, on the client; meaningless elsewhere. All workers call it.
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What the validation part came to."""
+
+    loss: float  # nats of a label, their mean
+    metric: float
+    bits_per_byte: float | None = None  # of texts
+
+
+def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int, metric: Metric) -> Evaluated:
+    """Over a split, on the client; meaningless elsewhere. All workers call it.
 
     Stages have static shapes, so the last batch is padded, and what comes out for the padding is left out. Where the
     client does not see the predictions itself, they are sent to it.
@@ -42,7 +54,24 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
         for outcome in (predictions, labels, loss):
             engine.world.sum(outcome)
     counts = labels != IGNORED
-    return float(loss) / int(counts.sum()), score(metric, predictions[counts], labels[counts])
+    mean = float(loss) / int(counts.sum())
+    value = perplexity(mean) if metric == "perplexity" else score(metric, predictions[counts], labels[counts])
+    return Evaluated(loss=mean, metric=value, bits_per_byte=_bits_per_byte(float(loss), split))
+
+
+def perplexity(loss: float) -> float:
+    """As if the model chose among so many tokens that are equally likely."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def _bits_per_byte(nats: float, split: Split | None) -> float | None:
+    """Of all labels of a text: what it could be compressed to, whatever the tokenizer."""
+    if not isinstance(split, OfText) or not split.text_bytes:
+        return None
+    return nats / math.log(2) / split.text_bytes
 
 
 def score(metric: Metric, predictions: Tensor, labels: Tensor) -> float:

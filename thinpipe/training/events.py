@@ -64,6 +64,7 @@ class Epoch:
     validation_metric: float  # what Plan.metric says
     samples_per_s: float  # of training, evaluation and saving not counted
     seconds: float  # all in all
+    bits_per_byte: float | None = None  # of the validation part, where it is text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,9 @@ class Finished:
     seconds: float
     workers: tuple[WorkerUse, ...]
     links: tuple[LinkUse, ...]
+    bits_per_byte: float | None = None  # of the last evaluation, where it was of text
     parameters_sha256: str = ""  # of all parameters and buffers: equal where two runs ended alike, bit for bit
+    exported: str = ""  # the folder that the model is in, if that was asked for
 
 
 class Listener(Protocol):

@@ -80,6 +80,7 @@ class Loop:
             seconds=time.perf_counter() - began,
             workers=self.usage.workers(),
             links=self.usage.links(),
+            bits_per_byte=progress.bits_per_byte,
             parameters_sha256=progress.parameters_sha256,
         )
 
@@ -109,7 +110,9 @@ class Loop:
         for watcher in watching:
             watcher.end()
         self._count(seconds, done.waited_s)
-        self.progress.count(loss=done.loss, correct=done.correct, samples=settings.batch_size)
+        self.progress.count(
+            loss=done.loss, correct=done.correct, samples=settings.batch_size, wire_bytes=done.wire_bytes
+        )
         if self.listener is not None:
             self.listener.stepped(
                 Step(
@@ -139,8 +142,8 @@ class Loop:
         # Replicas evaluate apart, each with batches of its own size.
         size = self.settings.batch_size // self.settings.replicas
         plan, progress = self.plan, self.progress
-        loss, metric = evaluate(self.engine, self.samples.validation, plan.validation_samples, size, plan.metric)
-        progress.evaluated(validation_loss=loss, metric=metric)
+        found = evaluate(self.engine, self.samples.validation, plan.validation_samples, size, plan.metric)
+        progress.evaluated(validation_loss=found.loss, metric=found.metric, bits_per_byte=found.bits_per_byte)
         if self.listener is not None:
             self.listener.evaluated(
                 Epoch(
@@ -148,8 +151,9 @@ class Loop:
                     step=progress.step,
                     train_loss=progress.train_loss,
                     train_accuracy=progress.epoch_correct / progress.epoch_samples,
-                    validation_loss=loss,
-                    validation_metric=metric,
+                    validation_loss=found.loss,
+                    validation_metric=found.metric,
+                    bits_per_byte=found.bits_per_byte,
                     samples_per_s=self._epoch_samples / self._epoch_seconds,
                     seconds=time.perf_counter() - epoch_began,
                 )

@@ -1,12 +1,13 @@
 """What a run is (Settings, which a checkpoint keeps) and how it is carried out this time (Running).
 
-Every option of `thinpipe train` that shapes a run is declared here, once; see thinpipe/options.py.
+Every option of `thinpipe train` that shapes a run is declared here, once, and those of what is trained in trained.py;
+see thinpipe/options.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,14 +20,14 @@ from thinpipe.pipeline.links.spec import check_directions, encoding
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
+from thinpipe.training.trained import WHAT, Trained
 from thinpipe.training.typed import from_facts
 from thinpipe.workers.membership import PATIENCE_S, member
 from thinpipe.workers.network import check_launch, parse_link
-from thinpipe.workloads.task import LrSchedule, Optimizer, Source
-from thinpipe.workloads.tasks import TASKS
+from thinpipe.workloads.task import LrSchedule, Optimizer
 
-PANELS = _WHAT, _WHERE, LINKS, _HOW, OUT, _SAVE, MACHINES = (  # of the help, in this order
-    "What is trained",
+PANELS = _, _WHERE, LINKS, _HOW, OUT, _SAVE, MACHINES = (  # of the help, in this order
+    WHAT,
     "Who computes what",
     "What travels",
     "How it is trained",
@@ -53,15 +54,8 @@ def _one_rate(text: str) -> float | None:
     return parse_link(text)
 
 
-def _absolute(path: Path) -> str:
-    return str(path.resolve())
-
-
-_ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, "movable": True, "default": None}
-
-
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Trained):
     """Everything that the outcome of a run depends on.
 
     What has a default is missing in checkpoints of versions that did not know it, which did what the default says.
@@ -70,7 +64,6 @@ class Settings:
     cannot start its threads, torch raises where a factor is above what a float of 32 bits can be.
     """
 
-    task: str = option(f"One of {', '.join(TASKS)}.", panel=_WHAT, metavar="NAME", usual="digits")
     parallel: Parallel = option(
         "Layers on several workers, replicas of the model, or one process.", panel=_WHERE, usual="pipeline"
     )
@@ -157,41 +150,6 @@ class Settings:
     error_feedback: bool = option(
         "Replicas add what a codec lost of a gradient to the next one.", panel=LINKS, negative=True, default=True
     )
-    data: str | None = option(
-        "Data on disk.",
-        panel=_WHAT,
-        metavar="PATH",
-        shown="embedded or downloaded",
-        **_ON_DISK,
-    )
-    model: str | None = option(
-        "A folder of transformers with your model, for task lm.",
-        panel=_WHAT,
-        metavar="DIR",
-        **_ON_DISK,
-    )
-    weights: str | None = option(
-        "Weights on disk to start from.",
-        panel=_WHAT,
-        metavar="PATH",
-        **_ON_DISK,
-    )
-    pretrained: bool = option("Start from weights, or at random.", panel=_WHAT, negative=True, usual=True)
-    image_size: int | None = option(
-        "Width and height of images.", panel=_WHAT, metavar="PIXELS", rule=between(1, 1_000_000), default=None
-    )
-    tokens: int | None = option("Length of texts.", panel=_WHAT, metavar="N", rule=between(1, 1_000_000), default=None)
-    width: float | None = option(
-        "Factor on the model's width.", panel=_WHAT, metavar="X", rule=above(0, 1e6), default=None
-    )
-    samples: int | None = option(
-        "Train on so many at most, for a quick look.",
-        panel=_WHAT,
-        metavar="N",
-        shown="all",
-        rule=between(1, 1 << 62),
-        default=None,
-    )
 
     def __post_init__(self) -> None:
         # A ValueError of theirs says what is wrong.
@@ -199,6 +157,7 @@ class Settings:
         if self.parallel != "pipeline":
             codec(self.compress_forward)
         check(self)
+        self.check_source()
         if self.parallel == "pipeline" and self.workers < 2:
             raise OptionError(
                 f"a pipeline has 2 workers or more, got {self.workers}; {{parallel}} none trains in one process"
@@ -244,13 +203,6 @@ class Settings:
     @property
     def chunk_size(self) -> int:
         return self.batch_size // (self.chunks * self.replicas)
-
-    @property
-    def source(self) -> Source:
-        """Where data and weights come from, for the task."""
-        given = {each.name: getattr(self, each.name) for each in fields(Source)}
-        paths = {name: Path(given[name]) for name in ("data", "model", "weights") if given[name] is not None}
-        return Source(**given | paths)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -350,6 +302,9 @@ class Running:
     keep: int = option("Of the newest.", panel=_SAVE, metavar="N", rule=_COUNT, default=2)
     save_local: bool = option(
         "The client keeps all of them: its folder need not be shared.", panel=_SAVE, default=False
+    )
+    export: Path | None = option(
+        "The trained model as a new folder of transformers.", panel=_SAVE, metavar="DIR", default=None
     )
     # One checkpoint, or a folder: the newest in it that is whole.
     resume: Path | None = option(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +16,23 @@ from thinpipe.engines.replica import ReplicaEngine
 from thinpipe.engines.shapes import Meta
 from thinpipe.engines.units import cut_model
 from thinpipe.engines.world import SetupError, World
+from thinpipe.options import named
 from thinpipe.training.batches import Samples
-from thinpipe.training.checkpoints.folder import FolderLock, check_shared, check_unused, checkpoints, sweep
+from thinpipe.training.checkpoints.folder import (
+    FolderLock,
+    check_shared,
+    check_unused,
+    checkpoints,
+    companions_of,
+    sweep,
+)
 from thinpipe.training.checkpoints.manifest import Habits, Progress
 from thinpipe.training.checkpoints.resume import Resumed, first_units, resume
 from thinpipe.training.checkpoints.saving import Saver, UnsavedError
 from thinpipe.training.checkpoints.state import seed_worker
 from thinpipe.training.data import Facts, fingerprint_together, read_data
 from thinpipe.training.events import Finished, Listener, Plan
+from thinpipe.training.export import Export, Exporter
 from thinpipe.training.loop import Loop
 from thinpipe.training.optimize import make_optimizer
 from thinpipe.training.settings import Running, Settings
@@ -32,6 +43,7 @@ from thinpipe.workers.exchange import DisagreementError, agree
 from thinpipe.workers.signals import noted_signals
 from thinpipe.workloads.task import Task
 
+CheckRoom = Callable[[Mapping[str, int]], None]
 _STATES = {"sgd": 1, "adamw": 2}  # tensors that an optimizer keeps for each parameter
 
 
@@ -41,11 +53,12 @@ def train(
     running: Running,
     world: World,
     make_listener: Callable[[], Listener],
-    check_room: Callable[[int, int], None] = lambda save_bytes, capture_bytes: None,
+    check_room: CheckRoom = lambda sizes: None,
 ) -> Finished:
     """One worker's run; the client's result counts.
 
-    ``make_listener`` is called on the client; ``check_room`` too, with the bytes that checkpoints and capture take.
+    ``make_listener`` is called on the client; ``check_room`` too, with the bytes that ``save``, ``capture`` and
+    ``export`` take.
     """
     if world.workers > 1:
         try:
@@ -86,12 +99,14 @@ def _train(
     running: Running,
     world: World,
     make_listener: Callable[[], Listener],
-    check_room: Callable[[int, int], None],
+    check_room: CheckRoom,
     notices: list[str],
 ) -> Finished:
-    data, facts = read_data(task, settings, world)
+    data, facts = read_data(task, settings, world, companions=_companions(settings, running))
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
-    engine = _make_engine(task, settings, running, world, facts)
+    kept = {} if data is None else data.companions
+    engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
+    notices = notices if exporter is None else notices + exporter.notices
     engine.warm_up()
     optimizer = make_optimizer(
         engine.parameters(),
@@ -111,9 +126,12 @@ def _train(
     first, last = plan.first_step, plan.last_step
     watchers = world.together(lambda: make_watchers(running, settings, engine, first_step=first, last_step=last))
     expected_bytes = world.gather(_state_bytes(engine, settings))
-    save_bytes = _save_bytes(running, sum(expected_bytes))
-    watch_bytes = 2 * sum(each.file_bytes for each in watchers)  # a new file is whole before the old one goes
-    world.together(lambda: check_room(save_bytes, watch_bytes) if world.is_client else None)
+    sizes = {
+        "save": _save_bytes(running, sum(expected_bytes)),
+        "capture": 2 * sum(each.file_bytes for each in watchers),  # a new file is whole before the old one goes
+        "export": 0 if exporter is None else exporter.bytes,
+    }
+    world.together(lambda: check_room(sizes) if world.is_client else None)
     loop = Loop(
         engine,
         optimizer,
@@ -121,17 +139,29 @@ def _train(
         settings,
         plan,
         samples=Samples.of(data, facts.train_samples, settings, engine.shares),
-        saver=_saver(running, settings, engine, fingerprint, expected_bytes),
+        saver=_saver(running, settings, engine, fingerprint | about, expected_bytes, kept),
         watchers=watchers,
     )
-    end = _run(loop, plan, make_listener() if world.is_client else None, notices)
-    if loop.unsaved is not None:
-        raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {loop.unsaved}")
+    end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
+    _check_kept(running, loop.unsaved, unexported)
     return end
 
 
-def _run(loop: Loop, plan: Plan, listener: Listener | None, notices: list[str]) -> Finished:
-    """The loop, and what the client's listener is told around it."""
+def _check_kept(running: Running, unsaved: str | None, unexported: str | None) -> None:
+    """UnsavedError for what of a run that came to its end is not on disk, and why."""
+    if unsaved is not None:
+        raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {unsaved}")
+    if unexported is not None:
+        rescue = "nothing of it is left, give {save} too the next time"
+        if running.save is not None:
+            rescue = f"its last checkpoint has the model: thinpipe export {running.save} {running.export}"
+        raise UnsavedError(named(f"the run came to its end, but its model was not exported: {unexported}; {rescue}"))
+
+
+def _run(
+    loop: Loop, plan: Plan, exporter: Exporter | None, listener: Listener | None, notices: list[str]
+) -> tuple[Finished, str | None]:
+    """The loop, and what the client's listener is told around it; and why the model was not exported, if so."""
     try:
         if listener is not None:
             for line in notices:
@@ -139,9 +169,12 @@ def _run(loop: Loop, plan: Plan, listener: Listener | None, notices: list[str]) 
             listener.planned(plan)
         with noted_signals() as interrupted:
             end = loop.run(listener, interrupted)
+        problem = None if exporter is None else exporter.export(loop.progress)
+        if exporter is not None and problem is None:
+            end = replace(end, exported=exporter.path)
         if listener is not None:
             listener.finished(end)
-        return end
+        return end, problem
     except BaseException as error:
         if listener is not None:
             listener.failed(error)
@@ -153,7 +186,7 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
     capture = running.capture
     return settings.to_json() | {
         # Whether there are such files; where is each machine's own affair.
-        **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture")},
+        **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture", "export")},
         **{
             name: getattr(running, name)
             for name in ("save_local", "save_every", "keep", "steps", "evaluate_every", "patience_s")
@@ -164,14 +197,38 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
     }
 
 
-def _make_engine(task: Task, settings: Settings, running: Running, world: World, facts: Facts) -> Engine:
+def _prepare(
+    task: Task, settings: Settings, running: Running, world: World, facts: Facts, kept: Mapping[str, bytes]
+) -> tuple[Engine, Exporter | None, dict[str, Any]]:
+    """This worker's part of the model, what will export it, and what the model can be built again from.
+
+    The whole model is let go of when this returns: a worker has no room for it.
+    """
+
     def build() -> nn.Module:
         torch.manual_seed(settings.seed)  # the same weights on all workers, and whatever is parallel
         return task.build(facts.shape, settings.source)
 
+    def export() -> Export | None:
+        if running.export is None or not world.is_client:
+            return None
+        return Export.of(running.export, model, task, settings, kept)
+
+    model = world.together(build)
+    about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}
+    exported = world.together(export)  # of the model as it was built: cutting it changes its config
+    engine = _make_engine(model, task, settings, running, world, facts)
+    if running.export is None:
+        return engine, None, about
+    return engine, world.together(lambda: Exporter(engine, exported, model)), about
+
+
+def _make_engine(
+    built: nn.Module, task: Task, settings: Settings, running: Running, world: World, facts: Facts
+) -> Engine:
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
     fill = task.fill(settings.source, settings.seed)
-    model = world.together(lambda: cut_model(build(), chunk, fill, amp=settings.amp))
+    model = world.together(lambda: cut_model(built, chunk, fill, amp=settings.amp))
     if settings.parallel != "pipeline":
         return ReplicaEngine(
             model,
@@ -220,8 +277,18 @@ def _save_bytes(running: Running, size: int) -> int:
     return size * max(1, running.keep + 1 - len(checkpoints(running.save)))
 
 
+def _companions(settings: Settings, running: Running) -> Path | None:
+    """Where a run from scratch that goes on has kept its tokenizer, if this worker sees it."""
+    return None if running.resume is None or settings.config is None else companions_of(running.resume)
+
+
 def _saver(
-    running: Running, settings: Settings, engine: Engine, samples: dict[str, Any], expected_bytes: list[int]
+    running: Running,
+    settings: Settings,
+    engine: Engine,
+    samples: dict[str, Any],
+    expected_bytes: list[int],
+    companions: Mapping[str, bytes],
 ) -> Saver | None:
     if running.save is None:
         return None
@@ -233,6 +300,7 @@ def _saver(
         first_units=first_units(engine),
         data=samples,
         expected_bytes=expected_bytes,
+        companions=companions,
     )
 
 

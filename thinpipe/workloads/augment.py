@@ -5,16 +5,28 @@ What is random comes from a generator that the caller seeds: the same seed gives
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, interpolate, pad
 
-MEAN, DEVIATION = 0.5, 0.5  # what Google's MobileNetV2 was trained with: -1 to 1
+
+@dataclass(frozen=True, kw_only=True)
+class Colours:
+    """What is taken off red, green and blue from 0 to 1, and what the rest is divided by."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
 
 
-def to_model(images: Tensor, size: int) -> Tensor:
-    """Images [N, 1 or 3, h, w], bytes or floats from 0 to 1, as [N, 3, size, size] from -1 to 1."""
-    return ((resized(images, size) - MEAN) / DEVIATION).expand(-1, 3, -1, -1).contiguous()
+HALF = Colours(mean=(0.5,) * 3, deviation=(0.5,) * 3)  # what Google's MobileNetV2 was trained with: -1 to 1
+
+
+def to_model(images: Tensor, size: int, colours: Colours = HALF) -> Tensor:
+    """Images [N, 1 or 3, h, w], bytes or floats from 0 to 1, as normalised [N, 3, size, size]."""
+    mean, deviation = (torch.tensor(each).view(3, 1, 1) for each in (colours.mean, colours.deviation))
+    return ((resized(images, size) - mean) / deviation).contiguous()
 
 
 def resized(images: Tensor, size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Running text for language models: files to documents, documents to windows of tokens.
+"""Running text for language models: files or a data set of the hub to documents, documents to windows of tokens.
 
 Documents are joined by the tokenizer's end token and cut into windows of equal length, so that nothing is padded. A
 window's labels are its own tokens, one further: the last label is the first token of what follows.
@@ -6,21 +6,33 @@ window's labels are its own tokens, one further: the last label is the first tok
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from thinpipe.measure.memory import check_fits
+from thinpipe.options import OptionError
+from thinpipe.workloads.hub import PublicData, load_public, load_saved
+from thinpipe.workloads.sources import HUB
 from thinpipe.workloads.task import Batch
 
 HELD_OUT = 20  # every so many documents, or the last such part of a text, validates
 _FEW = 2 * HELD_OUT  # documents; with fewer, each gives its end
 SUFFIXES = (".txt", ".md", ".rst", ".text", ".jsonl")
+_LOOKED_AT = 1 << 16  # bytes of every file, before there are workers
+# Of a text, at most so many characters are encoded at once, and so many together: a tokenizer needs some hundred bytes
+# for each token that it has just made.
+_PIECE, _BATCH = 200_000, 1_000_000
+_OWN_SPLITS = ("validation", "valid", "test")  # of a data set: the first that it has validates
 
 
 def text_files(path: Path) -> list[Path]:
@@ -37,6 +49,66 @@ def text_files(path: Path) -> list[Path]:
     return found
 
 
+def check_texts(data: Path) -> None:
+    """ValueError for what a look at the beginning of every file tells: nothing to read, no text, too much of it."""
+    if _is_data_set(data):
+        _splits(data)
+        return
+    files = text_files(data)
+    beginnings = [(path, _read(path, _LOOKED_AT)) for path in files]
+    for path, text in beginnings:
+        if _suffix(path) == ".jsonl" and "\n" in text:
+            _lines(path, text[: text.index("\n")])
+    if not any(text.strip() for _, text in beginnings):
+        _check_some([], len(files))
+    # The text itself, and tokens: about four bytes of text each, held as four.
+    size = 2 * sum(path.stat().st_size for path in files)
+    check_fits(f"{{data}} {data}: its text and tokens", size, "bring less, or a part of it")
+
+
+def read_texts(data: Path) -> tuple[list[str], list[str]]:
+    """Training and validation texts; ValueError that names what is no text."""
+    if not _is_data_set(data):
+        return held_out(read_documents(text_files(data)))
+    train, *validation = (_texts(data, rows) for rows in _splits(data))
+    return (train, *validation) if validation else held_out(train)  # type: ignore[return-value]
+
+
+def _is_data_set(data: Path) -> bool:
+    """Of the hub, or a folder as it is there."""
+    if str(data).startswith(HUB):
+        return True
+    return data.is_dir() and ((data / "dataset_dict.json").is_file() or any(data.rglob("*.parquet")))
+
+
+def _splits(data: Path) -> list[Any]:
+    """The rows that train, and those that validate if the data set has such."""
+    name = str(data).removeprefix(HUB)
+    if name == str(data):
+        there = {path.stem.split("-")[0] for path in data.rglob("*.parquet")} | {path.name for path in data.iterdir()}
+        own = [split for split in _OWN_SPLITS if split in there][:1]
+        whole = load_saved(data, ("train", *own))
+    else:
+        repository, part = "/".join(name.split("/")[:2]), "/".join(name.split("/")[2:]) or None
+        if repository.count("/") != 1 or not all(repository.split("/")):
+            raise OptionError(f"{{data}} hub:org/name, or hub:org/name/part, is a data set of the hub; got {data}")
+        whole = load_public("lm", PublicData(repository=repository, part=part))
+    if "train" not in whole:
+        raise OptionError(f"{{data}} {data} has no split `train`; it has {', '.join(whole)}")
+    for rows in whole.values():
+        if "text" not in rows.column_names:
+            raise OptionError(f"{{data}} {data}: texts are in a column `text`; it has {', '.join(rows.column_names)}")
+    return [whole["train"], *([whole[split] for split in _OWN_SPLITS if split in whole][:1])]
+
+
+def _texts(data: Path, rows: Any) -> list[str]:
+    texts = rows["text"][:]
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{data}, row {number}: a text is expected, and this is {text!r}")
+    return _check_some(texts, 1)
+
+
 def _suffix(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
@@ -49,23 +121,29 @@ def read_documents(files: Iterable[Path]) -> list[str]:
         count += 1
         text = _read(path)
         documents += _lines(path, text) if _suffix(path) == ".jsonl" else [text]
-    documents = [text for text in documents if text.strip()]
-    if not documents:
-        raise ValueError(f"there is no text in the {count} files that were read; all are empty")
-    return documents
+    return _check_some(documents, count)
 
 
-def _read(path: Path) -> str:
+def _check_some(documents: Sequence[str], files: int) -> list[str]:
+    """Those that are not empty; ValueError if none is."""
+    found = [text for text in documents if text.strip()]
+    if not found:
+        raise ValueError(f"there is no text in the {files} files that were read; all are empty")
+    return found
+
+
+def _read(path: Path, most: int | None = None) -> str:
+    """The text of a file, or of its first bytes."""
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data: bytes = file.read(-1 if most is None else most)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if b"\0" in data:
         raise ValueError(f"{path} is not text: it holds zero bytes")
     try:
-        return data.decode()
+        # Without the mark that some editors put in front; a beginning may end within a character.
+        return codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=most is None or len(data) < most)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8: byte {error.start} is {data[error.start]:#04x}") from None
 
@@ -73,7 +151,7 @@ def _read(path: Path) -> str:
 def _lines(path: Path, text: str) -> list[str]:
     """The field ``text`` of every line of JSON."""
     documents = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -96,22 +174,54 @@ def held_out(documents: Sequence[str]) -> tuple[list[str], list[str]]:
     return [text[:cut] for text, cut in pairs], [text[cut:] for text, cut in pairs]
 
 
+def pieces(text: str) -> Iterator[str]:
+    """A text in pieces that a tokenizer encodes as it would the whole: cut where a line begins, or else a word."""
+    while len(text) > _PIECE:
+        cut = text.rfind("\n", _PIECE // 2, _PIECE) + 1 or text.rfind(" ", _PIECE // 2, _PIECE)
+        cut = cut if cut > 0 else _PIECE
+        yield text[:cut]
+        text = text[cut:]
+    if text:
+        yield text
+
+
+def batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    """The pieces of all documents, several together; an empty one marks the end of each document."""
+    batch: list[str] = []
+    size = 0
+    for text in documents:
+        for piece in (*pieces(text), ""):
+            batch.append(piece)
+            size += len(piece)
+            if size >= _BATCH:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
 @dataclass(frozen=True, kw_only=True)
 class Windows:
     """Windows of one long row of tokens."""
 
     stream: Tensor  # int32
     tokens: int  # of a window
-    text_bytes: int  # of what the tokens stand for, in UTF-8
+    text_bytes: int  # that all labels together stand for, in UTF-8
 
     @staticmethod
-    def of(documents: Iterable[str], encode: Callable[[str], list[int]], end: int | None, tokens: int) -> Windows:
-        pieces: list[Tensor] = []
-        size = 0
-        for text in documents:
-            size += len(text.encode())
-            pieces.append(torch.tensor(encode(text) + ([] if end is None else [end]), dtype=torch.int32))
-        return Windows(stream=torch.cat(pieces), tokens=tokens, text_bytes=size)
+    def of(documents: Iterable[str], tokenizer: Any, tokens: int) -> Windows:
+        """``tokenizer``: of transformers."""
+        end: list[int] = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        parts: list[Tensor] = []
+        encoded: list[tuple[str, int]] = []  # piece, and how many tokens it is
+        for batch in batches(documents):
+            ids = _encode(tokenizer, batch, end)
+            encoded += zip(batch, map(len, ids), strict=True)
+            parts.append(torch.tensor(list(chain.from_iterable(ids)), dtype=torch.int32))
+        windows = Windows(stream=torch.cat(parts), tokens=tokens, text_bytes=0)
+        last = len(windows) * tokens + 1  # behind the last label; the first is token 1
+        labelled = _bytes_before(last, encoded, tokenizer) - _bytes_before(min(1, last), encoded, tokenizer)
+        return Windows(stream=windows.stream, tokens=tokens, text_bytes=labelled)
 
     def __len__(self) -> int:
         return max((len(self.stream) - 1) // self.tokens, 0)
@@ -125,3 +235,29 @@ class Windows:
     def describe(self, indices: Tensor) -> dict[str, bytes]:
         """All tokens."""
         return {"texts": self.stream[: len(self) * self.tokens + 1].numpy().tobytes()}
+
+
+def _encode(tokenizer: Any, batch: Sequence[str], end: list[int]) -> list[list[int]]:
+    ids = tokenizer(list(batch), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    return [list(each) if piece else end for piece, each in zip(batch, ids, strict=True)]
+
+
+def _bytes_before(token: int, encoded: Sequence[tuple[str, int]], tokenizer: Any) -> int:
+    """Of the text that the first so many tokens stand for; the end of a document is none."""
+    ends = list(accumulate(count for _, count in encoded))
+    whole = sum(end <= token for end in ends)  # pieces
+    size = sum(len(piece.encode()) for piece, _ in encoded[:whole])
+    if whole == len(encoded):
+        return size
+    inside = token - (ends[whole - 1] if whole else 0)
+    return size + len(_beginning(encoded[whole][0], inside, tokenizer).encode())
+
+
+def _beginning(piece: str, tokens: int, tokenizer: Any) -> str:
+    """What the first tokens of a piece stand for."""
+    if not tokens:
+        return ""
+    if not tokenizer.is_fast:
+        return str(tokenizer.decode(_encode(tokenizer, [piece], [])[0][:tokens]))
+    places = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    return piece[: places[tokens][0]]

@@ -12,32 +12,33 @@ from torch import Tensor
 
 from thinpipe.measure.readable import errors_named
 from thinpipe.options import OptionError
+from thinpipe.workloads.classifier import ImageFormat
 from thinpipe.workloads.pictures import check_picture, framed_images
 from thinpipe.workloads.splits import Images, Part, at_most, split_fifth
 from thinpipe.workloads.task import Data, Shape, Source, Split
-from thinpipe.workloads.vision import MobileNetTask
+from thinpipe.workloads.vision import ImageTask
 
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 VALIDATION_NAMES = ("val", "validation", "valid", "test")
 
 
-class ImageFolders(MobileNetTask):
+class ImageFolders(ImageTask):
     """``DIR/CLASS/*.jpg``, of which every fifth validates; or ``DIR/train/CLASS`` beside ``DIR/val/CLASS``."""
 
     name = "images"
-    summary = "your own pictures, {data} DIR with a folder per class; MobileNetV2 from public weights, 224 pixels"
+    summary = "your own pictures, {data} DIR with a folder per class; MobileNetV2 from public weights, or any {model}"
 
-    def look_for(self, source: Source) -> int:
+    def look_for(self, source: Source) -> int | None:
         _classes(_roots(_folder(source.data))[0])
         return super().look_for(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Find the files and look at the ends of each: one that is no picture is named now, not after an epoch."""
         train_root, validation_root = _roots(_folder(source.data))
-        self.check(source)
-        size = self.image_size(source)
+        made = self.checked_format(source)
         classes = _classes(train_root)
-        found = _split(train_root, classes, size)
+        found = _split(train_root, classes, made)
+        self.check_classes(source, found, len(classes))
         train: Split = found
         validation: Split
         if validation_root is None:
@@ -46,9 +47,9 @@ class ImageFolders(MobileNetTask):
             train, validation = Part(whole=found, indices=trains), Part(whole=found, indices=validates)
         else:
             _same_classes(validation_root, classes)
-            validation = _split(validation_root, classes, size)
+            validation = _split(validation_root, classes, made)
         data = Data(train=at_most(train, source.samples), validation=validation, classes=len(classes))
-        return data, Shape(classes=len(classes), image_size=size)
+        return data, Shape(classes=len(classes), image_size=made.size, labels=tuple(classes))
 
 
 def _folder(path: Path | None) -> Path:
@@ -91,7 +92,7 @@ def _some_of_each(root: Path, classes: list[str], labels: Tensor) -> None:
         )
 
 
-def _split(root: Path, classes: list[str], size: int) -> Images:
+def _split(root: Path, classes: list[str], made: ImageFormat) -> Images:
     found = {name: _pictures(root / name) for name in classes if (root / name).is_dir()}
     empty = [name for name, files in found.items() if not files]
     if empty:
@@ -101,7 +102,7 @@ def _split(root: Path, classes: list[str], size: int) -> Images:
         for _ in pool.map(check_picture, files):
             pass
     labels = torch.tensor([classes.index(name) for name, each in found.items() for _ in each])
-    return framed_images(partial(_chosen, files), labels, size, partial(_names, root, files))
+    return framed_images(partial(_chosen, files), labels, made.size, made.prepare, partial(_names, root, files))
 
 
 def _pictures(folder: Path) -> list[Path]:

@@ -26,6 +26,7 @@ from thinpipe.measure.readable import check_regular, errors_named
 from thinpipe.options import OptionError
 
 PROBE_S = 3.0
+_DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")  # config, tokenizer, index of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +76,36 @@ def load_checkpoint(task: str, checkpoint: str, load: Callable[..., Any], **opti
         ) from None
 
 
+@cache
+def fetch_model(name: str, option: str, *, weights: bool, code: bool) -> Path:
+    """The folder with a repository's files in the hub's own cache; OptionError within seconds if it cannot be had.
+
+    Of its weights the safetensors files, if ``weights``; ``code``: also programs that come with it.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    if torch.distributed.is_initialized():
+        disable_progress_bars()  # every worker would show them
+    patterns = [*_DESCRIBING, *(["*.safetensors"] if weights else []), *(["*.py"] if code else [])]
+    try:
+        return Path(
+            # What is in folders of the repository is for other programs.
+            snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"], local_files_only=not reachable())
+        )
+    except (OSError, ValueError) as error:  # not in the cache, not to be had, no name of the hub
+        folder, nor = name.split("/")[-1], " and no model type of transformers" if option == "config" else ""
+        raise OptionError(
+            f"{{{option}}} {name} is no folder here{nor}, and as a name of the hub it {_not_here(error)}; where there "
+            f"is a network, run `hf download {name} --local-dir {folder}`, bring the folder to every machine, and give "
+            f"{{{option}}} {folder}"
+        ) from None
+
+
 def _not_here(error: Exception) -> str:
     if reachable():
-        return f"could not be downloaded ({error})"
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return f"could not be downloaded ({said})"
     return f"is not on this machine, and {_host()[0]} cannot be reached"
 
 
@@ -162,6 +190,11 @@ def class_numbers(where: Path | str, column: str, values: Sequence[Any]) -> Tens
                 f"Remove the row, or number the classes from 0"
             )
     return torch.tensor(values)
+
+
+def class_names(rows: Any, column: str) -> tuple[str, ...]:
+    """What the classes of a column are called, by their numbers; nothing if the data set does not say."""
+    return tuple(getattr(rows.features[column], "names", None) or ())
 
 
 def _saved_by_datasets(path: Path) -> dict[str, Any]:

@@ -1,20 +1,27 @@
-"""Language models of transformers on running text: any causal model in a folder, your own files."""
+"""Language models on running text: any causal model of transformers, or units of your own; your own texts."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
-from thinpipe.models.pretrained import PretrainedModel
+from thinpipe.models.function import FunctionModel, is_of_transformers
+from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_cut, check_vocabulary
+from thinpipe.models.save import copied_files, saved_files
 from thinpipe.options import OptionError
-from thinpipe.workloads.corpus import Windows, held_out, read_documents, text_files
+from thinpipe.workloads.bpe import VOCABULARY, train_tokenizer
+from thinpipe.workloads.corpus import Windows, check_texts, read_texts
 from thinpipe.workloads.options import positive, refuse_others
+from thinpipe.workloads.sources import MODEL_OPTIONS, chosen_model
 from thinpipe.workloads.splits import at_most
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
 
 TOKENS = 256
+Model = PretrainedModel | FunctionModel
 
 
 class LanguageModel(Task):
@@ -22,7 +29,7 @@ class LanguageModel(Task):
 
     name = "lm"
     summary = "your own texts with your own causal language model of transformers"
-    metric = "accuracy"
+    metric = "perplexity"
     modules = ("transformers",)
     recipe = Recipe(
         batch_size=16,
@@ -38,53 +45,129 @@ class LanguageModel(Task):
     )
 
     def look_for(self, source: Source) -> int | None:
-        model, data = self._checked(source)
-        model.config()
-        text_files(data)
-        if source.pretrained:
-            model.check_weights()
+        model = self.model(source)
+        if isinstance(model, FunctionModel):
+            model.function()
+        else:
+            _check_positions(model, self._tokens(source))
+            if source.pretrained:
+                model.check_weights()
+        if not model.trains_tokenizer:
+            _fitted(model, model.tokenizer())
+        assert source.data is not None
+        check_texts(source.data)
         return None
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        model, data = self._checked(source)
-        tokens = positive("tokens", source.tokens, TOKENS, least=2)
-        tokenizer = model.tokenizer()
-        vocabulary = int(model.config().get_text_config().vocab_size)
-        if len(tokenizer) > vocabulary:
-            raise ValueError(
-                f"the tokenizer in {model.folder} knows {len(tokenizer)} tokens, and the model has embeddings for "
-                f"{vocabulary}: they are not of one model"
-            )
-        model.check_cut()  # here, so that it is done on several machines too
-        train, validation = held_out(read_documents(text_files(data)))
-
-        def encode(text: str) -> list[int]:
-            return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-        windows = [Windows.of(part, encode, tokenizer.eos_token_id, tokens) for part in (train, validation)]
+        model = self.model(source)
+        tokens = self._tokens(source)
+        assert source.data is not None
+        # Here too: on several machines nobody has looked before.
+        if isinstance(model, PretrainedModel):
+            _check_positions(model, tokens)
+        if not model.trains_tokenizer:
+            tokenizer = model.tokenizer()
+            model = _fitted(model, tokenizer)
+        train, validation = read_texts(source.data)
+        if model.trains_tokenizer:
+            tokenizer = train_tokenizer(train, source.vocabulary or VOCABULARY)
+            model = _fitted(model, tokenizer)
+        vocabulary = self._check_model(model, len(tokenizer), tokens)
+        windows = [Windows.of(part, tokenizer, tokens) for part in (train, validation)]
         for name, part in zip(("training", "validation"), windows, strict=True):
             if not len(part):
                 raise OptionError(
-                    f"{{data}} {data} is too short: its {name} part has {len(part.stream)} tokens, fewer than the "
-                    f"{tokens + 1} of one sample; bring more text, or take fewer {{tokens}}"
+                    f"{{data}} {source.data} is too short: its {name} part has {len(part.stream)} tokens, fewer than "
+                    f"the {tokens + 1} of one sample; bring more text, or take fewer {{tokens}}"
                 )
-        data_of = Data(train=at_most(windows[0], source.samples), validation=windows[1], classes=vocabulary)
-        return data_of, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary)
+        follows = isinstance(model, PretrainedModel) and model.follows_tokenizer
+        data = Data(
+            train=at_most(windows[0], source.samples),
+            validation=windows[1],
+            classes=vocabulary,
+            companions=saved_files(tokenizer.save_pretrained) if follows else {},
+        )
+        special = _special(tokenizer) if follows else None
+        return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
-        """Without weights."""
-        model, _ = self._checked(source)
-        return model.hollow()
+        """Without weights; what a function returns has its own."""
+        model = self._without_tokenizer(source)
+        if isinstance(model, PretrainedModel):
+            if shape.special is not None:
+                assert shape.vocabulary is not None
+                model = model.fitted(shape.vocabulary, shape.special)
+            return model.hollow()
+        return model.build()
 
     def fill(self, source: Source, seed: int) -> Any:
-        model, _ = self._checked(source)
-        return model.fill(pretrained=source.pretrained, seed=seed)
+        model = self._without_tokenizer(source)
+        return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
 
-    def _checked(self, source: Source) -> tuple[PretrainedModel, Path]:
-        refuse_others(self.name, source, ("model", "data", "tokens", "samples"))
-        if source.model is None or source.data is None:
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        model = self.model(source)
+        files = {} if model.trains_tokenizer else saved_files(model.tokenizer().save_pretrained)
+        if isinstance(model, PretrainedModel) and model.folder is not None and not model.follows_tokenizer:
+            files |= copied_files(model.folder, ["generation_config.json"])
+        if isinstance(model, PretrainedModel) and model.folder is not None and model.trusted:
+            files |= copied_files(model.folder, [file.name for file in model.folder.glob("*.py")])
+        return files
+
+    def model(self, source: Source) -> Model:
+        """What the source names; ValueError if it names none, or what this task cannot use."""
+        refuse_others(self.name, source, (*MODEL_OPTIONS, "vocabulary", "data", "tokens", "samples"))
+        model = chosen_model(source, "causal")
+        if model is None or source.data is None:
             raise OptionError(
-                "task lm trains your own model on your own texts: name a folder of transformers with {model}, and a "
-                "file or a folder of texts with {data}"
+                "task lm trains your own model on your own texts: name a folder of transformers with {model}, or a "
+                "model type with {config}, and a file or a folder of texts with {data}"
             )
-        return PretrainedModel(source.model, "causal"), source.data
+        if source.vocabulary is not None and not model.trains_tokenizer:
+            raise OptionError(
+                "{vocabulary} is of a tokenizer that is trained, with {config} where none lies beside it, and here "
+                "there is one: leave it out"
+            )
+        return model
+
+    def _without_tokenizer(self, source: Source) -> Model:
+        """The same on any worker: the client alone has the tokenizer."""
+        return self.model(replace(source, tokenizer=None, vocabulary=None))
+
+    def _tokens(self, source: Source) -> int:
+        return positive("tokens", source.tokens, TOKENS, least=2)
+
+    def _check_model(self, model: Model, known: int, tokens: int) -> int:
+        """How many tokens the model tells apart; ValueError if it cannot be cut, or not trained on such texts."""
+        if isinstance(model, PretrainedModel):
+            model.check_cut()
+            return int(model.config().get_text_config().vocab_size)
+        with torch.random.fork_rng(devices=[]):
+            made = model.build()
+        vocabulary = model.vocabulary_of(made, tokens)
+        check_vocabulary(known, vocabulary, str(model.tokenizer_folder))
+        if is_of_transformers(made):
+            check_cut(made.config, type(made)._from_config, "causal")  # type: ignore[attr-defined]
+        return vocabulary
+
+
+def _fitted(model: Model, tokenizer: Any) -> Model:
+    """The model that fits a tokenizer; ValueError if it has its own weights and too few embeddings."""
+    if isinstance(model, FunctionModel):
+        return model
+    if model.follows_tokenizer:
+        return model.fitted(len(tokenizer), _special(tokenizer))
+    embedded = int(model.config().get_text_config().vocab_size)
+    check_vocabulary(len(tokenizer), embedded, str(model.tokenizer_folder or model.name))
+    return model
+
+
+def _special(tokenizer: Any) -> Sequence[int | None]:
+    return [getattr(tokenizer, name) for name in SPECIAL]
+
+
+def _check_positions(model: PretrainedModel, tokens: int) -> None:
+    """OptionError where positions have weights, and too few; what is rotated has no end."""
+    config = model.config().get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if type(limit) is int and 0 < limit < tokens and getattr(config, "rope_parameters", None) is None:
+        raise OptionError(f"{{tokens}} {tokens} are more than the {limit} positions of {model.name}: take fewer")

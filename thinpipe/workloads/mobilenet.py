@@ -9,7 +9,8 @@ from thinpipe.workloads.task import Shape
 
 MOBILENET_MODULES = ("transformers.models.mobilenet_v2.modeling_mobilenet_v2",)
 SMALL_IMAGE = 96  # pixels; below, the original's strides leave 2 x 2 values of an image and fewer
-BATCH_NORM_MOMENTUM = 0.1  # transformers' 0.997 would keep the statistics of the last step alone
+BATCH_NORM_MOMENTUM = 0.1  # torch's; transformers' 0.997 would keep the statistics of the last step alone
+BATCH_NORM_MOST = 0.5
 UNITS = 20  # first convolution, rest of the stem, 16 blocks, last convolution, classifier
 DROPOUT = 0.2  # the original paper's; transformers' 0.8 is its checkpoint's
 
@@ -48,7 +49,7 @@ def new_mobilenet(shape: Shape, width: float, *, small: bool | None = None) -> n
             nn.init.kaiming_normal_(module.weight, mode="fan_out")
             if small and module.dilation != (1, 1):
                 module.dilation = module.padding = (1, 1)
-    return _with_plain_statistics(model)
+    return with_plain_statistics(model)
 
 
 def pretrained_mobilenet(shape: Shape, weights: Weights) -> nn.Module:
@@ -57,11 +58,12 @@ def pretrained_mobilenet(shape: Shape, weights: Weights) -> nn.Module:
 
     model = weights.load(MobileNetV2ForImageClassification, shape.classes)
     model.dropout = nn.Dropout(DROPOUT)
-    return _with_plain_statistics(model)
+    return with_plain_statistics(model)
 
 
-def _with_plain_statistics(model: nn.Module) -> nn.Module:
+def with_plain_statistics(model: nn.Module) -> nn.Module:
+    """Batch norms that keep nearly the last step alone, TensorFlow's convention read as torch's, keep more."""
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and (module.momentum or 0) > BATCH_NORM_MOST:
             module.momentum = BATCH_NORM_MOMENTUM
     return model

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from thinpipe.measure.readable import check_regular, errors_named
-from thinpipe.workloads.augment import crop_and_resize, flip, pad_and_crop, to_model
-from thinpipe.workloads.splits import Images
+from thinpipe.workloads.augment import crop_and_resize, flip, pad_and_crop
+from thinpipe.workloads.splits import Images, Prepare
 from thinpipe.workloads.task import DataError
 
 MARGIN = 8 / 7  # a picture is read this much larger than the model sees it: 256 pixels for 224
@@ -30,9 +30,10 @@ def framed_images(
     files: Callable[[Tensor], Sequence[Any]],
     labels: Tensor,
     size: int,
+    prepare: Prepare,
     names: Callable[[Tensor], Sequence[str]] | None = None,
 ) -> Images:
-    """Pictures of any size and shape.
+    """Pictures of any size and shape; ``prepare`` makes a model's images of squares of the size.
 
     Read, scaled and cut to their middle square of 8/7 of the size; to train, a random window of that, flipped or not;
     to validate, its middle.
@@ -41,18 +42,18 @@ def framed_images(
     return Images(
         read=lambda indices: read_pictures(files(indices), frame),
         labels=labels,
-        prepare=partial(_middle, size=size),
+        prepare=lambda images: prepare(_middle(images, size)),
         augment=partial(_window, size=size),
         names=names,
     )
 
 
-def tiny_images(files: Callable[[Tensor], Sequence[Any]], labels: Tensor, pixels: int, size: int) -> Images:
+def tiny_images(read: Callable[[Tensor], Tensor], labels: Tensor, prepare: Prepare) -> Images:
     """Pictures that are smaller than the model's: moved and flipped as they are, then made larger."""
     return Images(
-        read=lambda indices: read_pictures(files(indices), pixels),
+        read=read,
         labels=labels,
-        prepare=partial(to_model, size=size),
+        prepare=prepare,
         augment=lambda images, random: flip(pad_and_crop(images, TINY_SHIFT, random), random),
     )
 
@@ -104,7 +105,7 @@ def _last_bytes(file: Path) -> bytes:
 
 def _middle(images: Tensor, size: int) -> Tensor:
     edge = (images.shape[-1] - size) // 2  # 0 for what is of the size already
-    return to_model(images[..., edge : edge + size, edge : edge + size], size)
+    return images[..., edge : edge + size, edge : edge + size]
 
 
 def _window(images: Tensor, random: torch.Generator, *, size: int) -> Tensor:

@@ -49,18 +49,22 @@ class Texts:
     ids: Tensor  # [M, T]
     mask: Tensor
     labels: Tensor
+    types: Tensor | None = None  # which text of a pair a token is of; None: the model is not told
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
         """The texts of these numbers."""
-        return Batch(inputs=(self.ids[indices], self.mask[indices]), labels=self.labels[indices])
+        return Batch(inputs=tuple(each[indices] for each in self._tokens()), labels=self.labels[indices])
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
         """Labels, and all tokens."""
-        tokens = self.ids[indices].numpy().tobytes() + self.mask[indices].numpy().tobytes()
+        tokens = b"".join(each[indices].numpy().tobytes() for each in self._tokens())
         return {"labels": self.labels[indices].numpy().tobytes(), "texts": tokens}
+
+    def _tokens(self) -> tuple[Tensor, ...]:
+        return (self.ids, self.mask) if self.types is None else (self.ids, self.mask, self.types)
 
 
 @dataclass(frozen=True, kw_only=True)

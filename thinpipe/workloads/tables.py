@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from thinpipe.options import OptionError
 from thinpipe.workloads.roberta import SMALL
 from thinpipe.workloads.splits import split_fifth
 from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source
-from thinpipe.workloads.text import RobertaTask
+from thinpipe.workloads.text import RECIPE, TextTask
 
 # Columns that hold texts, by name: the first of these that a file has.
 TEXT_COLUMNS = (
@@ -42,11 +43,11 @@ Row = dict[str, str | None]
 Line = tuple[int, Row]  # its number in the file, counted from 1
 
 
-class TextTable(RobertaTask):
+class TextTable(TextTask):
     """``FILE.csv`` or ``FILE.jsonl``; every fifth row validates."""
 
     name = "texts"
-    summary = "your own texts, {data} FILE.csv or .jsonl; small RoBERTa from scratch, or the one in {weights}"
+    summary = "your own texts, {data} FILE.csv or .jsonl; small RoBERTa from scratch, or any {model}"
     metric: Metric = "accuracy"
     checkpoint = None
     size = SMALL
@@ -62,14 +63,15 @@ class TextTable(RobertaTask):
         clip_norm=1.0,
         client_layers=(1, 1),
     )
+    model_recipe = replace(RECIPE, epochs=5, clip_norm=1.0, client_layers=(1, 1))
 
-    def look_for(self, source: Source) -> int:
+    def look_for(self, source: Source) -> int | None:
         _reader(source.data)
         return super().look_for(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Classes are the different labels, in order."""
-        self.check(source)
+        self.check_options(source)
         rows = _rows(source.data)
         columns = _columns(source.data, list(rows[0][1]))
         cells = [_cells(source.data, line, (*columns, LABEL)) for line in rows]
@@ -85,6 +87,7 @@ class TextTable(RobertaTask):
             source,
             ([texts[index] for index in train.tolist()], labels[train]),
             ([texts[index] for index in validation.tolist()], labels[validation]),
+            names,
         )
 
 

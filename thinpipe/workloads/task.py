@@ -7,16 +7,34 @@ was broken off goes on with the very batches it would have seen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-Metric = Literal["accuracy", "matthews"]
+Metric = Literal["accuracy", "matthews", "perplexity"]
 Optimizer = Literal["sgd", "adamw"]
 LrSchedule = Literal["constant", "cosine", "polynomial"]
+
+
+@dataclass(frozen=True)
+class MetricFacts:
+    """How a metric is read."""
+
+    format: str
+    better: Literal["higher", "lower"]
+
+    def best(self, one: float, other: float) -> float:
+        return (max if self.better == "higher" else min)(one, other)
+
+
+METRICS: dict[Metric, MetricFacts] = {
+    "accuracy": MetricFacts(".1%", "higher"),
+    "matthews": MetricFacts(".3f", "higher"),
+    "perplexity": MetricFacts(".2f", "lower"),
+}
 
 
 class DataError(ValueError):
@@ -69,6 +87,15 @@ class Described(Protocol):
         disk is no part of it."""
 
 
+@runtime_checkable
+class OfText(Protocol):
+    """A split whose labels are tokens of a text."""
+
+    @property
+    def text_bytes(self) -> int:
+        """What all labels together stand for, in UTF-8."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """A task's samples, loaded by the client."""
@@ -76,6 +103,9 @@ class Data:
     train: Split
     validation: Split
     classes: int
+    # Files, by their names, that belong beside the model's weights and that no folder of the user's has: a tokenizer
+    # that was trained on the data. A run keeps them in its folder of checkpoints, an export writes them.
+    companions: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +116,8 @@ class Shape:
     image_size: int | None = None  # pixels, both ways; None for texts
     tokens: int | None = None  # of a text; None for images
     vocabulary: int | None = None  # different tokens; None for images
+    special: Sequence[int | None] | None = None  # tokens that begin, end, fill up a text; None: as the model has them
+    labels: Sequence[str] | None = None  # names of the classes, on workers that read data; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +125,12 @@ class Source:
     """Where data and weights come from, and how large they are made; what is None is the task's own choice."""
 
     data: Path | None = None  # on disk; None: embedded, or downloaded
-    model: Path | None = None  # a folder of transformers; None: the task's own
+    model: str | None = None  # a folder, a name of the hub, package.module:function; None: the task's own
+    config: str | None = None  # from scratch: a folder, a name of the hub, a model type
+    config_set: str | None = None  # what the config says otherwise, as in hidden_size=256,num_hidden_layers=4
+    tokenizer: str | None = None  # a folder, or a name of the hub; None: the model's, or one is trained
+    vocabulary: int | None = None  # tokens of a tokenizer that is trained
+    trust_remote_code: bool = False  # whether code that comes with a model is run
     weights: Path | None = None  # a checkpoint on disk; None: the task's own choice
     pretrained: bool = True  # False: random weights even where the recipe starts from a checkpoint
     image_size: int | None = None
@@ -109,6 +146,7 @@ class Task(ABC):
     summary: str  # one line for --help and errors
     metric: Metric
     recipe: Recipe
+    model_recipe: Recipe | None = None  # with a model that the user brings; None: the same
     modules: tuple[str, ...] = ()  # that reading and building will import: workers share them if imported ahead
 
     def look_for(self, source: Source) -> int | None:
@@ -136,3 +174,7 @@ class Task(ABC):
     def fill(self, source: Source, seed: int) -> Callable[[nn.Module, Iterable[str]], None] | None:
         """What gives parameters of the model, by their names, their values; None if ``build`` has done so."""
         return None
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        """Files, by their names, that a model of transformers has beside its weights: a tokenizer's, for one."""
+        return {}

@@ -1,22 +1,32 @@
-"""Public texts with RoBERTa-base: rte and cola of GLUE, with the recipe that pretrained weights take."""
+"""Texts for classifiers: what all such tasks share; rte and cola of GLUE, with the recipe pretrained weights take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from thinpipe.options import OptionError
+from thinpipe.models.function import FunctionModel
+from thinpipe.models.pretrained import PretrainedModel
+from thinpipe.models.save import saved_files
 from thinpipe.workloads.checkpoint import Weights
-from thinpipe.workloads.hub import PublicData, class_numbers, columns_of, load_public, load_saved
+from thinpipe.workloads.classifier import (
+    ClassifierTask,
+    check_length,
+    check_positions,
+    fitted,
+    ordered_names,
+    padded_tokenizer,
+)
+from thinpipe.workloads.hub import PublicData, class_names, class_numbers, columns_of, load_public, load_saved
 from thinpipe.workloads.options import check_tokens, positive, refuse_others
 from thinpipe.workloads.roberta import BASE, ENDS, ROBERTA_MODULES, Size, new_roberta, pretrained_roberta, roberta_bytes
 from thinpipe.workloads.splits import Texts, at_most
-from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source, Task
+from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source
 from thinpipe.workloads.words import WordTokenizer
 
 TOKENS = 128
@@ -36,11 +46,14 @@ RECIPE = Recipe(
 )
 
 Rows = Sequence[tuple[str, ...]]  # of one or two texts each
+Encoded = Sequence[tuple[Tensor, ...]]  # of each set of rows: token ids, mask, perhaps types
 
 
-class RobertaTask(Task):
-    """What tasks with RoBERTa of any source share: options, tokens, model."""
+class TextTask(ClassifierTask):
+    """What tasks with texts of any source share: options, tokens, RoBERTa unless another model is named."""
 
+    kind = "sequence"
+    sizes = ("tokens", "tokenizer")
     recipe = RECIPE
     modules = ROBERTA_MODULES
     checkpoint: str | None = CHECKPOINT
@@ -51,45 +64,78 @@ class RobertaTask(Task):
         refuse_others(self.name, source, ("data", "weights", "tokens", "width", "samples"))
         return Weights.of(source, task=self.name, kind="roberta", checkpoint=self.checkpoint)
 
-    def look_for(self, source: Source) -> int:
+    def own_units(self, source: Source) -> int:
         weights = self.check(source)
         return ENDS + (self.size.layers if weights is None else weights.number("num_hidden_layers"))
 
-    def weight_bytes(self, source: Source) -> int:
-        return roberta_bytes(self.size, source.width) if self.check(source) is None else 0
-
-    def build(self, shape: Shape, source: Source) -> nn.Module:
+    def own_model(self, shape: Shape, source: Source) -> nn.Module:
         """With the checkpoint's weights, or random ones."""
         weights = self.check(source)
         return new_roberta(shape, self.size, source.width) if weights is None else pretrained_roberta(shape, weights)
 
-    def tokenized(
-        self, source: Source, train: tuple[Rows, Tensor], validation: tuple[Rows, Tensor]
-    ) -> tuple[Data, Shape]:
-        """Texts and labels as tokens: the checkpoint's, or words of the training texts."""
+    def weight_bytes(self, source: Source) -> int:
+        own = self.model(source) is None and self.check(source) is None
+        return roberta_bytes(self.size, source.width) if own else 0
+
+    def check_size(self, model: PretrainedModel, source: Source) -> None:
+        check_positions(model, self._tokens(source))
+
+    def _tokens(self, source: Source) -> int:
+        return positive("tokens", source.tokens, TOKENS, least=LEAST_TOKENS)
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        """The model's or the checkpoint's tokenizer; one of words is none of transformers."""
+        model = self.model(source)
+        if model is not None:
+            return saved_files(padded_tokenizer(model).save_pretrained)
         weights = self.check(source)
-        tokens = positive("tokens", source.tokens, TOKENS, least=LEAST_TOKENS)
+        return {} if weights is None else saved_files(weights.tokenizer().save_pretrained)
+
+    def tokenized(
+        self,
+        source: Source,
+        train: tuple[Rows, Tensor],
+        validation: tuple[Rows, Tensor],
+        names: Iterable[str] = (),  # of the classes
+    ) -> tuple[Data, Shape]:
+        """Texts and labels as tokens: the model's or the checkpoint's, or words of the training texts."""
+        tokens = self._tokens(source)
         check_tokens(tokens, len(train[0]) + len(validation[0]))
         classes = int(torch.cat([train[1], validation[1]]).max()) + 1
-        if weights is None:
-            words = WordTokenizer.of_texts((text for row in train[0] for text in row), VOCABULARY)
-            encoded = [words.encode(rows, tokens) for rows, _ in (train, validation)]
-            vocabulary = words.vocabulary
-        else:
-            tokenizer = weights.tokenizer()
-            _fit(tokens, weights.number("max_position_embeddings") - weights.number("pad_token_id") - 1)
-            encoded = [_encode(tokenizer, rows, tokens) for rows, _ in (train, validation)]
-            vocabulary = weights.number("vocab_size")
+        encoded, shape = self._encoded(source, (train[0], validation[0]), Shape(classes=classes, tokens=tokens))
         splits = [
-            Texts(ids=ids, mask=mask, labels=labels)
-            for (ids, mask), (_, labels) in zip(encoded, (train, validation), strict=True)
+            Texts(ids=ids, mask=mask, types=types[0] if types else None, labels=labels)
+            for (ids, mask, *types), (_, labels) in zip(encoded, (train, validation), strict=True)
         ]
         data = Data(train=at_most(splits[0], source.samples), validation=splits[1], classes=classes)
-        return data, Shape(classes=classes, tokens=tokens, vocabulary=vocabulary)
+        return data, replace(shape, labels=ordered_names(names, classes))
+
+    def _encoded(self, source: Source, parts: tuple[Rows, Rows], shape: Shape) -> tuple[Encoded, Shape]:
+        """Rows of both parts as tokens, and what the model must know of the tokenizer."""
+        model, tokens = self.model(source), shape.tokens
+        assert tokens is not None
+        if model is not None:
+            tokenizer = padded_tokenizer(model)
+            encoded = _with_types(tokenizer, parts, tokens)
+            if isinstance(model, FunctionModel):
+                model.check_classes(tuple(each[:2] for each in encoded[0]), shape.classes, self.kind)
+                return encoded, replace(shape, vocabulary=len(tokenizer))
+            check_positions(model, tokens)
+            model, shape = fitted(model, tokenizer, shape)
+            model.check_cut()  # here, so that it is done on several machines too
+            return encoded, shape
+        weights = self.check(source)
+        if weights is None:
+            words = WordTokenizer.of_texts((text for row in parts[0] for text in row), VOCABULARY)
+            return [words.encode(rows, tokens) for rows in parts], replace(shape, vocabulary=words.vocabulary)
+        tokenizer = weights.tokenizer()
+        check_length(tokens, weights.number("max_position_embeddings") - weights.number("pad_token_id") - 1)
+        encoded = [_encode(tokenizer, rows, tokens)[:2] for rows in parts]
+        return encoded, replace(shape, vocabulary=weights.number("vocab_size"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glue(RobertaTask):
+class Glue(TextTask):
     """A data set of GLUE: one or two texts, and a label."""
 
     name: str
@@ -97,17 +143,18 @@ class Glue(RobertaTask):
     metric: Metric
     texts: tuple[str, ...]
 
-    def look_for(self, source: Source) -> int:
+    def look_for(self, source: Source) -> int | None:
         units = super().look_for(source)
         self._splits(source)
         return units
 
     def load(self, source: Source) -> tuple[Data, Shape]:
         """From ``source.data``, the hub's cache or the hub."""
-        self.check(source)
+        self.check_options(source)
         where = source.data or f"nyu-mll/glue {self.name}"
-        train, validation = (self._rows(where, rows) for rows in self._splits(source))
-        return self.tokenized(source, train, validation)
+        splits = self._splits(source)
+        train, validation = (self._rows(where, rows) for rows in splits)
+        return self.tokenized(source, train, validation, class_names(splits[0], "label"))
 
     def _splits(self, source: Source) -> list[Any]:
         """The rows of both parts, which stay on disk."""
@@ -126,15 +173,19 @@ class Glue(RobertaTask):
         return texts, class_numbers(where, "label", rows["label"][:])
 
 
-def _fit(tokens: int, most: int) -> None:
-    if tokens > most:
-        raise OptionError(f"these weights take texts of up to {most} tokens; got {{tokens}} {tokens}")
-
-
-def _encode(tokenizer: Any, rows: Rows, tokens: int) -> tuple[Tensor, Tensor]:
+def _encode(tokenizer: Any, rows: Rows, tokens: int) -> tuple[Tensor, ...]:
+    """Token ids, mask, and which text of a row a token is of, if the tokenizer says."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     encoded = tokenizer(*columns, padding="max_length", truncation=True, max_length=tokens, return_tensors="pt")
-    return encoded["input_ids"], encoded["attention_mask"]
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return tuple(encoded[name] for name in names if name in encoded)
+
+
+def _with_types(tokenizer: Any, parts: Sequence[Rows], tokens: int) -> Encoded:
+    """Several sets of rows, with types if one of them has other ones than zero, which models assume."""
+    encoded = [_encode(tokenizer, rows, tokens) for rows in parts]
+    plain = not any(types.any() for _, _, *each in encoded for types in each)
+    return [each[:2] for each in encoded] if plain else encoded
 
 
 RTE = Glue(

@@ -23,16 +23,18 @@ class Scale(nn.Module):
         super().__init__()
         self.factors = nn.Parameter(torch.arange(WIDTH) % 5 - 2.0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factors
+    def forward(self, x: Tensor, *mask: Tensor) -> tuple[Tensor, Tensor] | Tensor:
+        """The first one says which values are not zero, the second takes them twice."""
+        return x * self.factors + sum(x * each for each in mask) if mask else (x * self.factors, x.ne(0).long())
 
 
 def run(group: Any, device: str, spec: str, post_ahead: bool) -> tuple[Arrived, list[tuple[int, int]]]:
     """What arrived at this worker in three steps on the same samples and one evaluation, and the bytes of its links."""
     worker, shape = group.rank(), (ROWS, WIDTH)
     module = Scale().to(device)
-    inputs = torch.empty(shape, device=device, requires_grad=worker > 0)
-    outputs = torch.empty(shape, device=device, requires_grad=True)
+    hidden, mask = torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int64, device=device)
+    inputs = (hidden.detach().requires_grad_(), mask) if worker else (hidden,)
+    outputs = (hidden.detach().requires_grad_(), *([] if worker else [mask]))
     options: dict[str, Any] = {"forward": spec, "backward": "none" if spec == "none" else "8bit"}
     stage = PipelineStage(
         module, worker, 2, device, inputs, outputs, group=group, samples=CHUNKS * ROWS, post_ahead=post_ahead, **options

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import torch
 
-from thinpipe.bench.models import build_cuttable
+from thinpipe.bench.models import build_cuttable, build_named
 from thinpipe.bench.pipeline.rows import Measured, make_row
 from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.bench.pipeline.torch_stage import TorchStageEngine
@@ -20,6 +20,7 @@ from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.replica import ReplicaEngine
 from thinpipe.engines.shapes import meta_of
 from thinpipe.engines.step import train_step
+from thinpipe.engines.units import Units, cut_model
 from thinpipe.engines.world import World, join_world
 from thinpipe.measure.meter import peak_extra_bytes, time_calls
 from thinpipe.measure.record import Row
@@ -47,7 +48,9 @@ def measure_runs(
 ) -> list[Row] | None:
     """On every worker of a launch; the rows on the first, None elsewhere."""
     world = join_world(settings.found_device.type, threads=settings.threads)
-    costs = _measure_costs(settings, world) if any(run.parallel == "pipeline" for run in runs) else []
+    # A user's model may be too large for one worker: its operations are counted, by the engine.
+    is_measured = settings.source is None and any(run.parallel == "pipeline" for run in runs)
+    costs = _measure_costs(settings, world) if is_measured else None
     rows = []
     for run in runs:
         everyone = world.gather(_measure(run, settings, world, costs).to_json())
@@ -91,10 +94,10 @@ class _Trainer:
         return (time.perf_counter() - began) * 1e3
 
 
-def _measure(run: Run, settings: Settings, world: World, costs: Sequence[UnitCost]) -> Measured:
+def _measure(run: Run, settings: Settings, world: World, costs: Sequence[UnitCost] | None) -> Measured:
     gc.collect()  # stages and their schedule hold each other: the last run's would stay in memory
     _warm_codecs(run, world.device)
-    model, batch = build_cuttable(settings.model, settings.shapes)
+    model, batch = _build(run, settings, world)
     trainers: list[_Trainer] = []
 
     def first_steps() -> None:
@@ -106,7 +109,8 @@ def _measure(run: Run, settings: Settings, world: World, costs: Sequence[UnitCos
     peak_bytes = peak_extra_bytes(first_steps, device=world.device)
     trainer, engine = trainers[0], trainers[0].engine
     parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in engine.parameters())
-    if peak_bytes is not None and world.device.type == "cpu":
+    is_built = not isinstance(model, Units) or model.fill is None
+    if peak_bytes is not None and world.device.type == "cpu" and is_built:
         peak_bytes += parameter_bytes  # which were there before, and on a GPU were not
     engine.collect_links()  # what the first steps cost is left out
     samples_ms = tuple(trainer.timed_step_ms() for _ in range(settings.steps))
@@ -126,8 +130,22 @@ def _measure(run: Run, settings: Settings, world: World, costs: Sequence[UnitCos
     )
 
 
+def _build(run: Run, settings: Settings, world: World) -> tuple[torch.nn.Module | Units, Batch]:
+    """The model, a user's without its weights, and the batch of all workers."""
+    if settings.source is None:
+        return build_cuttable(settings.model, settings.shapes)
+    model, batch, fill = build_named(settings.source, settings.shapes)
+    parts = run.chunks or (world.workers if run.parallel == "data" else 1)
+    return cut_model(model, meta_of([part.chunk(parts)[0] for part in batch.inputs]), fill), batch
+
+
 def _make_engine(
-    run: Run, settings: Settings, world: World, costs: Sequence[UnitCost], model: torch.nn.Module, batch: Batch
+    run: Run,
+    settings: Settings,
+    world: World,
+    costs: Sequence[UnitCost] | None,
+    model: torch.nn.Module | Units,
+    batch: Batch,
 ) -> Engine:
     """This worker's part, moved to its device."""
     if run.parallel != "pipeline":

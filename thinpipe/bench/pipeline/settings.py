@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from thinpipe.bench.inputs import COUNT, MOST_REPEATS, WHAT, find_device, shared
-from thinpipe.bench.models import CUTTABLE, Shapes, least_bytes
+from thinpipe.bench.models import CUTTABLE, Shapes, check_named, least_bytes
 from thinpipe.codecs import Codec
 from thinpipe.codecs.recipes import RECIPES, directions
 from thinpipe.codecs.spec import codec, split_specs
@@ -18,6 +18,7 @@ from thinpipe.options import OptionError, Rule, check, option, pair
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.workers.network import check_launch
+from thinpipe.workloads.task import Source
 
 Parallel = Literal["none", "data", "pipeline"]
 Stage = Literal["thinpipe", "torch"]
@@ -66,12 +67,24 @@ class Settings:
 
     shapes: Shapes
     model: str = option(
-        f"One of {', '.join(CUTTABLE)}.",
+        f"One of {', '.join(CUTTABLE)}; or a causal language model as thinpipe train takes it, with random weights.",
         panel=WHAT,
         metavar="NAME",
-        rule=Rule(f"one of {', '.join(CUTTABLE)}", CUTTABLE.__contains__),
         default="roberta",
     )
+    config: str | None = option(
+        "The same by its description alone: a folder, a name of the hub, or a model type, as in llama.",
+        panel=WHAT,
+        metavar="NAME",
+        default=None,
+    )
+    config_set: str | None = option(
+        "What {config} says otherwise, as in hidden_size=256,num_hidden_layers=4.",
+        panel=WHAT,
+        metavar="NAME=X,...",
+        default=None,
+    )
+    trust_remote_code: bool = option("Run code that comes with a model.", panel=WHAT, default=False)
     workers: tuple[int, ...] = shared(
         "workers",
         "1 is a single process.",
@@ -123,6 +136,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.config is not None and self.model != type(self).model:
+            raise OptionError("{model} and {config} both name the model: give one of them")
+        if self.config_set is not None and self.config is None:
+            raise OptionError("{config_set} changes what {config} says: name a model type or a folder with {config}")
         for parts, what in ((self.chunks, "chunks"), (self.workers, "workers")):
             for count in parts:
                 if self.shapes.batch_size % count:
@@ -138,9 +155,11 @@ class Settings:
 
     def check_here(self) -> None:
         """OptionError for what cannot be measured on this machine."""
+        if self.source is not None:
+            check_named(self.source)
         check_fits(
             f"{{model}} {self.model} of this size, in {max(self.workers)} workers,",
-            max(self.workers) * least_bytes(self.model, self.shapes),
+            max(self.workers) * (0 if self.source is not None else least_bytes(self.model, self.shapes)),
             "take a smaller model, smaller or fewer samples, or fewer workers",
         )
         if "torch" in self.stages and self.found_device.type != "cpu":
@@ -149,6 +168,24 @@ class Settings:
                 f"{self.device}"
             )
         check_launch(self.workers, self.links)
+
+    @property
+    def source(self) -> Source | None:
+        """The user's own model; None for one of ours."""
+        if self.config is None and self.model in CUTTABLE:
+            return None
+        return Source(
+            model=self.model if self.config is None else None,
+            config=self.config,
+            config_set=self.config_set,
+            trust_remote_code=self.trust_remote_code,
+            pretrained=False,
+        )
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.config or self.model
 
     @property
     def found_device(self) -> torch.device:

@@ -57,7 +57,7 @@ def train(**given: Any) -> None:
     from thinpipe.workers.forking import import_ahead
 
     asked = Asked(**read(Asked, given))
-    if given["task"] is None and given["model"] is not None:
+    if given["task"] is None and (given["model"] is not None or given["config"] is not None):
         given["task"] = "lm"  # what can be done with a model alone
     if asked.rank is None and member() is None:
         known = TASKS.get(given["task"] or "digits")
@@ -74,14 +74,15 @@ def train(**given: Any) -> None:
     with one_line_errors():
         join_machines(asked.rank, asked.master, given["workers"])
         settings, running = settle_run(given)
-    if already_there(running):
+    if already_there(running, given):
         return
     with one_line_errors():
         me = member()
         if me is None:  # workers on several machines are there already; those who read data find out
             check_possible(find_task(settings.task), settings)
         if me is None or me.rank == 0:
-            preflight(log=asked.log, json=asked.json, save=running.save, trace=running.trace, capture=given["capture"])
+            outputs = {name: getattr(running, name) for name in ("save", "trace", "export")}
+            preflight(log=asked.log, json=asked.json, capture=given["capture"], **outputs)
     listener = partial(
         make_listener,
         config={"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), "link_mbit_per_s": running.link},

@@ -120,6 +120,8 @@ class Curves:
     def evaluated(self, epoch: Epoch) -> None:
         self._add("validation/loss", epoch.validation_loss, epoch.step)
         self._add(f"validation/{self.metric}", epoch.validation_metric, epoch.step)
+        if epoch.bits_per_byte is not None:
+            self._add("validation/bits_per_byte", epoch.bits_per_byte, epoch.step)
         self._open().flush()
 
     def noticed(self, line: str) -> None:

@@ -5,11 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from thinpipe.measure.record import check_writable
+from thinpipe.models.save import check_new_folder
+from thinpipe.options import flag
 
 SMALL_BYTES = 1 << 20  # what a record, a trace or the curves of a run need at the least
+
+
+class Output(NamedTuple):
+    """What will be written, and who asked for it."""
+
+    option: str
+    path: Path
+    check: Callable[[Path], None] | None  # of what is put into a directory under this name; None: it is the directory
+    bytes: int
 
 
 def preflight(
@@ -19,35 +32,40 @@ def preflight(
     save: Path | None = None,
     trace: Path | None = None,
     capture: Path | None = None,
-    save_bytes: int = 0,
-    capture_bytes: int = 0,
+    export: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> None:
     """Try every output of a run, and make the directories it needs; ValueError for the first that fails.
 
-    ``save_bytes`` is what the checkpoints of the whole run take at their most: one more than are kept, since a new one
-    is whole before the oldest goes; ``capture_bytes`` likewise of a capture. After an error nothing is left of what was
-    made here.
+    ``sizes`` are what outputs take at their most, in bytes, by their names: of checkpoints one more than are kept,
+    since a new one is whole before the oldest goes. After an error nothing is left of what was made here.
     """
+    asked = (
+        ("log", log, None),
+        ("save", save, None),
+        ("json", json, check_writable),
+        ("trace", trace, check_writable),
+        ("capture", capture, check_writable),
+        ("export", export, check_new_folder),
+    )
+    known = sizes or {}
+    check_outputs([Output(flag(name), path, check, known.get(name, 0)) for name, path, check in asked if path])
+
+
+def check_outputs(outputs: Iterable[Output]) -> None:
+    """The same for any outputs."""
     made: list[Path] = []
     needs: dict[int, list[tuple[str, Path, int]]] = defaultdict(list)  # by file system
     try:
-        for option, path, is_directory, size in (
-            ("--log", log, True, SMALL_BYTES),
-            ("--save", save, True, max(save_bytes, SMALL_BYTES)),
-            ("--json", json, False, SMALL_BYTES),
-            ("--trace", trace, False, SMALL_BYTES),
-            ("--capture", capture, False, max(capture_bytes, SMALL_BYTES)),
-        ):
-            if path is None:
-                continue
-            directory = path if is_directory else path.absolute().parent
+        for option, path, check, size in outputs:
+            directory = path if check is None else path.absolute().parent
             _make_directory(option, directory, made)
             _try_writing(option, directory)
-            if not is_directory:
-                check_writable(path)
-            needs[directory.stat().st_dev].append((option, directory, size))
-        for outputs in needs.values():
-            _check_room(outputs)
+            if check is not None:
+                check(path)
+            needs[directory.stat().st_dev].append((option, directory, max(size, SMALL_BYTES)))
+        for each in needs.values():
+            _check_room(each)
     except ValueError:
         for directory in reversed(made):
             directory.rmdir()

@@ -12,15 +12,14 @@ from thinpipe.measure.figures import columns_of, figure, row_of
 from thinpipe.measure.parts import Parts, parts_of, without_links
 from thinpipe.measure.record import Column, Record
 from thinpipe.training.events import Epoch, Finished, Plan, Step, WorkerUse
+from thinpipe.workloads.task import METRICS, Metric
 
 KIND = "train"
 
-_METRIC_FORMATS = {"accuracy": ".1%", "matthews": ".3f"}
 
-
-def metric_text(name: str, value: float) -> str:
+def metric_text(name: Metric, value: float) -> str:
     """A metric as people read it."""
-    return format(value, _METRIC_FORMATS[name])
+    return format(value, METRICS[name].format)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +27,9 @@ class Result:
     """What the terminal shows of a run. Runs are compared across codecs and seeds, so these are no keys."""
 
     task: str = figure("task", key=True)
-    metric: float = figure("metric", better="higher")
-    best_metric: float = figure("best", better="higher")
+    metric: float = figure("metric")
+    best_metric: float = figure("best")
+    bits_per_byte: float | None = figure("bits/\nbyte", format=".3f", better="lower")  # of texts
     validation_loss: float = figure("validation\nloss", format=".4f", better="lower")
     train_loss: float = figure("train\nloss", format=".4f", better="lower")
     samples_per_s: float = figure("samples/s", format=".0f", better="higher")
@@ -65,11 +65,14 @@ class Figures:
     workers: Sequence[Mapping[str, Any]]
 
 
-def columns(kind: type, metric: str) -> tuple[Column, ...]:
-    """Of Result or Figures, for runs with this metric."""
-    form = _METRIC_FORMATS[metric]
-    own: dict[str, dict[str, Any]] = {"metric": {"heading": metric, "format": form}, "best_metric": {"format": form}}
-    return tuple(replace(column, **own.get(column.name, {})) for column in columns_of(kind))
+def columns(kind: type, plan: Plan) -> tuple[Column, ...]:
+    """Of Result or Figures, for such a run."""
+    own: dict[str, dict[str, Any]] = {"metric": {"heading": plan.metric, **asdict(METRICS[plan.metric])}}
+    own["best_metric"] = asdict(METRICS[plan.metric])
+    left_out = () if plan.metric == "perplexity" else ("bits_per_byte",)
+    return tuple(
+        replace(column, **own.get(column.name, {})) for column in columns_of(kind) if column.name not in left_out
+    )
 
 
 def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> Result:
@@ -78,6 +81,7 @@ def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> Result:
         task=plan.task,
         metric=end.metric,
         best_metric=end.best_metric,
+        bits_per_byte=end.bits_per_byte,
         validation_loss=end.validation_loss,
         train_loss=end.train_loss,
         samples_per_s=end.samples_per_s,
@@ -131,7 +135,7 @@ class RecordFile:
 
     def finished(self, end: Finished) -> None:
         figures = self._figures(end)
-        table = columns(Figures, self.plan.metric)
+        table = columns(Figures, self.plan)
         write_or_print(Record(kind=KIND, config=self.config, columns=table, rows=(row_of(figures),)), self.path)
 
     def _figures(self, end: Finished) -> Figures:

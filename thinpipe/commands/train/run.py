@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import typer
 
+from thinpipe.commands.export import export_run
 from thinpipe.commands.terminal import OutputError
 from thinpipe.commands.train.preflight import preflight
 from thinpipe.commands.train.record import metric_text
@@ -82,8 +83,11 @@ def carry_out(
     raise AssertionError("the last restart returns")
 
 
-def already_there(running: Running) -> bool:
-    """Whether a run that is to go on has nothing left to do; says so, with its result."""
+def already_there(running: Running, given: Mapping[str, Any]) -> bool:
+    """Whether a run that is to go on has nothing left to do but to export; says so, with its result.
+
+    ``given`` are options by their names as on the command line.
+    """
     if running.resume is None or (running.save_local and member() is not None):
         return False  # the latter: only the client could know, and the others would wait for it
     path, manifest = newest_manifest(running.resume)
@@ -105,6 +109,8 @@ def already_there(running: Running) -> bool:
             f"train loss {progress.train_loss:.4f}"
         )
         typer.echo(f"parameters sha256 {progress.parameters_sha256}")
+        if running.export is not None:
+            export_run(path, running.export, given)
     return True
 
 
@@ -149,9 +155,9 @@ def _ended_by(number: int) -> str:
     return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
 
 
-def _check_room(running: Running, save_bytes: int, capture_bytes: int) -> None:
+def _check_room(running: Running, sizes: Mapping[str, int]) -> None:
     capture = None if running.capture is None else running.capture.path
-    preflight(save=running.save, save_bytes=save_bytes, capture=capture, capture_bytes=capture_bytes)
+    preflight(save=running.save, capture=capture, export=running.export, sizes=sizes)
 
 
 def _tell(code: int, message: str, running: Running | None) -> int:

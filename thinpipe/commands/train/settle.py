@@ -57,7 +57,8 @@ def _settle(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, Runni
         # The second: the client alone has the checkpoints, and tells what is in them when all have met.
         if resume is None and save is not None:
             check_unused(save)
-        recipe = task(given.get("task") or "digits").recipe
+        chosen = task(given.get("task") or "digits")
+        recipe = (chosen.model_recipe if given.get("model") else None) or chosen.recipe
         found = "cuda" if torch.cuda.is_available() else "cpu"
         where: dict[str, Any] = {"save": resume, "resume": resume}
         return settle(given, recipe, device=found), Running(**(where | run))

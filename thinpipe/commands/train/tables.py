@@ -51,14 +51,14 @@ def plan_tables(plan: Plan) -> list[Table]:
     tables = [Table(title=_title(plan), columns=_HOLDING_COLUMNS, rows=rows)]
     if plan.links:
         links = [_link_row(link) | {"tensors": _shapes_text(link)} for link in plan.links]
-        tables.append(Table(title="What travels per step", columns=_LINK_COLUMNS, rows=links, note=_first_pass(plan)))
+        tables.append(Table(title="What travels per step", columns=_LINK_COLUMNS, rows=links, note=_plan_notes(plan)))
     return tables
 
 
 def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
     """What came out, what travelled, where the time of a step went. ``wire_bytes`` were sent by all, in all steps."""
     row = row_of(make_result(plan, end, wire_bytes=wire_bytes))
-    tables = [Table(title="Result", columns=columns(Result, plan.metric), rows=[row])]
+    tables = [Table(title="Result", columns=columns(Result, plan), rows=[row])]
     if end.links:
         links = [*(_link_row(link, steps=end.steps) for link in end.links), *_sums(end)]
         tables.append(Table(title="What travelled per step", columns=_LINK_COLUMNS, rows=links))
@@ -113,14 +113,22 @@ def _shapes_text(link: LinkPlan) -> str:
     return " + ".join("x".join(map(str, shape)) for shape in link.shapes)
 
 
-def _first_pass(plan: Plan) -> str:
-    """What the table does not say where links carry more while samples are new to them."""
+def _plan_notes(plan: Plan) -> str:
+    """What the table does not say: links carry more while samples are new to them, and less than it says of masks."""
+    notes = []
     more = [link for link in plan.links if link.first_wire_bytes is not None]
-    if not more:
-        return ""
-    first_kb = sum(link.first_wire_bytes or 0 for link in more) / 1e3
-    again_kb = sum(link.wire_bytes for link in more) / 1e3
-    return f"{more[0].spec}: {first_kb:.1f} kB a step forward while samples are new, {again_kb:.1f} kB after that."
+    if more:
+        first_kb = sum(link.first_wire_bytes or 0 for link in more) / 1e3
+        again_kb = sum(link.wire_bytes for link in more) / 1e3
+        notes.append(
+            f"{more[0].spec}: {first_kb:.1f} kB a step forward while samples are new, {again_kb:.1f} kB after that."
+        )
+    integer_kb = sum(link.integer_bytes for link in plan.links) / 1e3
+    if integer_kb:
+        notes.append(
+            f"At most: {integer_kb:.1f} kB of it are masks or other integers, which travel in as few bits as they need."
+        )
+    return "\n".join(notes)
 
 
 def _link_row(link: LinkPlan | LinkUse, steps: int = 1) -> dict[str, object]:

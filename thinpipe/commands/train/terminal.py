@@ -52,12 +52,17 @@ class Terminal:
 
     def evaluated(self, epoch: Epoch) -> None:
         narrow = self.console.is_terminal and self.console.width < WIDE
-        accuracy = "" if narrow else f"  accuracy {epoch.train_accuracy:>6.1%}"
+        metric = metric_text(self.plan.metric, epoch.validation_metric)
+        if epoch.bits_per_byte is not None:
+            bits = "" if narrow else f"  {epoch.bits_per_byte:.3f} bits/byte"
+            figures = f"{self.plan.metric} {metric}{bits}"
+        else:
+            accuracy = "" if narrow else f"accuracy {epoch.train_accuracy:>6.1%}  "
+            figures = f"{accuracy}validation {metric:>6}"
         within = f"  step {epoch.step}" if epoch.step % self.plan.steps_per_epoch else ""
         self._say(
             f"epoch {epoch.epoch:>{len(str(self.plan.epochs))}}/{self.plan.epochs}{within}  loss {epoch.train_loss:.4f}"
-            f"{accuracy}  validation {metric_text(self.plan.metric, epoch.validation_metric):>6}  "
-            f"{epoch.samples_per_s:.0f}/s  {epoch.seconds:.1f} s"
+            f"  {figures}  {epoch.samples_per_s:.0f}/s  {epoch.seconds:.1f} s"
         )
 
     def noticed(self, line: str) -> None:
@@ -78,6 +83,8 @@ class Terminal:
         if self._last_saved is not None:
             step, path = self._last_saved
             self._say(f"checkpoint of step {step}: {path}")
+        if end.exported:
+            self._say(f"the model: {end.exported}")
 
     def failed(self, error: BaseException) -> None:
         """Leave the terminal as it was and say where the run got to; why, and how to go on, the command tells."""

@@ -16,7 +16,7 @@ tag, so nothing depends on the order of messages and no order can deadlock.
     encoding      what travels: a codec, or changes against copies of samples (spec, delta, copies)
     transport     how it travels: on its own, through pinned memory, or in the order of a schedule
     memory        where wires lie for it
-    message       one tensor of one chunk on its way, and its checksum
+    message       one tensor of one chunk on its way: its integers packed, its checksum
     slot          shapes, tags, limits
 
 Times. ``blocked_ms`` is the time from (3), when the stage first needs a chunk, until it can use the wire. A message

@@ -65,9 +65,10 @@ class Ledger:
 
     counters: Counters = field(default_factory=Counters)
     stamps: deque[Stamp] = field(default_factory=lambda: deque(maxlen=STAMPS))
+    packing_ms: float = 0.0  # of integers, on the host
 
     def reset(self) -> None:
-        self.counters = Counters()
+        self.counters, self.packing_ms = Counters(), 0.0
         self.stamps.clear()
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from thinpipe.pipeline.links.counters import Counters, DeviceClock, Event, Ledger, LinkEnd
 from thinpipe.pipeline.links.encoding import Encoding
+from thinpipe.pipeline.links.message import is_packed
 from thinpipe.pipeline.links.slot import Route, Slot
 from thinpipe.pipeline.links.transport import transport
 
@@ -62,13 +63,13 @@ class Link:
         """Which samples the step has that is about to start; None: an evaluation."""
         self.encoding.begin_samples(samples, self.chunks)
 
-    def message_bytes(self, wire_bytes: int) -> int:
-        """What travels: the wire, and the checksum behind it."""
-        return wire_bytes + self.transport.memory.checksum_bytes
+    def integers(self, slot: Slot) -> torch.dtype | None:
+        """The type of a slot whose tensors travel as packed integers."""
+        return slot.dtype if is_packed(slot.dtype, self.route.group, self.device) else None
 
     def counters(self) -> Counters:
         """Sums so far. On a GPU this waits for what is under way, so ask between steps."""
-        spent = self.clock.total_ms()
+        spent = self.clock.total_ms() + self.ledger.packing_ms
         if self.route.sends:
             self.ledger.counters.encode_ms = spent
         else:

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinpipe.pipeline.links.message import Message, checksum_bytes
+from thinpipe.pipeline.links.message import Message, checksum_bytes, most_bytes
 from thinpipe.pipeline.links.slot import Route
 
 
@@ -40,20 +40,23 @@ class InPlace:
         """New memory that the backend reads and writes."""
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
+    def most_bytes(self, wire_bytes: int, *, packed: bool) -> int:
+        return most_bytes(wire_bytes, packed=packed, checksum=self.checksum_bytes)
+
     # The sending end
 
     def wire(self, message: Message) -> Tensor:
         """Where to encode a message."""
-        message.buffer = self._spare_buffer(message)
-        return message.buffer[: message.size]
+        self._make_room(message)
+        return message.room[: message.size]
 
     def load(self, message: Message, wire: Tensor) -> None:
         """Bring a wire where the backend reads it: one that was encoded into ``wire()``, or a tensor's own bytes."""
         if not message.raw:
             return
         if self.checksum_bytes:
-            message.buffer = self._spare_buffer(message)
-            message.buffer[: message.size].copy_(wire)
+            self._make_room(message)
+            message.room[: message.size].copy_(wire)
         else:
             message.buffer, message.borrowed = wire, True
 
@@ -64,16 +67,16 @@ class InPlace:
     def recycle(self, message: Message) -> None:
         """It has left."""
         if not message.borrowed:
-            self._spare.setdefault(message.buffer.numel(), []).append(message.buffer)
+            self._spare.setdefault(message.room.numel(), []).append(message.room)
 
     def forget(self) -> None:
         """Messages will have other sizes."""
         self._spare.clear()
 
-    def _spare_buffer(self, message: Message) -> Tensor:
-        size = message.size + self.checksum_bytes
+    def _make_room(self, message: Message) -> None:
+        size = self.most_bytes(message.size, packed=message.integers is not None)
         spares = self._spare.get(size)
-        return spares.pop() if spares else self.buffer(size)
+        message.room = message.buffer = spares.pop() if spares else self.buffer(size)
 
     # The receiving end
 
@@ -85,7 +88,7 @@ class InPlace:
 
     def open(self, message: Message) -> Tensor:
         """The wire, for the codec."""
-        return message.buffer[: message.size]
+        return message.room[: message.size]
 
     def close(self, message: Message) -> None:
         """The codec has read it."""
@@ -111,8 +114,8 @@ class Pinned(InPlace):
         self._copier.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._copier):
             wire.record_stream(self._copier)
-            message.buffer = self._spare_buffer(message)
-            message.buffer[: message.size].copy_(wire, non_blocking=True)
+            self._make_room(message)
+            message.room[: message.size].copy_(wire, non_blocking=True)
 
     def loaded(self) -> Callable[[], None]:
         left = torch.cuda.Event()
@@ -130,7 +133,7 @@ class Pinned(InPlace):
                 self._copier.wait_event(message.decoded)
             if message.on_device is None:
                 message.on_device = torch.empty(len(message.room), dtype=torch.uint8, device=self.device)
-            message.on_device[: len(message.buffer)].copy_(message.buffer, non_blocking=True)
+            message.on_device[: message.size].copy_(message.room[: message.size], non_blocking=True)
             message.copied = torch.cuda.Event()
             message.copied.record()
 

@@ -2,6 +2,9 @@
 
     wire of n bytes | xxh3 of the wire, seeded with step, chunk and slot
 
+n is known before a message arrives, unless it carries integers: they are packed in place before they leave, and gloo
+takes a message that is shorter than the receive posted for it. The wire itself says then where it ends.
+
 TCP's own checksum has 16 bits and ends where a network card or a switch computes it anew; one flipped bit in a million
 messages would train another model, and nothing would say so.
 """
@@ -18,6 +21,7 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
+from thinpipe.codecs.integers import INTEGERS, decode_integers, encode_integers, integer_bytes, most_integer_bytes
 from thinpipe.workers.backend import wire_device
 
 CHECKSUM_BYTES = 8
@@ -35,15 +39,19 @@ class Message:
     step: int
     chunk: int
     slot: int
-    size: int = 0  # bytes of its wire
+    tensor_bytes: int = 0  # before encoding, or after decoding
+    size: int = 0  # bytes of its wire; of integers, before they are packed and after they are unpacked
     raw: bool = False  # the wire is the tensor's own bytes
-    buffer: Tensor = _NOTHING  # what travels, wire and checksum, in memory that the backend reads and writes
+    integers: torch.dtype | None = None  # they are packed on the way
+    # Memory that the backend reads and writes, large enough for wire and checksum. A receiver's, for its largest.
+    room: Tensor = _NOTHING
+    buffer: Tensor = _NOTHING  # what travels: the start of the room
     borrowed: bool = False  # the buffer is the memory of the tensor itself
+    packing_ms: float = 0.0
     work: dist.Work | None = None  # under way
     pending: Future[Any] | None = None  # what a thread does for it: hand it to the network, or see it arrive
     # Of a receiver:
-    room: Tensor = _NOTHING  # where it arrives, large enough for its largest wire; the buffer is the start of it
-    on_device: Tensor | None = None  # the same on a GPU
+    on_device: Tensor | None = None  # its room on a GPU
     copied: torch.cuda.Event | None = None  # onto it
     decoded: torch.cuda.Event | None = None  # from there
     lent: Tensor | None = None  # what it was decoded into
@@ -55,6 +63,37 @@ class Message:
 def checksum_bytes(group: dist.ProcessGroup | None, device: torch.device) -> int:
     """What a group adds to each message: nothing where wires never leave the GPUs (NCCL), where nobody hashes them."""
     return CHECKSUM_BYTES if wire_device(group, device).type == "cpu" else 0
+
+
+def is_packed(dtype: torch.dtype, group: dist.ProcessGroup | None, device: torch.device) -> bool:
+    """Whether tensors of a type travel as packed integers: NCCL's messages have one size, and gloo's at most that."""
+    return dtype in INTEGERS and wire_device(group, device).type == "cpu"
+
+
+def most_bytes(wire_bytes: int, *, packed: bool, checksum: int) -> int:
+    """The most that can travel for a wire."""
+    return (most_integer_bytes(wire_bytes) if packed else wire_bytes) + checksum
+
+
+def pack(message: Message) -> None:
+    """Integers in the room of a message, in as few bits as they need."""
+    assert message.integers is not None
+    size = encode_integers(message.room[: message.size].view(message.integers), message.room)
+    message.buffer = message.room[: size + CHECKSUM_BYTES]
+
+
+def find_end(message: Message) -> bool:
+    """Where packed integers that arrived end, by what they say themselves; False: they were changed on their way."""
+    assert message.integers is not None
+    size = integer_bytes(message.room, message.size // message.integers.itemsize, message.integers)
+    message.buffer = message.room[: (size or 0) + CHECKSUM_BYTES]
+    return size is not None
+
+
+def unpack(message: Message) -> None:
+    """The inverse of ``pack``, of a message that is intact."""
+    assert message.integers is not None
+    decode_integers(message.buffer[:-CHECKSUM_BYTES], message.room[: message.size].view(message.integers))
 
 
 def seal(message: Tensor, step: int, chunk: int, slot: int) -> None:

@@ -38,7 +38,8 @@ class RecvLink(Link):
             message = self._messages[chunk, index]
             self.transport.receive(message)
             tensors.append(self._decode(message))
-            size, needed, usable = self.message_bytes(message.size), message.needed, message.usable
+            size, needed, usable = len(message.buffer), message.needed, message.usable
+            self.ledger.packing_ms += message.packing_ms
             self.ledger.counters.count(slot.tensor_bytes, size)
             self.ledger.counters.blocked_ms += (usable - needed) * 1e3
             self.ledger.stamps.append(Stamp(self.step, chunk, index, needed, usable, message.arrived, size))
@@ -65,13 +66,15 @@ class RecvLink(Link):
 
     def _expect(self, chunk: int, index: int) -> Message:
         """The message of this step, with a place to arrive in."""
-        message = self._messages.get((chunk, index))
+        memory, message = self.transport.memory, self._messages.get((chunk, index))
         if message is None:
-            room = self.transport.memory.buffer(self.message_bytes(self.encoding.most_bytes(index)))
-            message = self._messages[chunk, index] = Message(self.step, chunk, index, room=room)
+            integers = self.integers(self.slots[index])
+            message = self._messages[chunk, index] = Message(self.step, chunk, index, integers=integers)
+            most = memory.most_bytes(self.encoding.most_bytes(index), packed=integers is not None)
+            message.room = memory.buffer(most)
         form = self.encoding.form(chunk, index)
         message.step, message.size, message.raw = self.step, form.wire_bytes, form.raw
-        message.buffer = message.room[: self.message_bytes(form.wire_bytes)]
+        message.buffer = message.room[: memory.most_bytes(form.wire_bytes, packed=message.integers is not None)]
         return message
 
     def _decode(self, message: Message) -> Tensor:

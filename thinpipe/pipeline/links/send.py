@@ -48,7 +48,9 @@ class SendLink(Link):
             self.tap(self, chunk, index, tensor)
         began = now()
         memory = self.transport.memory
-        message = Message(self.step, chunk, index, form.wire_bytes, form.raw)
+        message = Message(
+            self.step, chunk, index, slot.tensor_bytes, form.wire_bytes, form.raw, integers=self.integers(slot)
+        )
         if form.raw:
             wire = as_bytes(tensor.detach().contiguous())
             self.encoding.remember(chunk, index, tensor)
@@ -59,5 +61,4 @@ class SendLink(Link):
         memory.load(message, wire)
         if not form.raw:
             self.events.append(Event("encode", self.source, chunk, began, now()))
-        self.ledger.counters.count(slot.tensor_bytes, self.message_bytes(form.wire_bytes))
         return message

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from thinpipe.pipeline.links.counters import Ledger, Stamp, now
 from thinpipe.pipeline.links.memory import InPlace, Pinned
-from thinpipe.pipeline.links.message import Message, is_intact, seal
+from thinpipe.pipeline.links.message import Message, find_end, is_intact, pack, seal, unpack
 from thinpipe.pipeline.links.slot import Route
 from thinpipe.workers.activity import waiting
 from thinpipe.workers.backend import wire_device
@@ -66,25 +66,33 @@ class Transport(ABC):
     def accept(self, message: Message) -> None:
         """The first thing after a message has arrived."""
         numbers = message.step, message.chunk, message.slot
-        if self.memory.checksum_bytes and not is_intact(message.buffer, *numbers):
+        whole = message.integers is None or find_end(message)
+        if self.memory.checksum_bytes and not (whole and is_intact(message.buffer, *numbers)):
             raise ChecksumError(
                 f"chunk {message.chunk} of step {message.step} over the {self.route}, from worker {self.route.peer}, "
                 "was changed on its way: its checksum does not match. Look for errors of the network or of memory, "
                 "then go on from the last checkpoint"
             )
+        if message.integers is not None:
+            began = now()
+            unpack(message)
+            message.packing_ms = (now() - began) * 1e3
         self.memory.unload(message)
 
     def seal(self, messages: Sequence[Message]) -> None:
-        """The last thing before messages leave: checksums, and when it was."""
+        """The last thing before messages leave: integers packed, checksums, and when it was."""
         for message in messages:
+            if message.integers is not None:
+                began = now()
+                pack(message)
+                self.ledger.packing_ms += (now() - began) * 1e3
             if self.memory.checksum_bytes:
                 seal(message.buffer, message.step, message.chunk, message.slot)
         ended = now()
         for message in messages:
-            wire_bytes = message.size + self.memory.checksum_bytes
-            self.ledger.stamps.append(
-                Stamp(message.step, message.chunk, message.slot, ended, ended, wire_bytes=wire_bytes)
-            )
+            size = len(message.buffer)
+            self.ledger.counters.count(message.tensor_bytes, size)
+            self.ledger.stamps.append(Stamp(message.step, message.chunk, message.slot, ended, ended, wire_bytes=size))
 
     def await_work(self, message: Message) -> None:
         assert message.work is not None

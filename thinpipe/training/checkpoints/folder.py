@@ -5,6 +5,7 @@ DIR/step-00000120/            complete: a folder gets this name when all is in i
   part-0.safetensors ...      each worker's tensors
   manifest.json               step, settings, progress, and the parts with their sizes and hashes
 DIR/step-00000240.partial/    being written, being deleted, or left by a run that was ended meanwhile
+DIR/tokenizer/                of a run that trained one, from its first checkpoint on: ``Data.companions``
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ import re
 import secrets
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
 from thinpipe.engines.world import World
+from thinpipe.measure.atomic import sync
 from thinpipe.options import OptionError
 from thinpipe.training.checkpoints.manifest import NAME, Manifest, read_manifest
-from thinpipe.training.checkpoints.part import DamagedError, read_part
+from thinpipe.training.checkpoints.part import DamagedError, read_part, verify_part
 
 PARTIAL = ".partial"
 LOCK = ".lock"
+COMPANIONS = "tokenizer"
 _WORD = ".word-"
 # What file systems answer that know no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
@@ -79,6 +82,20 @@ def newest_manifest(path: Path) -> tuple[Path, Manifest]:
     raise ValueError(all_damaged(path, damages))
 
 
+def newest_whole(path: Path) -> tuple[Path, Manifest, list[tuple[Path, str]]]:
+    """The newest one whose parts are what was saved, and what is wrong with later ones; ValueError if none is whole."""
+    damages: list[tuple[Path, str]] = []
+    for each in candidates(path):
+        try:
+            manifest = read_manifest(each)
+            for part in manifest.parts:
+                verify_part(each, part)
+            return each, manifest, damages
+        except DamagedError as error:
+            damages.append((each, str(error)))
+    raise ValueError(all_damaged(path, damages))
+
+
 def all_damaged(path: Path, damages: list[tuple[Path, str]]) -> str:
     """What to say of a path none of whose checkpoints can be read."""
     if damages and damages[0][0] == path:  # the user named this very one
@@ -97,21 +114,36 @@ def load(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     return state
 
 
+def companions_of(path: Path) -> Path | None:
+    """The folder with a run's companions, given where its checkpoints are, or one of them; None if it has none."""
+    found = (path.parent if is_complete(path) else path) / COMPANIONS
+    return found if found.is_dir() else None
+
+
+def keep_companions(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Put files into the folder of a run, all together; there may be some of a run before it."""
+    kept = directory / COMPANIONS
+    if not files or (kept.is_dir() and {each.name: each.read_bytes() for each in kept.iterdir()} == files):
+        return
+    partial = directory / f"{COMPANIONS}{PARTIAL}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name, content in files.items():
+        with (partial / name).open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    sync(partial)
+    shutil.rmtree(kept, ignore_errors=True)
+    partial.rename(kept)
+
+
 def delete(path: Path) -> None:
     """Half a checkpoint must never look like a whole one."""
     partial = path.with_name(f"{path.name}.old{PARTIAL}")
     shutil.rmtree(partial, ignore_errors=True)
     path.rename(partial)
     shutil.rmtree(partial)
-
-
-def sync(directory: Path) -> None:
-    """A name is on disk when its folder is."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class FolderLock:
@@ -177,8 +209,18 @@ def sweep(directory: Path) -> None:
     """Remove what runs that were ended left half written. Only for who has the lock."""
     for left in directory.glob(f"step-*{PARTIAL}"):
         shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(directory / f"{COMPANIONS}{PARTIAL}", ignore_errors=True)
     for left in directory.glob(f"{_WORD}*"):
         left.unlink(missing_ok=True)
+
+
+def check_exported(model: str) -> None:
+    """OptionError if a folder that should have a model has a run's checkpoints."""
+    if is_complete(Path(model)) or checkpoints(Path(model)):
+        raise OptionError(
+            f"{{model}} is a folder of transformers, and {model} has checkpoints of a run: make one of them with "
+            f"`thinpipe export {model} DIR`"
+        )
 
 
 def check_unused(directory: Path) -> None:

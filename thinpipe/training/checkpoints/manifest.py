@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from thinpipe.training.checkpoints.part import DamagedError, Part
 from thinpipe.training.settings import Settings
 from thinpipe.training.typed import from_facts
 from thinpipe.version import __version__
+from thinpipe.workloads.task import METRICS, Metric
 
 FORMAT = 2  # of the manifest, of the parts and of the names of tensors
 NAME = "manifest.json"
@@ -49,24 +51,28 @@ class Progress:
     train_loss: float = float("nan")  # of the last epoch evaluated, and so on
     validation_loss: float = float("nan")
     metric: float = float("nan")
-    best_metric: float = float("-inf")
-    metric_name: str = ""
+    best_metric: float = float("-inf")  # not finite: of no epoch yet
+    metric_name: Metric = "accuracy"
+    bits_per_byte: float | None = None  # of texts
+    wire_bytes: int = 0  # sent by all workers in training
     parameters_sha256: str = ""  # set with the last checkpoint
 
     @property
     def is_complete(self) -> bool:
         return self.step >= self.steps
 
-    def count(self, *, loss: float, correct: float, samples: int) -> None:
+    def count(self, *, loss: float, correct: float, samples: int, wire_bytes: int) -> None:
         self.step += 1
+        self.wire_bytes += wire_bytes
         self.epoch_loss += loss * samples
         self.epoch_correct += correct
         self.epoch_samples += samples
 
-    def evaluated(self, *, validation_loss: float, metric: float) -> None:
+    def evaluated(self, *, validation_loss: float, metric: float, bits_per_byte: float | None = None) -> None:
         self.train_loss = self.epoch_loss / max(self.epoch_samples, 1)
-        self.validation_loss, self.metric = validation_loss, metric
-        self.best_metric = max(self.best_metric, metric)
+        self.validation_loss, self.metric, self.bits_per_byte = validation_loss, metric, bits_per_byte
+        is_first = not math.isfinite(self.best_metric)
+        self.best_metric = metric if is_first else METRICS[self.metric_name].best(self.best_metric, metric)
 
     def begin_epoch(self) -> None:
         self.epoch_loss, self.epoch_correct, self.epoch_samples = 0.0, 0.0, 0

@@ -6,7 +6,6 @@ memory, and the same stream goes to the client where the client keeps all parts 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -22,28 +21,10 @@ from xxhash import xxh3_128
 
 from thinpipe.codecs.base import as_bytes
 from thinpipe.engines.world import World
+from thinpipe.models.tensorfile import TensorFile
 from thinpipe.workers.exchange import needing_peers
 
 PIECE = 4 << 20  # bytes that are written, hashed or sent at once
-
-# What safetensors calls them.
-_DTYPES = {
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.uint64: "U64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.uint32: "U32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int16: "I16",
-    torch.uint16: "U16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
 
 
 class DamagedError(ValueError):
@@ -71,24 +52,34 @@ class PartStream:
     """The bytes of a safetensors file: a header that says where each tensor is, then the tensors."""
 
     def __init__(self, state: dict[str, Tensor]) -> None:
-        # The widest first, so that each lies at a multiple of its width.
-        names = sorted(state, key=lambda name: (-state[name].element_size(), name))
-        self._tensors = [state[name] for name in names]
-        header, end = {}, 0
-        for name, tensor in zip(names, self._tensors, strict=True):
-            start, end = end, end + tensor.numel() * tensor.element_size()
-            header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        self._header = len(text).to_bytes(8, "little") + text
-        self.bytes = len(self._header) + end
+        file = TensorFile(state)
+        self._header, self.bytes = file.header, file.bytes
+        self._tensors = [state[name] for name in file.names]
 
     def pieces(self) -> Iterator[Tensor]:
         """uint8 on the CPU, at most ``PIECE`` each."""
         yield from torch.frombuffer(bytearray(self._header), dtype=torch.uint8).split(PIECE)
-        for tensor in self._tensors:
-            if tensor.numel():
-                yield from as_bytes(tensor.detach().cpu().contiguous()).split(PIECE)
+        yield from tensor_pieces(self._tensors)
+
+
+def tensor_pieces(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The bytes of these tensors, uint8 on the CPU, at most ``PIECE`` at once."""
+    for tensor in tensors:
+        if tensor.numel():
+            yield from as_bytes(tensor.detach().cpu().contiguous()).split(PIECE)
+
+
+def filled(tensors: Iterable[Tensor], pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Tensors on the CPU, each when its bytes have come; pieces may end anywhere in them."""
+    coming, piece = iter(pieces), torch.empty(0, dtype=torch.uint8)
+    for tensor in tensors:
+        room = as_bytes(tensor) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+        while room.numel():
+            piece = piece if piece.numel() else next(coming)
+            taken = min(piece.numel(), room.numel())
+            room[:taken] = piece[:taken]
+            room, piece = room[taken:], piece[taken:]
+        yield tensor
 
 
 class HashedPieces:

@@ -19,14 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.base import as_bytes
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.world import World
 from thinpipe.options import OptionError, named
 from thinpipe.training.checkpoints.fingerprint import difference
 from thinpipe.training.checkpoints.folder import all_damaged, candidates
 from thinpipe.training.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
-from thinpipe.training.checkpoints.part import PIECE, DamagedError, HashedPieces, read_part, receive_pieces, send_pieces
+from thinpipe.training.checkpoints.part import (
+    DamagedError,
+    HashedPieces,
+    filled,
+    read_part,
+    receive_pieces,
+    send_pieces,
+    tensor_pieces,
+)
 from thinpipe.training.checkpoints.state import Cuts, belongs_here, load_worker_state
 from thinpipe.training.resolve import fixed_differences
 from thinpipe.training.settings import Running, Settings
@@ -182,22 +189,16 @@ def _empty(shape: list[int], dtype: str) -> Tensor:
 
 
 def _send_state(tensors: list[Tensor], worker: int, world: World) -> str:
-    pieces = HashedPieces(piece for tensor in tensors if tensor.numel() for piece in as_bytes(tensor).split(PIECE))
+    pieces = HashedPieces(tensor_pieces(tensors))
     send_pieces(pieces, worker, world)
     return pieces.hexdigest()
 
 
 def _fill(tensors: list[Tensor], world: World) -> str:
     """Tensors from the bytes that the client sends, in this order."""
-    room = [as_bytes(tensor) for tensor in tensors if tensor.numel()]
-    pieces = HashedPieces(receive_pieces(sum(each.numel() for each in room), 0, world))
-    for piece in pieces:
-        while piece.numel():
-            taken = min(piece.numel(), room[0].numel())
-            room[0][:taken] = piece[:taken]
-            room[0], piece = room[0][taken:], piece[taken:]
-            if not room[0].numel():
-                room.pop(0)
+    pieces = HashedPieces(receive_pieces(sum(each.numel() * each.element_size() for each in tensors), 0, world))
+    for _ in filled(tensors, pieces):
+        pass
     return pieces.hexdigest()
 
 

@@ -21,7 +21,8 @@ from typing import Any
 from torch import Tensor
 
 from thinpipe.engines.world import World
-from thinpipe.training.checkpoints.folder import PARTIAL, checkpoint_path, checkpoints, delete, sync
+from thinpipe.measure.atomic import sync
+from thinpipe.training.checkpoints.folder import PARTIAL, checkpoint_path, checkpoints, delete, keep_companions
 from thinpipe.training.checkpoints.manifest import Habits, Manifest, Progress
 from thinpipe.training.checkpoints.part import (
     HashedPieces,
@@ -62,10 +63,11 @@ class Saver:
         first_units: tuple[int, ...],
         data: Mapping[str, Any],
         expected_bytes: list[int],  # of each worker's part, about
+        companions: Mapping[str, bytes],  # of the client's data
     ) -> None:
         self.directory, self.world = directory, world
         self.settings, self.habits, self.first_units, self.data = settings, habits, first_units, data
-        self.expected_bytes = expected_bytes
+        self.expected_bytes, self.companions = expected_bytes, companions
 
     def save(self, progress: Progress, state: dict[str, Tensor]) -> Saved:
         """A collective; all workers return the same."""
@@ -143,6 +145,7 @@ class Saver:
             size = (partial / part.name).stat().st_size
             if size != part.bytes:
                 raise OSError(0, f"worker {worker} wrote {part.bytes} bytes, the client sees {size}", part.name)
+        keep_companions(self.directory, self.companions)
         Manifest(
             settings=self.settings,
             habits=self.habits,

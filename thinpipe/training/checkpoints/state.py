@@ -54,7 +54,7 @@ def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, 
     for kind, value in random_state(engine.world.device).items():
         state[f"random/{engine.world.worker}/{kind}"] = value
     if engine.owns_state:
-        state |= {f"model/{name}": tensor.detach() for name, tensor in _tensors(engine).items()}
+        state |= {f"model/{name}": tensor.detach() for name, tensor in model_tensors(engine).items()}
         for name, parameter in _parameters(engine).items():
             for what, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
@@ -66,7 +66,7 @@ def belongs_here(engine: Engine, key: str) -> bool:
     """Whether this worker wants to load what a checkpoint has under this name."""
     kind, _, rest = key.partition("/")
     if kind == "model":
-        return rest in _tensors(engine)
+        return rest in model_tensors(engine)
     if kind == "optimizer":
         return rest.rpartition("/")[0] in _parameters(engine)
     owner, _, what = rest.partition("/")
@@ -80,7 +80,7 @@ def belongs_here(engine: Engine, key: str) -> bool:
 
 
 def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
-    tensors, parameters = _tensors(engine), _parameters(engine)
+    tensors, parameters = model_tensors(engine), _parameters(engine)
     for name, tensor in tensors.items():
         saved = state.get(f"model/{name}")
         if saved is None or saved.shape != tensor.shape:
@@ -105,7 +105,7 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
 
 def digest(engine: Engine) -> str:
     """One SHA-256 of all parameters and buffers of the whole model, whoever holds them. A collective."""
-    mine = {name: _sha256(tensor) for name, tensor in _tensors(engine).items()} if engine.owns_state else {}
+    mine = {name: _sha256(tensor) for name, tensor in model_tensors(engine).items()} if engine.owns_state else {}
     everyone = {name: sha for known in engine.world.gather(mine) for name, sha in known.items()}
     return hashlib.sha256("".join(f"{name} {everyone[name]}\n" for name in sorted(everyone)).encode()).hexdigest()
 
@@ -115,7 +115,8 @@ def _sha256(tensor: Tensor) -> str:
     return hashlib.sha256(data.numpy().tobytes()).hexdigest()
 
 
-def _tensors(engine: Engine) -> dict[str, Tensor]:
+def model_tensors(engine: Engine) -> dict[str, Tensor]:
+    """Parameters and buffers of this worker's stages, by their names in the whole model."""
     return {name: tensor for stage in engine.stages.values() for name, tensor in stage.tensors().items()}
 
 

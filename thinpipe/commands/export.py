@@ -1,0 +1,75 @@
+"""thinpipe export: the model of a run as a folder of transformers, from its checkpoints alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from thinpipe.commands.terminal import one_line_errors
+
+_MOVABLE = ("model", "config", "tokenizer", "weights", "data")
+_MOVED = "Where it is now, if it has moved."
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder of checkpoints, or one of them.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.")],
+    model: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --model. {_MOVED}")] = None,
+    config: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --config. {_MOVED}")] = None,
+    tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --tokenizer. {_MOVED}")] = None,
+    weights: Annotated[Path | None, typer.Option(metavar="DIR", help=f"The run's --weights. {_MOVED}")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="PATH", help=f"The run's --data. {_MOVED}")] = None,
+) -> None:
+    """The model of a run as a folder of transformers.
+
+    config.json, safetensors in single precision, tokenizer, a model card with
+    settings and figures: what from_pretrained loads. Of the newest checkpoint
+    that is whole. Needs no workers; reads a layer at a time.
+
+    Example: thinpipe export run/ model/
+    """
+    moved = {"model": model, "config": config, "tokenizer": tokenizer, "weights": weights, "data": data}
+    export_run(run, directory, moved)
+
+
+def export_run(run: Path, directory: Path, given: Mapping[str, Any]) -> None:
+    """Export the newest checkpoint of a run that is whole. ``given``, as options, is what has moved since."""
+    # Not at the top: the help need not wait for them.
+    import torch
+
+    from thinpipe.commands.train.preflight import Output, check_outputs
+    from thinpipe.models.save import check_new_folder
+    from thinpipe.options import OptionError, read
+    from thinpipe.training.checkpoints.folder import checkpoints, companions_of, is_complete, newest_whole
+    from thinpipe.training.export import Export, export_checkpoint, saved_shape
+    from thinpipe.training.resolve import settle_again
+    from thinpipe.training.settings import Settings
+    from thinpipe.workloads.tasks import task as find_task
+
+    with one_line_errors():
+        if not is_complete(run) and not checkpoints(run):
+            raise OptionError(f"RUN is a folder that a run was saved in, or one checkpoint of it; {run} has none")
+        check_new_folder(directory)  # before checkpoints are read, which takes a while
+        path, manifest, damages = newest_whole(run)
+        moved = {name: given[name] for name in _MOVABLE}
+        settings = settle_again(read(Settings, moved), manifest.settings)
+        task = find_task(settings.task)
+        torch.manual_seed(settings.seed)
+        built = task.build(saved_shape(manifest, task, settings), settings.source)
+        folder = companions_of(path)
+        kept = {} if folder is None else {file.name: file.read_bytes() for file in folder.iterdir()}
+        prepared = Export.of(directory, built, task, settings, kept)
+        check_outputs([Output("DIR", directory, check_new_folder, prepared.bytes)])
+        lines = [f"{each.name} is damaged: {damage}; taking {path.name}" for each, damage in damages]
+        for line in [*lines, *([] if prepared.notice is None else [prepared.notice])]:
+            typer.echo(f"thinpipe: {line}", err=True)
+        try:
+            export_checkpoint(prepared, built, path, manifest)
+        except OSError as error:
+            typer.echo(f"thinpipe: {directory} is not written: {error.strerror or error}", err=True)
+            raise typer.Exit(1) from None
+    progress = manifest.progress
+    typer.echo(f"wrote {directory}: {prepared.form.name}, step {progress.step} of {progress.steps}")

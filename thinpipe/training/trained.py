@@ -1,0 +1,109 @@
+"""What is trained: the options of `thinpipe train` that name a task, its data and its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from thinpipe.options import OptionError, above, between, option
+from thinpipe.workloads.sources import HUB, parse_changes
+from thinpipe.workloads.task import Source
+from thinpipe.workloads.tasks import TASKS
+
+WHAT = "What is trained"  # the panel of the help
+
+
+def _absolute(path: Path) -> str:
+    return str(path) if str(path).startswith(HUB) else str(path.resolve())
+
+
+def _place(text: str) -> str:
+    """What is on this machine by its full path; else it is a name."""
+    path = Path(text)
+    return str(path.resolve()) if path.exists() or text.startswith((".", "/", "~")) else text
+
+
+def _changes(text: str) -> str:
+    parse_changes(text)
+    return text
+
+
+_ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, "movable": True, "default": None}
+_NAMED: dict[str, Any] = {"parse": _place, "movable": True, "default": None, "panel": WHAT}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Task, data and model: the part of the settings that a task is asked with."""
+
+    task: str = option(f"One of {', '.join(TASKS)}.", panel=WHAT, metavar="NAME", usual="digits")
+    data: str | None = option(
+        "Data on disk; texts for lm also as hub:org/name.",
+        panel=WHAT,
+        metavar="PATH",
+        shown="embedded or downloaded",
+        **_ON_DISK,
+    )
+    model: str | None = option(
+        "Your model: a folder of transformers, a name of the hub, or package.module:function.",
+        metavar="NAME",
+        **_NAMED,
+    )
+    config: str | None = option(
+        "Your model from scratch: a folder with config.json, a name of the hub, or a model type, as in llama.",
+        metavar="NAME",
+        **_NAMED,
+    )
+    config_set: str | None = option(
+        "What {config} says otherwise, as in hidden_size=256,num_hidden_layers=4.",
+        panel=WHAT,
+        metavar="NAME=X,...",
+        parse=_changes,
+        default=None,
+    )
+    tokenizer: str | None = option(
+        "A folder or a name of the hub.", metavar="NAME", shown="the model's; trained on the data", **_NAMED
+    )
+    vocabulary: int | None = option(
+        "Tokens of a tokenizer that is trained.",
+        panel=WHAT,
+        metavar="N",
+        shown="8192",
+        rule=between(257, 10_000_000),  # all bytes, and the end of a text
+        default=None,
+    )
+    trust_remote_code: bool = option("Run code that comes with a model.", panel=WHAT, default=False)
+    weights: str | None = option("Weights on disk to start from.", panel=WHAT, metavar="PATH", **_ON_DISK)
+    pretrained: bool = option("Start from weights, or at random.", panel=WHAT, negative=True, usual=True)
+    image_size: int | None = option(
+        "Width and height of images.", panel=WHAT, metavar="PIXELS", rule=between(1, 1_000_000), default=None
+    )
+    tokens: int | None = option("Length of texts.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=None)
+    width: float | None = option(
+        "Factor on the model's width.", panel=WHAT, metavar="X", rule=above(0, 1e6), default=None
+    )
+    samples: int | None = option(
+        "Train on so many at most, for a quick look.",
+        panel=WHAT,
+        metavar="N",
+        shown="all",
+        rule=between(1, 1 << 62),
+        default=None,
+    )
+
+    def check_source(self) -> None:
+        """OptionError for names that contradict each other."""
+        if self.model is not None and self.config is not None:
+            raise OptionError(
+                "{model} starts from a model's weights, {config} from its description alone: give one of them"
+            )
+        if self.config_set is not None and self.config is None:
+            raise OptionError("{config_set} changes what {config} says: name a model type or a folder with {config}")
+
+    @property
+    def source(self) -> Source:
+        """Where data and weights come from, for the task."""
+        given = {each.name: getattr(self, each.name) for each in fields(Source)}
+        paths = {name: Path(given[name]) for name in ("data", "weights") if given[name] is not None}
+        return Source(**given | paths)

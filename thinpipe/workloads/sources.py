@@ -1,0 +1,86 @@
+"""Which model a source means: a folder, a name of the hub, a model type, or a user's own function."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from thinpipe.models.function import FunctionModel, is_function_name
+from thinpipe.models.pretrained import PretrainedModel
+from thinpipe.options import OptionError
+from thinpipe.workloads.hub import fetch_model
+from thinpipe.workloads.task import Source
+
+# Of Source: those that ``chosen_model`` uses.
+DESCRIBING_OPTIONS = ("model", "config", "config_set", "trust_remote_code")
+MODEL_OPTIONS = (*DESCRIBING_OPTIONS, "tokenizer")
+HUB = "hub:"  # in front of a data set's name
+_PYTHON = {"True": True, "False": False, "None": None}  # as people who know the config in Python write it
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel | None:
+    """The model of a kind ("causal", "sequence", "image") that a source names, not yet read; None if it names none."""
+    tokenizer = None if source.tokenizer is None else _folder(source.tokenizer, "tokenizer", source, weights=False)
+    if source.model is not None:
+        if is_function_name(source.model) and not Path(source.model).is_dir():
+            return FunctionModel(source.model, tokenizer, trusted=source.trust_remote_code)
+        folder = _folder(source.model, "model", source, weights=source.pretrained)
+        return PretrainedModel(folder, kind, tokenizer_folder=tokenizer, trusted=source.trust_remote_code)
+    if source.config is None:
+        return None
+    is_type = not Path(source.config).is_dir() and _is_model_type(source.config)
+    return PretrainedModel(
+        None if is_type else _folder(source.config, "config", source, weights=False),
+        kind,
+        model_type=source.config if is_type else None,
+        changes=parse_changes(source.config_set or ""),
+        has_weights=False,
+        tokenizer_folder=tokenizer,
+        trusted=source.trust_remote_code,
+    )
+
+
+def _folder(name: str, option: str, source: Source, *, weights: bool) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    if Path(name).is_absolute():
+        raise OptionError(f"{{{option}}} is a folder or a name of the hub, and {name} is no folder")
+    return fetch_model(name, option, weights=weights, code=source.trust_remote_code)
+
+
+def _is_model_type(name: str) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return name in CONFIG_MAPPING_NAMES
+
+
+def parse_changes(text: str) -> dict[str, Any]:
+    """``hidden_size=256,rope_scaling=null,layer_types=["a","b"]``: values are JSON, or else a text."""
+    changes: dict[str, Any] = {}
+    while text.strip():
+        name, equals, rest = text.partition("=")
+        if not equals or not _NAME.fullmatch(name.strip()):
+            raise OptionError(
+                "{config_set} takes names of the model's config and their values, as in "
+                f"hidden_size=256,num_hidden_layers=4; got {text}"
+            )
+        value, text = _value(rest)
+        changes[name.strip()] = value
+    return changes
+
+
+def _value(text: str) -> tuple[Any, str]:
+    """The first value of a list, and what follows its comma."""
+    text = text.lstrip()
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+        rest = text[end:].lstrip()
+        if not rest or rest.startswith(","):  # else it only begins like JSON
+            return value, rest[1:]
+    except ValueError:
+        pass
+    word, _, rest = text.partition(",")
+    return _PYTHON.get(word.strip(), word.strip()), rest
