@@ -1,4 +1,4 @@
-"""thinpipe evaluate: what a model, or a run's newest checkpoint, comes to on data."""
+"""thinpipe evaluate: loss and accuracy of a model or a run on data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""thinpipe generate: prompts in, texts out; everything else goes to stderr, so that a pipe works."""
+"""thinpipe generate: prompts in, texts out. Everything else goes to stderr, so that a pipe works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts: from the command line, a file or a pipe, as tokens; the client alone sees them."""
+"""Prompts as tokens: from the command line, a file or a pipe; the client alone sees them."""
 
 from __future__ import annotations
 

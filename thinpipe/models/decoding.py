@@ -1,4 +1,4 @@
-"""A model that was cut, token by token: transformers' own ``generate`` on the client, with blocks that are elsewhere.
+"""Texts from a model that was cut: transformers' own ``generate`` on the client, with blocks that are elsewhere.
 
        client                                           servers
 
