@@ -65,7 +65,7 @@ def generate(
     if world.workers == 1:
         model = world.together(lambda: _whole(pretrained, world))
         assert prompts is not None
-        return [_Client(model, pretrained, settings, prompts).run(show, make_streamer)]
+        return [_Client(model, pretrained, settings, prompts, world.device).run(show, make_streamer)]
     part = world.together(lambda: _Part(pretrained, settings, world))
     ring, runs = Ring(world), list[Run]()
     for encoded in [True, False] if settings.compare else [settings.compress != "none"]:
@@ -74,7 +74,7 @@ def generate(
             part.serve(ring)
         else:
             servers = Servers(ring, part.going, part.coming, world.device)
-            client = _Client(part.cut.model, pretrained, settings, prompts, servers)
+            client = _Client(part.cut.model, pretrained, settings, prompts, world.device, servers)
             with blocks_elsewhere(part.cut, part.blocks, servers):
                 # Of two runs the first one is shown: what was asked for.
                 first = not runs
@@ -169,9 +169,11 @@ class _Client:
         pretrained: PretrainedModel,
         settings: Settings,
         prompts: Sequence[Prompt],
+        device: torch.device,
         servers: Servers | None = None,
     ) -> None:
         self._model, self._settings, self._prompts, self._servers = model, settings, prompts, servers
+        self._device = device
         self._tokenizer = pretrained.tokenizer()
         with quiet():
             self._config = pretrained.generation_config(model)
@@ -209,7 +211,7 @@ class _Client:
         for start in range(0, len(prompts), size):
             ACTIVITY.note("generating", start)
             batch = padded(prompts[start : start + size], self._config.pad_token_id)
-            inputs = {name: tensor.to(self._model.device) for name, tensor in batch.items()}
+            inputs = {name: tensor.to(self._device) for name, tensor in batch.items()}
             streamer = make_streamer(self._tokenizer) if make_streamer is not None and len(prompts) == 1 else None
             began = time.perf_counter()
             if self._servers is not None:
