@@ -6,6 +6,7 @@ a model type.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from torch import nn
 
 from thinpipe.measure.readable import errors_named, read_json
 from thinpipe.models.compare import compare
+from thinpipe.models.decoding import check_generates
 from thinpipe.models.tiny import LAYERS, shrunken
 from thinpipe.models.verify import TRAINING, batch, types_of
 from thinpipe.models.weights import hollow, load_weights, random_weights, weight_files
@@ -37,6 +39,7 @@ _TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
+ADAPTER = "adapter_config.json"  # of a folder that peft wrote
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # begin, end, fill up a text
 
 
@@ -88,7 +91,8 @@ class PretrainedModel:
         file = folder / "config.json"
         if not file.is_file():
             option = "model" if self.has_weights else "config"
-            raise OptionError(f"{{{option}}} is a folder that save_pretrained wrote, and {folder} has no {file.name}")
+            rest = "adapters alone: export them with {merge}" if (folder / ADAPTER).is_file() else f"no {file.name}"
+            raise OptionError(f"{{{option}}} is a folder that save_pretrained wrote, and {folder} has {rest}")
         facts = read_json(file, _DESCRIPTION)
         if not isinstance(facts, dict):
             raise ValueError(f"{file} cannot be read as {_DESCRIPTION}: it is no object")
@@ -174,6 +178,25 @@ class PretrainedModel:
                 random_weights(model, names, seed)
 
         return fill
+
+    def generation_config(self, model: Any) -> Any:
+        """How the model's makers let it generate: which tokens end a text, what is not repeated."""
+        from transformers import GenerationConfig
+
+        file = None if self.folder is None else self.folder / "generation_config.json"
+        if file is None or not file.is_file():
+            return copy.deepcopy(model.generation_config)
+        with errors_named(file, "how a model generates", "bring the model's own"):
+            return GenerationConfig.from_pretrained(str(self.folder), local_files_only=True)
+
+    def check_generates(self) -> None:
+        """ValueError unless a small copy of the model generates the same in pieces as whole: seconds, before a run."""
+        config = self.config()
+        small = shrunken(config)
+        small._name_or_path = config._name_or_path
+        with torch.random.fork_rng(devices=[]), quiet():
+            torch.manual_seed(0)
+            check_generates(self._built(small).eval())
 
     def check_cut(self) -> None:
         """ValueError unless a small copy of the model computes the same in units as whole: seconds, before any run."""

@@ -62,7 +62,7 @@ def check_possible(task: Task, settings: Settings) -> None:
 
 
 def read_data(
-    task: Task, settings: Settings, world: World, companions: Path | None = None
+    task: Task, settings: Settings, world: World, companions: Path | None = None, *, trains: bool = True
 ) -> tuple[Data | None, Facts]:
     """Data where it is needed: on the client, at the end of a line, which has the loss, and on every replica.
 
@@ -78,7 +78,7 @@ def read_data(
         if not reads:
             return None
         data, shape = task.load(source)
-        if len(data.train) < settings.batch_size:
+        if trains and len(data.train) < settings.batch_size:
             raise OptionError(
                 f"a batch is filled with different samples: {{batch_size}} {settings.batch_size} is more than the "
                 f"{len(data.train)} samples to train on; take a smaller one"
