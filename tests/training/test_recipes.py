@@ -121,8 +121,9 @@ def with_gpt2(path: Path) -> dict[str, Any]:
     return {"data": table(path)["data"], "model": str(model), "tokens": 16, "batch_size": 8}
 
 
-def with_resnet(path: Path) -> dict[str, Any]:
-    model = written.write_image_classifier(path / "model", "resnet")
+def with_convnext(path: Path) -> dict[str, Any]:
+    """Without batch norm, which over few values makes much of rounding: that differs with the number of threads."""
+    model = written.write_image_classifier(path / "model", "convnext")
     return {"data": folders(path)["data"], "model": str(model), "image_size": 64, "batch_size": 16}
 
 
@@ -132,7 +133,7 @@ def with_resnet(path: Path) -> dict[str, Any]:
     [
         ("texts", with_gpt2, "client-server"),
         ("texts", with_gpt2, "linear"),
-        ("images", with_resnet, "client-server"),
+        ("images", with_convnext, "client-server"),
     ],
 )
 def test_a_model_of_the_users_trains_in_place_of_the_tasks_own(
