@@ -106,7 +106,7 @@ def _train(
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
     kept = {} if data is None else data.companions
     engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
-    notices = notices if exporter is None else notices + exporter.notices
+    notices = [*notices, *(data.notices if data is not None else ()), *(exporter.notices if exporter else ())]
     engine.warm_up()
     optimizer = make_optimizer(
         engine.parameters(),
@@ -117,7 +117,7 @@ def _train(
         nesterov=settings.nesterov,
     )
     seed_worker(settings.seed, world.worker)
-    steps = facts.train_samples // settings.batch_size * settings.epochs
+    steps = facts.train_samples // settings.step_samples * settings.epochs
     progress = Progress(steps=steps, metric_name=task.metric)
     if running.resume is not None:
         resumed: Resumed = world.together(lambda: resume(running, settings, engine, optimizer, fingerprint))
@@ -323,4 +323,5 @@ def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine
         parameters=sum({holding.stage: holding.parameters for holding in holdings}.values()),
         holdings=holdings,
         links=engine.link_plans(),
+        accumulate=settings.accumulate,
     )
