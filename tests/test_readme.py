@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from tests.documents import ROOT, blocks, commands
 from tests.pool import Pool
 from tests.scripts import run_script
+from tests.workloads.written import write_language_model
 from thinpipe.cli import app
 from thinpipe.workers import launch
 from thinpipe.workers.network import missing_for_networks
@@ -45,12 +46,16 @@ class Started(Exception):
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where commands run: with the plans, and pictures in two folders."""
+    """Where commands run: with the plans, pictures in two folders, a language model and texts."""
     shutil.copytree(ROOT / "ablations", tmp_path / "ablations")
     for number in range(20):
         path = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(path)
+    text = "a client keeps the first and the last layers of a model, servers hold those between them; " * 200
+    write_language_model(tmp_path / "model", text)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

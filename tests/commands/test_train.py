@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from tests.scripts import run_script
 from tests.training.toy import ToyTask, run_toy, saved_model
 from thinpipe.cli import app
+from thinpipe.commands.train.settle import settle_run
 from thinpipe.measure.record import Record
 from thinpipe.training.settings import Running
 from thinpipe.workers import launch
@@ -167,3 +168,11 @@ def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0
     assert "Checkpoints" in output
     assert max(map(len, output.splitlines())) <= 80
+
+
+def test_a_model_of_the_users_is_tuned_as_pretrained_weights_are() -> None:
+    """The recipe of texts is for a small model from scratch: its rate would ruin weights that are good already."""
+    given = {"task": "texts", "data": Path("rows.csv")}
+    scratch, tuned = (settle_run(given | more)[0] for more in ({}, {"model": "bert"}))
+    assert (scratch.lr, tuned.lr) == (5e-4, 2e-5)
+    assert settle_run(given | {"model": "bert", "lr": 1e-5})[0].lr == 1e-5

@@ -126,9 +126,8 @@ class CutModel:
                     values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
             trace.calls.append(Call(leaves, spec, values))
             if returns is None:
-                with _flop_counter() as counter:
-                    result = shapes_returned(self.blocks[number], args, kwargs)
-                trace.flops.append(counter.get_total_flops())
+                result, flops = self._shapes_returned(number, args, kwargs)
+                trace.flops.append(flops)
                 trace.returns.append(Returned(*pytree.tree_flatten(result)))
             else:
                 trace.returns.append(returns[number])
@@ -143,6 +142,13 @@ class CutModel:
             args, kwargs = run_until(self.model, self.blocks, hidden, on_call, last)
             on_call(last, args, kwargs)
         return trace
+
+    def _shapes_returned(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
+        """What a block returns, and what it computes, which is counted for the example alone."""
+        if self._kept:
+            return shapes_returned(self.blocks[number], args, kwargs), 0
+        with _flop_counter() as counter:
+            return shapes_returned(self.blocks[number], args, kwargs), counter.get_total_flops()
 
     def between(
         self, values: Values, inputs: Mapping[str, Tensor], until: int | None, positions: slice | None = None
@@ -314,10 +320,19 @@ class CutModel:
         return [[like[kind](k, i) for kind, k, i in live] + shared for live in self.live] + [[self.logits]]
 
 
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+
+
 def _flop_counter() -> FlopCounterMode:
-    """Torch's own does not know the product that experts are computed with; and some models return what it cannot
-    hook to tell modules apart, which is not asked for here."""
-    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops})
+    """Torch's own does not know the product that experts are computed with, nor, in 2.11, that heads share keys; and
+    some models return what it cannot hook to tell modules apart, which is not asked for here."""
+    formulas: dict[Any, Any] = {getattr(torch.ops.aten, name): _attention_flops for name in _ATTENTION}
+    counter = FlopCounterMode(display=False, custom_mapping={**formulas, torch.ops.aten._grouped_mm: _grouped_flops})
     counter.mod_tracker = _Nowhere()  # type: ignore[assignment]
     return counter
 
@@ -336,6 +351,10 @@ class _Nowhere:
 
 def _grouped_flops(tokens: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
     return 2 * math.prod(tokens) * experts[-1]
+
+
+def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
