@@ -119,5 +119,7 @@ def sum_of_squares(parameters: Iterable[nn.Parameter]) -> float:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return 0.0
-    norms = torch.stack([torch.linalg.vector_norm(gradient).double() for gradient in gradients])
-    return float(norms.square().sum())
+    # Half precision would round the norm, or overflow.
+    kinds = [torch.promote_types(gradient.dtype, torch.float32) for gradient in gradients]
+    norms = [torch.linalg.vector_norm(each, dtype=kind).double() for each, kind in zip(gradients, kinds, strict=True)]
+    return float(torch.stack(norms).square().sum())

@@ -177,6 +177,11 @@ class Settings(Trained):
                 "error feedback is for the gradients that replicas exchange: leave out {no_error_feedback}, or give "
                 f"{{parallel}} data instead of {self.parallel}"
             )
+        if self.amp and self.dtype != "float32":
+            raise OptionError(
+                f"{{amp}} computes in bfloat16 with float32 weights, {{dtype}} {self.dtype} has the weights in it too: "
+                "give one of them"
+            )
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise OptionError(
                 "{nesterov} looks ahead along SGD's momentum: give {optimizer} sgd and a {momentum} above 0"

@@ -34,7 +34,7 @@ from thinpipe.training.data import Facts, fingerprint_together, read_data
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.export import Export, Exporter
 from thinpipe.training.loop import Loop
-from thinpipe.training.optimize import make_optimizer
+from thinpipe.training.optimize import make_optimizer, optimizer_bytes
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__
@@ -44,7 +44,6 @@ from thinpipe.workers.signals import noted_signals
 from thinpipe.workloads.task import Task
 
 CheckRoom = Callable[[Mapping[str, int]], None]
-_STATES = {"sgd": 1, "adamw": 2}  # tensors that an optimizer keeps for each parameter
 
 
 def train(
@@ -262,8 +261,7 @@ def _state_bytes(engine: Engine, settings: Settings) -> int:
     if engine.owns_state:
         for stage in engine.stages.values():
             mine += sum(tensor.numel() * tensor.element_size() for tensor in stage.tensors().values())
-            kept = sum(parameter.numel() * parameter.element_size() for parameter in stage.parameters().values())
-            mine += kept * _STATES[settings.optimizer]
+            mine += optimizer_bytes(stage.parameters().values(), settings.optimizer)
     if settings.parallel == "data" and settings.compress_backward != "none" and settings.error_feedback:
         # What is lost on the way, for each.
         mine += sum(parameter.numel() * parameter.element_size() for parameter in engine.parameters())
