@@ -55,7 +55,9 @@ def test_updates_too_small_for_bfloat16_add_up(name: str, monkeypatch: pytest.Mo
 
 def test_what_is_kept_can_be_taken_back() -> None:
     first, second = ([nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))] for _ in range(2))
-    before, after = optimizer_of(first, "adamw"), optimizer_of(second, "adamw")
+    frozen = nn.Parameter(torch.ones(2, dtype=torch.bfloat16), requires_grad=False)
+    before, after = optimizer_of([*first, frozen], "adamw"), optimizer_of(second, "adamw")
+    assert kept_for(before, frozen) == {}
 
     def step(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         parameters[0].grad = torch.full((4, 4), 0.5, dtype=torch.bfloat16)

@@ -222,7 +222,8 @@ def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None
         torch.manual_seed(0)
         model = build(small).train(small.model_type in TRAINING)
         made = batch(model, kind)
-        inputs = {name: each.to(model.dtype) if each.is_floating_point() else each for name, each in made.items()}
+        dtype = next(model.parameters()).dtype
+        inputs = {name: each.to(dtype) if each.is_floating_point() else each for name, each in made.items()}
     compared = compare(model, inputs, alone=LAYERS)
     if not compared.is_exact or compared.needs_weights_elsewhere is not None:
         where = compared.first_difference or compared.needs_weights_elsewhere or "its gradients"

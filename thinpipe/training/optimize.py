@@ -119,8 +119,10 @@ class MasterWeights(torch.optim.Optimizer):
             parameter.grad = None
 
     def kept(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """All that is remembered for a parameter."""
-        master = self._masters[parameter]
+        """All that is remembered for a parameter; nothing for one that is not trained."""
+        master = self._masters.get(parameter)
+        if master is None:
+            return {}
         return {**self._wide.state.get(master, {}), MASTER: master.detach()}
 
     @torch.no_grad()
