@@ -129,10 +129,10 @@ def with_gpt2(path: Path) -> dict[str, Any]:
     return {"data": table(path)["data"], "model": str(model), "tokens": 16, "batch_size": 8}
 
 
-def with_resnet(path: Path) -> dict[str, Any]:
-    """At a small rate: batch norm over few values makes much of rounding, which differs with the number of threads."""
-    model = written.write_image_classifier(path / "model", "resnet")
-    return {"data": folders(path)["data"], "model": str(model), "image_size": 64, "batch_size": 16, "lr": 0.001}
+def with_convnext(path: Path) -> dict[str, Any]:
+    """Without batch norm, which over few values makes much of rounding: that differs with the number of threads."""
+    model = written.write_image_classifier(path / "model", "convnext")
+    return {"data": folders(path)["data"], "model": str(model), "image_size": 64, "batch_size": 16}
 
 
 @pytest.mark.timeout(300)
@@ -141,7 +141,7 @@ def with_resnet(path: Path) -> dict[str, Any]:
     [
         ("texts", with_gpt2, "client-server"),
         ("texts", with_gpt2, "linear"),
-        ("images", with_resnet, "client-server"),
+        ("images", with_convnext, "client-server"),
     ],
 )
 def test_a_model_of_the_users_trains_in_place_of_the_tasks_own(

@@ -85,6 +85,10 @@ class Engine(ABC):
     def sent_bytes(self) -> int:
         """What this worker has sent for training since it was made."""
 
+    def evaluation_bytes(self) -> int:
+        """What this worker has sent for evaluations."""
+        return 0
+
     @abstractmethod
     def memory(self) -> dict[str, Tensor]:
         """What codecs remember on this worker, to be saved."""

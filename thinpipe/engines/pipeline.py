@@ -243,10 +243,10 @@ class PipelineEngine(Engine):
         ]
 
     def sent_bytes(self) -> int:
-        return self._sent_before + sum(link.ledger.counters.wire_bytes for link in self._sends())
+        return self._sent_before + sum(link.ledger.counters.wire_bytes for link in _sends(self.training_stages))
 
-    def _sends(self) -> list[SendLink]:
-        return [link for stage in self.training_stages for link in stage.links if isinstance(link, SendLink)]
+    def evaluation_bytes(self) -> int:
+        return sum(link.ledger.counters.wire_bytes for link in _sends(self._evaluation_stages))
 
     def compute_ms(self) -> dict[int, tuple[float, float]]:
         """Of every stage here: time in forward and in backward since ``collect_links``."""
@@ -288,7 +288,7 @@ class PipelineEngine(Engine):
 
     def tap(self, tap: Tap | None) -> None:
         """What is shown every tensor that this worker sends in training, from the next step on."""
-        for link in self._sends():
+        for link in _sends(self.training_stages):
             link.tap = tap
 
     def float_bytes_per_chunk(self) -> int:
@@ -359,3 +359,7 @@ class PipelineEngine(Engine):
             integer_bytes=sum(compress(sizes(-1), packed)),
             first_wire_bytes=sum(sizes(0)) if any(len(form) > 1 for form in forms) else None,
         )
+
+
+def _sends(stages: Sequence[CheckedStage]) -> list[SendLink]:
+    return [link for stage in stages for link in stage.links if isinstance(link, SendLink)]

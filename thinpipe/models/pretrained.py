@@ -6,6 +6,7 @@ a model type.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from torch import nn
 
 from thinpipe.measure.readable import errors_named, read_json
 from thinpipe.models.compare import compare
+from thinpipe.models.decoding import check_generates
 from thinpipe.models.tiny import LAYERS, shrunken
 from thinpipe.models.verify import TRAINING, batch, types_of
 from thinpipe.models.weights import hollow, load_weights, random_weights, weight_files
@@ -175,6 +177,25 @@ class PretrainedModel:
                 random_weights(model, names, seed)
 
         return fill
+
+    def generation_config(self, model: Any) -> Any:
+        """How the model's makers let it generate: which tokens end a text, what is not repeated."""
+        from transformers import GenerationConfig
+
+        file = None if self.folder is None else self.folder / "generation_config.json"
+        if file is None or not file.is_file():
+            return copy.deepcopy(model.generation_config)
+        with errors_named(file, "how a model generates", "bring the model's own"):
+            return GenerationConfig.from_pretrained(str(self.folder), local_files_only=True)
+
+    def check_generates(self) -> None:
+        """ValueError unless a small copy of the model generates the same in pieces as whole: seconds, before a run."""
+        config = self.config()
+        small = shrunken(config)
+        small._name_or_path = config._name_or_path
+        with torch.random.fork_rng(devices=[]), quiet():
+            torch.manual_seed(0)
+            check_generates(self._built(small).eval())
 
     def check_cut(self) -> None:
         """ValueError unless a small copy of the model computes the same in units as whole: seconds, before any run."""

@@ -57,7 +57,7 @@ def check_possible(task: Task, settings: Settings) -> None:
 
 
 def read_data(
-    task: Task, settings: Settings, world: World, companions: Path | None = None
+    task: Task, settings: Settings, world: World, companions: Path | None = None, *, trains: bool = True
 ) -> tuple[Data | None, Facts]:
     """Data where it is needed: on the client, at the end of a line, which has the loss, and on every replica.
 
@@ -73,7 +73,7 @@ def read_data(
         if not reads:
             return None
         data, shape = task.load(source)
-        if len(data.train) < settings.step_samples:
+        if trains and len(data.train) < settings.step_samples:
             batches = f" in {{accumulate}} {settings.accumulate} batches" if settings.accumulate > 1 else ""
             raise OptionError(
                 f"a step is filled with different samples: {{batch_size}} {settings.batch_size}{batches} is more than "

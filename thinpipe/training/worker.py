@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -24,13 +25,17 @@ from thinpipe.training.checkpoints.folder import (
     check_unused,
     checkpoints,
     companions_of,
+    is_complete,
+    load,
+    newest_whole,
     sweep,
 )
 from thinpipe.training.checkpoints.manifest import Habits, Progress
 from thinpipe.training.checkpoints.resume import Resumed, first_units, resume
 from thinpipe.training.checkpoints.saving import Saver, UnsavedError
-from thinpipe.training.checkpoints.state import seed_worker
+from thinpipe.training.checkpoints.state import belongs_here, load_model_state, seed_worker
 from thinpipe.training.data import Facts, fingerprint_together, read_data
+from thinpipe.training.evaluate import Evaluated, evaluate
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.export import Export, Exporter
 from thinpipe.training.loop import Loop
@@ -38,12 +43,24 @@ from thinpipe.training.optimize import make_optimizer, optimizer_bytes
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__
+from thinpipe.workers.activity import ACTIVITY
 from thinpipe.workers.backend import CPU
 from thinpipe.workers.exchange import DisagreementError, agree
 from thinpipe.workers.signals import noted_signals
 from thinpipe.workloads.task import Task
 
+Part = Literal["validation", "train"]  # of the data
 CheckRoom = Callable[[Mapping[str, int]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessed:
+    """What an evaluation came to, and cost."""
+
+    found: Evaluated
+    samples: int
+    seconds: float
+    wire_bytes: int  # sent by all workers
 
 
 def train(
@@ -60,10 +77,7 @@ def train(
     ``export`` take.
     """
     if world.workers > 1:
-        try:
-            agree(_must_agree(settings, running), world.control_group, CPU)
-        except DisagreementError as error:
-            raise SetupError(str(error)) from None
+        _agree(_must_agree(settings, running), world)
     lock = world.together(lambda: _take_folder(running, world))
     try:
         if running.save is not None and world.workers > 1 and not running.save_local:
@@ -146,6 +160,48 @@ def _train(
     return end
 
 
+def assess(task: Task, settings: Settings, world: World, *, run: Path | None, part: Part) -> Assessed:
+    """One worker's part in the evaluation of a model, with the weights of a run's newest checkpoint if one is named.
+
+    The client's result counts. Of a run, all workers see the folder.
+    """
+    if world.workers > 1:
+        _agree(settings.to_json() | {"run": run is not None, "part": part}, world)
+    data, facts = read_data(
+        task, settings, world, None if run is None or settings.config is None else companions_of(run), trains=False
+    )
+    engine, _, _ = _prepare(task, settings, Running(), world, facts, {})
+    engine.warm_up()
+    if run is not None:
+        _load_checkpoint(run, engine)
+    split = None if data is None else getattr(data, part)
+    samples = facts.validation_samples if part == "validation" else facts.train_samples
+    world.barrier()
+    ACTIVITY.note("evaluation")
+    began = time.perf_counter()
+    found = evaluate(engine, split, samples, settings.batch_size // settings.replicas, task.metric)
+    seconds = time.perf_counter() - began
+    wire_bytes = sum(world.gather(engine.evaluation_bytes()))
+    return Assessed(found=found, samples=samples, seconds=seconds, wire_bytes=wire_bytes)
+
+
+def _load_checkpoint(run: Path, engine: Engine) -> None:
+    """The model's tensors of the newest checkpoint that is whole, as the client sees it."""
+    world = engine.world
+    name = world.gather(world.together(lambda: newest_whole(run)[0].name if world.is_client else None))[0]
+    path = run if is_complete(run) else run / name
+    state = world.together(lambda: load(path, lambda key: key.startswith("model/") and belongs_here(engine, key)))
+    world.together(lambda: load_model_state(engine, state))
+
+
+def _agree(facts: Mapping[str, Any], world: World) -> None:
+    versions = {"torch version": torch.__version__, "thinpipe version": __version__}
+    try:
+        agree({**facts, **versions}, world.control_group, CPU)
+    except DisagreementError as error:
+        raise SetupError(str(error)) from None
+
+
 def _check_kept(running: Running, unsaved: str | None, unexported: str | None) -> None:
     """UnsavedError for what of a run that came to its end is not on disk, and why."""
     if unsaved is not None:
@@ -191,8 +247,6 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
             for name in ("save_local", "save_every", "keep", "steps", "evaluate_every", "patience_s")
         },
         "captured": None if capture is None else [capture.steps, capture.chunks, capture.limit],
-        "torch version": torch.__version__,
-        "thinpipe version": __version__,
     }
 
 

@@ -80,8 +80,8 @@ def belongs_here(engine: Engine, key: str) -> bool:
     return int(owner) in engine.stages or is_receiver
 
 
-def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
-    tensors, parameters = model_tensors(engine), _parameters(engine)
+def load_model_state(engine: Engine, state: dict[str, Tensor]) -> None:
+    tensors = model_tensors(engine)
     for name, tensor in tensors.items():
         saved = state.get(f"model/{name}")
         if saved is None or saved.shape != tensor.shape:
@@ -90,6 +90,11 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(state[f"model/{name}"])
+
+
+def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
+    load_model_state(engine, state)
+    parameters = _parameters(engine)
     for key, value in state.items():
         kind, _, rest = key.partition("/")
         if kind == "optimizer":
