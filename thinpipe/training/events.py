@@ -34,7 +34,8 @@ class Plan:
     validation_samples: int
     parameters: int
     holdings: tuple[Holding, ...]
-    links: tuple[LinkPlan, ...]  # empty unless parallel is pipeline
+    links: tuple[LinkPlan, ...]  # of a batch; empty unless parallel is pipeline
+    accumulate: int = 1  # batches to a step
 
 
 @dataclass(frozen=True, kw_only=True)

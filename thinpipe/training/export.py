@@ -126,7 +126,7 @@ class Export:
             built = built if self.form.twin is None else self.form.twin  # which nobody trains
             self.fill(built, missing)
         values = built.state_dict() if missing else {}
-        return {name: values[name] for name in missing}
+        return {name: values[name].to(self.form.tensors[name].dtype) for name in missing}
 
     def write(self, tensors: Iterable[tuple[str, Tensor]], progress: Progress, confirm: Callable[[], None]) -> None:
         """The folder. ``confirm`` is asked when all tensors have come, and raises if they are not what they should be.

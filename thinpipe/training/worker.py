@@ -39,7 +39,7 @@ from thinpipe.training.evaluate import Evaluated, evaluate
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.export import Export, Exporter
 from thinpipe.training.loop import Loop
-from thinpipe.training.optimize import make_optimizer
+from thinpipe.training.optimize import make_optimizer, optimizer_bytes
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__
@@ -51,7 +51,6 @@ from thinpipe.workloads.task import Task
 
 Part = Literal["validation", "train"]  # of the data
 CheckRoom = Callable[[Mapping[str, int]], None]
-_STATES = {"sgd": 1, "adamw": 2}  # tensors that an optimizer keeps for each parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +119,7 @@ def _train(
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
     kept = {} if data is None else data.companions
     engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
-    notices = notices if exporter is None else notices + exporter.notices
+    notices = [*notices, *(data.notices if data is not None else ()), *(exporter.notices if exporter else ())]
     engine.warm_up()
     optimizer = make_optimizer(
         engine.parameters(),
@@ -131,7 +130,7 @@ def _train(
         nesterov=settings.nesterov,
     )
     seed_worker(settings.seed, world.worker)
-    steps = facts.train_samples // settings.batch_size * settings.epochs
+    steps = facts.train_samples // settings.step_samples * settings.epochs
     progress = Progress(steps=steps, metric_name=task.metric)
     if running.resume is not None:
         resumed: Resumed = world.together(lambda: resume(running, settings, engine, optimizer, fingerprint))
@@ -316,8 +315,7 @@ def _state_bytes(engine: Engine, settings: Settings) -> int:
     if engine.owns_state:
         for stage in engine.stages.values():
             mine += sum(tensor.numel() * tensor.element_size() for tensor in stage.tensors().values())
-            kept = sum(parameter.numel() * parameter.element_size() for parameter in stage.parameters().values())
-            mine += kept * _STATES[settings.optimizer]
+            mine += optimizer_bytes(stage.parameters().values(), settings.optimizer)
     if settings.parallel == "data" and settings.compress_backward != "none" and settings.error_feedback:
         # What is lost on the way, for each.
         mine += sum(parameter.numel() * parameter.element_size() for parameter in engine.parameters())
@@ -377,4 +375,5 @@ def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine
         parameters=sum({holding.stage: holding.parameters for holding in holdings}.values()),
         holdings=holdings,
         links=engine.link_plans(),
+        accumulate=settings.accumulate,
     )
