@@ -7,7 +7,7 @@ leaves it as it is, its bytes do not count as training's, and nothing is set up 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from thinpipe.codecs.rounding import rounding_key
 from thinpipe.engines.engine import Engine, NamedModule, to_device
 from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
 from thinpipe.engines.loss import Loss
-from thinpipe.engines.plan import Holding, LinkPlan
+from thinpipe.engines.plan import Holding, LinkPlan, counts
 from thinpipe.engines.shapes import Meta, costs_of
 from thinpipe.engines.units import Units, check_private, check_shared, cut_model
 from thinpipe.engines.world import World
@@ -88,7 +88,8 @@ class PipelineEngine(Engine):
         modules = cut_units(units, self.cuts)
         # The tensors before the first stage, between stages, and after the last.
         ends = [*self.cuts, len(units)]
-        self._between = [chunk_inputs, *(traced[end - 1].outputs for end in ends)]
+        outputs = [traced[end - 1].outputs for end in ends]
+        self._between = [chunk_inputs, *_with_gradients(outputs, modules)]
         self._holdings = self._describe(modules, whole.names)
         self.stage_count = len(modules)
         mine = stages_of(world.worker, world.workers, cutting.layout)
@@ -293,8 +294,8 @@ class PipelineEngine(Engine):
 
     def float_bytes_per_chunk(self) -> int:
         """Of all activations and gradients that cross the links of the whole pipeline."""
-        crossing = [meta for metas in self._between[1:-1] for meta in metas if meta.has_gradient]
-        return 2 * sum(meta.bytes for meta in crossing)
+        crossing = [meta for metas in self._between[1:-1] for meta in metas if meta.dtype.is_floating_point]
+        return sum((1 + meta.has_gradient) * meta.bytes for meta in crossing)
 
     def check_replicas(self, step: int) -> None:
         """Nothing is here twice."""
@@ -304,10 +305,10 @@ class PipelineEngine(Engine):
 
     def _describe(self, modules: Sequence[StageModule], names: Sequence[str]) -> tuple[Holding, ...]:
         """What two stages share is the first one's."""
-        sizes: list[dict[int, int]] = []
+        parameters: list[dict[int, nn.Parameter]] = []
         for module in modules:
-            known = {each for earlier in sizes for each in earlier}
-            sizes.append({id(each): each.numel() for each in module.parameters() if id(each) not in known})
+            known = {each for earlier in parameters for each in earlier}
+            parameters.append({id(each): each for each in module.parameters() if id(each) not in known})
         return tuple(
             Holding(
                 stage=index,
@@ -315,23 +316,20 @@ class PipelineEngine(Engine):
                 first_unit=first,
                 units=len(module.units),
                 unit_names=tuple(names[first : first + len(module.units)]),
-                parameters=sum(sizes[index].values()),
+                **counts(parameters[index].values()),
             )
             for index, (first, module) in enumerate(zip((0, *self.cuts), modules, strict=True))
         )
 
     def link_plans(self) -> tuple[LinkPlan, ...]:
         pairs = [(index, index + 1) for index in range(self.stage_count - 1)]
+        gradients = {there: [meta for meta in self._between[there] if meta.has_gradient] for _, there in pairs}
         return tuple(
             [self._link_plan(here, there, self._between[there], self._links.forward) for here, there in pairs]
             + [
-                self._link_plan(
-                    there,
-                    here,
-                    [meta for meta in self._between[there] if meta.has_gradient],
-                    self._links.backward,
-                )
+                self._link_plan(there, here, gradients[there], self._links.backward)
                 for here, there in pairs
+                if gradients[there]
             ]
         )
 
@@ -363,3 +361,12 @@ class PipelineEngine(Engine):
 
 def _sends(stages: Sequence[CheckedStage]) -> list[SendLink]:
     return [link for stage in stages for link in stage.links if isinstance(link, SendLink)]
+
+
+def _with_gradients(outputs: Sequence[Sequence[Meta]], modules: Sequence[nn.Module]) -> list[tuple[Meta, ...]]:
+    """What stages return; without gradients as long as no stage up to there is trained."""
+    found, trained = [], False
+    for metas, module in zip(outputs, modules, strict=True):
+        trained = trained or any(each.requires_grad for each in module.parameters())
+        found.append(tuple(replace(meta, trained=trained) for meta in metas))
+    return found

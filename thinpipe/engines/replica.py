@@ -15,7 +15,7 @@ from thinpipe.ddp import DDPState, ddp_hook, ddp_state
 from thinpipe.engines.engine import Engine, NamedModule, to_device
 from thinpipe.engines.finite import Suspicion, not_finite, sum_of, sum_of_squares
 from thinpipe.engines.loss import Loss, count_labelled
-from thinpipe.engines.plan import Holding
+from thinpipe.engines.plan import Holding, counts
 from thinpipe.engines.units import Units, cut_model
 from thinpipe.engines.world import World
 from thinpipe.pipeline.batchnorm import DeferredStatistics
@@ -96,7 +96,7 @@ class ReplicaEngine(Engine):
 
     def warm_up(self) -> None:
         if self._hook is not None:
-            largest = max(self._module.parameters(), key=torch.numel)
+            largest = max((each for each in self._module.parameters() if each.requires_grad), key=torch.numel)
             as_matrix = (largest.shape[0], largest.numel() // largest.shape[0])
             warm_codec(self._hook.codec, as_matrix, largest.dtype, self.world.device)
 
@@ -220,7 +220,7 @@ class ReplicaEngine(Engine):
             )
 
     def holdings(self) -> tuple[Holding, ...]:
-        parameters = sum(parameter.numel() for parameter in self._module.parameters())
+        counted = counts(self._module.parameters())
         return tuple(
             Holding(
                 stage=0,
@@ -228,7 +228,7 @@ class ReplicaEngine(Engine):
                 first_unit=0,
                 units=len(self._unit_names),
                 unit_names=self._unit_names,
-                parameters=parameters,
+                **counted,
             )
             for worker in range(self.world.workers)
         )

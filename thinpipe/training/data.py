@@ -11,6 +11,7 @@ import torch
 from thinpipe.engines.shapes import Meta, meta_of
 from thinpipe.engines.world import SetupError, World
 from thinpipe.measure.memory import check_fits
+from thinpipe.models.adapters import adapt
 from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import choose_cuts
 from thinpipe.training.checkpoints.fingerprint import difference, fingerprint
@@ -44,6 +45,10 @@ def check_possible(task: Task, settings: Settings) -> None:
     """ValueError for what can be told without reading samples or building the model."""
     source = settings.source
     units = task.look_for(source)
+    if settings.lora is not None or settings.freeze:
+        model = task.hollow(source)
+        if model is not None:
+            adapt(model, settings.adapters, settings.freeze, settings.seed)
     if source.width is not None:
         what = f"{{width}} {source.width:g}: the model, which each of {settings.workers} workers builds,"
         check_fits(what, settings.workers * task.weight_bytes(source), "take a smaller one")

@@ -33,6 +33,7 @@ class Plan:
     train_samples: int
     validation_samples: int
     parameters: int
+    trained: int  # of them
     holdings: tuple[Holding, ...]
     links: tuple[LinkPlan, ...]  # of a batch; empty unless parallel is pipeline
     accumulate: int = 1  # batches to a step

@@ -58,12 +58,14 @@ def make_optimizer(
         )
         return MasterWeights(trained, make)
     if name == "sgd":
-        return torch.optim.SGD(trained, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+        # As a group: a worker of which nothing is trained has none, and torch refuses an empty list.
+        group = [{"params": trained}]
+        return torch.optim.SGD(group, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     groups = [
         {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return SlicedAdamW([group for group in groups if group["params"]], lr=lr)
+    return SlicedAdamW([group for group in groups if group["params"]] or groups[:1], lr=lr)
 
 
 class SlicedAdamW(torch.optim.AdamW):

@@ -316,8 +316,12 @@ class Running:
         "The client keeps all of them: its folder need not be shared.", panel=_SAVE, default=False
     )
     export: Path | None = option(
-        "The trained model as a new folder of transformers.", panel=_SAVE, metavar="DIR", default=None
+        "The trained model as a new folder of transformers; adapters as one of peft.",
+        panel=_SAVE,
+        metavar="DIR",
+        default=None,
     )
+    merge: bool = option("Export the model with its adapters added to its weights.", panel=_SAVE, default=False)
     # One checkpoint, or a folder: the newest in it that is whole.
     resume: Path | None = option(
         "Go on where the run saved here stopped, with its options.", panel=_SAVE, metavar="DIR", default=None
@@ -343,6 +347,8 @@ class Running:
             raise OptionError("{save_local} says who keeps the checkpoints: name a folder for them with {save}")
         if self.save is None and self.max_restarts:
             raise OptionError("{max_restarts} goes on from checkpoints: name a folder for them with {save}")
+        if self.merge and self.export is None:
+            raise OptionError("{merge} is for {export}: name a folder with it, or leave it out")
         if self.trace is not None and self.trace.suffix not in (".png", ".json"):
             raise OptionError(
                 f"{{trace}} draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
@@ -370,6 +376,8 @@ class Running:
         if "cuda" in here and not torch.cuda.is_available():
             raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
         self.check_watchable(settings)
+        if self.export is not None:
+            settings.check_export(merge=self.merge)
         cached = self.delta_cache is not None or self.delta_cache_limit != Running.delta_cache_limit
         if cached and not encoding(settings.compress_forward).needs_samples:
             raise OptionError(

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from thinpipe.options import OptionError, above, between, option
+from thinpipe.models.adapters import Lora
+from thinpipe.options import OptionError, above, below, between, option
 from thinpipe.workloads.sources import HUB, parse_changes
 from thinpipe.workloads.task import Dtype, Source
 from thinpipe.workloads.tasks import TASKS
@@ -98,14 +99,68 @@ class Trained:
         default=None,
     )
 
+    lora: int | None = option(
+        "Train adapters of this rank on the blocks, and a classifier's head; all else is frozen.",
+        panel=WHAT,
+        metavar="RANK",
+        shown="train everything",
+        rule=between(1, 4096),
+        default=None,
+    )
+    lora_target: str | None = option(
+        "Layers in the blocks, as in q_proj,v_proj; all-linear.",
+        panel=WHAT,
+        metavar="NAME,...",
+        shown="the architecture's",
+        default=None,
+    )
+    lora_alpha: float | None = option(
+        "Adapters count X / RANK.", panel=WHAT, metavar="X", shown="twice the rank", rule=above(0, 1e6), default=None
+    )
+    lora_dropout: float = option("Of what adapters are given.", panel=WHAT, metavar="X", rule=below(1), default=0.0)
+    freeze: tuple[str, ...] = option(
+        "Parameters that are not trained, as in '*.embed_tokens.*'; may be repeated.",
+        panel=WHAT,
+        metavar="PATTERN",
+        kind=list[str],
+        parse=lambda patterns: tuple(patterns) or None,
+        shown="none",
+        default=(),
+    )
+
     def check_source(self) -> None:
         """OptionError for names that contradict each other."""
+        more = {"lora_target": self.lora_target, "lora_alpha": self.lora_alpha, "lora_dropout": self.lora_dropout}
+        given = [name for name, value in more.items() if value]
+        if given and self.lora is None:
+            raise OptionError(
+                f"{{{given[0]}}} says more about adapters: give their rank with {{lora}}, as in {{lora}} 8"
+            )
         if self.model is not None and self.config is not None:
             raise OptionError(
                 "{model} starts from a model's weights, {config} from its description alone: give one of them"
             )
         if self.config_set is not None and self.config is None:
             raise OptionError("{config_set} changes what {config} says: name a model type or a folder with {config}")
+
+    def check_export(self, *, merge: bool) -> None:
+        """OptionError if what is exported could not be used, or is not there."""
+        if merge and self.lora is None:
+            raise OptionError(
+                "{merge} adds adapters to a model's weights, and without {lora} there are none: leave it out"
+            )
+        if self.lora is not None and not merge and (self.model is None or not self.pretrained):
+            raise OptionError(
+                "adapters belong to the weights of a {model}, and here there are none that could be loaded again: "
+                "give {merge}, which exports both"
+            )
+
+    @property
+    def adapters(self) -> Lora | None:
+        if self.lora is None:
+            return None
+        targets = tuple(name.strip() for name in (self.lora_target or "").split(",") if name.strip())
+        return Lora(rank=self.lora, targets=targets, alpha=self.lora_alpha, dropout=self.lora_dropout)
 
     @property
     def source(self) -> Source:

@@ -17,6 +17,7 @@ from thinpipe.engines.replica import ReplicaEngine
 from thinpipe.engines.shapes import Meta
 from thinpipe.engines.units import cut_model
 from thinpipe.engines.world import SetupError, World
+from thinpipe.models.adapters import Adapted, adapt
 from thinpipe.options import named
 from thinpipe.training.batches import Samples
 from thinpipe.training.checkpoints.folder import (
@@ -33,7 +34,13 @@ from thinpipe.training.checkpoints.folder import (
 from thinpipe.training.checkpoints.manifest import Habits, Progress
 from thinpipe.training.checkpoints.resume import Resumed, first_units, resume
 from thinpipe.training.checkpoints.saving import Saver, UnsavedError
-from thinpipe.training.checkpoints.state import belongs_here, load_model_state, seed_worker
+from thinpipe.training.checkpoints.state import (
+    belongs_here,
+    frozen_hash,
+    load_model_state,
+    seed_worker,
+    trained_tensors,
+)
 from thinpipe.training.data import Facts, fingerprint_together, read_data
 from thinpipe.training.evaluate import Evaluated, evaluate
 from thinpipe.training.events import Finished, Listener, Plan
@@ -119,6 +126,9 @@ def _train(
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
     kept = {} if data is None else data.companions
     engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
+    if running.save is not None or running.resume is not None:
+        frozen = frozen_hash(engine)
+        about |= {} if frozen is None else {"frozen": frozen}
     notices = [*notices, *(data.notices if data is not None else ()), *(exporter.notices if exporter else ())]
     engine.warm_up()
     optimizer = make_optimizer(
@@ -133,7 +143,9 @@ def _train(
     steps = facts.train_samples // settings.step_samples * settings.epochs
     progress = Progress(steps=steps, metric_name=task.metric)
     if running.resume is not None:
-        resumed: Resumed = world.together(lambda: resume(running, settings, engine, optimizer, fingerprint))
+        resumed: Resumed = world.together(
+            lambda: resume(running, settings, engine, optimizer, fingerprint, about.get("frozen"))
+        )
         progress, notices = resumed.progress, notices + resumed.notices
     plan = _plan(task, settings, running, facts, engine, progress)
     first, last = plan.first_step, plan.last_step
@@ -244,7 +256,7 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
         **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture", "export")},
         **{
             name: getattr(running, name)
-            for name in ("save_local", "save_every", "keep", "steps", "evaluate_every", "patience_s")
+            for name in ("save_local", "save_every", "keep", "steps", "evaluate_every", "patience_s", "merge")
         },
         "captured": None if capture is None else [capture.steps, capture.chunks, capture.limit],
     }
@@ -270,18 +282,21 @@ def _prepare(
     model = world.together(build)
     about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}
     exported = world.together(export)  # of the model as it was built: cutting it changes its config
-    engine = _make_engine(model, task, settings, running, world, facts)
+    adapted = world.together(lambda: adapt(model, settings.adapters, settings.freeze, settings.seed))
+    engine = _make_engine(adapted, task, settings, running, world, facts)
     if running.export is None:
         return engine, None, about
-    return engine, world.together(lambda: Exporter(engine, exported, model)), about
+    if exported is not None and adapted.config is not None and not running.merge:
+        exported = exported.of_adapter(adapted)
+    return engine, world.together(lambda: Exporter(engine, exported, model, with_adapters=running.merge)), about
 
 
 def _make_engine(
-    built: nn.Module, task: Task, settings: Settings, running: Running, world: World, facts: Facts
+    adapted: Adapted, task: Task, settings: Settings, running: Running, world: World, facts: Facts
 ) -> Engine:
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
-    fill = task.fill(settings.source, settings.seed)
-    model = world.together(lambda: cut_model(built, chunk, fill, amp=settings.amp))
+    fill = adapted.fill(task.fill(settings.source, settings.seed))
+    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
     if settings.parallel != "pipeline":
         return ReplicaEngine(
             model,
@@ -313,12 +328,13 @@ def _state_bytes(engine: Engine, settings: Settings) -> int:
     """About what this worker has in a checkpoint."""
     mine = 0
     if engine.owns_state:
+        mine += sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(engine).values())
         for stage in engine.stages.values():
-            mine += sum(tensor.numel() * tensor.element_size() for tensor in stage.tensors().values())
-            mine += optimizer_bytes(stage.parameters().values(), settings.optimizer)
+            trained = (each for each in stage.parameters().values() if each.requires_grad)
+            mine += optimizer_bytes(trained, settings.optimizer)
     if settings.parallel == "data" and settings.compress_backward != "none" and settings.error_feedback:
         # What is lost on the way, for each.
-        mine += sum(parameter.numel() * parameter.element_size() for parameter in engine.parameters())
+        mine += sum(each.numel() * each.element_size() for each in engine.parameters() if each.requires_grad)
     return mine + sum(value.numel() * value.element_size() for value in engine.memory().values())
 
 
@@ -373,6 +389,7 @@ def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine
         train_samples=facts.train_samples,
         validation_samples=facts.validation_samples,
         parameters=sum({holding.stage: holding.parameters for holding in holdings}.values()),
+        trained=sum({holding.stage: holding.trained for holding in holdings}.values()),
         holdings=holdings,
         links=engine.link_plans(),
         accumulate=settings.accumulate,

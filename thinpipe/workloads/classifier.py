@@ -77,6 +77,10 @@ class ClassifierTask(Task):
         model = self.model(replace(source, tokenizer=None))
         return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
 
+    def hollow(self, source: Source) -> nn.Module | None:
+        model = self.model(source)
+        return model.hollow() if isinstance(model, PretrainedModel) else None
+
     @abstractmethod
     def own_units(self, source: Source) -> int:
         """How many units the task's own model is cut into; ValueError for options that make no sense."""

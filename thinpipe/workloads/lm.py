@@ -134,6 +134,10 @@ class LanguageModel(Task):
         model = self._without_tokenizer(source)
         return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
 
+    def hollow(self, source: Source) -> nn.Module | None:
+        model = self._without_tokenizer(source)
+        return model.hollow() if isinstance(model, PretrainedModel) else None
+
     def companions(self, source: Source) -> Mapping[str, bytes]:
         model = self.model(source)
         tokenizer = self.tokenizer(model, source)

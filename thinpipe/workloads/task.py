@@ -182,6 +182,10 @@ class Task(ABC):
         """What gives parameters of the model, by their names, their values; None if ``build`` has done so."""
         return None
 
+    def hollow(self, source: Source) -> nn.Module | None:
+        """The model without weights, if it can be had without reading data: to look at its names."""
+        return None
+
     def companions(self, source: Source) -> Mapping[str, bytes]:
         """Files, by their names, that a model of transformers has beside its weights: a tokenizer's, for one."""
         return {}

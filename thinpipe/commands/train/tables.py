@@ -19,6 +19,7 @@ _HOLDING_COLUMNS = (
     Column(name="parameters", heading="parameters", format=",d"),
     Column(name="share", heading="share", format=".1%"),
 )
+_TRAINED_COLUMN = Column(name="trained", heading="of these\ntrained", format=",d")
 _LINK_COLUMNS = (
     Column(name="link", heading="stages", key=True),
     Column(name="direction", heading="direction", key=True),
@@ -45,10 +46,13 @@ def plan_tables(plan: Plan) -> list[Table]:
             "units": _unit_range(holding),
             "parameters": holding.parameters,
             "share": holding.parameters / max(plan.parameters, 1),
+            "trained": holding.trained,
         }
         for holding in plan.holdings
     ]
-    tables = [Table(title=_title(plan), columns=_HOLDING_COLUMNS, rows=rows)]
+    frozen = plan.trained < plan.parameters
+    columns = (*_HOLDING_COLUMNS, _TRAINED_COLUMN) if frozen else _HOLDING_COLUMNS
+    tables = [Table(title=_title(plan), columns=columns, rows=rows)]
     if plan.links:
         links = [_link_row(link) | {"tensors": _shapes_text(link)} for link in plan.links]
         tables.append(
@@ -92,8 +96,9 @@ def _title(plan: Plan) -> str:
     how = {"pipeline": f"pipeline of {workers}", "data": f"data-parallel, {workers}", "none": "one process"}
     chunks = f" in {plan.chunks} chunks" if plan.parallel == "pipeline" else ""
     steps = f", {plan.accumulate} to a step" if plan.accumulate > 1 else ""
+    trained = f", {plan.trained:,} of them trained" if plan.trained < plan.parameters else ""
     return (
-        f"{plan.task}: {how[plan.parallel]}, {plan.parameters:,} parameters\n"
+        f"{plan.task}: {how[plan.parallel]}, {plan.parameters:,} parameters{trained}\n"
         f"{plan.train_samples} samples to train on, {plan.validation_samples} to validate; "
         f"batches of {plan.batch_size}{chunks}{steps}"
     )
@@ -122,8 +127,13 @@ def _shapes_text(link: LinkPlan) -> str:
 
 
 def _plan_notes(plan: Plan) -> str:
-    """What the table does not say: links carry more while samples are new to them, and less than it says of masks."""
+    """What the table does not say: which gradients are not needed; and that links carry more while samples are new to
+    them, and less than it says of masks."""
     notes = []
+    back = {(link.target, link.source) for link in plan.links}
+    silent = [f"{link.target} to {link.source}" for link in plan.links if (link.source, link.target) not in back]
+    if silent:
+        notes.append(f"No gradients from stage {', '.join(silent)}: nothing that they would reach is trained.")
     more = [link for link in plan.links if link.first_wire_bytes is not None]
     if more:
         first_kb = sum(link.first_wire_bytes or 0 for link in more) / 1e3

@@ -60,9 +60,17 @@ def take_clients_word(settings: Settings, running: Running, world: World) -> tup
 
 
 def resume(
-    running: Running, settings: Settings, engine: Engine, optimizer: torch.optim.Optimizer, data: Mapping[str, Any]
+    running: Running,
+    settings: Settings,
+    engine: Engine,
+    optimizer: torch.optim.Optimizer,
+    data: Mapping[str, Any],
+    frozen: str | None = None,
 ) -> Resumed:
-    """Load the newest checkpoint that is whole; ValueError, alike on all workers, if there is none. A collective."""
+    """Load the newest checkpoint that is whole; ValueError, alike on all workers, if there is none. A collective.
+
+    ``frozen`` is the hash of what is not trained.
+    """
     assert running.resume is not None
     world = engine.world
     damages: list[tuple[Path, str]] = []
@@ -70,6 +78,11 @@ def resume(
         if damage is None:
             manifest = manifest_of(facts, path)
             _check_same_run(manifest, settings, data, path)
+            if manifest.data.get("frozen") not in (None, frozen):
+                raise OptionError(
+                    "a run goes on with the weights it began with, and those that are frozen, which a checkpoint does "
+                    "not have, are others now: name the model it began with, or start a new run without {resume}"
+                )
             cuts = Cuts(
                 manifest.first_units,
                 first_units(engine),
