@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from tests.pool import Pool
 from tests.training.toy import world_in
-from thinpipe.engines.loss import IGNORED
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.shapes import meta_of
 from thinpipe.engines.step import train_step
 from thinpipe.models.tiny import shrunken
-from thinpipe.workloads.task import Batch
+from thinpipe.workloads.task import IGNORED, Batch
 
 STEPS, SAMPLES, CHUNKS, TOKENS, WINDOW = 20, 4, 2, 12, 4
 # Type -> what its default configuration lacks.

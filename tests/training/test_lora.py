@@ -183,3 +183,12 @@ def test_what_cannot_be_is_one_line_before_workers_start(
     assert done.exit_code == (2 if line else 0), done.output
     assert line in done.stderr
     assert len(done.stderr.splitlines()) == (1 if line else 0)
+
+
+def test_an_adapter_alone_is_no_model(home: Path, tmp_path: Path) -> None:  # noqa: F811
+    given = LORA | {"parallel": "none", "chunks": 1, "epochs": 1}
+    train_home(None, home, Running(export=tmp_path / "out"), given)
+    arguments = ["train", "--model", str(tmp_path / "out"), "--data", str(home / "text.txt")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert done.stderr.rstrip().endswith("has adapters alone: export them with --merge")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,12 @@ def language(path: Path) -> dict[str, Any]:
     return {"data": str(path / "data.txt"), "model": str(path / "model"), "tokens": 8}
 
 
+def conversations(path: Path) -> dict[str, Any]:
+    rows = [{"prompt": text, "completion": f" {text[::-1]}"} for text in written.SENTENCES * 10]
+    (path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {**language(path), "data": str(path / "data.jsonl"), "tokens": 24}
+
+
 def fashion(path: Path) -> dict[str, Any]:
     return {"data": str(written.write_fashion_mnist(path / "data")), "width": 0.1, "batch_size": 16}
 
@@ -82,6 +89,7 @@ PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "images": folders,
     "texts": table,
     "lm": language,
+    "chat": conversations,
 }
 
 

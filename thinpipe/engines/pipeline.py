@@ -113,6 +113,7 @@ class PipelineEngine(Engine):
         self._trainer = self._schedule(self.training_stages, self.loss)
         self._evaluator = self._schedule(self._evaluation_stages, None)
         self._losses: list[Tensor] = []
+        self._samples = torch.empty(0, dtype=torch.int64)  # of the next step
         self._predictions = 0  # since the last step of training
         self._sent_before = 0  # bytes, before the counters were last reset
 
@@ -158,9 +159,7 @@ class PipelineEngine(Engine):
                 warm_codec(used, meta.shape, meta.dtype, self.world.device)
 
     def tell_samples(self, samples: Tensor) -> None:
-        for stage in self.training_stages:
-            if stage.needs_samples:
-                stage.tell_samples(samples)
+        self._samples = samples
 
     def reserve_copies(self, limit_bytes: int) -> None:
         """Make room for what ``delta(...)`` keeps. A collective.
@@ -180,22 +179,38 @@ class PipelineEngine(Engine):
         for stage in self.training_stages:
             stage.reserve_copies()
 
-    def compute(self, batch: Batch | None) -> tuple[float, float]:
-        inputs = to_device(batch.inputs, self.world.device) if batch and self.reads_inputs else ()
-        labels = batch.labels.to(self.world.device) if batch and self.reads_labels else None
+    def compute(self, *batches: Batch | None) -> tuple[float, float]:
+        chunks = self._cutting.chunks * len(batches)
+        labels = [batch.labels for batch in batches if batch and self.reads_labels]
         self._losses = []
         self._predictions = 0
-        if labels is not None:
-            self.loss.begin(labels, self._cutting.chunks)
-        first, beside = self._given(inputs)
-        self._trainer.step(*first, target=labels, losses=self._losses, **beside)
+        if labels:
+            self.loss.begin(torch.cat(labels), chunks)
+        for number, batch in enumerate(batches):
+            self._begin_batch(number, len(batches))
+            self._compute_batch(batch)
         # The mean over chunks, here and not stage by stage as torch does it: two stages may share a parameter.
         for parameter in self.parameters():
             if parameter.grad is not None:
-                parameter.grad.div_(self._cutting.chunks)
-        if labels is None:
+                parameter.grad.div_(chunks)
+        if not labels:
             return 0.0, 0.0
         return float(torch.stack(self._losses).detach().mean()), self.loss.correct()
+
+    def _begin_batch(self, number: int, batches: int) -> None:
+        for stage in self.training_stages:
+            stage.begin_batch(number * self._cutting.chunks)
+            if stage.needs_samples:
+                stage.tell_samples(self._samples.chunk(batches)[number])
+
+    def _compute_batch(self, batch: Batch | None) -> None:
+        """Add to the gradients, and to the losses of chunks."""
+        inputs = to_device(batch.inputs, self.world.device) if batch and self.reads_inputs else ()
+        labels = batch.labels.to(self.world.device) if batch and self.reads_labels else None
+        losses: list[Tensor] = []
+        first, beside = self._given(inputs)
+        self._trainer.step(*first, target=labels, losses=losses, **beside)
+        self._losses += losses
 
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
         for trained, evaluated in zip(self.training_stages, self._evaluation_stages, strict=True):
@@ -344,6 +359,10 @@ class PipelineEngine(Engine):
         )
 
 
+def _sends(stages: Sequence[CheckedStage]) -> list[SendLink]:
+    return [link for stage in stages for link in stage.links if isinstance(link, SendLink)]
+
+
 def _with_gradients(outputs: Sequence[Sequence[Meta]], modules: Sequence[nn.Module]) -> list[tuple[Meta, ...]]:
     """What stages return; without gradients as long as no stage up to there is trained."""
     found, trained = [], False
@@ -351,7 +370,3 @@ def _with_gradients(outputs: Sequence[Sequence[Meta]], modules: Sequence[nn.Modu
         trained = trained or any(each.requires_grad for each in module.parameters())
         found.append(tuple(replace(meta, trained=trained) for meta in metas))
     return found
-
-
-def _sends(stages: Sequence[CheckedStage]) -> list[SendLink]:
-    return [link for stage in stages for link in stage.links if isinstance(link, SendLink)]

@@ -55,7 +55,9 @@ def check_states(cut: CutModel) -> list[list[Tensor]]:
     found = []
     for boundary, (values, tensors) in enumerate(zip(cut.live, cut.travelling(_example(cut.model)), strict=False)):
         states = tensors[: len(values)]
-        if any(kind == "in" and block > 0 for kind, block, _ in values):
+        if boundary < len(cut.blocks) and cut.asked[boundary + 1]:  # of the units; the head is the first
+            problem = f"gives its tokens to block {boundary}, and they stay with the client"
+        elif any(kind == "in" and block > 0 for kind, block, _ in values):
             problem = f"computes something in front of block {boundary}, which generating would leave out"
         elif any(state.shape[:2] != EXAMPLE or not state.is_floating_point() for state in states):
             problem = f"hands more than states of tokens to block {boundary}"

@@ -57,6 +57,7 @@ class PretrainedModel:
     trusted: bool = False  # whether code that comes with the model is run
     classes: int | None = None  # that a classifier is to tell apart; None: as the description says
     labels: Sequence[str] | None = None  # what they are called; None: not known here
+    dtype: str = "float32"  # of its weights, as torch calls it
 
     @property
     def name(self) -> str:
@@ -158,7 +159,7 @@ class PretrainedModel:
             weight_files(self.folder)
 
     def hollow(self) -> nn.Module:
-        """The model without weights, of single precision."""
+        """The model without weights."""
         with hollow(), quiet():
             return self._built(self.config())
 
@@ -200,14 +201,22 @@ class PretrainedModel:
 
     def check_cut(self) -> None:
         """ValueError unless a small copy of the model computes the same in units as whole: seconds, before any run."""
-        check_cut(self.config(), self._built, self.kind)
+        try:
+            check_cut(self.config(), self._built, self.kind)
+        except RuntimeError as error:  # of code that mixes types
+            if self.dtype == "float32":
+                raise
+            said = str(error).partition("\n")[0]
+            raise OptionError(f"the code of {self.name} does not go with {{dtype}} {self.dtype}: {said}") from None
 
     def _built(self, config: Any) -> nn.Module:
         import transformers
 
         builder = getattr(transformers, _BUILDERS[self.kind][0])
         with errors_named(self._changed(), "a model", "describe another"):
-            model: nn.Module = builder.from_config(config, dtype=torch.float32, trust_remote_code=self.trusted)
+            model: nn.Module = builder.from_config(
+                config, dtype=getattr(torch, self.dtype), trust_remote_code=self.trusted
+            )
         return model
 
 
@@ -235,7 +244,9 @@ def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(0)
         model = build(small).train(small.model_type in TRAINING)
-        inputs = batch(model, kind)
+        made = batch(model, kind)
+        dtype = next(model.parameters()).dtype
+        inputs = {name: each.to(dtype) if each.is_floating_point() else each for name, each in made.items()}
     compared = compare(model, inputs, alone=LAYERS)
     if not compared.is_exact or compared.needs_weights_elsewhere is not None:
         where = compared.first_difference or compared.needs_weights_elsewhere or "its gradients"

@@ -78,10 +78,11 @@ def read_data(
         if not reads:
             return None
         data, shape = task.load(source)
-        if trains and len(data.train) < settings.batch_size:
+        if trains and len(data.train) < settings.step_samples:
+            batches = f" in {{accumulate}} {settings.accumulate} batches" if settings.accumulate > 1 else ""
             raise OptionError(
-                f"a batch is filled with different samples: {{batch_size}} {settings.batch_size} is more than the "
-                f"{len(data.train)} samples to train on; take a smaller one"
+                f"a step is filled with different samples: {{batch_size}} {settings.batch_size}{batches} is more than "
+                f"the {len(data.train)} samples to train on; take a smaller one"
             )
         sample = data.validation.batch(torch.zeros(1, dtype=torch.int64))
         return data, Facts(shape, len(data.train), len(data.validation), meta_of(sample.inputs))

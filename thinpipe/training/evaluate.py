@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from thinpipe.engines.engine import Engine
-from thinpipe.engines.loss import IGNORED
 from thinpipe.training.batches import evaluation_batch
-from thinpipe.workloads.task import Metric, OfText, Split
+from thinpipe.workloads.task import IGNORED, Metric, OfText, Split
 
 
 @dataclass(frozen=True, kw_only=True)

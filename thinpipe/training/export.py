@@ -164,7 +164,7 @@ class Export:
             if self.fill is not None:
                 self.fill(built, names)
             values = built.state_dict()
-        return {name: values[name] for name in names}
+        return {name: values[name].to(self.form.tensors[name].dtype) for name in names}
 
     def write(self, tensors: Iterable[tuple[str, Tensor]], progress: Progress, confirm: Callable[[], None]) -> None:
         """The folder. ``confirm`` is asked when all tensors have come, and raises if they are not what they should be.

@@ -106,6 +106,9 @@ class Settings(Trained):
     )
     compress_backward: str = option("Codec of gradients.", panel=LINKS, metavar="SPEC", shown="as {compress}")
     batch_size: int = option("Of all replicas together.", panel=_HOW, metavar="N", rule=_COUNT)
+    accumulate: int = option(
+        "Batches whose gradients add up before an update.", panel=_HOW, metavar="N", rule=_COUNT, default=1
+    )
     epochs: int = option("Passes over the data.", panel=_HOW, metavar="N", rule=_COUNT)
     optimizer: Optimizer = option("With momentum; or AdamW.", panel=_HOW)
     lr: float = option("Highest learning rate.", panel=_HOW, metavar="X", rule=above(0, 1e6))
@@ -174,6 +177,11 @@ class Settings(Trained):
                 "error feedback is for the gradients that replicas exchange: leave out {no_error_feedback}, or give "
                 f"{{parallel}} data instead of {self.parallel}"
             )
+        if self.amp and self.dtype != "float32":
+            raise OptionError(
+                f"{{amp}} computes in bfloat16 with float32 weights, {{dtype}} {self.dtype} has the weights in it too: "
+                "give one of them"
+            )
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise OptionError(
                 "{nesterov} looks ahead along SGD's momentum: give {optimizer} sgd and a {momentum} above 0"
@@ -199,6 +207,10 @@ class Settings(Trained):
         """Of every worker."""
         named = self.device.split(",")
         return (named + named[-1:] * self.workers)[: self.workers]
+
+    @property
+    def step_samples(self) -> int:
+        return self.batch_size * self.accumulate
 
     @property
     def chunk_size(self) -> int:

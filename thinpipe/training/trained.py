@@ -9,7 +9,7 @@ from typing import Any
 from thinpipe.models.adapters import Lora
 from thinpipe.options import OptionError, above, below, between, option
 from thinpipe.workloads.sources import HUB, parse_changes
-from thinpipe.workloads.task import Source
+from thinpipe.workloads.task import Dtype, Source
 from thinpipe.workloads.tasks import TASKS
 
 WHAT = "What is trained"  # the panel of the help
@@ -73,6 +73,12 @@ class Trained:
         shown="8192",
         rule=between(257, 10_000_000),  # all bytes, and the end of a text
         default=None,
+    )
+    chat_template: str | None = option(
+        "In place of the tokenizer's.", panel=WHAT, metavar="FILE", shown="the tokenizer's", **_ON_DISK
+    )
+    dtype: Dtype = option(
+        "Of a {model}'s weights, activations and gradients; the optimizer's are float32.", panel=WHAT, default="float32"
     )
     trust_remote_code: bool = option("Run code that comes with a model.", panel=WHAT, default=False)
     weights: str | None = option("Weights on disk to start from.", panel=WHAT, metavar="PATH", **_ON_DISK)
@@ -160,5 +166,5 @@ class Trained:
     def source(self) -> Source:
         """Where data and weights come from, for the task."""
         given = {each.name: getattr(self, each.name) for each in fields(Source)}
-        paths = {name: Path(given[name]) for name in ("data", "weights") if given[name] is not None}
+        paths = {name: Path(given[name]) for name in ("data", "weights", "chat_template") if given[name] is not None}
         return Source(**given | paths)

@@ -37,7 +37,7 @@ from thinpipe.training.evaluate import Evaluated, evaluate
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.export import Export, Exporter
 from thinpipe.training.loop import Loop
-from thinpipe.training.optimize import make_optimizer
+from thinpipe.training.optimize import make_optimizer, optimizer_bytes
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__
@@ -49,7 +49,6 @@ from thinpipe.workloads.task import Task
 
 Part = Literal["validation", "train"]  # of the data
 CheckRoom = Callable[[Mapping[str, int]], None]
-_STATES = {"sgd": 1, "adamw": 2}  # tensors that an optimizer keeps for each parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +120,7 @@ def _train(
     if running.save is not None or running.resume is not None:
         frozen = frozen_hash(engine)
         about |= {} if frozen is None else {"frozen": frozen}
-    notices = notices if exporter is None else notices + exporter.notices
+    notices = [*notices, *(data.notices if data is not None else ()), *(exporter.notices if exporter else ())]
     engine.warm_up()
     optimizer = make_optimizer(
         engine.parameters(),
@@ -132,7 +131,7 @@ def _train(
         nesterov=settings.nesterov,
     )
     seed_worker(settings.seed, world.worker)
-    steps = facts.train_samples // settings.batch_size * settings.epochs
+    steps = facts.train_samples // settings.step_samples * settings.epochs
     progress = Progress(steps=steps, metric_name=task.metric)
     if running.resume is not None:
         resumed: Resumed = world.together(
@@ -313,8 +312,8 @@ def _state_bytes(engine: Engine, settings: Settings) -> int:
     if engine.owns_state:
         mine += sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(engine).values())
         for stage in engine.stages.values():
-            kept = sum(each.numel() * each.element_size() for each in stage.parameters().values() if each.requires_grad)
-            mine += kept * _STATES[settings.optimizer]
+            trained = (each for each in stage.parameters().values() if each.requires_grad)
+            mine += optimizer_bytes(trained, settings.optimizer)
     if settings.parallel == "data" and settings.compress_backward != "none" and settings.error_feedback:
         # What is lost on the way, for each.
         mine += sum(each.numel() * each.element_size() for each in engine.parameters() if each.requires_grad)
@@ -375,4 +374,5 @@ def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine
         trained=sum({holding.stage: holding.trained for holding in holdings}.values()),
         holdings=holdings,
         links=engine.link_plans(),
+        accumulate=settings.accumulate,
     )

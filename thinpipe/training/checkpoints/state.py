@@ -18,6 +18,7 @@ from xxhash import xxh3_128
 
 from thinpipe.engines.engine import Engine
 from thinpipe.training.batches import mixed_seed
+from thinpipe.training.optimize import kept_for, take_back
 
 
 class Cuts:
@@ -57,7 +58,7 @@ def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, 
     if engine.owns_state:
         state |= {f"model/{name}": tensor.detach() for name, tensor in trained_tensors(engine).items()}
         for name, parameter in _parameters(engine).items():
-            for what, value in optimizer.state.get(parameter, {}).items():
+            for what, value in kept_for(optimizer, parameter).items():
                 if isinstance(value, Tensor):
                     state[f"optimizer/{name}/{what}"] = value
     return state
@@ -99,9 +100,7 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
         kind, _, rest = key.partition("/")
         if kind == "optimizer":
             name, _, what = rest.rpartition("/")
-            parameter = parameters[name]
-            # Counts of steps stay on the CPU, where torch's optimizers keep them.
-            optimizer.state[parameter][what] = value.to(parameter.device) if value.dim() else value
+            take_back(optimizer, parameters[name], what, value)
     engine.recall({key: value for key, value in state.items() if key.startswith(("link/", "replica/"))})
     mine = f"random/{engine.world.worker}/"
     set_random_state(
