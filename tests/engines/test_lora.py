@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from tests.engines.test_language_models import CHUNKS, SAMPLES, batches, optimizer_of
+from tests.engines.test_language_models import CHUNKS, SAMPLES, batches, learn_whole, optimizer_of
 from tests.engines.test_language_models import build as build_plain
 from tests.pool import Pool
 from tests.training.toy import world_in
-from thinpipe.engines.loss import IGNORED
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.shapes import meta_of
 from thinpipe.engines.step import train_step
@@ -57,21 +55,11 @@ def learn_by_peft(kind: str) -> tuple[Any, list[float]]:
     """The same by peft's own model, in one process; its adapters begin as ours do."""
     from peft import LoraConfig, get_peft_model
 
-    ours, losses = adapted(kind), []
+    ours = adapted(kind)
     config = LoraConfig(r=4, lora_alpha=16, target_modules=ours.config.target_modules, fan_in_fan_out=kind == "gpt2")
     model = get_peft_model(build_plain(kind), config)
     model.base_model.model.load_state_dict(ours.model.state_dict())
-    optimizer = optimizer_of([each for each in model.parameters() if each.requires_grad])
-    for batch in batches(padded=True):
-        inputs = dict(zip(("input_ids", "attention_mask"), batch.inputs, strict=False))
-        logits = model(**inputs, use_cache=False).logits
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return model, losses
+    return model, learn_whole(model, padded=True)
 
 
 @pytest.mark.parametrize(
