@@ -1,7 +1,7 @@
 """Writes the tree of modules into docs/architecture.md, one line each, from the first sentence of every module.
 
 A sentence is cut at its colon, semicolon or comma where enough words stand before it: the rest is in the module.
-Kernels are named by their packages alone: whoever reads one starts at the head of its package.
+Packages within packages are named alone: whoever reads what is in one starts at its head.
 
 python -m tests.module_tree
 """
@@ -38,12 +38,11 @@ def tree(package: Path) -> list[str]:
 
 
 def _inside(package: Path) -> list[str]:
-    is_kernels = "kernels" in package.parent.parts  # those of one device
-    modules = [] if is_kernels else sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
+    modules = sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
     width = max((len(path.name) for path in modules), default=0)
     lines = [f"  {path.name:{width}}  {summary(path)}" for path in modules]
     for inner in sorted(path.parent for path in package.glob("*/__init__.py")):
-        lines += [f"  {line}" for line in tree(inner)]
+        lines += [f"  {line}" for line in (tree(inner) if package == ROOT / "thinpipe" else tree(inner)[:1])]
     return lines
 
 

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from thinpipe.commands.terminal import one_line_errors, takes
-from thinpipe.options import OptionError, above, check, flags_in_errors, option, options_of, read
+from thinpipe.options import OptionError, above, check, flags_in_errors, like, option, options_of, read
 
 PACKAGE = Path(__file__).parent.parent / "thinpipe"
 
@@ -34,6 +34,23 @@ class Baking:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+def test_an_option_of_another_dataclass_is_the_same_but_for_what_is_said_otherwise() -> None:
+    @dataclass(frozen=True)
+    class Frying:
+        heat: float = like(Baking, "heat", panel="Where", default=150.0)
+        blows: Literal["on", "off"] = like(Baking, "fan", default="on")
+
+        def __post_init__(self) -> None:
+            check(self)
+
+    assert (Frying().heat, Frying().blows) == (150.0, "on")
+    heat, blows = options_of(Frying)["heat"], options_of(Frying)["blows"]
+    assert (heat.panel, heat.usual, heat.help) == ("Where", 150.0, options_of(Baking)["heat"].help)
+    assert (blows.name, blows.movable) == ("fan", True)
+    with pytest.raises(OptionError, match=r"^heat is above 0 and at most 300; got 301$"):
+        Frying(heat=301)
 
 
 def test_rules_are_told_by_the_names_of_python_and_by_flags_on_the_command_line() -> None:

@@ -16,6 +16,8 @@ from tests.documents import ROOT, blocks, commands
 from tests.pool import Pool
 from tests.scripts import run_script
 from tests.workloads.written import write_language_model
+from thinpipe.bench.link import transfers
+from thinpipe.bench.pipeline import measuring
 from thinpipe.cli import app
 from thinpipe.workers import launch
 from thinpipe.workers.network import missing_for_networks
@@ -90,7 +92,8 @@ def test_command(command: str, directory: Path, monkeypatch: pytest.MonkeyPatch)
     def start(*_: object, **__: object) -> None:
         raise Started
 
-    monkeypatch.setattr(launch, "run_workers", start)
+    for module in (launch, measuring, transfers):  # all that have it by its name, imported before it is replaced
+        monkeypatch.setattr(module, "run_workers", start)
     small = next((words for prefix, words in SMALL.items() if command.startswith(prefix)), None)
     here = "".join(words for part, words in HERE.items() if part in command)
     result = CliRunner().invoke(app, [*command.split()[1:], *(small or "").split(), *here.split()])

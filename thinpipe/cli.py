@@ -15,6 +15,14 @@ from thinpipe.version import __version__
 # Verb -> the function that carries it out, and the first line of its help.
 VERBS = {
     "train": ("thinpipe.commands.train.command:train", "Train a model whose layers live on several workers."),
+    "evaluate": (
+        "thinpipe.commands.evaluate:evaluate",
+        "Loss and accuracy of a model, or of a run's newest checkpoint, on data.",
+    ),
+    "generate": (
+        "thinpipe.commands.generate:generate",
+        "Texts from a model whose layers live on several workers.",
+    ),
     "ablate": (
         "thinpipe.commands.ablate:ablate",
         "Train every combination of a plan; tables of mean, spread and worst seed.",

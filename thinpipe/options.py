@@ -99,6 +99,12 @@ def option(help: str, *, default: Any = MISSING, **facts: Any) -> Any:
     return field(default=default, metadata={"option": Option(help=help, **{**usual, **facts})})
 
 
+def like(kind: type, name: str, *, default: Any = MISSING, **facts: Any) -> Any:
+    """A field that is an option of another dataclass, too; ``facts`` are what is said otherwise of it here."""
+    usual = {} if default is MISSING else {"usual": default}
+    return field(default=default, metadata={"option": replace(options_of(kind)[name], **{**usual, **facts})})
+
+
 @cache
 def options_of(kind: type) -> dict[str, Option]:
     """The options of a dataclass by the names of their fields; choices of a Literal are its rule."""

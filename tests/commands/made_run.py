@@ -23,11 +23,12 @@ def make_plan(parallel: str = "pipeline", *, first_step: int = 0, metric: str = 
             units=20,
             unit_names=("ConvLayer", *["Residual"] * 18, "Head"),
             parameters=2_236_682,
+            trained=2_236_682,
         )
         for worker in range(workers)
     )
     cut = (
-        Holding(stage=0, worker=0, first_unit=0, units=1, unit_names=("ConvLayer",), parameters=928),
+        Holding(stage=0, worker=0, first_unit=0, units=1, unit_names=("ConvLayer",), parameters=928, trained=928),
         Holding(
             stage=1,
             worker=1,
@@ -35,8 +36,9 @@ def make_plan(parallel: str = "pipeline", *, first_step: int = 0, metric: str = 
             units=18,
             unit_names=("Stem", *["Residual"] * 17),
             parameters=2_222_944,
+            trained=2_222_944,
         ),
-        Holding(stage=2, worker=0, first_unit=19, units=1, unit_names=("Head",), parameters=12_810),
+        Holding(stage=2, worker=0, first_unit=19, units=1, unit_names=("Head",), parameters=12_810, trained=12_810),
     )
     return Plan(
         task="digits",
@@ -53,6 +55,7 @@ def make_plan(parallel: str = "pipeline", *, first_step: int = 0, metric: str = 
         train_samples=256,
         validation_samples=100,
         parameters=2_236_682,
+        trained=2_236_682,
         holdings=cut if parallel == "pipeline" else whole,
         links=tuple(
             LinkPlan(

@@ -109,7 +109,7 @@ def test_a_changed_plan_runs_anew_and_leaves_the_old_results_out(tmp_path: Path,
 @pytest.mark.parametrize(
     ("matrix", "options", "message"),
     [
-        ("seeds = [0]", [], "[matrix] has no seeds; there is: amp, batch-size"),
+        ("seeds = [0]", [], "[matrix] has no seeds; there is: accumulate, amp"),
         ("seed = [0]", ["--set", "epochs"], "--set takes"),
         ("seed = [0]", ["--plot", "a.jpg"], "--plot writes PNG"),
         ("workers = [2, 100]", ["--dry-run"], "the run 'digits 8bit workers 100 seed 0': "),

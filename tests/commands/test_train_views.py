@@ -100,6 +100,19 @@ def test_the_plan_says_that_masks_may_need_less():
     assert "At most" not in report.plain_text(plan_tables(plan)[1])
 
 
+def test_the_plan_says_which_gradients_are_not_needed() -> None:
+    plan = make_plan()
+    assert "trained" not in "".join(report.plain_text(table) for table in plan_tables(plan))
+    client, *rest = plan.holdings
+    silent = tuple(link for link in plan.links if (link.source, link.target) != (1, 0))
+    frozen = replace(
+        plan, trained=plan.trained - client.trained, holdings=(replace(client, trained=0), *rest), links=silent
+    )
+    held, links = (report.plain_text(table) for table in plan_tables(frozen))
+    assert "2,236,682 parameters, 2,235,754 of them trained" in held
+    assert "No gradients from stage 1 to 0: nothing that they would reach is trained." in links
+
+
 def test_the_end_says_where_the_time_went():
     result, links, times = (report.plain_text(table) for table in end_tables(make_plan(), make_end(), 12 * 689152))
     assert "digits     86.7%  87.1%      0.3330  0.4000        802      3.9     689,152" in result

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinpipe.engines.loss import IGNORED, Loss, count_labelled
+from thinpipe.engines.loss import Loss, count_labelled
 from thinpipe.engines.shapes import Meta
 from thinpipe.engines.units import cut_model
+from thinpipe.workloads.task import IGNORED
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.training.toy import ToySplit
+from tests.training.toy import AugmentedSplit, ToySplit
 from thinpipe.training.batches import TrainingBatches, epoch_order, evaluation_batch, mixed_seed
 
 
@@ -28,16 +28,25 @@ def test_seeds_of_neighbours_differ() -> None:
 
 def test_a_batch_is_augmented_alike_whenever_it_is_asked_for() -> None:
     batches = [TrainingBatches(ToySplit(70, 0), batch_size=16, seed=5) for _ in range(2)]
-    batches[0].batch(0, 0)
-    for a, b in zip(batches[0].batch(1, 3).inputs, batches[1].batch(1, 3).inputs, strict=True):
+    batches[0].step(0, 0)
+    for a, b in zip(batches[0].step(1, 3)[0].inputs, batches[1].step(1, 3)[0].inputs, strict=True):
         assert torch.equal(a, b)
 
 
 def test_replicas_share_the_batch_that_one_process_sees() -> None:
     split = ToySplit(70, 0)
-    whole = TrainingBatches(split, batch_size=16, seed=5).batch(0, 2)
-    shares = [TrainingBatches(split, batch_size=16, seed=5, share=(replica, 2)).batch(0, 2) for replica in range(2)]
+    (whole,) = TrainingBatches(split, batch_size=16, seed=5).step(0, 2)
+    shares = [TrainingBatches(split, batch_size=16, seed=5, share=(replica, 2)).step(0, 2)[0] for replica in range(2)]
     assert torch.equal(torch.cat([share.labels for share in shares]), whole.labels)
+
+
+def test_a_step_has_the_batches_that_as_many_steps_of_one_have() -> None:
+    split = AugmentedSplit(70, 0)
+    steps = TrainingBatches(split, batch_size=8, seed=5)
+    together = TrainingBatches(split, batch_size=8, seed=5, accumulate=3).step(1, 1)
+    for batch, number in zip(together, (3, 4, 5), strict=True):
+        (alone,) = steps.step(1, number)
+        assert torch.equal(batch.inputs[0], alone.inputs[0])
 
 
 def test_the_last_evaluation_batch_is_full() -> None:

@@ -169,7 +169,7 @@ def without(facts: dict[str, Any], kind: str, name: str) -> None:
     [
         (lambda facts: {"format": 1, "thinpipe": "0.1.0"}, "is in format 1, which is made of pickles"),
         (lambda facts: facts | {"format": 3, "thinpipe": "9.0"}, "by thinpipe 9.0 in format 3, this version reads 2"),
-        (lambda facts: facts["settings"].update(lora=8), "its settings have 'lora', which thinpipe does not know"),
+        (lambda facts: facts["settings"].update(prompt=8), "its settings have 'prompt', which thinpipe does not know"),
         (lambda facts: without(facts, "settings", "lr"), "its settings have no 'lr'"),
         (lambda facts: facts["settings"].update(lr="fast"), "its settings: lr cannot be 'fast'"),
         (lambda facts: facts["settings"].update(compress_forward="zip:9"), "zip"),

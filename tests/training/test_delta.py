@@ -77,9 +77,9 @@ def test_bytes_are_those_that_travelled(pool: Pool, rows: int, value_bytes: int,
         codec(spec).wire_bytes((rows, 256), torch.float32) + CHECKSUM_BYTES for spec in ("uniform:8", "uniform:2")
     )
     batch, per_epoch = 3 * rows, 80 // (3 * rows)
-    order, seen, expected = SampleOrder(80, batch_size=batch, seed=0), set[int](), []
+    order, seen, expected = SampleOrder(80, step_samples=batch, seed=0), set[int](), []
     for step in range(2 * per_epoch):
-        chunks = [set(chunk) for chunk in order.batch(*divmod(step, per_epoch)).view(3, rows).tolist()]
+        chunks = [set(chunk) for chunk in order.step(*divmod(step, per_epoch)).view(3, rows).tolist()]
         expected.append(2 * sum(again if chunk <= seen else first for chunk in chunks))
         seen |= set.union(*chunks)
     assert set(expected[:per_epoch]) == {2 * 3 * first}

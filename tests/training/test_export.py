@@ -61,7 +61,7 @@ class Kept(Loop):
 def train_home(group: Any, home: Path, running: Running, given: dict[str, Any], fault: str = "") -> Any:
     """Train; the logits of what was trained, where they end up, or the error. Only the client may write."""
     here = world_in(group)
-    if here.worker:
+    if here.worker and running.export is not None:
         running = replace(running, export=Path("/nowhere/at/all"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "Loop", Kept)
@@ -185,7 +185,7 @@ def test_what_nothing_trains_is_as_it_was(home: Path, tmp_path: Path) -> None:
     settings = settings_for(found, None, **GIVEN | source)
     built = found.build(Shape(classes=1), settings.source)
     prepared = Export.of(tmp_path / "out", built, found, settings, {})
-    rest = prepared.untrained((name for name in prepared.form.held if ".layers.1." not in name), built)
+    rest = prepared.untrained(prepared.missing(n for n in prepared.form.held if ".layers.1." not in n), built)
     assert len(rest) == 9
     theirs = load_file(home / "model" / "model.safetensors")
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in rest.items())

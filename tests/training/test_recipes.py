@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,12 @@ def language(path: Path) -> dict[str, Any]:
     return {"data": str(path / "data.txt"), "model": str(path / "model"), "tokens": 8}
 
 
+def conversations(path: Path) -> dict[str, Any]:
+    rows = [{"prompt": text, "completion": f" {text[::-1]}"} for text in written.SENTENCES * 10]
+    (path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {**language(path), "data": str(path / "data.jsonl"), "tokens": 24}
+
+
 def fashion(path: Path) -> dict[str, Any]:
     return {"data": str(written.write_fashion_mnist(path / "data")), "width": 0.1, "batch_size": 16}
 
@@ -82,6 +89,7 @@ PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "images": folders,
     "texts": table,
     "lm": language,
+    "chat": conversations,
 }
 
 
@@ -121,8 +129,9 @@ def with_gpt2(path: Path) -> dict[str, Any]:
     return {"data": table(path)["data"], "model": str(model), "tokens": 16, "batch_size": 8}
 
 
-def with_resnet(path: Path) -> dict[str, Any]:
-    model = written.write_image_classifier(path / "model", "resnet")
+def with_convnext(path: Path) -> dict[str, Any]:
+    """Without batch norm, which over few values makes much of rounding: that differs with the number of threads."""
+    model = written.write_image_classifier(path / "model", "convnext")
     return {"data": folders(path)["data"], "model": str(model), "image_size": 64, "batch_size": 16}
 
 
@@ -132,7 +141,7 @@ def with_resnet(path: Path) -> dict[str, Any]:
     [
         ("texts", with_gpt2, "client-server"),
         ("texts", with_gpt2, "linear"),
-        ("images", with_resnet, "client-server"),
+        ("images", with_convnext, "client-server"),
     ],
 )
 def test_a_model_of_the_users_trains_in_place_of_the_tasks_own(

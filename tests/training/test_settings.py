@@ -126,7 +126,7 @@ def test_who_computes_what_and_where_data_are_may_change() -> None:
         ({"workers": True}, "its settings: workers cannot be True"),
         ({"client_layers": [1]}, r"its settings: client_layers cannot be \[1\]"),
         ({"layout": "ring"}, "its settings: layout cannot be 'ring'"),
-        ({"lora": 8}, "its settings have 'lora', which thinpipe does not know in this version"),
+        ({"prompt": 8}, "its settings have 'prompt', which thinpipe does not know in this version"),
     ],
 )
 def test_settings_of_another_version_are_an_error_that_names_one(change: dict[str, Any], message: str) -> None:

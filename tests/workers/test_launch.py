@@ -19,12 +19,13 @@ from thinpipe.workers.launch import run_workers
 SCENARIO = str(Path(__file__).parent.parent / "pipeline" / "scenario.py")
 
 
-def rank_and_size(factor: int) -> tuple[int, int]:
-    return dist.get_rank() * factor, dist.get_world_size()
+def rank_and_size(factor: int, private: str = "nothing") -> tuple[int, int, str]:
+    return dist.get_rank() * factor, dist.get_world_size(), private
 
 
 def test_starts_local_workers_and_returns_their_results() -> None:
-    assert run_workers(rank_and_size, 10, workers=2) == [(0, 2), (10, 2)]
+    results = run_workers(rank_and_size, 10, workers=2, private="the client's")
+    assert results == [(0, 2, "the client's"), (10, 2, "nothing")]
 
 
 def test_workers_of_a_killed_process_end() -> None:

@@ -22,25 +22,28 @@ def export(
     tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --tokenizer. {_MOVED}")] = None,
     weights: Annotated[Path | None, typer.Option(metavar="DIR", help=f"The run's --weights. {_MOVED}")] = None,
     data: Annotated[Path | None, typer.Option(metavar="PATH", help=f"The run's --data. {_MOVED}")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="The model with its adapters added to its weights.")] = False,
 ) -> None:
     """The model of a run as a folder of transformers.
 
     config.json, safetensors in single precision, tokenizer, a model card with
     settings and figures: what from_pretrained loads. Of the newest checkpoint
-    that is whole. Needs no workers; reads a layer at a time.
+    that is whole. Needs no workers; reads a layer at a time. Of a run with --lora
+    its adapters, as peft saves them, unless --merge adds them to the model.
 
     Example: thinpipe export run/ model/
     """
     moved = {"model": model, "config": config, "tokenizer": tokenizer, "weights": weights, "data": data}
-    export_run(run, directory, moved)
+    export_run(run, directory, moved, merge=merge)
 
 
-def export_run(run: Path, directory: Path, given: Mapping[str, Any]) -> None:
+def export_run(run: Path, directory: Path, given: Mapping[str, Any], *, merge: bool = False) -> None:
     """Export the newest checkpoint of a run that is whole. ``given``, as options, is what has moved since."""
     # Not at the top: the help need not wait for them.
     import torch
 
     from thinpipe.commands.train.preflight import Output, check_outputs
+    from thinpipe.models.adapters import adapt
     from thinpipe.models.save import check_new_folder
     from thinpipe.options import OptionError, read
     from thinpipe.training.checkpoints.folder import checkpoints, companions_of, is_complete, newest_whole
@@ -56,18 +59,22 @@ def export_run(run: Path, directory: Path, given: Mapping[str, Any]) -> None:
         path, manifest, damages = newest_whole(run)
         moved = {name: given[name] for name in _MOVABLE}
         settings = settle_again(read(Settings, moved), manifest.settings)
+        settings.check_export(merge=merge)
         task = find_task(settings.task)
         torch.manual_seed(settings.seed)
         built = task.build(saved_shape(manifest, task, settings), settings.source)
         folder = companions_of(path)
         kept = {} if folder is None else {file.name: file.read_bytes() for file in folder.iterdir()}
         prepared = Export.of(directory, built, task, settings, kept)
+        adapted = adapt(built, settings.adapters, settings.freeze, settings.seed)
+        if adapted.config is not None and not merge:
+            prepared = prepared.of_adapter(adapted)
         check_outputs([Output("DIR", directory, check_new_folder, prepared.bytes)])
         lines = [f"{each.name} is damaged: {damage}; taking {path.name}" for each, damage in damages]
         for line in [*lines, *([] if prepared.notice is None else [prepared.notice])]:
             typer.echo(f"thinpipe: {line}", err=True)
         try:
-            export_checkpoint(prepared, built, path, manifest)
+            export_checkpoint(prepared, built, path, manifest, with_adapters=merge)
         except OSError as error:
             typer.echo(f"thinpipe: {directory} is not written: {error.strerror or error}", err=True)
             raise typer.Exit(1) from None

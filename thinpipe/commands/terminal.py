@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,14 +24,17 @@ Command = Callable[..., None]
 RESULTS = "What comes out"  # the panel of the help that files of results stand in
 
 
-def takes(*kinds: type, panels: Sequence[str], but: str = "") -> Callable[[Command], Command]:
+def takes(
+    *kinds: type, panels: Sequence[str], but: str = "", titles: Mapping[str, str] | None = None
+) -> Callable[[Command], Command]:
     """Give a command ``def verb(..., **given)`` the options of these dataclasses, in the order of the panels.
 
     It is called with all of them, by the names users know; what was not given is None. ``options.read`` makes fields of
-    them. ``but``: one that this verb has no use for.
+    them. ``but``: one that this verb has no use for. ``titles``: what panels are called here, if otherwise.
     """
     told = [each for kind in kinds for each in options_of(kind).values() if each.name != but]
     told.sort(key=lambda each: (panels.index(each.panel), each.last))
+    told = [replace(each, panel=(titles or {}).get(each.panel, each.panel)) for each in told]
     renamed = {each.was: each.name for each in told if each.was}
     parameters = [_parameter(each.name, each) for each in told]
     parameters += [_parameter(each.was, each, hidden=True) for each in told if each.was]

@@ -63,8 +63,11 @@ class Engine(ABC):
         """Let the codecs compile what they need: before the first step, not in it."""
 
     @abstractmethod
-    def compute(self, batch: Batch | None) -> tuple[float, float]:
-        """Forward and backward of one batch: this worker's part of the mean loss, and how many were right."""
+    def compute(self, *batches: Batch | None) -> tuple[float, float]:
+        """Forward and backward of a step's batches: this worker's part of the mean loss, and how many were right.
+
+        The mean is over the labelled positions of all of them, as if they were one. None where there is no data.
+        """
 
     @abstractmethod
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
@@ -82,6 +85,10 @@ class Engine(ABC):
     def sent_bytes(self) -> int:
         """What this worker has sent for training since it was made."""
 
+    def evaluation_bytes(self) -> int:
+        """What this worker has sent for evaluations."""
+        return 0
+
     @abstractmethod
     def memory(self) -> dict[str, Tensor]:
         """What codecs remember on this worker, to be saved."""
@@ -96,7 +103,7 @@ class Engine(ABC):
 
     @abstractmethod
     def tell_samples(self, samples: Tensor) -> None:
-        """The numbers of the samples in the next training step, on every worker."""
+        """The numbers of the samples in the next training step, batch after batch; on every worker."""
 
     def collect_links(self) -> tuple[list[LinkReport], float]:
         """What links did since the last call, and the ms this worker spent in codecs or blocked. A collective."""

@@ -78,6 +78,10 @@ class Checked(pipelining.PipelineStage):
         self.amp = amp
         self.output_sums: dict[int, Tensor] = {}  # by chunk, of the last step
         self.gradient_sums: dict[int, Tensor] = {}
+        self._chunks_before = 0  # in earlier batches of the step
+
+    def begin_batch(self, chunks_before: int) -> None:
+        self._chunks_before = chunks_before
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
@@ -85,12 +89,14 @@ class Checked(pipelining.PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self.output_sums[fwd_chunk_id] = sum_of(output if isinstance(output, tuple) else (output,))
+        self.output_sums[self._chunks_before + fwd_chunk_id] = sum_of(
+            output if isinstance(output, tuple) else (output,)
+        )
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        self.gradient_sums[bwd_chunk_id] = sum_of(self.bwd_cache.get(bwd_chunk_id, ()))
+        self.gradient_sums[self._chunks_before + bwd_chunk_id] = sum_of(self.bwd_cache.get(bwd_chunk_id, ()))
 
 
 class CheckedStage(Checked, PipelineStage):
@@ -113,5 +119,7 @@ def sum_of_squares(parameters: Iterable[nn.Parameter]) -> float:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return 0.0
-    norms = torch.stack([torch.linalg.vector_norm(gradient).double() for gradient in gradients])
-    return float(norms.square().sum())
+    # Half precision would round the norm, or overflow.
+    kinds = [torch.promote_types(gradient.dtype, torch.float32) for gradient in gradients]
+    norms = [torch.linalg.vector_norm(each, dtype=kind).double() for each, kind in zip(gradients, kinds, strict=True)]
+    return float(torch.stack(norms).square().sum())

@@ -1,4 +1,4 @@
-"""Cross-entropy over the labelled positions of a whole batch, chunk by chunk.
+"""Cross-entropy over the labelled positions of a whole step, chunk by chunk.
 
 Logits of texts are as wide as the vocabulary: of a large one those of a chunk take more memory than all else. So the
 last unit of a language model hands on what its logits are computed from, and they are computed here, some positions at
@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from thinpipe.models.units import Tail
+from thinpipe.workloads.task import IGNORED
 
-IGNORED = -100  # the label of a position that does not count, as torch and transformers have it
 PIECE = 1 << 26  # logits that are there at once
 
 
@@ -38,19 +38,19 @@ class Loss:
 
     def __init__(self, head: Tail | None, *, device: torch.device, amp: bool = False, piece: int = PIECE) -> None:
         self._head, self._device, self._amp, self._piece = head, device, amp, piece
-        self._share = 1.0  # of one labelled position in the mean over a batch, times chunks
+        self._share = 1.0  # of one labelled position in the mean over a step, times chunks
         self._right: list[Tensor] = []
         self._samples = 0.0  # that one right position counts as
 
     def begin(self, labels: Tensor, chunks: int, labelled: int | None = None, replicas: int = 1) -> None:
-        """A step; ``labels`` of this worker's share of a batch, ``labelled`` positions in all shares."""
+        """A step; ``labels`` of this worker's share of its batches, ``labelled`` positions in all shares."""
         total = max(count_labelled(labels) if labelled is None else labelled, 1)
         self._share = chunks * replicas / total
         self._samples = len(labels) * replicas / total
         self._right = []
 
     def __call__(self, outputs: Tensor | tuple[Tensor, ...], labels: Tensor) -> Tensor:
-        """A chunk's part of the mean over the batch, times the number of chunks."""
+        """A chunk's part of the mean over the step, times the number of its chunks."""
         if labels.dim() == 1:
             assert isinstance(outputs, Tensor)
             self._right.append((outputs.argmax(-1) == labels).sum())

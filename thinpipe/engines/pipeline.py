@@ -7,7 +7,7 @@ leaves it as it is, its bytes do not count as training's, and nothing is set up 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from thinpipe.codecs.rounding import rounding_key
 from thinpipe.engines.engine import Engine, NamedModule, to_device
 from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
 from thinpipe.engines.loss import Loss
-from thinpipe.engines.plan import Holding, LinkPlan
+from thinpipe.engines.plan import Holding, LinkPlan, counts
 from thinpipe.engines.shapes import Meta, costs_of
 from thinpipe.engines.units import Units, check_private, check_shared, cut_model
 from thinpipe.engines.world import World
@@ -88,7 +88,8 @@ class PipelineEngine(Engine):
         modules = cut_units(units, self.cuts)
         # The tensors before the first stage, between stages, and after the last.
         ends = [*self.cuts, len(units)]
-        self._between = [chunk_inputs, *(traced[end - 1].outputs for end in ends)]
+        outputs = [traced[end - 1].outputs for end in ends]
+        self._between = [chunk_inputs, *_with_gradients(outputs, modules)]
         self._holdings = self._describe(modules, whole.names)
         self.stage_count = len(modules)
         mine = stages_of(world.worker, world.workers, cutting.layout)
@@ -112,6 +113,7 @@ class PipelineEngine(Engine):
         self._trainer = self._schedule(self.training_stages, self.loss)
         self._evaluator = self._schedule(self._evaluation_stages, None)
         self._losses: list[Tensor] = []
+        self._samples = torch.empty(0, dtype=torch.int64)  # of the next step
         self._predictions = 0  # since the last step of training
         self._sent_before = 0  # bytes, before the counters were last reset
 
@@ -157,9 +159,7 @@ class PipelineEngine(Engine):
                 warm_codec(used, meta.shape, meta.dtype, self.world.device)
 
     def tell_samples(self, samples: Tensor) -> None:
-        for stage in self.training_stages:
-            if stage.needs_samples:
-                stage.tell_samples(samples)
+        self._samples = samples
 
     def reserve_copies(self, limit_bytes: int) -> None:
         """Make room for what ``delta(...)`` keeps. A collective.
@@ -179,22 +179,38 @@ class PipelineEngine(Engine):
         for stage in self.training_stages:
             stage.reserve_copies()
 
-    def compute(self, batch: Batch | None) -> tuple[float, float]:
-        inputs = to_device(batch.inputs, self.world.device) if batch and self.reads_inputs else ()
-        labels = batch.labels.to(self.world.device) if batch and self.reads_labels else None
+    def compute(self, *batches: Batch | None) -> tuple[float, float]:
+        chunks = self._cutting.chunks * len(batches)
+        labels = [batch.labels for batch in batches if batch and self.reads_labels]
         self._losses = []
         self._predictions = 0
-        if labels is not None:
-            self.loss.begin(labels, self._cutting.chunks)
-        first, beside = self._given(inputs)
-        self._trainer.step(*first, target=labels, losses=self._losses, **beside)
+        if labels:
+            self.loss.begin(torch.cat(labels), chunks)
+        for number, batch in enumerate(batches):
+            self._begin_batch(number, len(batches))
+            self._compute_batch(batch)
         # The mean over chunks, here and not stage by stage as torch does it: two stages may share a parameter.
         for parameter in self.parameters():
             if parameter.grad is not None:
-                parameter.grad.div_(self._cutting.chunks)
-        if labels is None:
+                parameter.grad.div_(chunks)
+        if not labels:
             return 0.0, 0.0
         return float(torch.stack(self._losses).detach().mean()), self.loss.correct()
+
+    def _begin_batch(self, number: int, batches: int) -> None:
+        for stage in self.training_stages:
+            stage.begin_batch(number * self._cutting.chunks)
+            if stage.needs_samples:
+                stage.tell_samples(self._samples.chunk(batches)[number])
+
+    def _compute_batch(self, batch: Batch | None) -> None:
+        """Add to the gradients, and to the losses of chunks."""
+        inputs = to_device(batch.inputs, self.world.device) if batch and self.reads_inputs else ()
+        labels = batch.labels.to(self.world.device) if batch and self.reads_labels else None
+        losses: list[Tensor] = []
+        first, beside = self._given(inputs)
+        self._trainer.step(*first, target=labels, losses=losses, **beside)
+        self._losses += losses
 
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
         for trained, evaluated in zip(self.training_stages, self._evaluation_stages, strict=True):
@@ -228,10 +244,10 @@ class PipelineEngine(Engine):
         ]
 
     def sent_bytes(self) -> int:
-        return self._sent_before + sum(link.ledger.counters.wire_bytes for link in self._sends())
+        return self._sent_before + sum(link.ledger.counters.wire_bytes for link in _sends(self.training_stages))
 
-    def _sends(self) -> list[SendLink]:
-        return [link for stage in self.training_stages for link in stage.links if isinstance(link, SendLink)]
+    def evaluation_bytes(self) -> int:
+        return sum(link.ledger.counters.wire_bytes for link in _sends(self._evaluation_stages))
 
     def compute_ms(self) -> dict[int, tuple[float, float]]:
         """Of every stage here: time in forward and in backward since ``collect_links``."""
@@ -273,13 +289,13 @@ class PipelineEngine(Engine):
 
     def tap(self, tap: Tap | None) -> None:
         """What is shown every tensor that this worker sends in training, from the next step on."""
-        for link in self._sends():
+        for link in _sends(self.training_stages):
             link.tap = tap
 
     def float_bytes_per_chunk(self) -> int:
         """Of all activations and gradients that cross the links of the whole pipeline."""
-        crossing = [meta for metas in self._between[1:-1] for meta in metas if meta.has_gradient]
-        return 2 * sum(meta.bytes for meta in crossing)
+        crossing = [meta for metas in self._between[1:-1] for meta in metas if meta.dtype.is_floating_point]
+        return sum((1 + meta.has_gradient) * meta.bytes for meta in crossing)
 
     def check_replicas(self, step: int) -> None:
         """Nothing is here twice."""
@@ -289,10 +305,10 @@ class PipelineEngine(Engine):
 
     def _describe(self, modules: Sequence[StageModule], names: Sequence[str]) -> tuple[Holding, ...]:
         """What two stages share is the first one's."""
-        sizes: list[dict[int, int]] = []
+        parameters: list[dict[int, nn.Parameter]] = []
         for module in modules:
-            known = {each for earlier in sizes for each in earlier}
-            sizes.append({id(each): each.numel() for each in module.parameters() if id(each) not in known})
+            known = {each for earlier in parameters for each in earlier}
+            parameters.append({id(each): each for each in module.parameters() if id(each) not in known})
         return tuple(
             Holding(
                 stage=index,
@@ -300,23 +316,20 @@ class PipelineEngine(Engine):
                 first_unit=first,
                 units=len(module.units),
                 unit_names=tuple(names[first : first + len(module.units)]),
-                parameters=sum(sizes[index].values()),
+                **counts(parameters[index].values()),
             )
             for index, (first, module) in enumerate(zip((0, *self.cuts), modules, strict=True))
         )
 
     def link_plans(self) -> tuple[LinkPlan, ...]:
         pairs = [(index, index + 1) for index in range(self.stage_count - 1)]
+        gradients = {there: [meta for meta in self._between[there] if meta.has_gradient] for _, there in pairs}
         return tuple(
             [self._link_plan(here, there, self._between[there], self._links.forward) for here, there in pairs]
             + [
-                self._link_plan(
-                    there,
-                    here,
-                    [meta for meta in self._between[there] if meta.has_gradient],
-                    self._links.backward,
-                )
+                self._link_plan(there, here, gradients[there], self._links.backward)
                 for here, there in pairs
+                if gradients[there]
             ]
         )
 
@@ -344,3 +357,16 @@ class PipelineEngine(Engine):
             integer_bytes=sum(compress(sizes(-1), packed)),
             first_wire_bytes=sum(sizes(0)) if any(len(form) > 1 for form in forms) else None,
         )
+
+
+def _sends(stages: Sequence[CheckedStage]) -> list[SendLink]:
+    return [link for stage in stages for link in stage.links if isinstance(link, SendLink)]
+
+
+def _with_gradients(outputs: Sequence[Sequence[Meta]], modules: Sequence[nn.Module]) -> list[tuple[Meta, ...]]:
+    """What stages return; without gradients as long as no stage up to there is trained."""
+    found, trained = [], False
+    for metas, module in zip(outputs, modules, strict=True):
+        trained = trained or any(each.requires_grad for each in module.parameters())
+        found.append(tuple(replace(meta, trained=trained) for meta in metas))
+    return found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +19,13 @@ class Holding:
     units: int
     unit_names: tuple[str, ...]
     parameters: int
+    trained: int  # of them
+
+
+def counts(parameters: Iterable[nn.Parameter]) -> dict[str, int]:
+    """How many values these hold, and how many of them are trained: two fields of a holding."""
+    sizes = [(each.numel(), each.requires_grad) for each in parameters]
+    return {"parameters": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
 
 
 @dataclass(frozen=True, kw_only=True)

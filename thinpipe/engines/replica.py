@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ from thinpipe.ddp import DDPState, ddp_hook, ddp_state
 from thinpipe.engines.engine import Engine, NamedModule, to_device
 from thinpipe.engines.finite import Suspicion, not_finite, sum_of, sum_of_squares
 from thinpipe.engines.loss import Loss, count_labelled
-from thinpipe.engines.plan import Holding
+from thinpipe.engines.plan import Holding, counts
 from thinpipe.engines.units import Units, cut_model
 from thinpipe.engines.world import World
 from thinpipe.pipeline.batchnorm import DeferredStatistics
@@ -96,44 +96,47 @@ class ReplicaEngine(Engine):
 
     def warm_up(self) -> None:
         if self._hook is not None:
-            largest = max(self._module.parameters(), key=torch.numel)
+            largest = max((each for each in self._module.parameters() if each.requires_grad), key=torch.numel)
             as_matrix = (largest.shape[0], largest.numel() // largest.shape[0])
             warm_codec(self._hook.codec, as_matrix, largest.dtype, self.world.device)
 
-    def compute(self, batch: Batch | None) -> tuple[float, float]:
-        assert batch is not None
-        labelled = count_labelled(batch.labels)
-        if batch.labels.dim() > 1:  # texts, of which replicas may have more or less than others
+    def compute(self, *batches: Batch | None) -> tuple[float, float]:
+        given = [batch for batch in batches if batch is not None]
+        assert len(given) == len(batches), "every replica has data"
+        labels = torch.cat([batch.labels for batch in given])
+        labelled = count_labelled(labels)
+        if labels.dim() > 1:  # texts, of which replicas may have more or less than others
             labelled = int(self.world.sum(torch.tensor([labelled])))
         else:
             labelled *= self.world.workers
-        self.loss.begin(batch.labels, self._chunks, labelled, self.world.workers)
+        self.loss.begin(labels, self._chunks * len(given), labelled, self.world.workers)
         with waiting():  # in places that only torch knows
-            self._backward(self._replica, batch)
+            self._backward(self._replica, given)
         self._steps += 1
         return float(torch.stack(list(self._losses.values())).mean()) / self.world.workers, self.loss.correct()
 
     def compute_alone(self, batch: Batch) -> None:
         """The same without the other replicas, to see how long it takes; leaves no gradients."""
         self.loss.begin(batch.labels, self._chunks)
-        self._backward(self._module, batch)
+        self._backward(self._module, [batch])
         self._module.zero_grad()
 
-    def _backward(self, module: nn.Module, batch: Batch) -> None:
-        """Add up the gradients of all chunks."""
-        chunks = self._chunks
-        inputs, labels = to_device(batch.inputs, self.world.device), batch.labels.to(self.world.device)
-        pieces = zip(*(tensor.chunk(chunks) for tensor in (*inputs, labels)), strict=True)
-        for chunk, (*values, target) in enumerate(pieces):
-            # Replicas exchange gradients after the last chunk.
-            stay = isinstance(module, DistributedDataParallel) and chunk < chunks - 1
-            with module.no_sync() if stay else nullcontext():  # type: ignore[operator]
-                outputs = self._run(module, values)
-                loss = self.loss(outputs, target)
-                (loss / chunks).backward()
-            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            self._outputs[chunk], self._losses[chunk] = sum_of(outputs), loss.detach()
-        self._statistics.commit()
+    def _backward(self, module: nn.Module, batches: Sequence[Batch]) -> None:
+        """Add up the gradients of all chunks of all batches."""
+        last = self._chunks * len(batches) - 1
+        for number, batch in enumerate(batches):
+            inputs, labels = to_device(batch.inputs, self.world.device), batch.labels.to(self.world.device)
+            pieces = zip(*(tensor.chunk(self._chunks) for tensor in (*inputs, labels)), strict=True)
+            for chunk, (*values, target) in enumerate(pieces, number * self._chunks):
+                # Replicas exchange gradients after the last chunk.
+                stay = isinstance(module, DistributedDataParallel) and chunk < last
+                with module.no_sync() if stay else nullcontext():  # type: ignore[operator]
+                    outputs = self._run(module, values)
+                    loss = self.loss(outputs, target)
+                    (loss / (last + 1)).backward()
+                outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+                self._outputs[chunk], self._losses[chunk] = sum_of(outputs), loss.detach()
+            self._statistics.commit()
 
     def _run(self, module: nn.Module, inputs: Any) -> Tensor | tuple[Tensor, ...]:
         with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=self._amp):
@@ -217,7 +220,7 @@ class ReplicaEngine(Engine):
             )
 
     def holdings(self) -> tuple[Holding, ...]:
-        parameters = sum(parameter.numel() for parameter in self._module.parameters())
+        counted = counts(self._module.parameters())
         return tuple(
             Holding(
                 stage=0,
@@ -225,7 +228,7 @@ class ReplicaEngine(Engine):
                 first_unit=0,
                 units=len(self._unit_names),
                 unit_names=self._unit_names,
-                parameters=parameters,
+                **counted,
             )
             for worker in range(self.world.workers)
         )

@@ -18,10 +18,11 @@ class Meta:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    trained: bool = True  # whether anything is that it was made by
 
     @property
     def has_gradient(self) -> bool:
-        return self.dtype.is_floating_point
+        return self.trained and self.dtype.is_floating_point
 
     @property
     def bytes(self) -> int:

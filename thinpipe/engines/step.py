@@ -37,18 +37,18 @@ class Stepped:
 def train_step(
     engine: Engine,
     optimizer: torch.optim.Optimizer,
-    batch: Batch | None,
-    *,
+    *batches: Batch | None,
     step: int,
     clip_norm: float | None = None,
     interrupted: int = 0,
 ) -> Stepped:
-    """Raises the same error on all workers if a number is not finite or one was asked to end.
+    """One update after all of these batches.
 
-    ``interrupted`` is the number of the signal that asked this one, or 0.
+    Raises the same error on all workers if a number is not finite or one was asked to end; ``interrupted`` is the
+    number of the signal that asked this one, or 0.
     """
     world, stages, sent = engine.world, engine.stage_count, engine.sent_bytes()
-    loss, correct = engine.compute(batch)
+    loss, correct = engine.compute(*batches)
     squares = [0.0] * stages
     if engine.owns_state:
         for index, parameters in engine.stage_parameters().items():

@@ -54,8 +54,10 @@ class Units:
         if self.fill is None:
             return
         mine = {id(tensor) for module in modules for tensor in module.state_dict(keep_vars=True).values()}
-        named = self.model.state_dict(keep_vars=True).items()
-        self.fill(self.model, [name for name, tensor in named if id(tensor) in mine])
+        named = self.model.state_dict(keep_vars=True)
+        self.fill(self.model, [name for name, tensor in named.items() if id(tensor) in mine])
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            tensor.requires_grad_(named[name].requires_grad)  # a parameter that was filled is a new one
 
 
 def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None, *, amp: bool = False) -> Units:

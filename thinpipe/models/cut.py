@@ -86,7 +86,7 @@ class CutModel:
         self.takes_positions = takes(model, "logits_to_keep") and generates is not None and bool(generates())
         self.logits: Tensor  # without values
         with zeros_for_hollow(model):
-            trace = self.trace(inputs)
+            self._example = trace = self.trace(inputs)
             self.early = self._early(trace, inputs)
             self.live, self.asked = self._liveness(trace, inputs)
             self.parts, self.flops = self._parts(inputs)
@@ -108,7 +108,9 @@ class CutModel:
         self._kept[key] = ({name: tensor.clone() for name, tensor in shared.items()}, trace)
         return trace
 
-    def _trace(self, inputs: Mapping[str, Tensor], returns: list[Returned] | None) -> Trace:
+    def _trace(
+        self, inputs: Mapping[str, Tensor], returns: list[Returned] | None, options: Mapping[str, Any] | None = None
+    ) -> Trace:
         trace, device = Trace(), device_of(inputs.values())
         hidden = self.inputs_without_values(inputs)
         # By identity; the tensor keeps its own.
@@ -138,10 +140,27 @@ class CutModel:
             return result
 
         last = len(self.blocks) - 1
+        given: dict[str, Any] = {**hidden, **(options or {})}
         with without_values(device):
-            args, kwargs = run_until(self.model, self.blocks, hidden, on_call, last)
+            args, kwargs = run_until(self.model, self.blocks, given, on_call, last)
             on_call(last, args, kwargs)
         return trace
+
+    def calls(self, inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Call]:
+        """What blocks are called with where the model is called with more than its inputs: a cache, positions.
+
+        Inputs may have other rows and tokens than the example.
+        """
+        return self._trace(inputs, self.returned(*inputs[self.input_names[0]].shape), options).calls
+
+    def returned(self, rows: int, tokens: int) -> list[Returned]:
+        """What blocks return for so many texts of so many tokens: of the example's, states of tokens resized."""
+
+        def resized(leaf: Any) -> Any:
+            is_state = isinstance(leaf, Tensor) and leaf.shape[:2] == self.shapes[0][1]
+            return torch.empty((rows, tokens, *leaf.shape[2:]), dtype=leaf.dtype, device="meta") if is_state else leaf
+
+        return [Returned([resized(leaf) for leaf in each.leaves], each.spec) for each in self._example.returns]
 
     def _shapes_returned(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
         """What a block returns, and what it computes, which is counted for the example alone."""

@@ -47,7 +47,7 @@ def intercepted(blocks: Sequence[nn.Module], on_call: OnCall) -> Iterator[None]:
 def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     """The model's logits."""
     options: dict[str, Any] = {"use_cache": False} if takes(model, "use_cache") else {}
-    return model(**inputs, **options).logits
+    return model(**{**options, **inputs}).logits
 
 
 def without_cache(model: nn.Module) -> None:

@@ -6,6 +6,7 @@ a model type.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from torch import nn
 
 from thinpipe.measure.readable import errors_named, read_json
 from thinpipe.models.compare import compare
+from thinpipe.models.decoding import check_generates
 from thinpipe.models.tiny import LAYERS, shrunken
 from thinpipe.models.verify import TRAINING, batch, types_of
 from thinpipe.models.weights import hollow, load_weights, random_weights, weight_files
@@ -37,6 +39,7 @@ _TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
+ADAPTER = "adapter_config.json"  # of a folder that peft wrote
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # begin, end, fill up a text
 
 
@@ -54,6 +57,7 @@ class PretrainedModel:
     trusted: bool = False  # whether code that comes with the model is run
     classes: int | None = None  # that a classifier is to tell apart; None: as the description says
     labels: Sequence[str] | None = None  # what they are called; None: not known here
+    dtype: str = "float32"  # of its weights, as torch calls it
 
     @property
     def name(self) -> str:
@@ -88,7 +92,8 @@ class PretrainedModel:
         file = folder / "config.json"
         if not file.is_file():
             option = "model" if self.has_weights else "config"
-            raise OptionError(f"{{{option}}} is a folder that save_pretrained wrote, and {folder} has no {file.name}")
+            rest = "adapters alone: export them with {merge}" if (folder / ADAPTER).is_file() else f"no {file.name}"
+            raise OptionError(f"{{{option}}} is a folder that save_pretrained wrote, and {folder} has {rest}")
         facts = read_json(file, _DESCRIPTION)
         if not isinstance(facts, dict):
             raise ValueError(f"{file} cannot be read as {_DESCRIPTION}: it is no object")
@@ -154,7 +159,7 @@ class PretrainedModel:
             weight_files(self.folder)
 
     def hollow(self) -> nn.Module:
-        """The model without weights, of single precision."""
+        """The model without weights."""
         with hollow(), quiet():
             return self._built(self.config())
 
@@ -175,16 +180,43 @@ class PretrainedModel:
 
         return fill
 
+    def generation_config(self, model: Any) -> Any:
+        """How the model's makers let it generate: which tokens end a text, what is not repeated."""
+        from transformers import GenerationConfig
+
+        file = None if self.folder is None else self.folder / "generation_config.json"
+        if file is None or not file.is_file():
+            return copy.deepcopy(model.generation_config)
+        with errors_named(file, "how a model generates", "bring the model's own"):
+            return GenerationConfig.from_pretrained(str(self.folder), local_files_only=True)
+
+    def check_generates(self) -> None:
+        """ValueError unless a small copy of the model generates the same in pieces as whole: seconds, before a run."""
+        config = self.config()
+        small = shrunken(config)
+        small._name_or_path = config._name_or_path
+        with torch.random.fork_rng(devices=[]), quiet():
+            torch.manual_seed(0)
+            check_generates(self._built(small).eval())
+
     def check_cut(self) -> None:
         """ValueError unless a small copy of the model computes the same in units as whole: seconds, before any run."""
-        check_cut(self.config(), self._built, self.kind)
+        try:
+            check_cut(self.config(), self._built, self.kind)
+        except RuntimeError as error:  # of code that mixes types
+            if self.dtype == "float32":
+                raise
+            said = str(error).partition("\n")[0]
+            raise OptionError(f"the code of {self.name} does not go with {{dtype}} {self.dtype}: {said}") from None
 
     def _built(self, config: Any) -> nn.Module:
         import transformers
 
         builder = getattr(transformers, _BUILDERS[self.kind][0])
         with errors_named(self._changed(), "a model", "describe another"):
-            model: nn.Module = builder.from_config(config, dtype=torch.float32, trust_remote_code=self.trusted)
+            model: nn.Module = builder.from_config(
+                config, dtype=getattr(torch, self.dtype), trust_remote_code=self.trusted
+            )
         return model
 
 
@@ -212,7 +244,9 @@ def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(0)
         model = build(small).train(small.model_type in TRAINING)
-        inputs = batch(model, kind)
+        made = batch(model, kind)
+        dtype = next(model.parameters()).dtype
+        inputs = {name: each.to(dtype) if each.is_floating_point() else each for name, each in made.items()}
     compared = compare(model, inputs, alone=LAYERS)
     if not compared.is_exact or compared.needs_weights_elsewhere is not None:
         where = compared.first_difference or compared.needs_weights_elsewhere or "its gradients"

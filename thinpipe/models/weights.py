@@ -64,6 +64,16 @@ def zeros_for_hollow(model: nn.Module) -> Iterator[None]:
             buffer.copy_(before)
 
 
+def empty(model: nn.Module, names: Iterable[str]) -> None:
+    """Let go of these parameters: they are on the meta device again."""
+    for name in names:
+        path, _, last = name.rpartition(".")
+        module = model.get_submodule(path)
+        held = module._parameters.get(last)
+        if held is not None:
+            module._parameters[last] = nn.Parameter(held.to("meta"), requires_grad=held.requires_grad)
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model's folder; ValueError if there are none."""
     index = folder / _INDEX

@@ -99,6 +99,11 @@ class Ends:
             if name in self._forward:
                 self._forward[name].encoding.configure([Slot.of(each) for each in like])
 
+    def drop_gradients(self, *, sent: bool, received: bool) -> None:
+        """Nothing upstream is trained: gradients that would be ``sent`` or ``received`` do not travel."""
+        self.backward_send = None if sent else self.backward_send
+        self.backward_recv = None if received else self.backward_recv
+
     def begin_step(self, step: int) -> None:
         self.events.clear()
         for end in self:

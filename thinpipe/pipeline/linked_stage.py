@@ -65,6 +65,7 @@ class LinkedStage(pipelining.PipelineStage):
         self.steps = 0
         self._chunks = 0
         self._inputs: list[Expected] = []
+        self._trains: list[bool] = []  # of every stage of the pipeline, whether it has parameters that are trained
         self._open = self._posted = self._unchecked = False
         register(self)
 
@@ -127,7 +128,9 @@ class LinkedStage(pipelining.PipelineStage):
             check_place(self)
             self.ends.place(self.stage_index_to_group_rank, self.group_rank)
             if self.stage_index == max(indices_here(self)):
-                agree(self, (stage._settings() for stage in siblings_of(self)))
+                known = agree(self, (stage._settings() for stage in siblings_of(self)))
+                for stage in siblings_of(self):
+                    stage._trains = [known[_trains(index)] for index in range(self.num_stages)]
         self.steps += 1
         self._open, self._posted = True, False
         self.ends.begin_step(self.steps)
@@ -142,7 +145,18 @@ class LinkedStage(pipelining.PipelineStage):
             "forward codec": self.ends.forward_spec,
             "backward codec": self.ends.backward_spec,
             "samples with copies": self.ends.sample_count,
+            _trains(self.stage_index): any(each.requires_grad for each in self.submod.parameters()),
         } | ({"model and cuts": plan} if plan else {})
+
+    @property
+    def trains_before(self) -> bool:
+        """Whether a stage before this one is trained: otherwise inputs need no gradient, and none is sent."""
+        return any(self._trains[: self.stage_index])
+
+    @property
+    def trains_here_or_before(self) -> bool:
+        """The same with this stage: otherwise no gradient comes, and there is no backward."""
+        return any(self._trains[: self.stage_index + 1])
 
     # (2) Shapes
 
@@ -172,6 +186,7 @@ class LinkedStage(pipelining.PipelineStage):
             self.ends.backward_send.configure(slots, num_microbatches)
         if self.ends.backward_recv:
             self._take_over(self.ends.backward_recv, self.grad_recv_info)
+        self.ends.drop_gradients(sent=not self.trains_before, received=not self.trains_here_or_before)
         return result
 
     def _send_meta(self, meta: Any, dst_stage: int) -> None:
@@ -189,7 +204,8 @@ class LinkedStage(pipelining.PipelineStage):
 
     def _take_over(self, link: RecvLink, infos: dict[int, Any]) -> list[Expected]:
         """Learn from torch's receive buffers what will come, and drop them: the link has its own."""
-        inputs = [Expected.of(info) for info in infos[0]]
+        trained = self.trains_before if link.direction == "forward" else self.trains_here_or_before
+        inputs = [Expected.of(info, trained) for info in infos[0]]
         travelling = [item for item in inputs if link.direction == "forward" or item.gradient]
         link.configure([Slot.of(item) for item in travelling], self._chunks)
         for chunk in infos.values():
@@ -223,3 +239,8 @@ class LinkedStage(pipelining.PipelineStage):
             for stage in stages:
                 for link in stage.ends.sends:
                     link.finish()
+
+
+def _trains(stage: int) -> str:
+    """The name of a fact that workers tell each other."""
+    return f"whether stage {stage} is trained"

@@ -28,13 +28,14 @@ class Expected:
     gradient: bool  # a gradient goes the other way, or this is one
 
     @staticmethod
-    def of(info: Any) -> Expected:
+    def of(info: Any, trained: bool) -> Expected:
+        """``trained``: whether anything is that the tensor, or the one that this is the gradient of, comes from."""
         if info.buffer is None:  # torch 2.13 knows that this output has no gradient
             return Expected(torch.Size(), torch.uint8, False)
         meta = getattr(info, "tensor_meta", None)  # torch 2.13; before, every input had a gradient
         differentiable = info.buffer.is_floating_point() or info.buffer.is_complex()
         is_gradient = info.input_name.startswith("recv_grad")
-        wanted = differentiable and (meta is None or is_gradient or meta.requires_grad)
+        wanted = trained and differentiable and (meta is None or is_gradient or meta.requires_grad)
         return Expected(info.buffer.shape, info.buffer.dtype, wanted)
 
     def zeros(self, device: torch.device) -> Tensor:

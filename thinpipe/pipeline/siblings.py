@@ -51,7 +51,10 @@ def check_place(stage: LinkedStage) -> None:
         )
 
 
-def agree(stage: LinkedStage, facts: Iterable[dict[str, Any]]) -> None:
-    """Compare what the stages of this worker know with the other workers; an error on all where it differs."""
+def agree(stage: LinkedStage, facts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Compare what the stages of this worker know with the other workers; an error on all where it differs.
+
+    Returns what all of them know.
+    """
     known = dict(itertools.chain.from_iterable(each.items() for each in facts))
-    exchange.agree(known, stage.group, stage.device)
+    return exchange.agree(known, stage.group, stage.device)

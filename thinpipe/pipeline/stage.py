@@ -17,9 +17,9 @@ return operations on wire buffers, and the schedule keeps their order.
 
 Names of torch's inside used here, seen on 2.11 and 2.13; ``linked_stage`` and ``metadata`` list theirs. Overridden: the
 methods above; ``get_fwd_recv_ops`` and ``get_bwd_recv_ops``; ``forward_maybe_with_nosync``, which runs the module;
-``backward_weight_one_chunk``. Read: ``has_backward``; ``fwd_cache`` and ``bwd_cache``, outputs and input gradients of
-each chunk. Written: the ``buffer`` of each of ``args_recv_info`` and ``grad_recv_info``, from which torch takes what
-arrived.
+``backward_weight_one_chunk``; ``set_local_bwd_input``, between neighbours on one worker. Read: ``has_backward``;
+``fwd_cache`` and ``bwd_cache``, outputs and input gradients of each chunk. Written: the ``buffer`` of each of
+``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class PipelineStage(LinkedStage):
         super().__init__(submodule, stage_index, num_stages, device, links, torch_args, options)
         self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
         self.recompute = recompute
+        self._whole = set[int]()  # chunks whose backward was not cut into inputs and weights, though it was asked for
         self.clocks = {kind: DeviceClock(device) for kind in ("forward", "backward", "weight")}
 
     def compute_ms(self) -> dict[str, float]:
@@ -127,6 +128,15 @@ class PipelineStage(LinkedStage):
                 "recompute=True needs whole backwards, but this schedule computes gradients of inputs and weights "
                 "apart (zero bubble); leave recompute out or take another schedule"
             )
+        if not full_backward and not self.trains_before:
+            # torch finds parameters on the way to inputs that have gradients: with none it would leave some out.
+            full_backward = True
+            self._whole.add(bwd_chunk_id)
+        if not self.trains_here_or_before:  # which torch's stage takes for an error
+            self.fwd_cache.pop(bwd_chunk_id)
+            self.bwd_cache[bwd_chunk_id] = (None,) * len(self.args_recv_info[bwd_chunk_id])
+            self._release(bwd_chunk_id)
+            return
         if self.ends.backward_recv:
             received = iter(self.ends.backward_recv.receive(bwd_chunk_id))
             for info in self.grad_recv_info[bwd_chunk_id]:
@@ -137,9 +147,16 @@ class PipelineStage(LinkedStage):
             self._release(bwd_chunk_id)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        if bwd_chunk_id in self._whole:
+            self._whole.remove(bwd_chunk_id)
+            return
         with self._event("weight", bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self._release(bwd_chunk_id)
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        if self.trains_here_or_before:  # otherwise there are none
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         if not self.ends.backward_send or not self.has_backward:

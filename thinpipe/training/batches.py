@@ -29,36 +29,41 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
 
 
 class SampleOrder:
-    """Which samples each batch has: every worker knows, whether or not it has the data."""
+    """Which samples each step has: every worker knows, whether or not it has the data."""
 
-    def __init__(self, samples: int, *, batch_size: int, seed: int) -> None:
-        self.samples, self.batch_size, self.seed = samples, batch_size, seed
+    def __init__(self, samples: int, *, step_samples: int, seed: int) -> None:
+        self.samples, self.step_samples, self.seed = samples, step_samples, seed
         self._epoch, self._order = -1, torch.empty(0)
 
-    def batch(self, epoch: int, position: int) -> Tensor:
-        """Of all replicas together, in order; epoch and position are counted from 0."""
+    def step(self, epoch: int, position: int) -> Tensor:
+        """Of all replicas together, batch after batch; epoch and position are counted from 0."""
         if epoch != self._epoch:
             self._epoch, self._order = epoch, epoch_order(self.samples, seed=self.seed, epoch=epoch)
-        return self._order[position * self.batch_size : (position + 1) * self.batch_size]
+        return self._order[position * self.step_samples : (position + 1) * self.step_samples]
 
 
 class TrainingBatches:
     """The batches of one worker: whole ones, or with several replicas its share of each.
 
-    Stages have static shapes, so an epoch leaves out the samples that do not fill a batch; the next epoch's order
-    leaves out others.
+    Stages have static shapes, so an epoch leaves out the samples that do not fill the batches of a step; the next
+    epoch's order leaves out others.
     """
 
-    def __init__(self, split: Split, *, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
-        self.split, self.seed = split, seed
+    def __init__(
+        self, split: Split, *, batch_size: int, seed: int, share: tuple[int, int] = (0, 1), accumulate: int = 1
+    ) -> None:
+        self.split, self.seed, self.accumulate = split, seed, accumulate
         self.replica, self.replicas = share
-        self._order = SampleOrder(len(split), batch_size=batch_size, seed=seed)
+        self._order = SampleOrder(len(split), step_samples=batch_size * accumulate, seed=seed)
 
-    def batch(self, epoch: int, position: int) -> Batch:
-        """The batch at a position of an epoch, both counted from 0; augmented alike every time it is asked for."""
-        samples = self._order.batch(epoch, position).view(self.replicas, -1)[self.replica]
-        seed = mixed_seed(self.seed, epoch, position, self.replica)
-        return self.split.batch(samples, augment_seed=seed)
+    def step(self, epoch: int, position: int) -> list[Batch]:
+        """The batches of a step, by its position in an epoch; augmented alike every time they are asked for."""
+        samples = self._order.step(epoch, position).view(self.accumulate, self.replicas, -1)[:, self.replica]
+        first = position * self.accumulate
+        return [
+            self.split.batch(each, augment_seed=mixed_seed(self.seed, epoch, number, self.replica))
+            for number, each in enumerate(samples, first)
+        ]
 
 
 @dataclass(frozen=True)
@@ -71,11 +76,17 @@ class Samples:
 
     @staticmethod
     def of(data: Data | None, count: int, settings: Settings, share: tuple[int, int]) -> Samples:
-        size, seed = settings.batch_size, settings.seed
-        order = SampleOrder(count, batch_size=size, seed=seed)
+        order = SampleOrder(count, step_samples=settings.step_samples, seed=settings.seed)
         if data is None:
             return Samples(order, None, None)
-        return Samples(order, TrainingBatches(data.train, batch_size=size, seed=seed, share=share), data.validation)
+        training = TrainingBatches(
+            data.train,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            share=share,
+            accumulate=settings.accumulate,
+        )
+        return Samples(order, training, data.validation)
 
 
 def evaluation_batch(split: Split, start: int, batch_size: int) -> Batch:

@@ -11,6 +11,7 @@ import torch
 from thinpipe.engines.shapes import Meta, meta_of
 from thinpipe.engines.world import SetupError, World
 from thinpipe.measure.memory import check_fits
+from thinpipe.models.adapters import adapt
 from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import choose_cuts
 from thinpipe.training.checkpoints.fingerprint import difference, fingerprint
@@ -44,6 +45,10 @@ def check_possible(task: Task, settings: Settings) -> None:
     """ValueError for what can be told without reading samples or building the model."""
     source = settings.source
     units = task.look_for(source)
+    if settings.lora is not None or settings.freeze:
+        model = task.hollow(source)
+        if model is not None:
+            adapt(model, settings.adapters, settings.freeze, settings.seed)
     if source.width is not None:
         what = f"{{width}} {source.width:g}: the model, which each of {settings.workers} workers builds,"
         check_fits(what, settings.workers * task.weight_bytes(source), "take a smaller one")
@@ -57,7 +62,7 @@ def check_possible(task: Task, settings: Settings) -> None:
 
 
 def read_data(
-    task: Task, settings: Settings, world: World, companions: Path | None = None
+    task: Task, settings: Settings, world: World, companions: Path | None = None, *, trains: bool = True
 ) -> tuple[Data | None, Facts]:
     """Data where it is needed: on the client, at the end of a line, which has the loss, and on every replica.
 
@@ -73,10 +78,11 @@ def read_data(
         if not reads:
             return None
         data, shape = task.load(source)
-        if len(data.train) < settings.batch_size:
+        if trains and len(data.train) < settings.step_samples:
+            batches = f" in {{accumulate}} {settings.accumulate} batches" if settings.accumulate > 1 else ""
             raise OptionError(
-                f"a batch is filled with different samples: {{batch_size}} {settings.batch_size} is more than the "
-                f"{len(data.train)} samples to train on; take a smaller one"
+                f"a step is filled with different samples: {{batch_size}} {settings.batch_size}{batches} is more than "
+                f"the {len(data.train)} samples to train on; take a smaller one"
             )
         sample = data.validation.batch(torch.zeros(1, dtype=torch.int64))
         return data, Facts(shape, len(data.train), len(data.validation), meta_of(sample.inputs))

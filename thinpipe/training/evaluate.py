@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from thinpipe.engines.engine import Engine
-from thinpipe.engines.loss import IGNORED
 from thinpipe.training.batches import evaluation_batch
-from thinpipe.workloads.task import Metric, OfText, Split
+from thinpipe.workloads.task import IGNORED, Metric, OfText, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +19,7 @@ class Evaluated:
 
     loss: float  # nats of a label, their mean
     metric: float
+    accuracy: float  # of all labels
     bits_per_byte: float | None = None  # of texts
 
 
@@ -55,8 +55,13 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
             engine.world.sum(outcome)
     counts = labels != IGNORED
     mean = float(loss) / int(counts.sum())
-    value = perplexity(mean) if metric == "perplexity" else score(metric, predictions[counts], labels[counts])
-    return Evaluated(loss=mean, metric=value, bits_per_byte=_bits_per_byte(float(loss), split))
+    predictions, labels = predictions[counts], labels[counts]
+    return Evaluated(
+        loss=mean,
+        metric=perplexity(mean) if metric == "perplexity" else score(metric, predictions, labels),
+        accuracy=score("accuracy", predictions, labels),
+        bits_per_byte=_bits_per_byte(float(loss), split),
+    )
 
 
 def perplexity(loss: float) -> float:

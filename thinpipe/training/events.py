@@ -33,8 +33,10 @@ class Plan:
     train_samples: int
     validation_samples: int
     parameters: int
+    trained: int  # of them
     holdings: tuple[Holding, ...]
-    links: tuple[LinkPlan, ...]  # empty unless parallel is pipeline
+    links: tuple[LinkPlan, ...]  # of a batch; empty unless parallel is pipeline
+    accumulate: int = 1  # batches to a step
 
 
 @dataclass(frozen=True, kw_only=True)

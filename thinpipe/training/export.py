@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,18 @@ from torch import Tensor, nn
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.units import Fill
 from thinpipe.measure.sizes import size_text
+from thinpipe.models.adapters import (
+    Adapted,
+    AdapterForm,
+    adapter_names,
+    exported_names,
+    merge,
+    merged,
+    plain_name,
+    without_adapters,
+)
 from thinpipe.models.save import ModelFolder, ModelForm
+from thinpipe.models.weights import empty
 from thinpipe.options import OptionError
 from thinpipe.training.checkpoints.manifest import Manifest, Progress
 from thinpipe.training.checkpoints.part import (
@@ -60,6 +72,7 @@ class Export:
     settings: Settings
     files: Mapping[str, bytes]  # that belong to the model: a tokenizer's
     fill: Fill | None  # gives parameters of the model their values; None: it was built with them
+    tensors: int  # of the model
 
     @staticmethod
     def of(directory: Path, model: nn.Module, task: Task, settings: Settings, kept: Mapping[str, bytes]) -> Export:
@@ -73,19 +86,34 @@ class Export:
             settings=settings,
             files={**task.companions(settings.source), **kept},
             fill=task.fill(settings.source, settings.seed),
+            tensors=len(model.state_dict()),
         )
+
+    def of_adapter(self, adapted: Adapted) -> Export:
+        """Of a model's adapters alone, as peft saves them."""
+        form = AdapterForm(adapted, self.settings.model)
+        return replace(self, form=form, fill=adapted.fill(self.fill))
+
+    @property
+    def is_adapter(self) -> bool:
+        return isinstance(self.form, AdapterForm)
 
     def card(self, progress: Progress) -> str:
         """The README of the folder, as the hub shows it: where the model is from, how it was trained, what came out."""
         form, settings = self.form, self.settings
         loader, purpose = next((kind for end, kind in _KINDS.items() if form.name.endswith(end)), ("AutoModel", ""))
+        origin = _bare(settings.model or settings.weights or "")
         front = [] if form.twin is None else ["library_name: transformers"]
         front += [f"pipeline_tag: {purpose}"] if purpose and form.twin is not None else []
-        origin = _bare(settings.model or settings.weights or "")
+        front += ["library_name: peft"] if self.is_adapter else []
+        if self.is_adapter and settings.model is not None and origin == settings.model:  # a name of the hub
+            front.append(f"base_model: {origin}")
         begun = f"from `{origin}`" if origin and settings.pretrained else f"on task `{settings.task}`"
         lines = ["---", *front, "tags:", "- thinpipe", "---", "", f"# {self.directory.resolve().name}", ""]
-        lines += [f"{form.name}, trained {begun} by thinpipe {__version__}.", ""]
-        lines += ["```python", *self._use(loader), "```", "", "| | |", "|---|---|"]
+        what = f"Adapters of {form.name}" if self.is_adapter else form.name
+        lines += [f"{what}, trained {begun} by thinpipe {__version__}.", ""]
+        use = self._use_adapter(loader, origin) if self.is_adapter else self._use(loader)
+        lines += ["```python", *use, "```", "", "| | |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in _figures(settings, progress, form.parameters).items()]
         given = {name: value for name, value in settings.to_json().items() if value is not None}
         given = {name: _bare(value) if isinstance(value, str) else value for name, value in given.items()}
@@ -100,6 +128,11 @@ class Export:
         lines += [f'model = {loader}.from_pretrained("{name}")']
         return lines + ([f'tokenizer = AutoTokenizer.from_pretrained("{name}")'] if has_tokenizer else [])
 
+    def _use_adapter(self, loader: str, origin: str) -> list[str]:
+        lines = ["from peft import PeftModel", f"from transformers import {loader}", ""]
+        lines += [f'model = {loader}.from_pretrained("{origin or "..."}")']
+        return [*lines, f'model = PeftModel.from_pretrained(model, "{self.directory.resolve().name}")']
+
     @property
     def bytes(self) -> int:
         """What the folder takes."""
@@ -108,25 +141,30 @@ class Export:
     @property
     def notice(self) -> str | None:
         """What a user should know of it."""
-        if self.form.twin is not None:
+        if self.form.twin is not None or self.is_adapter:
             return None
         return (
             f"{self.form.name} is not a model that transformers could build from a config: {self.directory} gets its "
             "weights and a card, and no config.json"
         )
 
-    def untrained(self, held: Iterable[str], built: nn.Module) -> dict[str, Tensor]:
-        """What the model has and no unit, since its forward does not use it: as it was when the run began.
-
-        ``held`` are the names of what units have, ``built`` is the model as the task has built it.
-        """
+    def missing(self, held: Iterable[str]) -> list[str]:
+        """What the model has and nobody holds, by the names of what is held: its forward does not use it, or it is
+        frozen and in no checkpoint."""
         known = self.form.held.keys() & set(held)
-        missing = sorted(self.form.tensors.keys() - {self.form.kept(name) for name in known})
-        if missing and self.fill is not None:
-            built = built if self.form.twin is None else self.form.twin  # which nobody trains
-            self.fill(built, missing)
-        values = built.state_dict() if missing else {}
-        return {name: values[name] for name in missing}
+        return sorted(self.form.tensors.keys() - {self.form.kept(name) for name in known})
+
+    def untrained(self, names: Sequence[str], built: nn.Module) -> dict[str, Tensor]:
+        """Tensors as they were when the run began; ``built`` is the model as it was built for the run."""
+        if not names:
+            return {}
+        if self.form.twin is not None and self.fill is not None:
+            built = self.form.twin  # which nobody trains
+        with nullcontext() if self.is_adapter else without_adapters(built):
+            if self.fill is not None:
+                self.fill(built, names)
+            values = built.state_dict()
+        return {name: values[name].to(self.form.tensors[name].dtype) for name in names}
 
     def write(self, tensors: Iterable[tuple[str, Tensor]], progress: Progress, confirm: Callable[[], None]) -> None:
         """The folder. ``confirm`` is asked when all tensors have come, and raises if they are not what they should be.
@@ -144,9 +182,13 @@ class Export:
 class Exporter:
     """Exports at the end of a run; the same on every worker."""
 
-    def __init__(self, engine: Engine, export: Export | None, built: nn.Module) -> None:
-        """``export`` is the client's. ValueError there if the workers do not hold the model. A collective."""
-        self._engine, self._world, self._export = engine, engine.world, export
+    def __init__(self, engine: Engine, export: Export | None, built: nn.Module, *, with_adapters: bool = False) -> None:
+        """``export`` is the client's. ValueError there if the workers do not hold the model. A collective.
+
+        ``built`` has no adapters, or they are exported alone; or ``with_adapters``, as a part of the model's weights.
+        """
+        self._engine, self._world, self._export, self._merge = engine, engine.world, export, with_adapters
+        self._adapters = frozenset(adapter_names(built) if with_adapters else exported_names(built))
         self.path = "" if export is None else str(export.directory)
         self.bytes = 0 if export is None else export.bytes
         self.notices = [] if export is None or export.notice is None else [export.notice]
@@ -156,10 +198,14 @@ class Exporter:
         self._rest: dict[str, Tensor] = {}
         if export is not None:
             self._check(export.form)
-            self._rest = export.untrained((name for theirs in self._told for name in theirs), built)
+            missing = export.missing(name for theirs in self._told for name in theirs)
+            self._rest = export.untrained(missing, built)
 
     def _mine(self) -> dict[str, Tensor]:
-        return model_tensors(self._engine) if self._engine.owns_state else {}
+        tensors = model_tensors(self._engine) if self._engine.owns_state else {}
+        if self._merge:
+            return {plain_name(name): each for name, each in tensors.items() if name not in self._adapters}
+        return {name: each for name, each in tensors.items() if name in self._adapters} if self._adapters else tensors
 
     def _check(self, form: ModelForm) -> None:
         """ValueError unless what workers announce is the model's: so much will be received, and no more."""
@@ -170,6 +216,9 @@ class Exporter:
     def export(self, progress: Progress) -> str | None:
         """Why there is no folder, if so: one line, the same on all workers. A collective."""
         ACTIVITY.note("exporting")
+        if self._merge:
+            for stage in self._engine.stages.values():
+                merge(stage.module)  # which takes no more memory, and nobody needs them apart any more
         if self._export is None:
             pieces = HashedPieces(tensor_pieces(self._mine().values()))
             send_pieces(pieces, 0, self._world)
@@ -217,19 +266,31 @@ class Exporter:
         return found
 
 
-def export_checkpoint(export: Export, built: nn.Module, path: Path, manifest: Manifest) -> None:
-    """Export what a checkpoint holds, whose parts have been verified. OSError if the disk does not take it."""
-    before, now = manifest.data.get("tensors"), len(export.form.held)
+def export_checkpoint(
+    export: Export, built: nn.Module, path: Path, manifest: Manifest, *, with_adapters: bool = False
+) -> None:
+    """Export what a checkpoint holds, whose parts have been verified; ``with_adapters``, in the model's weights.
+
+    OSError if the disk does not take it.
+    """
+    before, now = manifest.data.get("tensors"), export.tensors
     if before not in (None, now):  # what is missing could not be told from what nothing trains
         raise OptionError(
             f"the run's model had {before} tensors, and {export.form.name} has {now} here: name the run's own {{model}}"
         )
-    held = [name for name, _ in _saved_tensors(path, manifest, values=False)]
-    rest = export.untrained(held, built)
+    added = set(adapter_names(built)) if with_adapters else set()
+    held = [name for name, _ in _saved_tensors(path, manifest, values=False) if name not in added]
+    missing = set(export.missing(held))
+    adapters = {name: each for name, each in _saved_tensors(path, manifest) if name in added}
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        yield from rest.items()
-        yield from _saved_tensors(path, manifest)
+        yield from (each for each in _saved_tensors(path, manifest) if each[0] not in added)
+        for group in export.form.groups.values():  # of which one at a time is in memory
+            names = [name for name in group if name in missing]
+            values = export.untrained(names, built)
+            yield from (merged(built, values, adapters) if added else values).items()
+            if export.form.twin is not None and export.fill is not None:
+                empty(export.form.twin, names)
 
     export.write(tensors(), manifest.progress, lambda: None)
 

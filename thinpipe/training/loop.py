@@ -47,7 +47,9 @@ class Loop:
             engine,
             forward=settings.compress_forward,
             backward=settings.compress_backward,
-            messages_per_step=messages_per_step([link.shapes for link in plan.links], settings.chunks),
+            messages_per_step=messages_per_step(
+                [link.shapes for link in plan.links], settings.chunks * settings.accumulate
+            ),
         )
         self._seconds = self._epoch_seconds = 0.0  # of training steps
         self._samples = self._epoch_samples = 0  # seen by this process, not by the run
@@ -96,12 +98,13 @@ class Loop:
         )
         set_learning_rate(self.optimizer, lr)
         watching = [watcher for watcher in self.watchers if watcher.begin(number + 1)]
-        batch = None if self.samples.training is None else self.samples.training.batch(epoch, position)
-        self.engine.tell_samples(self.samples.order.batch(epoch, position))
+        training = self.samples.training
+        batches = [None] * settings.accumulate if training is None else training.step(epoch, position)
+        self.engine.tell_samples(self.samples.order.step(epoch, position))
         done = train_step(
             self.engine,
             self.optimizer,
-            batch,
+            *batches,
             step=number + 1,
             clip_norm=settings.clip_norm,
             interrupted=interrupted,
@@ -111,16 +114,16 @@ class Loop:
             watcher.end()
         self._count(seconds, done.waited_s)
         self.progress.count(
-            loss=done.loss, correct=done.correct, samples=settings.batch_size, wire_bytes=done.wire_bytes
+            loss=done.loss, correct=done.correct, samples=settings.step_samples, wire_bytes=done.wire_bytes
         )
         if self.listener is not None:
             self.listener.stepped(
                 Step(
                     step=number + 1,
                     epoch=epoch + 1,
-                    samples=settings.batch_size,
+                    samples=settings.step_samples,
                     loss=done.loss,
-                    accuracy=done.correct / settings.batch_size,
+                    accuracy=done.correct / settings.step_samples,
                     lr=lr,
                     gradient_norm=None if settings.clip_norm is None else done.gradient_norm,
                     wire_bytes=done.wire_bytes,
@@ -132,8 +135,8 @@ class Loop:
         self.usage.step(seconds=seconds, waited_s=waited_s)
         self._seconds += seconds
         self._epoch_seconds += seconds
-        self._samples += self.settings.batch_size
-        self._epoch_samples += self.settings.batch_size
+        self._samples += self.settings.step_samples
+        self._epoch_samples += self.settings.step_samples
 
     def _evaluate(self, epoch_began: float) -> None:
         """At the end of an epoch, and where the run is told to stop."""

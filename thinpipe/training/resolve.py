@@ -11,6 +11,8 @@ from thinpipe.options import OptionError, options_of, words
 from thinpipe.training.settings import Settings
 from thinpipe.workloads.task import Recipe
 
+LORA_LR = 2e-4  # of adapters, which begin at zero: ten times that of whole models, as LoRA's authors and users have it
+
 
 def settle(given: Mapping[str, Any], recipe: Recipe, *, device: str) -> Settings:
     """Settings from what the user gave (names as in Settings, and ``compress`` for both directions) and the recipe."""
@@ -28,6 +30,8 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, device: str) -> Settings
     forward, backward = directions(DEFAULT_RECIPE if parallel == "pipeline" else "none")
     found: dict[str, Any] = {name: told.usual for name, told in options_of(Settings).items()}
     found |= {name: getattr(recipe, name) for name in found if hasattr(recipe, name)}
+    if "lora" in chosen and chosen.get("optimizer", found["optimizer"]) == "adamw":
+        found["lr"] = LORA_LR
     found |= {"workers": 1 if parallel == "none" else 2, "device": device}
     found |= {"compress_forward": forward, "compress_backward": backward}
     if not client_server:

@@ -106,6 +106,9 @@ class Settings(Trained):
     )
     compress_backward: str = option("Codec of gradients.", panel=LINKS, metavar="SPEC", shown="as {compress}")
     batch_size: int = option("Of all replicas together.", panel=_HOW, metavar="N", rule=_COUNT)
+    accumulate: int = option(
+        "Batches whose gradients add up before an update.", panel=_HOW, metavar="N", rule=_COUNT, default=1
+    )
     epochs: int = option("Passes over the data.", panel=_HOW, metavar="N", rule=_COUNT)
     optimizer: Optimizer = option("With momentum; or AdamW.", panel=_HOW)
     lr: float = option("Highest learning rate.", panel=_HOW, metavar="X", rule=above(0, 1e6))
@@ -174,6 +177,11 @@ class Settings(Trained):
                 "error feedback is for the gradients that replicas exchange: leave out {no_error_feedback}, or give "
                 f"{{parallel}} data instead of {self.parallel}"
             )
+        if self.amp and self.dtype != "float32":
+            raise OptionError(
+                f"{{amp}} computes in bfloat16 with float32 weights, {{dtype}} {self.dtype} has the weights in it too: "
+                "give one of them"
+            )
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise OptionError(
                 "{nesterov} looks ahead along SGD's momentum: give {optimizer} sgd and a {momentum} above 0"
@@ -199,6 +207,10 @@ class Settings(Trained):
         """Of every worker."""
         named = self.device.split(",")
         return (named + named[-1:] * self.workers)[: self.workers]
+
+    @property
+    def step_samples(self) -> int:
+        return self.batch_size * self.accumulate
 
     @property
     def chunk_size(self) -> int:
@@ -304,8 +316,12 @@ class Running:
         "The client keeps all of them: its folder need not be shared.", panel=_SAVE, default=False
     )
     export: Path | None = option(
-        "The trained model as a new folder of transformers.", panel=_SAVE, metavar="DIR", default=None
+        "The trained model as a new folder of transformers; adapters as one of peft.",
+        panel=_SAVE,
+        metavar="DIR",
+        default=None,
     )
+    merge: bool = option("Export the model with its adapters added to its weights.", panel=_SAVE, default=False)
     # One checkpoint, or a folder: the newest in it that is whole.
     resume: Path | None = option(
         "Go on where the run saved here stopped, with its options.", panel=_SAVE, metavar="DIR", default=None
@@ -331,6 +347,8 @@ class Running:
             raise OptionError("{save_local} says who keeps the checkpoints: name a folder for them with {save}")
         if self.save is None and self.max_restarts:
             raise OptionError("{max_restarts} goes on from checkpoints: name a folder for them with {save}")
+        if self.merge and self.export is None:
+            raise OptionError("{merge} is for {export}: name a folder with it, or leave it out")
         if self.trace is not None and self.trace.suffix not in (".png", ".json"):
             raise OptionError(
                 f"{{trace}} draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
@@ -358,6 +376,8 @@ class Running:
         if "cuda" in here and not torch.cuda.is_available():
             raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
         self.check_watchable(settings)
+        if self.export is not None:
+            settings.check_export(merge=self.merge)
         cached = self.delta_cache is not None or self.delta_cache_limit != Running.delta_cache_limit
         if cached and not encoding(settings.compress_forward).needs_samples:
             raise OptionError(

@@ -148,7 +148,8 @@ class StepCapture:
     def _keep(self, link: Link, chunk: int, slot: int, tensor: Tensor) -> None:
         if chunk < self._chunks and tensor.is_floating_point():
             name = f"{link.direction}/{link.source}-{link.target}/{slot}/step{self._step:06d}/chunk{chunk}"
-            self._mine[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            if name not in self._mine:  # of several batches of a step, the first one's
+                self._mine[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
     def _read(self, first_step: int) -> dict[str, Tensor]:
         """What the file has of this very run, up to a step; nothing if it is another's, or not there."""

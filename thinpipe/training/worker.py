@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from thinpipe.engines.replica import ReplicaEngine
 from thinpipe.engines.shapes import Meta
 from thinpipe.engines.units import cut_model
 from thinpipe.engines.world import SetupError, World
+from thinpipe.models.adapters import Adapted, adapt
 from thinpipe.options import named
 from thinpipe.training.batches import Samples
 from thinpipe.training.checkpoints.folder import (
@@ -27,24 +29,36 @@ from thinpipe.training.checkpoints.folder import (
     sweep,
 )
 from thinpipe.training.checkpoints.manifest import Habits, Progress
-from thinpipe.training.checkpoints.resume import Resumed, first_units, resume
+from thinpipe.training.checkpoints.resume import Resumed, first_units, load_newest, resume
 from thinpipe.training.checkpoints.saving import Saver, UnsavedError
-from thinpipe.training.checkpoints.state import seed_worker
+from thinpipe.training.checkpoints.state import frozen_hash, seed_worker, trained_tensors
 from thinpipe.training.data import Facts, fingerprint_together, read_data
+from thinpipe.training.evaluate import Evaluated, evaluate
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.export import Export, Exporter
 from thinpipe.training.loop import Loop
-from thinpipe.training.optimize import make_optimizer
+from thinpipe.training.optimize import make_optimizer, optimizer_bytes
 from thinpipe.training.settings import Running, Settings
 from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__
+from thinpipe.workers.activity import ACTIVITY
 from thinpipe.workers.backend import CPU
 from thinpipe.workers.exchange import DisagreementError, agree
 from thinpipe.workers.signals import noted_signals
 from thinpipe.workloads.task import Task
 
+Part = Literal["validation", "train"]  # of the data
 CheckRoom = Callable[[Mapping[str, int]], None]
-_STATES = {"sgd": 1, "adamw": 2}  # tensors that an optimizer keeps for each parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessed:
+    """What an evaluation came to, and cost."""
+
+    found: Evaluated
+    samples: int
+    seconds: float
+    wire_bytes: int  # sent by all workers
 
 
 def train(
@@ -61,10 +75,7 @@ def train(
     ``export`` take.
     """
     if world.workers > 1:
-        try:
-            agree(_must_agree(settings, running), world.control_group, CPU)
-        except DisagreementError as error:
-            raise SetupError(str(error)) from None
+        _agree(_must_agree(settings, running), world)
     lock = world.together(lambda: _take_folder(running, world))
     try:
         if running.save is not None and world.workers > 1 and not running.save_local:
@@ -106,7 +117,10 @@ def _train(
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
     kept = {} if data is None else data.companions
     engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
-    notices = notices if exporter is None else notices + exporter.notices
+    if running.save is not None or running.resume is not None:
+        frozen = frozen_hash(engine)
+        about |= {} if frozen is None else {"frozen": frozen}
+    notices = [*notices, *(data.notices if data is not None else ()), *(exporter.notices if exporter else ())]
     engine.warm_up()
     optimizer = make_optimizer(
         engine.parameters(),
@@ -117,10 +131,12 @@ def _train(
         nesterov=settings.nesterov,
     )
     seed_worker(settings.seed, world.worker)
-    steps = facts.train_samples // settings.batch_size * settings.epochs
+    steps = facts.train_samples // settings.step_samples * settings.epochs
     progress = Progress(steps=steps, metric_name=task.metric)
     if running.resume is not None:
-        resumed: Resumed = world.together(lambda: resume(running, settings, engine, optimizer, fingerprint))
+        resumed: Resumed = world.together(
+            lambda: resume(running, settings, engine, optimizer, fingerprint, about.get("frozen"))
+        )
         progress, notices = resumed.progress, notices + resumed.notices
     plan = _plan(task, settings, running, facts, engine, progress)
     first, last = plan.first_step, plan.last_step
@@ -145,6 +161,39 @@ def _train(
     end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
     _check_kept(running, loop.unsaved, unexported)
     return end
+
+
+def assess(task: Task, settings: Settings, world: World, *, run: Path | None, part: Part) -> Assessed:
+    """One worker's part in the evaluation of a model, with the weights of a run's newest checkpoint if one is named.
+
+    The client's result counts. Of a run, all workers see the folder.
+    """
+    if world.workers > 1:
+        _agree(settings.to_json() | {"run": run is not None, "part": part}, world)
+    data, facts = read_data(
+        task, settings, world, None if run is None or settings.config is None else companions_of(run), trains=False
+    )
+    engine, _, _ = _prepare(task, settings, Running(), world, facts, {})
+    engine.warm_up()
+    if run is not None:
+        load_newest(run, engine)
+    split = None if data is None else getattr(data, part)
+    samples = facts.validation_samples if part == "validation" else facts.train_samples
+    world.barrier()
+    ACTIVITY.note("evaluation")
+    began = time.perf_counter()
+    found = evaluate(engine, split, samples, settings.batch_size // settings.replicas, task.metric)
+    seconds = time.perf_counter() - began
+    wire_bytes = sum(world.gather(engine.evaluation_bytes()))
+    return Assessed(found=found, samples=samples, seconds=seconds, wire_bytes=wire_bytes)
+
+
+def _agree(facts: Mapping[str, Any], world: World) -> None:
+    versions = {"torch version": torch.__version__, "thinpipe version": __version__}
+    try:
+        agree({**facts, **versions}, world.control_group, CPU)
+    except DisagreementError as error:
+        raise SetupError(str(error)) from None
 
 
 def _check_kept(running: Running, unsaved: str | None, unexported: str | None) -> None:
@@ -189,11 +238,9 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
         **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture", "export")},
         **{
             name: getattr(running, name)
-            for name in ("save_local", "save_every", "keep", "steps", "evaluate_every", "patience_s")
+            for name in ("save_local", "save_every", "keep", "steps", "evaluate_every", "patience_s", "merge")
         },
         "captured": None if capture is None else [capture.steps, capture.chunks, capture.limit],
-        "torch version": torch.__version__,
-        "thinpipe version": __version__,
     }
 
 
@@ -217,18 +264,21 @@ def _prepare(
     model = world.together(build)
     about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}
     exported = world.together(export)  # of the model as it was built: cutting it changes its config
-    engine = _make_engine(model, task, settings, running, world, facts)
+    adapted = world.together(lambda: adapt(model, settings.adapters, settings.freeze, settings.seed))
+    engine = _make_engine(adapted, task, settings, running, world, facts)
     if running.export is None:
         return engine, None, about
-    return engine, world.together(lambda: Exporter(engine, exported, model)), about
+    if exported is not None and adapted.config is not None and not running.merge:
+        exported = exported.of_adapter(adapted)
+    return engine, world.together(lambda: Exporter(engine, exported, model, with_adapters=running.merge)), about
 
 
 def _make_engine(
-    built: nn.Module, task: Task, settings: Settings, running: Running, world: World, facts: Facts
+    adapted: Adapted, task: Task, settings: Settings, running: Running, world: World, facts: Facts
 ) -> Engine:
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
-    fill = task.fill(settings.source, settings.seed)
-    model = world.together(lambda: cut_model(built, chunk, fill, amp=settings.amp))
+    fill = adapted.fill(task.fill(settings.source, settings.seed))
+    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
     if settings.parallel != "pipeline":
         return ReplicaEngine(
             model,
@@ -260,13 +310,13 @@ def _state_bytes(engine: Engine, settings: Settings) -> int:
     """About what this worker has in a checkpoint."""
     mine = 0
     if engine.owns_state:
+        mine += sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(engine).values())
         for stage in engine.stages.values():
-            mine += sum(tensor.numel() * tensor.element_size() for tensor in stage.tensors().values())
-            kept = sum(parameter.numel() * parameter.element_size() for parameter in stage.parameters().values())
-            mine += kept * _STATES[settings.optimizer]
+            trained = (each for each in stage.parameters().values() if each.requires_grad)
+            mine += optimizer_bytes(trained, settings.optimizer)
     if settings.parallel == "data" and settings.compress_backward != "none" and settings.error_feedback:
         # What is lost on the way, for each.
-        mine += sum(parameter.numel() * parameter.element_size() for parameter in engine.parameters())
+        mine += sum(each.numel() * each.element_size() for each in engine.parameters() if each.requires_grad)
     return mine + sum(value.numel() * value.element_size() for value in engine.memory().values())
 
 
@@ -321,6 +371,8 @@ def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine
         train_samples=facts.train_samples,
         validation_samples=facts.validation_samples,
         parameters=sum({holding.stage: holding.parameters for holding in holdings}.values()),
+        trained=sum({holding.stage: holding.trained for holding in holdings}.values()),
         holdings=holdings,
         links=engine.link_plans(),
+        accumulate=settings.accumulate,
     )

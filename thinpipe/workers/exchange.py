@@ -52,10 +52,11 @@ def gather(facts: Any, group: dist.ProcessGroup | None, device: torch.device) ->
     return [json.loads(bytes(part[:size].numpy())) for part, size in zip(parts, sizes, strict=True)]
 
 
-def agree(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> None:
+def agree(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> dict[str, Any]:
     """Compare ``facts`` (JSON) with every worker's: where two know a fact of one name, it must be the same.
 
-    A collective: every worker of the group calls it. Raises on all of them, naming workers and what differs.
+    A collective: every worker of the group calls it. Returns what any of them knows; raises on all of them, naming
+    workers and what differs.
     """
     everyone = gather(dict(facts), group, device)
     lines = []
@@ -72,6 +73,7 @@ def agree(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: tor
             + "\n".join(lines)
             + "\nStart every worker with the same code, command line and thinpipe version."
         )
+    return {name: value for known in everyone for name, value in known.items()}
 
 
 def add_up(numbers: Tensor, group: dist.ProcessGroup | None) -> None:

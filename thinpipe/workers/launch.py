@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -87,14 +87,16 @@ def run_workers(
     backend: str | None = None,
     patience_s: float = PATIENCE_S,
     end: Callable[[str], Any] | None = None,
+    private: Any = None,
 ) -> list[Any]:
     """Call ``function(*args)`` on every worker, inside a process group; return the results of the workers here.
 
     Where this process is a worker already (torchrun, ``become_member``) it joins the others; ``end`` then ends it, with
     words, when another one is silent for longer than ``patience_s``. Otherwise ``workers`` local ones are started, and
-    ``function`` must be importable: defined at the top level of a module. In a ``network`` each starts in its own place
-    and counts as a machine. ``backend``: as ``joined``. Ctrl-C ends all of them, and is a KeyboardInterrupt here once
-    they have ended; SIGTERM and SIGHUP are ``Terminated``; a worker that fails is a ``WorkerError``.
+    ``function`` must be importable: defined at the top level of a module. ``private`` is one more argument, of worker 0
+    alone. In a ``network`` each starts in its own place and counts as a machine. ``backend``: as ``joined``. Ctrl-C
+    ends all of them, and is a KeyboardInterrupt here once they have ended; SIGTERM and SIGHUP are ``Terminated``; a
+    worker that fails is a ``WorkerError``.
     """
     me = member()
     if me is not None:
@@ -102,7 +104,8 @@ def run_workers(
             raise ValueError(f"this is one of {me.size} workers, but {workers} were asked for; leave one of them out")
         if network is not None:
             raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
-        return [_join(function, args, me.rank, backend, patience_s, end or _end_here)]
+        mine = _arguments(args, private, me.rank)
+        return [_join(function, mine, me.rank, backend, patience_s, end or _end_here)]
     if workers is None or workers < 1:
         raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
     import_ahead()
@@ -122,7 +125,7 @@ def run_workers(
         started: list[_Worker] = []
         try:
             for rank in range(workers):
-                started.append(_start(job, rank))
+                started.append(_start(replace(job, args=_arguments(args, private, rank)), rank))
             _await(started)
         except Interrupted as error:
             _end(started, error.number)
@@ -135,6 +138,10 @@ def run_workers(
         finally:
             Path(job.meeting_file).unlink(missing_ok=True)
     return [worker.result[0] for worker in started if worker.result is not None]
+
+
+def _arguments(args: tuple[Any, ...], private: Any, rank: int) -> tuple[Any, ...]:
+    return args if private is None or rank > 0 else (*args, private)
 
 
 def _join(

@@ -77,6 +77,10 @@ class ClassifierTask(Task):
         model = self.model(replace(source, tokenizer=None))
         return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
 
+    def hollow(self, source: Source) -> nn.Module | None:
+        model = self.model(source)
+        return model.hollow() if isinstance(model, PretrainedModel) else None
+
     @abstractmethod
     def own_units(self, source: Source) -> int:
         """How many units the task's own model is cut into; ValueError for options that make no sense."""
@@ -146,16 +150,21 @@ class ImageFormat:
 
     size: int  # pixels, both ways
     colours: Colours = HALF
+    dtype: torch.dtype = torch.float32
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images of any size and range as the model takes them."""
-        return to_model(images, self.size, self.colours)
+        return to_model(images, self.size, self.colours).to(self.dtype)
 
 
 def image_format(model: Model) -> ImageFormat:
     """As the image processor beside the model says, or else the model's description."""
     if isinstance(model, FunctionModel):
         return ImageFormat(size=_USUAL_SIZE)
+    return replace(_described_format(model), dtype=getattr(torch, model.dtype))
+
+
+def _described_format(model: PretrainedModel) -> ImageFormat:
     described = _edge(model.name, getattr(model.config(), "image_size", None)) or _USUAL_SIZE
     file = None if model.folder is None else model.folder / IMAGE_PROCESSOR
     if file is None or not file.is_file():
@@ -201,7 +210,7 @@ def check_images(model: PretrainedModel, size: int) -> None:
     """OptionError if the model's code does not take such images."""
     made = model.hollow()
     try:
-        CutModel(made, {"pixel_values": torch.zeros(2, 3, size, size)})
+        CutModel(made, {"pixel_values": torch.zeros(2, 3, size, size, dtype=getattr(torch, model.dtype))})
     except (ValueError, RuntimeError, NotImplementedError) as error:
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise OptionError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,10 +18,19 @@ from thinpipe.workloads.corpus import Windows, check_texts, read_texts
 from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.sources import MODEL_OPTIONS, chosen_model
 from thinpipe.workloads.splits import at_most
-from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
+from thinpipe.workloads.task import Data, Recipe, Shape, Source, Split, Task
 
 TOKENS = 256
 Model = PretrainedModel | FunctionModel
+
+
+@dataclass(frozen=True)
+class Made:
+    """Splits of a task's data."""
+
+    train: Split
+    validation: Split
+    notices: Sequence[str] = ()
 
 
 class LanguageModel(Task):
@@ -29,6 +38,9 @@ class LanguageModel(Task):
 
     name = "lm"
     summary = "your own texts with your own causal language model of transformers"
+    wants = "your own texts", "a file or a folder of texts"  # in words
+    takes: tuple[str, ...] = (*MODEL_OPTIONS, "vocabulary", "data", "tokens", "samples")  # of Source
+    usual_tokens = TOKENS
     metric = "perplexity"
     modules = ("transformers",)
     recipe = Recipe(
@@ -52,43 +64,61 @@ class LanguageModel(Task):
             _check_positions(model, self._tokens(source))
             if source.pretrained:
                 model.check_weights()
-        if not model.trains_tokenizer:
-            _fitted(model, model.tokenizer())
-        assert source.data is not None
-        check_texts(source.data)
+        tokenizer = self.tokenizer(model, source)
+        if tokenizer is not None:
+            _fitted(model, tokenizer)
+        self.check_data(source, tokenizer)
         return None
 
     def load(self, source: Source) -> tuple[Data, Shape]:
         model = self.model(source)
         tokens = self._tokens(source)
-        assert source.data is not None
         # Here too: on several machines nobody has looked before.
         if isinstance(model, PretrainedModel):
             _check_positions(model, tokens)
-        if not model.trains_tokenizer:
-            tokenizer = model.tokenizer()
+        tokenizer = self.tokenizer(model, source)
+        model = model if tokenizer is None else _fitted(model, tokenizer)
+        read = self.read(source)
+        if tokenizer is None:
+            tokenizer = train_tokenizer(read[0], source.vocabulary or VOCABULARY)
             model = _fitted(model, tokenizer)
-        train, validation = read_texts(source.data)
-        if model.trains_tokenizer:
-            tokenizer = train_tokenizer(train, source.vocabulary or VOCABULARY)
-            model = _fitted(model, tokenizer)
-        vocabulary = self._check_model(model, len(tokenizer), tokens)
-        windows = [Windows.of(part, tokenizer, tokens) for part in (train, validation)]
+        vocabulary, takes_masks = self._check_model(model, len(tokenizer), tokens)
+        made = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks)
+        follows = isinstance(model, PretrainedModel) and model.follows_tokenizer
+        data = Data(
+            train=at_most(made.train, source.samples),
+            validation=made.validation,
+            classes=vocabulary,
+            companions=saved_files(tokenizer.save_pretrained) if follows else {},
+            notices=made.notices,
+        )
+        special = _special(tokenizer) if follows else None
+        return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
+
+    def check_data(self, source: Source, tokenizer: Any) -> None:
+        """ValueError for what can be told of the data before there are workers."""
+        assert source.data is not None
+        check_texts(source.data)
+
+    def tokenizer(self, model: Model, source: Source) -> Any:
+        """The one that is there; None: it will be trained."""
+        return None if model.trains_tokenizer else model.tokenizer()
+
+    def read(self, source: Source) -> Any:
+        """What ``splits`` are made of: here texts to train on, first, and to validate."""
+        assert source.data is not None
+        return read_texts(source.data)
+
+    def splits(self, source: Source, read: Any, tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
+        """Samples of at most so many tokens; ``takes_masks``: the model can be told where texts end."""
+        windows = [Windows.of(part, tokenizer, tokens) for part in read]
         for name, part in zip(("training", "validation"), windows, strict=True):
             if not len(part):
                 raise OptionError(
                     f"{{data}} {source.data} is too short: its {name} part has {len(part.stream)} tokens, fewer than "
                     f"the {tokens + 1} of one sample; bring more text, or take fewer {{tokens}}"
                 )
-        follows = isinstance(model, PretrainedModel) and model.follows_tokenizer
-        data = Data(
-            train=at_most(windows[0], source.samples),
-            validation=windows[1],
-            classes=vocabulary,
-            companions=saved_files(tokenizer.save_pretrained) if follows else {},
-        )
-        special = _special(tokenizer) if follows else None
-        return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
+        return Made(windows[0], windows[1])
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
         """Without weights; what a function returns has its own."""
@@ -104,9 +134,14 @@ class LanguageModel(Task):
         model = self._without_tokenizer(source)
         return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
 
+    def hollow(self, source: Source) -> nn.Module | None:
+        model = self._without_tokenizer(source)
+        return model.hollow() if isinstance(model, PretrainedModel) else None
+
     def companions(self, source: Source) -> Mapping[str, bytes]:
         model = self.model(source)
-        files = {} if model.trains_tokenizer else saved_files(model.tokenizer().save_pretrained)
+        tokenizer = self.tokenizer(model, source)
+        files = {} if tokenizer is None else saved_files(tokenizer.save_pretrained)
         if isinstance(model, PretrainedModel) and model.folder is not None and not model.follows_tokenizer:
             files |= copied_files(model.folder, ["generation_config.json"])
         if isinstance(model, PretrainedModel) and model.folder is not None and model.trusted:
@@ -115,12 +150,12 @@ class LanguageModel(Task):
 
     def model(self, source: Source) -> Model:
         """What the source names; ValueError if it names none, or what this task cannot use."""
-        refuse_others(self.name, source, (*MODEL_OPTIONS, "vocabulary", "data", "tokens", "samples"))
+        refuse_others(self.name, source, self.takes)
         model = chosen_model(source, "causal")
         if model is None or source.data is None:
             raise OptionError(
-                "task lm trains your own model on your own texts: name a folder of transformers with {model}, or a "
-                "model type with {config}, and a file or a folder of texts with {data}"
+                f"task {self.name} trains your own model on {self.wants[0]}: name a folder of transformers with "
+                f"{{model}}, or a model type with {{config}}, and {self.wants[1]} with {{data}}"
             )
         if source.vocabulary is not None and not model.trains_tokenizer:
             raise OptionError(
@@ -134,20 +169,23 @@ class LanguageModel(Task):
         return self.model(replace(source, tokenizer=None, vocabulary=None))
 
     def _tokens(self, source: Source) -> int:
-        return positive("tokens", source.tokens, TOKENS, least=2)
+        return positive("tokens", source.tokens, self.usual_tokens, least=2)
 
-    def _check_model(self, model: Model, known: int, tokens: int) -> int:
-        """How many tokens the model tells apart; ValueError if it cannot be cut, or not trained on such texts."""
+    def _check_model(self, model: Model, known: int, tokens: int) -> tuple[int, bool]:
+        """How many tokens the model tells apart, and whether it can be told where texts end.
+
+        ValueError if it cannot be cut, or not trained on such texts.
+        """
         if isinstance(model, PretrainedModel):
             model.check_cut()
-            return int(model.config().get_text_config().vocab_size)
+            return int(model.config().get_text_config().vocab_size), True
         with torch.random.fork_rng(devices=[]):
             made = model.build()
         vocabulary = model.vocabulary_of(made, tokens)
         check_vocabulary(known, vocabulary, str(model.tokenizer_folder))
         if is_of_transformers(made):
             check_cut(made.config, type(made)._from_config, "causal")  # type: ignore[attr-defined]
-        return vocabulary
+        return vocabulary, is_of_transformers(made)
 
 
 def _fitted(model: Model, tokenizer: Any) -> Model:

@@ -14,7 +14,7 @@ from thinpipe.workloads.hub import fetch_model
 from thinpipe.workloads.task import Source
 
 # Of Source: those that ``chosen_model`` uses.
-DESCRIBING_OPTIONS = ("model", "config", "config_set", "trust_remote_code")
+DESCRIBING_OPTIONS = ("model", "config", "config_set", "dtype", "trust_remote_code")
 MODEL_OPTIONS = (*DESCRIBING_OPTIONS, "tokenizer")
 HUB = "hub:"  # in front of a data set's name
 _PYTHON = {"True": True, "False": False, "None": None}  # as people who know the config in Python write it
@@ -26,9 +26,16 @@ def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel |
     tokenizer = None if source.tokenizer is None else _folder(source.tokenizer, "tokenizer", source, weights=False)
     if source.model is not None:
         if is_function_name(source.model) and not Path(source.model).is_dir():
+            if source.dtype != "float32":
+                raise OptionError(
+                    f"{{dtype}} {source.dtype} is for models that transformers builds; {source.model} makes its own "
+                    "weights: leave it out"
+                )
             return FunctionModel(source.model, tokenizer, trusted=source.trust_remote_code)
         folder = _folder(source.model, "model", source, weights=source.pretrained)
-        return PretrainedModel(folder, kind, tokenizer_folder=tokenizer, trusted=source.trust_remote_code)
+        return PretrainedModel(
+            folder, kind, tokenizer_folder=tokenizer, trusted=source.trust_remote_code, dtype=source.dtype
+        )
     if source.config is None:
         return None
     is_type = not Path(source.config).is_dir() and _is_model_type(source.config)
@@ -40,6 +47,7 @@ def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel |
         has_weights=False,
         tokenizer_folder=tokenizer,
         trusted=source.trust_remote_code,
+        dtype=source.dtype,
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 Metric = Literal["accuracy", "matthews", "perplexity"]
 Optimizer = Literal["sgd", "adamw"]
+Dtype = Literal["float32", "bfloat16"]
 LrSchedule = Literal["constant", "cosine", "polynomial"]
 
 
@@ -35,6 +36,9 @@ METRICS: dict[Metric, MetricFacts] = {
     "matthews": MetricFacts(".3f", "higher"),
     "perplexity": MetricFacts(".2f", "lower"),
 }
+
+
+IGNORED = -100  # the label of a position that does not count, as torch and transformers have it
 
 
 class DataError(ValueError):
@@ -63,7 +67,7 @@ class Batch:
     """Samples as the model takes them. Every batch of a task has the same shapes but for the number of samples."""
 
     inputs: tuple[Tensor, ...]  # images [N, 3, H, W]; or token ids [N, T], and attention mask [N, T] if some are padded
-    labels: Tensor  # [N] classes, or [N, T] tokens, of which -100 does not count; int64
+    labels: Tensor  # [N] classes, or [N, T] tokens, of which IGNORED does not count; int64
 
 
 class Split(Protocol):
@@ -106,6 +110,7 @@ class Data:
     # Files, by their names, that belong beside the model's weights and that no folder of the user's has: a tokenizer
     # that was trained on the data. A run keeps them in its folder of checkpoints, an export writes them.
     companions: Mapping[str, bytes] = field(default_factory=dict)
+    notices: Sequence[str] = ()  # what the user should know of them, a line each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +135,8 @@ class Source:
     config_set: str | None = None  # what the config says otherwise, as in hidden_size=256,num_hidden_layers=4
     tokenizer: str | None = None  # a folder, or a name of the hub; None: the model's, or one is trained
     vocabulary: int | None = None  # tokens of a tokenizer that is trained
+    chat_template: Path | None = None  # in place of the tokenizer's: a file of jinja
+    dtype: Dtype = "float32"  # of weights, and so of activations and gradients
     trust_remote_code: bool = False  # whether code that comes with a model is run
     weights: Path | None = None  # a checkpoint on disk; None: the task's own choice
     pretrained: bool = True  # False: random weights even where the recipe starts from a checkpoint
@@ -173,6 +180,10 @@ class Task(ABC):
 
     def fill(self, source: Source, seed: int) -> Callable[[nn.Module, Iterable[str]], None] | None:
         """What gives parameters of the model, by their names, their values; None if ``build`` has done so."""
+        return None
+
+    def hollow(self, source: Source) -> nn.Module | None:
+        """The model without weights, if it can be had without reading data: to look at its names."""
         return None
 
     def companions(self, source: Source) -> Mapping[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from thinpipe.options import OptionError
+from thinpipe.workloads.chat import Chat
 from thinpipe.workloads.digits import Digits
 from thinpipe.workloads.fashion import FASHION_MNIST
 from thinpipe.workloads.folders import ImageFolders
@@ -17,7 +18,7 @@ _ALL: tuple[Task, ...] = (
     *(Digits(), Grammar()),
     *(FASHION_MNIST, CIFAR10, CIFAR100, FOOD101),
     *(RTE, COLA),
-    *(ImageFolders(), TextTable(), LanguageModel()),
+    *(ImageFolders(), TextTable(), LanguageModel(), Chat()),
 )
 TASKS: dict[str, Task] = {each.name: each for each in _ALL}
 

@@ -117,7 +117,7 @@ def test_torchs_stage_sends_no_codecs():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"model": "vgg"}, "model is one of"),
+        ({"model": "vgg"}, "model vgg is no folder here, and as a name of the hub"),
         ({"layouts": ("ring",)}, "layout is linear, client-server, separated by commas; got ring"),
         ({"parallel": ("tensor",)}, "parallel is none, data, pipeline"),
         ({"chunks": (3,)}, "a multiple of 3 chunks, not 16"),

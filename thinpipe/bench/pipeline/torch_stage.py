@@ -21,6 +21,7 @@ class _Timed(pipelining.PipelineStage):
         super().__init__(*args, **kwargs)
         self.clocks = {kind: DeviceClock(self.device) for kind in ("forward", "backward")}
         self.links: list[Any] = []
+        self.needs_samples = False
 
     def compute_ms(self) -> dict[str, float]:
         return {kind: clock.total_ms() for kind, clock in self.clocks.items()}
@@ -46,9 +47,9 @@ class TorchStageEngine(PipelineEngine):
     def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
         return _TorchStage(*self._stage_arguments(module, index, training=training), group=self.world.group)
 
-    def compute(self, batch: Batch | None) -> tuple[float, float]:
-        self._steps += 1
-        return super().compute(batch)
+    def compute(self, *batches: Batch | None) -> tuple[float, float]:
+        self._steps += len(batches)
+        return super().compute(*batches)
 
     def collect_links(self) -> tuple[list[LinkReport], float]:
         super().collect_links()

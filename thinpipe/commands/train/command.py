@@ -61,7 +61,8 @@ def train(**given: Any) -> None:
         given["task"] = "lm"  # what can be done with a model alone
     if asked.rank is None and member() is None:
         known = TASKS.get(given["task"] or "digits")
-        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *(known.modules if known else ()))
+        modules = (*(known.modules if known else ()), *(("peft",) if given["lora"] is not None else ()))
+        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *modules)
     from thinpipe.commands.train.listeners import make_listener
     from thinpipe.commands.train.preflight import preflight
     from thinpipe.commands.train.run import already_there, carry_out

@@ -110,7 +110,7 @@ def already_there(running: Running, given: Mapping[str, Any]) -> bool:
         )
         typer.echo(f"parameters sha256 {progress.parameters_sha256}")
         if running.export is not None:
-            export_run(path, running.export, given)
+            export_run(path, running.export, given, merge=running.merge)
     return True
 
 

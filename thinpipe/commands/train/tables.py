@@ -19,6 +19,7 @@ _HOLDING_COLUMNS = (
     Column(name="parameters", heading="parameters", format=",d"),
     Column(name="share", heading="share", format=".1%"),
 )
+_TRAINED_COLUMN = Column(name="trained", heading="of these\ntrained", format=",d")
 _LINK_COLUMNS = (
     Column(name="link", heading="stages", key=True),
     Column(name="direction", heading="direction", key=True),
@@ -45,13 +46,18 @@ def plan_tables(plan: Plan) -> list[Table]:
             "units": _unit_range(holding),
             "parameters": holding.parameters,
             "share": holding.parameters / max(plan.parameters, 1),
+            "trained": holding.trained,
         }
         for holding in plan.holdings
     ]
-    tables = [Table(title=_title(plan), columns=_HOLDING_COLUMNS, rows=rows)]
+    frozen = plan.trained < plan.parameters
+    columns = (*_HOLDING_COLUMNS, _TRAINED_COLUMN) if frozen else _HOLDING_COLUMNS
+    tables = [Table(title=_title(plan), columns=columns, rows=rows)]
     if plan.links:
         links = [_link_row(link) | {"tensors": _shapes_text(link)} for link in plan.links]
-        tables.append(Table(title="What travels per step", columns=_LINK_COLUMNS, rows=links, note=_plan_notes(plan)))
+        tables.append(
+            Table(title=f"What travels per {_per(plan)}", columns=_LINK_COLUMNS, rows=links, note=_plan_notes(plan))
+        )
     return tables
 
 
@@ -89,11 +95,18 @@ def _title(plan: Plan) -> str:
     workers = f"{plan.workers} worker" + "s" * (plan.workers != 1)
     how = {"pipeline": f"pipeline of {workers}", "data": f"data-parallel, {workers}", "none": "one process"}
     chunks = f" in {plan.chunks} chunks" if plan.parallel == "pipeline" else ""
+    steps = f", {plan.accumulate} to a step" if plan.accumulate > 1 else ""
+    trained = f", {plan.trained:,} of them trained" if plan.trained < plan.parameters else ""
     return (
-        f"{plan.task}: {how[plan.parallel]}, {plan.parameters:,} parameters\n"
+        f"{plan.task}: {how[plan.parallel]}, {plan.parameters:,} parameters{trained}\n"
         f"{plan.train_samples} samples to train on, {plan.validation_samples} to validate; "
-        f"batches of {plan.batch_size}{chunks}"
+        f"batches of {plan.batch_size}{chunks}{steps}"
     )
+
+
+def _per(plan: Plan) -> str:
+    """What the traffic of links is told for."""
+    return "step" if plan.accumulate == 1 else "batch"
 
 
 def _worker_name(plan: Plan, worker: int) -> str:
@@ -114,14 +127,20 @@ def _shapes_text(link: LinkPlan) -> str:
 
 
 def _plan_notes(plan: Plan) -> str:
-    """What the table does not say: links carry more while samples are new to them, and less than it says of masks."""
+    """What the table does not say: which gradients are not needed; and that links carry more while samples are new to
+    them, and less than it says of masks."""
     notes = []
+    back = {(link.target, link.source) for link in plan.links}
+    silent = [f"{link.target} to {link.source}" for link in plan.links if (link.source, link.target) not in back]
+    if silent:
+        notes.append(f"No gradients from stage {', '.join(silent)}: nothing that they would reach is trained.")
     more = [link for link in plan.links if link.first_wire_bytes is not None]
     if more:
         first_kb = sum(link.first_wire_bytes or 0 for link in more) / 1e3
         again_kb = sum(link.wire_bytes for link in more) / 1e3
         notes.append(
-            f"{more[0].spec}: {first_kb:.1f} kB a step forward while samples are new, {again_kb:.1f} kB after that."
+            f"{more[0].spec}: {first_kb:.1f} kB a {_per(plan)} forward while samples are new, "
+            f"{again_kb:.1f} kB after that."
         )
     integer_kb = sum(link.integer_bytes for link in plan.links) / 1e3
     if integer_kb:

@@ -214,6 +214,15 @@ def sweep(directory: Path) -> None:
         left.unlink(missing_ok=True)
 
 
+def check_exported(model: str) -> None:
+    """OptionError if a folder that should have a model has a run's checkpoints."""
+    if is_complete(Path(model)) or checkpoints(Path(model)):
+        raise OptionError(
+            f"{{model}} is a folder of transformers, and {model} has checkpoints of a run: make one of them with "
+            f"`thinpipe export {model} DIR`"
+        )
+
+
 def check_unused(directory: Path) -> None:
     """ValueError if a new run would save among the checkpoints of another."""
     if checkpoints(directory):

@@ -23,7 +23,7 @@ from thinpipe.engines.engine import Engine
 from thinpipe.engines.world import World
 from thinpipe.options import OptionError, named
 from thinpipe.training.checkpoints.fingerprint import difference
-from thinpipe.training.checkpoints.folder import all_damaged, candidates
+from thinpipe.training.checkpoints.folder import all_damaged, candidates, is_complete, load, newest_whole
 from thinpipe.training.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
 from thinpipe.training.checkpoints.part import (
     DamagedError,
@@ -34,7 +34,7 @@ from thinpipe.training.checkpoints.part import (
     send_pieces,
     tensor_pieces,
 )
-from thinpipe.training.checkpoints.state import Cuts, belongs_here, load_worker_state
+from thinpipe.training.checkpoints.state import Cuts, belongs_here, frozen_hash, load_model_state, load_worker_state
 from thinpipe.training.resolve import fixed_differences
 from thinpipe.training.settings import Running, Settings
 
@@ -60,9 +60,17 @@ def take_clients_word(settings: Settings, running: Running, world: World) -> tup
 
 
 def resume(
-    running: Running, settings: Settings, engine: Engine, optimizer: torch.optim.Optimizer, data: Mapping[str, Any]
+    running: Running,
+    settings: Settings,
+    engine: Engine,
+    optimizer: torch.optim.Optimizer,
+    data: Mapping[str, Any],
+    frozen: str | None = None,
 ) -> Resumed:
-    """Load the newest checkpoint that is whole; ValueError, alike on all workers, if there is none. A collective."""
+    """Load the newest checkpoint that is whole; ValueError, alike on all workers, if there is none. A collective.
+
+    ``frozen`` is the hash of what is not trained.
+    """
     assert running.resume is not None
     world = engine.world
     damages: list[tuple[Path, str]] = []
@@ -70,6 +78,7 @@ def resume(
         if damage is None:
             manifest = manifest_of(facts, path)
             _check_same_run(manifest, settings, data, path)
+            check_frozen(manifest, frozen)
             cuts = Cuts(
                 manifest.first_units,
                 first_units(engine),
@@ -82,6 +91,23 @@ def resume(
             return Resumed(progress=manifest.progress, notices=_notices(damages, path, manifest, settings, cuts))
         damages.append((path, damage))
     raise ValueError(all_damaged(running.resume, damages))
+
+
+def load_newest(run: Path, engine: Engine) -> None:
+    """The model's tensors of the newest checkpoint that is whole, as the client sees it."""
+    world, frozen = engine.world, frozen_hash(engine)
+
+    def newest() -> str | None:
+        if not world.is_client:
+            return None
+        path, manifest, _ = newest_whole(run)
+        check_frozen(manifest, frozen)
+        return path.name
+
+    name = world.gather(world.together(newest))[0]
+    path = run if is_complete(run) else run / name
+    state = world.together(lambda: load(path, lambda key: key.startswith("model/") and belongs_here(engine, key)))
+    world.together(lambda: load_model_state(engine, state))
 
 
 def _offers(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
@@ -121,6 +147,15 @@ def _check_same_run(manifest: Manifest, settings: Settings, data: Mapping[str, A
         raise OptionError(
             f"a run goes on with the data it began with, and these are others: {other}. Put them back as they were, "
             "or start a new run without {resume}"
+        )
+
+
+def check_frozen(manifest: Manifest, here: str | None) -> None:
+    """OptionError unless what is not trained, by its hash, is what it was when the run was saved."""
+    if manifest.data.get("frozen") not in (None, here):
+        raise OptionError(
+            "a run goes on with the weights it began with, and those that are frozen, which a checkpoint does not "
+            "have, are others now: name the {model} it began with"
         )
 
 

@@ -1,6 +1,6 @@
 """Everything a worker must remember, as named tensors: model, optimizer, what codecs remember, random state.
 
-    model/<name>                  a parameter or buffer, by its name in the whole model
+    model/<name>                  a parameter that is trained, or a buffer, by its name in the whole model
     optimizer/<name>/<what>       what the optimizer keeps for a parameter
     link/..., replica/...         what the codecs of this worker's links, or of its replica, remember
     random/<worker>/cpu, cuda     torch's generators
@@ -14,9 +14,11 @@ import hashlib
 
 import torch
 from torch import Tensor, nn
+from xxhash import xxh3_128
 
 from thinpipe.engines.engine import Engine
 from thinpipe.training.batches import mixed_seed
+from thinpipe.training.optimize import kept_for, take_back
 
 
 class Cuts:
@@ -54,9 +56,9 @@ def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, 
     for kind, value in random_state(engine.world.device).items():
         state[f"random/{engine.world.worker}/{kind}"] = value
     if engine.owns_state:
-        state |= {f"model/{name}": tensor.detach() for name, tensor in model_tensors(engine).items()}
+        state |= {f"model/{name}": tensor.detach() for name, tensor in trained_tensors(engine).items()}
         for name, parameter in _parameters(engine).items():
-            for what, value in optimizer.state.get(parameter, {}).items():
+            for what, value in kept_for(optimizer, parameter).items():
                 if isinstance(value, Tensor):
                     state[f"optimizer/{name}/{what}"] = value
     return state
@@ -66,7 +68,7 @@ def belongs_here(engine: Engine, key: str) -> bool:
     """Whether this worker wants to load what a checkpoint has under this name."""
     kind, _, rest = key.partition("/")
     if kind == "model":
-        return rest in model_tensors(engine)
+        return rest in trained_tensors(engine)
     if kind == "optimizer":
         return rest.rpartition("/")[0] in _parameters(engine)
     owner, _, what = rest.partition("/")
@@ -79,8 +81,8 @@ def belongs_here(engine: Engine, key: str) -> bool:
     return int(owner) in engine.stages or is_receiver
 
 
-def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
-    tensors, parameters = model_tensors(engine), _parameters(engine)
+def load_model_state(engine: Engine, state: dict[str, Tensor]) -> None:
+    tensors = trained_tensors(engine)
     for name, tensor in tensors.items():
         saved = state.get(f"model/{name}")
         if saved is None or saved.shape != tensor.shape:
@@ -89,13 +91,16 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(state[f"model/{name}"])
+
+
+def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
+    load_model_state(engine, state)
+    parameters = _parameters(engine)
     for key, value in state.items():
         kind, _, rest = key.partition("/")
         if kind == "optimizer":
             name, _, what = rest.rpartition("/")
-            parameter = parameters[name]
-            # Counts of steps stay on the CPU, where torch's optimizers keep them.
-            optimizer.state[parameter][what] = value.to(parameter.device) if value.dim() else value
+            take_back(optimizer, parameters[name], what, value)
     engine.recall({key: value for key, value in state.items() if key.startswith(("link/", "replica/"))})
     mine = f"random/{engine.world.worker}/"
     set_random_state(
@@ -110,9 +115,31 @@ def digest(engine: Engine) -> str:
     return hashlib.sha256("".join(f"{name} {everyone[name]}\n" for name in sorted(everyone)).encode()).hexdigest()
 
 
+def frozen_hash(engine: Engine) -> str | None:
+    """Of all that no checkpoint has, since it is not trained; None if there is nothing such. A collective."""
+    frozen = model_tensors(engine).keys() - trained_tensors(engine).keys()
+    mine = {
+        name: xxh3_128(_bytes(tensor).numpy().data).hexdigest()
+        for name, tensor in model_tensors(engine).items()
+        if name in frozen and tensor.numel()
+    }
+    everyone = {name: each for known in engine.world.gather(mine) for name, each in known.items()}
+    told = "".join(f"{name} {everyone[name]}\n" for name in sorted(everyone))
+    return xxh3_128(told.encode()).hexdigest() if everyone else None
+
+
 def _sha256(tensor: Tensor) -> str:
-    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return hashlib.sha256(data.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(_bytes(tensor).numpy().tobytes()).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def trained_tensors(engine: Engine) -> dict[str, Tensor]:
+    """Those of ``model_tensors`` that a run changes. The others are where the run took them from."""
+    held = model_tensors(engine)
+    return {name: each for name, each in held.items() if each.requires_grad or not isinstance(each, nn.Parameter)}
 
 
 def model_tensors(engine: Engine) -> dict[str, Tensor]:

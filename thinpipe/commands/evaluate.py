@@ -1,0 +1,211 @@
+"""thinpipe evaluate: loss and accuracy of a model or a run on data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from thinpipe.commands.replicas import worker_errors
+from thinpipe.commands.terminal import OutputError, one_line_errors, takes, write_or_print
+from thinpipe.commands.train.command import Asked as Training
+from thinpipe.commands.train.settle import join_machines
+from thinpipe.measure import report
+from thinpipe.measure.figures import columns_of, figure, row_of
+from thinpipe.measure.record import Record, check_writable
+from thinpipe.options import OptionError, flags_in_errors, like, option, read
+from thinpipe.training.settings import PANELS, Running, Settings
+from thinpipe.training.trained import WHAT, Trained
+from thinpipe.workers.errors import WorkerError
+from thinpipe.workers.membership import member
+from thinpipe.workloads.task import METRICS, DataError
+
+KIND = "evaluate"
+# Of a run's settings, beside what is trained: all that an evaluation is done with, and of these what a pipeline shapes.
+_KEPT = ("parallel", "batch_size", "amp", "seed", "workers", "layout", "client_layers", "chunks", "compress_forward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command takes beside task, data and model."""
+
+    run: Path | None = option(
+        "Checkpoints of `thinpipe train {save}`: its weights, data and options.",
+        panel=WHAT,
+        metavar="DIR",
+        default=None,
+    )
+    part: Literal["validation", "train"] = option("Of the data.", panel=WHAT, default="validation")
+    parallel: Any = like(Settings, "parallel", default=None, usual="pipeline")
+    workers: Any = like(Settings, "workers", default=None)
+    layout: Any = like(Settings, "layout", default=None, usual="client-server")
+    client_layers: Any = like(Settings, "client_layers", default=None)
+    chunks: Any = like(Settings, "chunks", default=None)
+    batch_size: Any = like(Settings, "batch_size", default=None)
+    amp: Any = like(Settings, "amp", default=None)
+    seed: Any = like(Settings, "seed", default=None, usual=0)
+    device: Any = like(Settings, "device", default=None)
+    threads: Any = like(Settings, "threads", default=None)
+    compress: str | None = like(Training, "compress", help="Codec of activations, or 8bit, 4bit, 2bit.", default=None)
+    link: float | None = like(Running, "link", default=None)
+    patience_s: float = like(Running, "patience_s", default=Running.patience_s)
+    json: Path | None = like(Training, "json", default=None)
+    rank: int | None = like(Training, "rank", default=None)
+    master: str | None = like(Training, "master", default=None)
+    debug: bool = like(Training, "debug", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One evaluation. Those of codecs are compared, so what was sent through is no key."""
+
+    task: str = figure("task", key=True)
+    part: str = figure("part", key=True)
+    samples: int = figure("samples", format=",d")
+    loss: float = figure("loss\nnats", format=".4f", better="lower")
+    perplexity: float | None = figure("perplexity", format=METRICS["perplexity"].format, better="lower")
+    bits_per_byte: float | None = figure("bits/\nbyte", format=".3f", better="lower")
+    accuracy: float = figure("accuracy", format=METRICS["accuracy"].format, better="higher")
+    matthews: float | None = figure("matthews", format=METRICS["matthews"].format, better="higher")
+    samples_per_s: float = figure("samples/s", format=".1f", better="higher")
+    forward: str | None = figure("codec")
+    wire_bytes: int | None = figure("wire\nbytes", format=",d", better="lower")
+
+
+@takes(Trained, Asked, panels=PANELS, titles={WHAT: "What is evaluated", PANELS[3]: "How it is evaluated"})
+def evaluate(**given: Any) -> None:
+    """Loss and accuracy of a model, or of a run's newest checkpoint, on data.
+
+    Through the pipeline and the codecs that training has, or in one process;
+    without gradients and optimizer. Of texts perplexity and bits per byte too.
+
+    On several machines, on each: thinpipe evaluate ... --workers 3 --rank N
+    --master HOST:PORT
+
+    Example: thinpipe evaluate --run run/ --compress 4bit
+    """
+    from thinpipe.workers.forking import import_ahead
+
+    if given["rank"] is None and member() is None:
+        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", "transformers")
+    from thinpipe.training.data import check_possible
+    from thinpipe.workers.launch import leave, run_workers
+    from thinpipe.workers.network import thin_network
+    from thinpipe.workloads.tasks import task as find_task
+
+    with one_line_errors():
+        asked = Asked(**read(Asked, given))
+        if asked.debug:
+            os.environ["THINPIPE_DEBUG"] = "1"
+        join_machines(asked.rank, asked.master, given["workers"])
+        settings = _settled(asked.run, given)
+        Running(link=asked.link, patience_s=asked.patience_s).check_with(settings)
+        me = member()
+        if me is None:
+            check_possible(find_task(settings.task), settings)
+        if asked.json is not None and (me is None or me.rank == 0):
+            check_writable(asked.json)
+    workers = settings.workers if me is None else None
+    options: dict[str, Any] = {"workers": workers, "patience_s": asked.patience_s}
+    with worker_errors(), thin_network(asked.link, settings.workers) as network:
+        outcome = run_workers(_work, settings, asked.run, asked.part, network=network, **options)[0]
+    code = 2 if isinstance(outcome, str) else 0
+    if isinstance(outcome, str):
+        typer.echo(f"thinpipe: {outcome}", err=True)
+    elif me is None or me.rank == 0:
+        code = _finish(asked, settings, outcome)
+    if me is not None:
+        leave(code)  # this process is a worker
+    raise typer.Exit(code)
+
+
+def _settled(run: Path | None, given: Mapping[str, Any]) -> Settings:
+    """The settings of a new evaluation, or those of a run but for what is given."""
+    import torch
+
+    from thinpipe.pipeline.links.spec import once
+    from thinpipe.training.checkpoints.folder import check_exported, checkpoints, is_complete, newest_manifest
+    from thinpipe.training.resolve import settle
+    from thinpipe.workloads.tasks import task as find_task
+
+    chosen = {name: value for name, value in read(Settings, given).items() if value is not None}
+    me = member()
+    if me is not None:
+        chosen["workers"] = me.size
+    if run is not None:
+        if not is_complete(run) and not checkpoints(run):
+            raise OptionError(f"{{run}} is a folder that a run was saved in, or one checkpoint of it; {run} has none")
+        saved = newest_manifest(run)[1].settings
+        same = chosen.get("parallel", saved.parallel) == saved.parallel
+        names = [each.name for each in fields(Trained)] + list(_KEPT if same else _KEPT[:4])
+        kept = {name: getattr(saved, name) for name in names} | {"parallel": saved.parallel}
+        if same and saved.parallel == "pipeline":
+            kept["compress_forward"] = once(saved.compress_forward).spec  # delta(...) is for samples seen again
+        if given["compress"] is not None or saved.parallel == "data":
+            kept.pop("compress_forward", None)
+        chosen = kept | chosen
+    elif chosen.get("model") is not None:
+        check_exported(chosen["model"])
+        chosen.setdefault("task", "lm")
+    task = find_task(chosen.setdefault("task", "digits"))
+    recipe = (task.model_recipe if chosen.get("model") else None) or task.recipe
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    return settle(chosen | {"compress": given["compress"]}, recipe, device=found)
+
+
+def _work(settings: Settings, run: Path | None, part: Any) -> Any:
+    """What every worker runs: the client's figures, or words about what cannot be."""
+    import torch
+
+    from thinpipe.engines.world import SetupError, join_world
+    from thinpipe.training.worker import assess
+    from thinpipe.workloads.tasks import task as find_task
+
+    with flags_in_errors():
+        world = join_world(settings.devices)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        try:
+            return assess(find_task(settings.task), settings, world, run=run, part=part)
+        except SetupError as error:
+            return str(error)
+        except DataError as error:  # one worker's alone, which ends the others
+            raise WorkerError(str(error), code=2) from None
+
+
+def _finish(asked: Asked, settings: Settings, outcome: Any) -> int:
+    """The figures, and the record; the exit code."""
+    from thinpipe.workloads.tasks import task as find_task
+
+    found, metric = outcome.found, find_task(settings.task).metric
+    is_pipeline = settings.parallel == "pipeline"
+    figures = Figures(
+        task=settings.task,
+        part=asked.part,
+        samples=outcome.samples,
+        loss=found.loss,
+        perplexity=found.metric if metric == "perplexity" else None,
+        bits_per_byte=found.bits_per_byte,
+        accuracy=found.accuracy,
+        matthews=found.metric if metric == "matthews" else None,
+        samples_per_s=outcome.samples / max(outcome.seconds, 1e-9),
+        forward=settings.compress_forward if is_pipeline else None,
+        wire_bytes=outcome.wire_bytes if is_pipeline else None,
+    )
+    report.show([report.Table(title="Evaluation", columns=columns_of(Figures), rows=[row_of(figures)])])
+    if asked.json is None:
+        return 0
+    config = {"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), "run": asked.run and str(asked.run)}
+    config = {name: value for name, value in config.items() if value is not None}
+    record = Record(kind=KIND, config=config, columns=columns_of(Figures), rows=(row_of(figures),))
+    try:
+        write_or_print(record, asked.json)
+    except OutputError as error:
+        typer.echo(f"thinpipe: {error}", err=True)
+        return 1
+    return 0

@@ -1,0 +1,196 @@
+"""thinpipe generate: prompts in, texts out. Everything else goes to stderr, so that a pipe works."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from thinpipe.commands.replicas import worker_errors
+from thinpipe.commands.terminal import OutputError, one_line_errors, takes, write_or_print
+from thinpipe.commands.train.command import Asked as Training
+from thinpipe.commands.train.settle import join_machines
+from thinpipe.generation.settings import PANELS, WHAT, Settings
+from thinpipe.measure.figures import columns_of, figure, row_of
+from thinpipe.measure.record import Record, check_writable
+from thinpipe.options import OptionError, flags_in_errors, like, option, read
+from thinpipe.workers.errors import WorkerError
+from thinpipe.workers.membership import member
+
+KIND = "generate"
+_SIGPIPE = 128 + 13
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command takes beside the settings."""
+
+    prompts: Path | None = option(
+        "Prompts, one on each line, or JSON lines with a field prompt.", panel=WHAT, metavar="FILE", default=None
+    )
+    json: Path | None = like(Training, "json", default=None)
+    rank: int | None = like(Training, "rank", default=None)
+    master: str | None = like(Training, "master", default=None)
+    debug: bool = like(Training, "debug", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One prompt; speed and bytes are those of all."""
+
+    prompt: str = figure("prompt", key=True)
+    new_tokens: int = figure("new\ntokens", format="d")
+    tokens_per_s: float = figure("tokens/s", format=".1f", better="higher")
+    wire_bytes_per_token: float = figure("wire\nbytes/token", format=",.0f", better="lower")
+    alike: int | None = figure("tokens\nas with none", format="d", better="higher")
+    alike_first: int | None = figure("of these\nbefore any other", format="d", better="higher")
+    text: str
+    token_ids: list[int]
+    plain_text: str | None
+    plain_token_ids: list[int] | None
+
+
+@takes(Asked, Settings, panels=PANELS)
+def generate(prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...")] = None, **given: Any) -> None:
+    """Texts from a model whose layers live on several workers.
+
+    The client has the prompts, the tokens, and what is in front of the first
+    block and behind the last; servers see states alone, and keep keys and values
+    of their own blocks. One prompt is printed as it goes, several when all are
+    done. Without prompts stdin is one, if it is a pipe.
+
+    On several machines, on each: thinpipe generate ... --workers 3 --rank N
+    --master HOST:PORT
+
+    Example: thinpipe generate --model llama --compress 8bit "Once upon a time"
+    """
+    from thinpipe.workers.forking import import_ahead
+
+    asked = Asked(**read(Asked, given))
+    if asked.rank is None and member() is None:
+        import_ahead("thinpipe.generation.worker", "thinpipe.codecs.kernels.cpu", "transformers")
+    from thinpipe.generation.prompts import encode, read_prompts
+    from thinpipe.training.checkpoints.folder import check_exported
+    from thinpipe.workers.launch import leave, run_workers
+    from thinpipe.workers.network import thin_network
+
+    if asked.debug:
+        os.environ["THINPIPE_DEBUG"] = "1"
+    with one_line_errors():
+        join_machines(asked.rank, asked.master, given["workers"])
+        if given["model"] is None:
+            raise OptionError("which model? Name a folder of transformers with {model}")
+        settings = Settings(**read(Settings, given))
+        settings.check_here()
+        check_exported(settings.model)
+        settings.pretrained.check_weights()
+        me, prompts = member(), None
+        if me is None or me.rank == 0:
+            prompts = encode(read_prompts(prompt or [], asked.prompts), settings)
+            if asked.json is not None:
+                check_writable(asked.json)
+    workers = settings.count if me is None else None
+    with worker_errors(), thin_network(settings.link, settings.count) as network:
+        outcome = run_workers(
+            _work, settings, workers=workers, network=network, patience_s=settings.patience_s, private=prompts
+        )[0]
+    code = 2 if isinstance(outcome, str) else 0
+    if isinstance(outcome, str):
+        typer.echo(f"thinpipe: {outcome}", err=True)
+    elif prompts is not None:
+        code = _finish(asked, settings, [each.text for each in prompts], outcome)
+    if me is not None:
+        leave(code)  # this process is a worker
+    raise typer.Exit(code)
+
+
+def _work(settings: Settings, prompts: Any = None) -> Any:
+    """What every worker runs: the client's runs, or words about what cannot be."""
+    import torch
+
+    from thinpipe.engines.world import SetupError, join_world
+    from thinpipe.generation.worker import generate as generate_part
+
+    with flags_in_errors():
+        world = join_world(settings.devices)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        try:
+            return generate_part(settings, world, prompts, _Printer(), _make_streamer)
+        except SetupError as error:
+            return str(error)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in it goes nowhere
+            raise WorkerError("nobody reads stdout any more", _SIGPIPE) from None
+
+
+class _Printer:
+    """Texts one after the other, with an empty line between."""
+
+    def __init__(self) -> None:
+        self._is_first = True
+
+    def __call__(self, text: str) -> None:
+        print(text if self._is_first else f"\n{text}", flush=True)
+        self._is_first = False
+
+
+def _make_streamer(tokenizer: Any) -> Any:
+    from transformers import TextStreamer
+
+    return TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+
+def _finish(asked: Asked, settings: Settings, prompts: Sequence[str], runs: Sequence[Any]) -> int:
+    """Figures on stderr, and the record; the exit code."""
+    for name, run in zip((settings.compress, "none"), runs, strict=False):
+        per_token = f", {run.wire_bytes / max(run.count, 1):,.0f} bytes on the wire for each" if run.wire_bytes else ""
+        speed = run.count / max(run.seconds, 1e-9)
+        typer.echo(f"{name}: {run.count} tokens in {run.seconds:.1f} s, {speed:.1f} tokens/s{per_token}", err=True)
+    rows = [_figures(number, text, runs) for number, text in enumerate(prompts)]
+    for number, row in enumerate(rows, 1):
+        if row.alike is not None and row.plain_token_ids is not None:
+            _tell_difference(number, row, len(row.plain_token_ids))
+    if asked.json is None:
+        return 0
+    config = {"command": ["thinpipe", *sys.argv[1:]], **asdict(settings)}
+    record = Record(kind=KIND, config=config, columns=columns_of(Figures), rows=tuple(map(row_of, rows)))
+    try:
+        write_or_print(record, asked.json)
+    except OutputError as error:
+        typer.echo(f"thinpipe: {error}", err=True)
+        return 1
+    return 0
+
+
+def _figures(number: int, prompt: str, runs: Sequence[Any]) -> Figures:
+    run, plain = runs[0], runs[1] if len(runs) > 1 else None
+    same = [one == other for one, other in zip(run.tokens[number], plain.tokens[number], strict=False)] if plain else []
+    return Figures(
+        prompt=prompt,
+        new_tokens=len(run.tokens[number]),
+        tokens_per_s=run.count / max(run.seconds, 1e-9),
+        wire_bytes_per_token=run.wire_bytes / max(run.count, 1),
+        alike=sum(same) if plain else None,
+        alike_first=(same.index(False) if False in same else len(same)) if plain else None,
+        text=run.texts[number],
+        token_ids=run.tokens[number],
+        plain_text=plain.texts[number] if plain else None,
+        plain_token_ids=plain.tokens[number] if plain else None,
+    )
+
+
+def _tell_difference(number: int, row: Figures, count: int) -> None:
+    if row.token_ids == row.plain_token_ids:
+        typer.echo(f"prompt {number}: all {count} tokens as with none", err=True)
+        return
+    typer.echo(
+        f"prompt {number}: {row.alike} of {count} tokens as with none, the first {row.alike_first} of them before any "
+        f"other. With none:\n{row.plain_text}",
+        err=True,
+    )

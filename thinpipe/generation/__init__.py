@@ -1,0 +1,1 @@
+"""Generation: texts from a model whose layers live on several workers."""

@@ -1,0 +1,158 @@
+"""What is generated and by whom: the options of `thinpipe generate`; those that training has are declared there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from thinpipe.codecs.recipes import directions
+from thinpipe.codecs.spec import codec
+from thinpipe.models.pretrained import PretrainedModel
+from thinpipe.options import OptionError, above, between, check, like, option
+from thinpipe.training.settings import PANELS as TRAINING_PANELS
+from thinpipe.training.settings import Running
+from thinpipe.training.settings import Settings as Training
+from thinpipe.workers.membership import PATIENCE_S, member
+from thinpipe.workers.network import check_launch
+from thinpipe.workloads.sources import chosen_model
+from thinpipe.workloads.task import Source
+
+_, WHERE, LINKS, _, OUT, _, MACHINES = TRAINING_PANELS
+WHAT, CHOICE = "What is generated", "How tokens are chosen"
+PANELS = WHAT, CHOICE, WHERE, LINKS, OUT, MACHINES  # of the help, in this order
+
+
+def _activations(text: str) -> str:
+    """The codec of activations, which alone travel."""
+    if text.strip().startswith("delta("):
+        raise OptionError(
+            f"delta(...) sends what changed of samples that are seen again and again, and texts are generated once: "
+            f"give {{compress}} a codec, as in 8bit; got {text}"
+        )
+    return codec(directions(text)[0]).spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all workers of a run are started with."""
+
+    model: str = like(
+        Training, "model", help="A causal language model: a folder of transformers, or a name of the hub.", panel=WHAT
+    )
+    tokenizer: str | None = like(Training, "tokenizer", shown="the model's", panel=WHAT, default=None)
+    trust_remote_code: bool = like(Training, "trust_remote_code", panel=WHAT, default=False)
+    max_new_tokens: int = option(
+        "The most for each prompt.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=64
+    )
+    batch_size: int | None = option(
+        "Prompts that are continued together.",
+        panel=WHAT,
+        metavar="N",
+        shown="all",
+        rule=between(1, 1_000_000),
+        default=None,
+    )
+    chat: bool = option("Prompts are what a user says, in the tokenizer's chat template.", panel=WHAT, default=False)
+    temperature: float | None = option(
+        "Sample, from probabilities so much flatter.",
+        panel=CHOICE,
+        metavar="X",
+        shown="the likeliest token",
+        rule=above(0, 1000),
+        default=None,
+    )
+    top_k: int | None = option(
+        "Sample among so many likeliest.",
+        panel=CHOICE,
+        metavar="N",
+        shown="all",
+        rule=between(1, 1_000_000_000),
+        default=None,
+    )
+    top_p: float | None = option(
+        "Sample among the likeliest that have so much probability together.",
+        panel=CHOICE,
+        metavar="X",
+        shown="all",
+        rule=above(0, 1),
+        default=None,
+    )
+    seed: int = like(Training, "seed", help="Of sampling, and of codecs that round at random.", panel=CHOICE,
+                     default=0)  # fmt: skip
+    parallel: Literal["pipeline", "none"] = option(
+        "Layers on several workers, or one process.", panel=WHERE, default="pipeline"
+    )
+    workers: int | None = like(Training, "workers", default=None)
+    client_layers: tuple[int, int] | None = like(Training, "client_layers", shown="1,1", default=(1, 1))
+    device: str | None = like(Training, "device", default=None)
+    threads: int | None = like(Training, "threads", default=None)
+    compress: str = option(
+        "Codec of what travels, or 8bit, 4bit, 2bit.", panel=LINKS, metavar="SPEC", parse=_activations, default="none"
+    )
+    compare: bool = option("Generate without compression too, and tell where texts part.", panel=LINKS, default=False)
+    link: float | None = like(Running, "link", default=None)
+    patience_s: float = like(Running, "patience_s", default=PATIENCE_S)
+
+    def __post_init__(self) -> None:
+        check(self)
+        _activations(self.compress)
+        if self.temperature is None and (self.top_k is not None or self.top_p is not None):
+            raise OptionError("{top_k} and {top_p} are for sampling: give a {temperature} too, as in 1")
+        if self.parallel == "none":
+            if self.compress != "none" or self.compare or self.link is not None:
+                raise OptionError(
+                    "{compress}, {compare} and {link} are about what travels, and {parallel} none is one process: "
+                    "leave them out"
+                )
+            if self.workers not in (None, 1):
+                raise OptionError(f"{{parallel}} none is one worker, got {self.workers}; leave out {{workers}}")
+        elif self.count < 2:
+            raise OptionError(
+                f"a pipeline has 2 workers or more, got {self.count}; {{parallel}} none generates in one process"
+            )
+        if self.compare and self.compress == "none":
+            raise OptionError("{compare} holds a codec against none: name one with {compress}, as in 4bit")
+        if len(self.devices) > self.count:
+            raise OptionError(f"{{device}} {self.device} names more than the {self.count} workers there are")
+
+    @property
+    def count(self) -> int:
+        """Of workers."""
+        me = member()
+        return self.workers or (1 if self.parallel == "none" else 2 if me is None else me.size)
+
+    @property
+    def devices(self) -> list[str]:
+        """Of every worker."""
+        named = (self.device or ("cuda" if torch.cuda.is_available() else "cpu")).split(",")
+        return named + named[-1:] * (self.count - len(named))
+
+    def check_here(self) -> None:
+        """OptionError for what cannot be on this machine."""
+        me = member()
+        here = self.devices if me is None else [self.devices[me.rank]]
+        if "cuda" in here and not torch.cuda.is_available():
+            raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
+        check_launch([self.count], [self.link])
+
+    def must_agree(self) -> dict[str, Any]:
+        """What workers on several machines must have been started with; where the model is, is their own affair."""
+        chosen = asdict(self)
+        for name in ("model", "tokenizer", "threads", "device", "link"):
+            chosen.pop(name)
+        return chosen
+
+    @cached_property
+    def pretrained(self) -> PretrainedModel:
+        """The model, not yet read."""
+        found = chosen_model(
+            Source(model=self.model, tokenizer=self.tokenizer, trust_remote_code=self.trust_remote_code), "causal"
+        )
+        if not isinstance(found, PretrainedModel):
+            raise OptionError(
+                f"texts come from a model of transformers: {{model}} is a folder or a name of the hub; got {self.model}"
+            )
+        return found
