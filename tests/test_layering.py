@@ -25,8 +25,11 @@ ALLOWED = {
     "thinpipe.pipeline": {
         "thinpipe.pipeline",
         "thinpipe.workers",
+        "thinpipe.codecs.axes",
         "thinpipe.codecs.base",
         "thinpipe.codecs.integers",
+        "thinpipe.codecs.normal",
+        "thinpipe.codecs.principal",
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",

@@ -144,6 +144,12 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
             f"{re.split('[,)]', spec.strip().removeprefix('delta('))[0].strip()} or another codec"
         )
     name, _, argument = spec.strip().partition(":")
+    if name == "axes":
+        raise ValueError(
+            f"{spec.strip()} learns from what a link carries and tells its other end: it is for the activations of a "
+            "pipeline, PipelineStage(forward=...) or the forward codec of thinpipe train; here take gauss:2 or another "
+            "codec"
+        )
     family = FAMILIES.get(name)
     if family is None:
         raise ValueError(f"there is no codec {name!r} (in {spec!r}); there are: {_usages()}")
@@ -164,4 +170,4 @@ def split_specs(text: str) -> list[str]:
 
 def _usages() -> str:
     usages = ", ".join(family.usage.split(" or ")[0] for family in FAMILIES.values())
-    return f"{usages}, and for activations over links delta(kmeans:2)"
+    return f"{usages}, and for activations over links axes:2 and delta(kmeans:2)"

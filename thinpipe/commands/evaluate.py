@@ -145,7 +145,7 @@ def _settled(run: Path | None, given: Mapping[str, Any]) -> Settings:
         names = [each.name for each in fields(Trained)] + list(_KEPT if same else _KEPT[:4])
         kept = {name: getattr(saved, name) for name in names} | {"parallel": saved.parallel}
         if same and saved.parallel == "pipeline":
-            kept["compress_forward"] = once(saved.compress_forward).spec  # delta(...) is for samples seen again
+            kept["compress_forward"] = once(saved.compress_forward)  # delta(...) is for samples seen again
         if given["compress"] is not None or saved.parallel == "data":
             kept.pop("compress_forward", None)
         chosen = kept | chosen

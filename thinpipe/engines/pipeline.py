@@ -6,6 +6,7 @@ leaves it as it is, its bytes do not count as training's, and nothing is set up 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -34,7 +35,6 @@ from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
-from thinpipe.pipeline.warm import warm_codec
 from thinpipe.workloads.task import Batch
 
 
@@ -154,9 +154,8 @@ class PipelineEngine(Engine):
         specs = {self._links.forward, self._links.backward}
         cuts = {cut for index in self.stages for cut in (index, index + 1) if 0 < cut < self.stage_count}
         for meta in {meta for cut in cuts for meta in self._between[cut]}:
-            forms = {form for spec in specs for form in encoding(spec).forms(Slot.of(meta))}
-            for used in {form.codec for form in forms if form.codec is not None}:
-                warm_codec(used, meta.shape, meta.dtype, self.world.device)
+            for spec in specs:
+                encoding(spec).warm_up(Slot.of(meta), self._cutting.chunks, self.world.device)
 
     def tell_samples(self, samples: Tensor) -> None:
         self._samples = samples
@@ -335,8 +334,8 @@ class PipelineEngine(Engine):
 
     def _link_plan(self, source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
         slots = [Slot.of(meta) for meta in metas]
-        forms = [encoding(spec).forms(slot) for slot in slots]
         chunks, group, device = self._cutting.chunks, self.world.group, self.world.device
+        forms = [encoding(spec).forms(slot, chunks) for slot in slots]
         checksum, packed = checksum_bytes(group, device), [is_packed(slot.dtype, group, device) for slot in slots]
 
         def sizes(which: int) -> list[int]:
@@ -344,6 +343,8 @@ class PipelineEngine(Engine):
             pairs = zip(forms, packed, strict=True)
             return [chunks * most_bytes(form[which].wire_bytes, packed=each, checksum=checksum) for form, each in pairs]
 
+        learned = [encoding(spec).learned_bytes(slot, chunks) for slot in slots]
+        learned_bytes = sum(math.ceil(size / every) for size, every in learned)
         return LinkPlan(
             source=source,
             target=target,
@@ -353,9 +354,10 @@ class PipelineEngine(Engine):
             spec=spec,
             shapes=tuple(meta.shape for meta in metas),
             tensor_bytes=chunks * sum(slot.tensor_bytes for slot in slots),
-            wire_bytes=sum(sizes(-1)),
+            wire_bytes=sum(sizes(-1)) + learned_bytes,
             integer_bytes=sum(compress(sizes(-1), packed)),
             first_wire_bytes=sum(sizes(0)) if any(len(form) > 1 for form in forms) else None,
+            learned_bytes=learned_bytes,
         )
 
 

@@ -42,4 +42,6 @@ class LinkPlan:
     tensor_bytes: int
     wire_bytes: int  # at most
     integer_bytes: int = 0  # of those, masks and other integers that may need fewer: as many bits as their range
-    first_wire_bytes: int | None = None  # delta(...): of a step whose samples were never sent before
+    # Of a step whose samples were never sent before (delta), or before the first axes are known.
+    first_wire_bytes: int | None = None
+    learned_bytes: int = 0  # of ``wire_bytes``, axes that travel every so many steps: their mean

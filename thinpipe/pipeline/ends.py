@@ -114,8 +114,10 @@ class Ends:
             raise ValueError(f"only delta(...) asks for the samples of a step, and this stage has {self.forward_spec}")
         self._samples = check_samples(samples, self.sample_count)
 
-    def begin_samples(self, training: bool) -> None:
+    def begin_traffic(self, training: bool) -> None:
         """The step that starts has the samples that were told; an evaluation has none."""
+        for end in self:
+            end.encoding.begin_traffic(training)
         if not self.needs_samples:
             return
         samples = None
@@ -126,8 +128,8 @@ class Ends:
                     f"{self.forward_spec} sends what changed of each sample: before a training step tell all stages "
                     f"which ones it has, stage.tell_samples(indices); stage {self.stage} was told nothing"
                 )
-        for end in self._forward.values():
-            end.begin_samples(samples)
+        for side in self._forward.values():
+            side.begin_samples(samples)
 
     def set_seed(self, seed: int) -> None:
         for end in self.sends:

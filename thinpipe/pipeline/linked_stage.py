@@ -224,7 +224,7 @@ class LinkedStage(pipelining.PipelineStage):
             agree(self, (stage.ends.traffic(stage.has_backward) for stage in stages))
         for stage in stages:
             stage._posted, stage._unchecked = True, False
-            stage.ends.begin_samples(stage.has_backward)
+            stage.ends.begin_traffic(stage.has_backward)
             for link in stage.ends.receives:
                 if stage.has_backward or link.direction == "forward":
                     link.post()

@@ -138,9 +138,11 @@ def _plan_notes(plan: Plan) -> str:
     if more:
         first_kb = sum(link.first_wire_bytes or 0 for link in more) / 1e3
         again_kb = sum(link.wire_bytes for link in more) / 1e3
+        learned_kb = sum(link.learned_bytes for link in more) / 1e3
+        until = "until axes are learned" if learned_kb else "while samples are new"
+        then = f", of which {learned_kb:.1f} kB tell axes, every so many steps." if learned_kb else "."
         notes.append(
-            f"{more[0].spec}: {first_kb:.1f} kB a {_per(plan)} forward while samples are new, "
-            f"{again_kb:.1f} kB after that."
+            f"{more[0].spec}: {first_kb:.1f} kB a {_per(plan)} forward {until}, {again_kb:.1f} kB after that{then}"
         )
     integer_kb = sum(link.integer_bytes for link in plan.links) / 1e3
     if integer_kb:

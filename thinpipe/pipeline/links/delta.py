@@ -33,7 +33,7 @@ class Delta(Encoding):
     def codecs(self) -> tuple[Codec, ...]:
         return self.first, self.change
 
-    def forms(self, slot: Slot) -> tuple[Form, ...]:
+    def forms(self, slot: Slot, chunks: int = 1) -> tuple[Form, ...]:
         first, change = Form.of(slot, self.first), Form.of(slot, self.change)
         return (first,) if change.raw else (first, change)
 

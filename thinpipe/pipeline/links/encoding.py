@@ -1,8 +1,8 @@
 """What travels over a link: how tensors become wires, and what that remembers from message to message.
 
-``Plain`` puts every tensor through one codec, ``delta`` sends changes against copies of samples. Whatever else has a
-memory on a link, of what was sent or of what was decoded at both ends, is another ``Encoding``: links know none of them
-by name.
+``Plain`` puts every tensor through one codec, ``delta`` sends changes against copies of samples, ``axes`` learns how
+rows of values vary. Whatever else has a memory on a link, of what was sent or of what was decoded at both ends, is
+another ``Encoding``: links know none of them by name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from thinpipe.codecs.base import FLOATS, Codec, as_bytes
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.pipeline.links.slot import Route, Slot
+from thinpipe.pipeline.warm import warm_codec
 
 RAW_BELOW = 4096  # bytes; a smaller tensor fits in three Ethernet frames, encoding it saves nothing
 
@@ -49,6 +50,8 @@ class Encoding(ABC):
 
     def __init__(self) -> None:
         self.slots: Sequence[Slot] = ()
+        self.chunks = 1  # of a step
+        self.training = False  # the step under way does, and is no evaluation
         self.seed = 0  # of stochastic rounding
         self.step = 0
         self.steps_before = 0  # steps of the run before the first one here: rounding goes on where it was
@@ -68,12 +71,23 @@ class Encoding(ABC):
     def codecs(self) -> tuple[Codec, ...]:
         """Those that encode: the first one what was never sent before, the last one what was."""
 
-    def forms(self, slot: Slot) -> tuple[Form, ...]:
-        """In which a tensor of this slot may travel: the first time, and if that differs, again."""
+    def forms(self, slot: Slot, chunks: int = 1) -> tuple[Form, ...]:
+        """In which a tensor of this slot, of so many a step, may travel: the first time, and if that differs, again."""
         return (Form.of(slot, self.codecs[0]),)
 
-    def configure(self, slots: Sequence[Slot]) -> None:
-        self.slots, self._forms = slots, [self.forms(slot) for slot in slots]
+    def learned_bytes(self, slot: Slot, chunks: int = 1) -> tuple[int, int]:
+        """What travels beside the tensors of a slot in a step, and every how many steps."""
+        return 0, 1
+
+    def configure(self, slots: Sequence[Slot], chunks: int = 1) -> None:
+        self.slots, self.chunks = slots, chunks
+        self._forms = [self.forms(slot, chunks) for slot in slots]
+
+    def warm_up(self, slot: Slot, chunks: int, device: torch.device) -> None:
+        """Compile what tensors of a slot need, before they are timed."""
+        for form in self.forms(slot, chunks):
+            if form.codec is not None:
+                warm_codec(form.codec, slot.shape, slot.dtype, device)
 
     def most_bytes(self, index: int) -> int:
         """The largest wire of a slot."""
@@ -105,6 +119,10 @@ class Encoding(ABC):
 
     def begin_step(self, step: int) -> None:
         self.step = step
+
+    def begin_traffic(self, training: bool) -> None:
+        """The messages of a step are about to travel. Those of an evaluation leave no trace."""
+        self.training = training
 
     @abstractmethod
     def begin_samples(self, samples: Tensor | None, chunks: int) -> None:

@@ -44,11 +44,11 @@ class Link:
 
     def configure(self, slots: list[Slot], chunks: int) -> None:
         """What will travel, before the first step or when it changes."""
-        if slots != self.slots:
+        if (slots, chunks) != (self.slots, self.chunks):
             self.forget()
         self.route.check_limits(chunks, len(slots))
         self.slots, self.chunks = slots, chunks
-        self.encoding.configure(slots)
+        self.encoding.configure(slots, chunks)
 
     def forget(self) -> None:
         """Start without any memory: what there was is for other slots."""

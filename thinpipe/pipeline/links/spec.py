@@ -1,8 +1,9 @@
-"""Specs of links: those of codecs, and ``delta(...)``, which needs a link and is for activations.
+"""Specs of links: those of codecs, and those that need a link and are for activations.
 
 tile:4                              every tensor through this codec
 delta(kmeans:2)                     the change of each sample since it was last sent through this codec
 delta(kmeans:2,first=fp16)          and a sample that was never sent before through that one
+axes:2                              rows of values along axes that the sender learns, so many bits for each value
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.spec import codec
+from thinpipe.pipeline.links.axes import Axes
 from thinpipe.pipeline.links.copies import SampleCopies
 from thinpipe.pipeline.links.delta import DEFAULT_FIRST, Delta
 from thinpipe.pipeline.links.encoding import Encoding, Plain
@@ -24,6 +26,8 @@ def encoding(spec: str | Codec, *, samples: int | None = None, copies_in: Path |
         samples: how many there are, if copies are to be kept of them.
         copies_in: where on disk; None: in memory.
     """
+    if isinstance(spec, str) and spec.strip().startswith("axes:"):
+        return _axes(spec.strip())
     if not isinstance(spec, str) or not spec.strip().startswith("delta("):
         return Plain(codec(spec))
     try:
@@ -36,9 +40,10 @@ def encoding(spec: str | Codec, *, samples: int | None = None, copies_in: Path |
     return Delta(change, first, None if samples is None else SampleCopies(samples, copies_in))
 
 
-def once(spec: str | Codec) -> Codec:
-    """The codec of what is sent only once, as in an evaluation."""
-    return encoding(spec).codecs[0]
+def once(spec: str | Codec) -> str:
+    """The spec of what is sent only once, as in an evaluation: the same but for ``delta(...)``."""
+    found = encoding(spec)
+    return found.first.spec if isinstance(found, Delta) else found.spec
 
 
 def check_directions(forward: str | Codec, backward: str | Codec) -> None:
@@ -52,6 +57,22 @@ def check_directions(forward: str | Codec, backward: str | Codec) -> None:
             "little about its next one, so their difference is no smaller than they are. Give gradients another codec, "
             f"as in {change}"
         )
+    if isinstance(gradients, Axes):
+        raise ValueError(
+            f"{gradients.spec} is for activations, whose rows vary along few axes. Gradients do not, and what they "
+            "would lose makes training diverge. Give gradients another codec, as in tile:4+zero"
+        )
+
+
+def _axes(spec: str) -> Axes:
+    text = spec.removeprefix("axes:").strip()
+    try:
+        return Axes(float(text))
+    except ValueError as error:
+        raise ValueError(
+            f"{spec!r} makes no sense: {error}; axes takes the bits per value on average, from 0.5 to 8, as in axes:2 "
+            "or axes:1.5"
+        ) from None
 
 
 def _delta(spec: str) -> tuple[Codec, Codec]:

@@ -1,0 +1,211 @@
+"""Rows, axes, bits: what axes:B does with a tensor once it has learned."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.axes import FRESH, LEARNING_SHARE, MOST_AXES, OFTEN, Basis, Rows, decode, encode, rows_of
+from thinpipe.codecs.normal import distortion
+from thinpipe.codecs.principal import Learner, allocate, learn
+
+SHAPES = [(2048, 96), (16, 128, 64), (8, 16, 32, 32), (8, 3, 16, 16), (4, 7, 7, 64), (8, 40, 5, 3), (64, 1009)]
+
+
+def correlated(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    """Rows along the last dimension that vary mostly along few axes, and not around zero."""
+    draw = torch.Generator().manual_seed(1)
+    width = shape[-1]
+    axes = torch.linalg.qr(torch.randn(width, width, generator=draw)).Q
+    deviations = torch.arange(1, width + 1) ** -0.7
+    mean = 3 * torch.randn(width, generator=draw)
+    rows = torch.randn(*shape, generator=torch.Generator().manual_seed(seed + 2))
+    return rows * deviations @ axes.T + mean
+
+
+def learned(x: Tensor, bits: float, chunks: int = 8) -> tuple[Rows, Basis]:
+    rows = rows_of(x.shape, bits, chunks)
+    assert rows is not None
+    learner = Learner({}, rows, bits)
+    learner.add(rows.columns(x))
+    learner.start(rows.count)  # the step has not ended
+    learner.settle()
+    told = learn(dict(learner.kept), rows, bits, rows.count)
+    assert len(told) == rows.learned_bytes
+    return rows, Basis.read(told, rows, bits)
+
+
+def round_trip(x: Tensor, rows: Rows, basis: Basis, bits: float) -> Tensor:
+    wire = torch.full((rows.wire_bytes(bits),), 0xAA, dtype=torch.uint8)
+    encode(rows.columns(x), basis, rows, wire)
+    out = torch.full_like(x, torch.nan)
+    decode(wire, basis, rows, out)
+    return out
+
+
+def error(out: Tensor, x: Tensor) -> float:
+    x = x.float()
+    return float((out.float() - x).square().sum() / (x - x.flatten(0, -2).mean(0)).square().sum())
+
+
+@pytest.mark.parametrize("chunks", [1, 64])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_tensor_is_its_rows(shape: tuple[int, ...], chunks: int) -> None:
+    rows = rows_of(shape, 2, chunks)
+    assert rows is not None
+    x = torch.randn(shape)
+    columns, out = rows.columns(x), torch.empty(shape)
+    assert columns.shape == (rows.groups, rows.size, rows.count)
+    rows.restore(columns, out)
+    torch.testing.assert_close(out, x)
+    assert float(columns.square().sum()) == pytest.approx(float(x.square().sum()), rel=1e-5)
+
+
+def test_which_rows_shapes_have() -> None:
+    found = {
+        shape: rows_of(shape, 2, 8)
+        for shape in (
+            *((64, 16, 32, 32), (2, 16, 8, 8), (64, 448, 1, 1), (4, 7, 7, 768), (4, 256, 4096)),
+            *((9,), (9, 3), (0, 64)),
+        )
+    }
+    text = {shape: rows and (rows.width, rows.groups, rows.block, rows.rotated) for shape, rows in found.items()}
+    assert text == {
+        (64, 16, 32, 32): (256, 1, 4, False),  # squares of 4 x 4 pixels and 16 channels: 256 axes
+        (2, 16, 8, 8): (256, 16, 4, True),  # of few rows a matrix of 256 axes would be too much to tell
+        (64, 448, 1, 1): (448, 8, 1, False),
+        (4, 7, 7, 768): (768, 4, 0, False),  # channels last
+        (4, 256, 4096): (4096, 8, 0, False),
+        (9,): None,
+        (9, 3): None,
+        (0, 64): None,
+    }
+
+
+@pytest.mark.parametrize("bits", [0.5, 1, 2.5, 8])
+@pytest.mark.parametrize("shape", [(16, 128, 768), (8, 64, 4096), (4, 64, 56, 56), (2, 4, 32)], ids=str)
+def test_learning_takes_a_small_part_and_axes_stay_fresh(shape: tuple[int, ...], bits: float) -> None:
+    rows = rows_of(shape, bits, 4)
+    assert rows is not None
+    every = rows.every(bits, 4)
+    assert rows.size <= MOST_AXES
+    assert rows.learned_bytes / every <= LEARNING_SHARE * 4 * rows.wire_bytes(bits)
+    assert every >= OFTEN
+    assert every <= FRESH or rows.size <= 16
+    per_value = 8 * rows.wire_bytes(bits) / math.prod(shape)
+    assert bits - 8 / rows.width <= per_value <= bits + 16 / rows.width + 8 * bits / rows.count
+
+
+@pytest.mark.parametrize("bits", [0.5, 1, 2, 3.25, 4, 6])
+def test_normal_rows_lose_what_their_variances_say(bits: float) -> None:
+    x, later = correlated((4096, 96)), correlated((4096, 96), seed=9)
+    rows, basis = learned(x, bits)
+    assert int(basis.bits.sum()) == math.floor(bits * 96)
+    variances = torch.arange(1, 97).double() ** -1.4
+    chosen = allocate(variances, math.floor(bits * 96))
+    expected = float((variances * torch.tensor([distortion(int(each)) for each in chosen])).sum() / variances.sum())
+    assert 0.85 * expected < error(round_trip(later, rows, basis, bits), later) < 1.15 * expected
+
+
+def test_two_bits_lose_less_than_those_of_other_codecs() -> None:
+    import thinpipe
+
+    x, later = correlated((4096, 96)), correlated((4096, 96), seed=9)
+    rows, basis = learned(x, 2)
+    ours = error(round_trip(later, rows, basis, 2), later)
+    for spec in ("tile:4", "kmeans:4"):
+        other = thinpipe.codec(spec)
+        assert ours < error(other.decode(other.encode(later), torch.empty_like(later)), later)
+
+
+def test_bits_are_those_of_the_greedy_choice() -> None:
+    variances = torch.rand(37, generator=torch.Generator().manual_seed(0)).double() ** 6
+    for total in (0, 5, 37, 200, 8 * 37):
+        queue = [(-float(v) * (distortion(0) - distortion(1)), i, 0) for i, v in enumerate(variances)]
+        heapq.heapify(queue)
+        expected = [0] * 37
+        for _ in range(total):
+            _, i, has = heapq.heappop(queue)
+            expected[i] = has + 1
+            if has + 1 < 8:
+                gain = float(variances[i]) * (distortion(has + 1) - distortion(has + 2))
+                heapq.heappush(queue, (-gain, i, has + 1))
+        assert allocate(variances, total).tolist() == expected
+    assert int(allocate(torch.zeros(37), 100).sum()) == 100  # nothing varied
+
+
+def test_an_outlier_spoils_its_row_alone_and_not_much() -> None:
+    x = correlated((1024, 64))
+    rows, basis = learned(x, 4)
+    later = correlated((1024, 64), seed=9)
+    usual = error(round_trip(later, rows, basis, 4), later)
+    later[5] += 1000 * torch.randn(64, generator=torch.Generator().manual_seed(0))
+    out = round_trip(later, rows, basis, 4)
+    rest = torch.arange(1024) != 5
+    assert error(out[rest], later[rest]) == pytest.approx(usual, rel=0.05)
+    assert float((out[5] - later[5]).norm() / later[5].norm()) < 0.6
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_stays_so_in_its_row_and_teaches_nothing(bad: float) -> None:
+    x = correlated((512, 64))
+    rows, basis = learned(x, 2)
+    x[7, 3] = bad
+    out = round_trip(x, rows, basis, 2)
+    assert not out[7].isfinite().any()
+    assert out[torch.arange(512) != 7].isfinite().all()
+    learner = Learner({}, rows, 2)
+    for step in (x, correlated((512, 64)), x):
+        learner.add(rows.columns(step))
+        learner.fold()
+    untouched = Learner({}, rows, 2)
+    untouched.kept["origin"] = learner.kept["origin"]
+    for name in ("mean", "weight"):
+        untouched.kept[name] = torch.zeros_like(learner.kept[name])
+    untouched.kept["products"] = torch.zeros_like(learner.kept["products"])
+    untouched.add(rows.columns(correlated((512, 64))))
+    untouched.fold()
+    assert all(torch.equal(untouched.kept[name], each) for name, each in learner.kept.items())
+    assert all(each.isfinite().all() for each in learner.kept.values())
+
+
+@pytest.mark.parametrize("fill", [0.0, -3.0, 1e30, 1e-30])
+def test_tensors_that_do_not_vary_come_back(fill: float) -> None:
+    x = torch.full((256, 64), fill)
+    rows, basis = learned(x, 2)
+    torch.testing.assert_close(round_trip(x, rows, basis, 2), x)
+
+
+def test_a_value_that_was_constant_may_change() -> None:
+    x = correlated((1024, 64))
+    x[:, 9] = 2.0
+    rows, basis = learned(x, 3)
+    later = correlated((1024, 64), seed=9)
+    usual = error(round_trip(later.index_fill(1, torch.tensor([9]), 2.0), rows, basis, 3), later)
+    later[:, 9] = 2.0 + 0.1 * torch.randn(1024, generator=torch.Generator().manual_seed(0))
+    assert error(round_trip(later, rows, basis, 3), later) < 2 * usual + 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats(dtype: torch.dtype) -> None:
+    x = correlated((1024, 64))
+    rows, basis = learned(x, 3)
+    out = round_trip(x.to(dtype), rows, basis, 3)
+    assert out.dtype == dtype
+    assert error(out, x) == pytest.approx(error(round_trip(x, rows, basis, 3), x), rel=0.2)
+
+
+def test_any_bytes_decode_to_something() -> None:
+    draw = torch.Generator().manual_seed(0)
+    for seed in range(20):
+        rows = rows_of((40, 48), 1.5, 8)
+        assert rows is not None
+        told = torch.randint(256, (rows.learned_bytes,), dtype=torch.uint8, generator=draw)
+        wire = torch.randint(256, (rows.wire_bytes(1.5),), dtype=torch.uint8, generator=draw)
+        out = torch.full((40, 48), 7.0)
+        decode(wire, Basis.read(told, rows, 1.5), rows, out)
+        assert not (out == 7.0).any(), seed

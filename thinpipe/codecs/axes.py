@@ -1,0 +1,232 @@
+"""axes:B: rows of values in the directions in which they vary, each direction with as many bits as it deserves.
+
+Here is what both ends of a link do with axes that they have; ``principal`` says where those come from, and
+``thinpipe.pipeline.links.axes`` when they travel.
+
+A tensor is rows of values that vary together: a token's, or those of a square of pixels in all channels. Wide rows fall
+into groups that have axes of their own. With the mean m of all rows, axes V (the columns of a matrix), the deviation s
+of each axis and its number of bits, a row x travels as
+
+    z       V'(x - m) / s
+    gain    the root of the mean of z^2 over axes with bits, at least max |z| / REACH; a bfloat16 for each row
+    codes   of z / gain, axis by axis: the level of a normal distribution (``normal``) that is nearest
+
+and comes back as V(gain * s * level) + m. Bits of all axes sum to the same whatever was learned, B for each value.
+
+The wire has the gains of all rows, then B bit planes for every value of a row: for each axis in turn its lowest bits
+of all rows, the next ones, and so on. A plane has 8 pieces of ceil(rows / 8) rows; bit k of its byte i is of row i of
+piece k. So a plane is written and read by whole bytes, whatever the bits of its neighbours.
+
+NaN or infinity in a row makes its gain NaN, and all of it comes back as NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.base import as_dtype, write_values
+from thinpipe.codecs.normal import MAX_BITS, boundaries, levels
+
+LEAST_BITS = 0.5
+# A row whose largest component is further out, in deviations, is shrunk until that is there. On rows with heavy tails
+# 4.5 had up to 1.3 times the squared error at 4 bits, 2.7 and none at all more than either.
+REACH = 3.5
+LEAST_GAIN = 1e-30  # of a row of nothing but means
+MOST_AXES = 512  # of a group: their matrix is 512 kB, and takes a core 50 ms to find
+LEAST_AXES = 16
+LARGEST_BLOCK = 8  # pixels: the side of the squares of an image
+
+# Learned axes may take this part of a link's bytes. They age: where that would let them travel more rarely than every
+# FRESH steps, rows fall into more groups, with fewer axes each.
+LEARNING_SHARE = 0.05
+FRESH = 24
+OFTEN = 5  # steps; more often gains nothing
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How tensors of a shape are rows, and how these fall into groups."""
+
+    shape: torch.Size
+    groups: int
+    size: int  # axes of a group
+    block: int = 0  # side of the squares of pixels that are a row; 0: a row is the last dimension
+
+    @property
+    def rotated(self) -> bool:
+        """Whether squares go through a Hadamard transform, so that what varies together is in one group."""
+        return self.block > 1 and self.groups > 1
+
+    @property
+    def width(self) -> int:
+        """Values in a row."""
+        return self.shape[1] * self.block**2 if self.block else self.shape[-1]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape) // self.width
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What tensors have in common that can have the same axes."""
+        return self.width, self.groups, self.size, self.block
+
+    def planes(self, bits: float) -> int:
+        """Bits of a row."""
+        return math.floor(bits * self.width)
+
+    def wire_bytes(self, bits: float) -> int:
+        return 2 * self.count + self.planes(bits) * -(-self.count // 8)
+
+    @property
+    def learned_bytes(self) -> int:
+        """Of mean, deviation, axes and bits: see ``Basis``."""
+        return self.groups * self.size * (2 * self.size + 9)
+
+    def every(self, bits: float, chunks: int) -> int:
+        """Steps of so many chunks from one learning to the next."""
+        return max(OFTEN, math.ceil(self.learned_bytes / (LEARNING_SHARE * chunks * self.wire_bytes(bits))))
+
+    def columns(self, x: Tensor) -> Tensor:
+        """A tensor as float32 [groups, size, count], of which each column is a row of it; the last may end in zeros."""
+        if self.block:
+            images, channels, height, width = self.shape
+            side = self.block
+            squares = x.reshape(images, channels, height // side, side, width // side, side).permute(1, 3, 5, 0, 2, 4)
+            values = squares.reshape(channels, side * side, -1).float()
+            if self.rotated:
+                values = (_hadamard(side * side, x.device) @ values).transpose(0, 1)  # its coefficients one by one
+            values = values.reshape(self.width, -1)
+        else:
+            values = x.reshape(-1, self.width).float().T
+        missing = self.groups * self.size - self.width
+        if missing:
+            values = torch.nn.functional.pad(values, (0, 0, 0, missing))
+        return values.unflatten(0, (self.groups, self.size))
+
+    def restore(self, columns: Tensor, out: Tensor) -> None:
+        """The inverse of ``columns``."""
+        values = columns.flatten(0, 1)[: self.width]
+        if not self.block:
+            out.view(-1, self.width).copy_(values.T)
+            return
+        images, channels, height, width = self.shape
+        side = self.block
+        if self.rotated:
+            values = values.view(side * side, channels, -1).transpose(0, 1)
+            values = _hadamard(side * side, out.device) @ values
+        squares = values.reshape(channels, side, side, images, height // side, width // side)
+        out.view(images, channels, height // side, side, width // side, side).copy_(squares.permute(3, 0, 4, 1, 5, 2))
+
+
+def rows_of(shape: Sequence[int], bits: float, chunks: int) -> Rows | None:
+    """The rows of tensors of a shape, so many a step; None where there are none to speak of."""
+    shape = torch.Size(shape)
+    # [N, C, H, W]; but [N, H, W, C], as some models of images have it, where that alone makes images square.
+    is_image = len(shape) == 4 and not shape[1] == shape[2] != shape[3]
+    if len(shape) < 2 or 0 in shape:
+        return None
+    block = 0
+    if is_image:
+        sides = [side for side in (8, 4, 2, 1) if shape[2] % side == shape[3] % side == 0 and side <= LARGEST_BLOCK]
+        block = next((side for side in sides if shape[1] * side * side <= MOST_AXES), 1)
+    width = Rows(shape, 1, 1, block).width
+    if width < LEAST_AXES:
+        return None
+    groups = -(-width // MOST_AXES)
+    while True:
+        chosen = Rows(shape, groups, -(-width // groups), block)
+        if chosen.every(bits, chunks) <= FRESH or chosen.size <= LEAST_AXES:
+            return chosen
+        groups *= 2
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What was learned, as it travels, and what follows from that. All vectors have groups * size entries."""
+
+    bits: Tensor  # uint8
+    starts: Tensor  # int64: the first plane of each axis
+    mean: Tensor  # float32 [groups, values, 1]
+    forth: Tensor  # float32 [groups, axes, values]: from a row to its components, in deviations
+    back: Tensor  # float32 [groups, values, axes]
+    of_planes: tuple[Tensor, Tensor]  # axis and bit of each plane
+
+    @staticmethod
+    def read(learned: Tensor, rows: Rows, bits: float) -> Basis:
+        """From bytes that may be anything: mean and deviations, float32; axes, float16, rows of a matrix; bits."""
+        total = rows.groups * rows.size
+        mean, deviation, axes, each = learned.split([4 * total, 4 * total, 2 * total * rows.size, total])
+        mean, deviation = (as_dtype(part, torch.float32).view(rows.groups, rows.size, 1) for part in (mean, deviation))
+        matrix = as_dtype(axes, torch.float16).view(rows.groups, rows.size, rows.size).float()
+        each = each.clamp(max=MAX_BITS)
+        ends = each.cumsum(0)
+        planes = torch.arange(rows.planes(bits), device=learned.device)
+        axis = torch.searchsorted(ends, planes, right=True).clamp(max=total - 1)
+        starts = ends - each
+        return Basis(
+            bits=each,
+            starts=starts,
+            mean=mean,
+            forth=matrix / deviation,
+            back=(matrix * deviation).mT.contiguous(),
+            of_planes=(axis, (planes - starts[axis]).clamp(0, MAX_BITS - 1).to(torch.uint8)),
+        )
+
+
+def encode(columns: Tensor, basis: Basis, rows: Rows, wire: Tensor) -> None:
+    """Fill a wire from what ``Rows.columns`` made of a tensor."""
+    z = (basis.forth @ (columns - basis.mean)).flatten(0, 1)
+    bits = basis.bits[:, None]
+    sent = torch.where(bits > 0, z, z * 0)  # what is not finite stays so
+    mean_square = sent.square().sum(0) / (basis.bits > 0).sum().clamp(min=1)
+    gain = torch.maximum(mean_square.sqrt(), sent.abs().amax(0) / REACH).clamp(min=LEAST_GAIN)
+    gain = torch.where(gain.isfinite(), gain, torch.nan).to(torch.bfloat16)
+    write_values(wire[: 2 * rows.count], gain, torch.bfloat16)
+    limits = _table(boundaries, torch.inf, wire.device)[basis.bits.int()]
+    codes = torch.searchsorted(limits, sent / gain.float(), right=True, out_int32=True)
+    codes = torch.minimum(codes, (1 << bits.int()) - 1).to(torch.uint8)
+    piece = -(-rows.count // 8)
+    codes = torch.nn.functional.pad(codes, (0, 8 * piece - rows.count))
+    axis, bit = basis.of_planes
+    planes = ((codes[axis] >> bit[:, None]) & 1).view(-1, 8, piece)
+    places = torch.arange(8, dtype=torch.uint8, device=wire.device)[:, None]
+    wire[2 * rows.count :].copy_((planes << places).sum(1, dtype=torch.uint8).view(-1))
+
+
+def decode(wire: Tensor, basis: Basis, rows: Rows, out: Tensor) -> None:
+    """Fill a tensor from its wire, of the right size but with any contents."""
+    piece = -(-rows.count // 8)
+    gain = as_dtype(wire[: 2 * rows.count], torch.bfloat16).float()
+    places = torch.arange(8, dtype=torch.uint8, device=wire.device)[:, None]
+    planes = (wire[2 * rows.count :].view(-1, 1, piece) >> places) & 1
+    axis, bit = basis.of_planes
+    codes = torch.zeros(len(basis.bits), 8 * piece, dtype=torch.uint8, device=wire.device)
+    codes.index_add_(0, axis, planes.flatten(1) << bit[:, None])
+    values = _table(levels, 0.0, wire.device)[basis.bits.int()].gather(1, codes[:, : rows.count].long())
+    z = (values * gain).unflatten(0, (rows.groups, rows.size))
+    rows.restore(torch.baddbmm(basis.mean, basis.back, z), out)
+
+
+@cache
+def _table(of: object, rest: float, device: torch.device) -> Tensor:
+    """Levels or boundaries of a normal distribution for 0 to 8 bits, a row each, filled up."""
+    assert of is levels or of is boundaries
+    most = len(of(MAX_BITS))
+    rows = [[*of(bits), *[rest] * (most - len(of(bits)))] for bits in range(MAX_BITS + 1)]
+    return torch.tensor(rows, dtype=torch.float32, device=device)
+
+
+@cache
+def _hadamard(size: int, device: torch.device) -> Tensor:
+    """The orthonormal one, which is its own inverse."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return (matrix / math.sqrt(size)).to(device)

@@ -1,0 +1,228 @@
+"""axes:B on a link: the sender learns how rows of what it sends vary, and tells the receiver in its messages.
+
+    step                    sender                                       receiver
+    t      begins           (1) starts to learn, from steps before t
+    t + 1  its messages     (2) carry what it has learned, in parts      puts the parts together
+    t + 2  begins           (3) both send and decode with that
+
+Both ends count the training steps and so know for each, before it begins, whether its messages carry something: the
+size of all of them is known. (1) runs in a thread, so that nothing waits for it: finding the axes takes longer than
+everything else here together. Until (3) was once, tensors travel by FIRST.
+
+t is known from shapes: first when there were rows enough, then after 1, 2, 4 ... steps, as in the beginning of a
+training things change quickly, and then every ``Rows.every`` steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.axes import LEAST_BITS, Basis, Rows, decode, encode, rows_of
+from thinpipe.codecs.normal import MAX_BITS
+from thinpipe.codecs.principal import ENOUGH, Learner
+from thinpipe.codecs.spec import codec
+from thinpipe.pipeline.links.encoding import Form, Plain
+from thinpipe.pipeline.links.slot import Slot
+
+FIRST = codec("tile:8")
+
+
+@dataclass(frozen=True)
+class LearnedForm(Form):
+    """Not as they are, and through no codec."""
+
+    @property
+    def raw(self) -> bool:
+        return False
+
+
+def is_due(step: int, rows: Rows, bits: float, chunks: int) -> bool:
+    """(1) Whether learning starts with a step, counted from 0."""
+    since = step - math.ceil(ENOUGH * rows.size / (rows.count * chunks))
+    every = rows.every(bits, chunks)
+    return since >= 0 and (since % every == 0 or (since < every and since & (since - 1) == 0))
+
+
+@dataclass
+class _Learned:
+    """What one end knows of a slot."""
+
+    key: tuple[int, ...]  # of its rows
+    steps: int = 0  # of training
+    known: Tensor | None = None  # what was learned last, as it travelled
+    travelling: Tensor | None = None  # in the step under way, or the last one
+    basis: Basis | None = None  # of ``known``
+
+    def adopt(self) -> None:
+        """(3)"""
+        if self.travelling is not None:
+            self.known, self.travelling, self.basis = self.travelling, None, None
+
+
+class Axes(Plain):
+    """Rows of values in the axes along which those before them varied."""
+
+    def __init__(self, bits: float) -> None:
+        super().__init__(FIRST)
+        if not LEAST_BITS <= bits <= MAX_BITS:
+            raise ValueError(f"{bits:g} bits are not from {LEAST_BITS} to {MAX_BITS}")
+        self.bits = bits
+        self._rows: list[Rows | None] = []
+        self._learned: dict[int, _Learned] = {}
+        self._learners: dict[int, Learner] = {}
+
+    @property
+    def spec(self) -> str:
+        return f"axes:{self.bits:g}"
+
+    def forms(self, slot: Slot, chunks: int = 1) -> tuple[Form, ...]:
+        first, rows = Form.of(slot, FIRST), rows_of(slot.shape, self.bits, chunks)
+        if first.raw or rows is None:
+            return (first,)
+        return first, LearnedForm(None, rows.wire_bytes(self.bits))
+
+    def learned_bytes(self, slot: Slot, chunks: int = 1) -> tuple[int, int]:
+        rows = rows_of(slot.shape, self.bits, chunks)
+        if rows is None or len(self.forms(slot, chunks)) == 1:
+            return 0, 1
+        return chunks * _part(rows, chunks), rows.every(self.bits, chunks)
+
+    def configure(self, slots: Sequence[Slot], chunks: int = 1) -> None:
+        super().configure(slots, chunks)
+        found = zip(slots, self._forms, strict=True)
+        self._rows = [rows_of(slot.shape, self.bits, chunks) if len(forms) > 1 else None for slot, forms in found]
+
+    def most_bytes(self, index: int) -> int:
+        rows = self._rows[index]
+        return super().most_bytes(index) + (0 if rows is None else _part(rows, self.chunks))
+
+    def form(self, chunk: int, index: int) -> Form:
+        form = self._forms[index][-1 if self._basis(index) is not None else 0]
+        return replace(form, wire_bytes=form.wire_bytes + self._carried(index))
+
+    def begin_traffic(self, training: bool) -> None:
+        super().begin_traffic(training)
+        for index, rows in enumerate(self._rows):
+            if index in self._learned:
+                self._learned[index].adopt()
+            if rows is not None and training:
+                self._begin_training(index, rows)
+
+    def _begin_training(self, index: int, rows: Rows) -> None:
+        learned = self._learned.get(index)
+        if learned is None or learned.key != rows.key:  # the first step, or the first one with other shapes
+            learned = self._learned[index] = _Learned(rows.key)
+            self._state.pop(index, None)
+        step, learned.steps = learned.steps, learned.steps + 1
+        if is_due(step - 1, rows, self.bits, self.chunks):
+            size = self.chunks * _part(rows, self.chunks)
+            learned.travelling = torch.zeros(size, dtype=torch.uint8, device=self.route.device)
+            if self.route.sends:
+                learned.travelling[: rows.learned_bytes] = self._learner(index, rows).take().to(self.route.device)
+        if self.route.sends:
+            self._learner(index, rows).fold()
+            if is_due(step, rows, self.bits, self.chunks):
+                self._learner(index, rows).start(rows.count * self.chunks)
+
+    def _learner(self, index: int, rows: Rows) -> Learner:
+        """Of a sender; another one where a state was loaded."""
+        kept, learner = self._state.setdefault(index, {}), self._learners.get(index)
+        if learner is None or learner.kept is not kept:
+            learner = self._learners[index] = Learner(kept, rows, self.bits)
+        return learner
+
+    def encode(self, chunk: int, index: int, tensor: Tensor, wire: Tensor) -> None:
+        rows, basis, end = self._rows[index], self._basis(index), len(wire) - self._carried(index)
+        if rows is None:
+            super().encode(chunk, index, tensor, wire)
+            return
+        columns = rows.columns(tensor.detach())
+        if basis is None:
+            FIRST.encode(tensor, wire[:end])
+        else:
+            encode(columns, basis, rows, wire[:end])
+        if end < len(wire):
+            wire[end:].copy_(self._parts(index)[chunk])
+        if self.training:
+            self._learners[index].add(columns)
+
+    def decode(self, chunk: int, index: int, wire: Tensor, out: Tensor) -> None:
+        rows, basis, end = self._rows[index], self._basis(index), len(wire) - self._carried(index)
+        if rows is None:
+            super().decode(chunk, index, wire, out)
+            return
+        if basis is None:
+            FIRST.decode(wire[:end], out)
+        else:
+            decode(wire[:end], basis, rows, out)
+        if end < len(wire):
+            self._parts(index)[chunk].copy_(wire[end:])
+
+    def _basis(self, index: int) -> Basis | None:
+        """What tensors of a slot travel by in the step under way, if there is something."""
+        rows, learned = self._rows[index], self._learned.get(index)
+        if rows is None or learned is None or learned.known is None or learned.key != rows.key:
+            return None
+        if learned.basis is None:
+            learned.basis = Basis.read(learned.known[: rows.learned_bytes], rows, self.bits)
+        return learned.basis
+
+    def _carried(self, index: int) -> int:
+        """Bytes of what was learned in each message of a slot in the step under way."""
+        learned = self._learned.get(index)
+        if not self.training or learned is None or learned.travelling is None:
+            return 0
+        return len(learned.travelling) // self.chunks
+
+    def _parts(self, index: int) -> Tensor:
+        travelling = self._learned[index].travelling
+        assert travelling is not None
+        return travelling.view(self.chunks, -1)
+
+    def warm_up(self, slot: Slot, chunks: int, device: torch.device) -> None:
+        super().warm_up(slot, chunks, device)
+        rows = rows_of(slot.shape, self.bits, chunks)
+        if rows is None or len(self.forms(slot, chunks)) == 1:
+            return
+        x = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
+        basis = Basis.read(torch.zeros(rows.learned_bytes, dtype=torch.uint8, device=device), rows, self.bits)
+        wire = torch.empty(rows.wire_bytes(self.bits), dtype=torch.uint8, device=device)
+        encode(rows.columns(x), basis, rows, wire)
+        decode(wire, basis, rows, x)
+
+    # What was learned is known to both ends and saved by one; what it is learned from is the sender's.
+
+    def state_dict(self) -> dict[str, Tensor]:
+        for learner in self._learners.values():
+            learner.settle()
+        return super().state_dict()
+
+    def shared_state_dict(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {}
+        for index, learned in self._learned.items():
+            learned.adopt()
+            state |= {f"{index}.rows": torch.tensor(learned.key), f"{index}.steps": torch.tensor(learned.steps)}
+            if learned.known is not None:
+                state[f"{index}.known"] = learned.known
+        return state
+
+    def load_shared_state_dict(self, state: dict[str, Tensor]) -> None:
+        before, self._learned = self._learned, {}
+        for index in {int(key.partition(".")[0]) for key in state}:
+            learned = _Learned(tuple(state[f"{index}.rows"].tolist()), int(state[f"{index}.steps"]))
+            known = state.get(f"{index}.known")
+            if known is not None:
+                learned.known = known.to(self.route.device)
+                if index in before and before[index].known is learned.known:
+                    learned.basis = before[index].basis  # as an evaluation finds it, batch after batch
+            self._learned[index] = learned
+
+
+def _part(rows: Rows, chunks: int) -> int:
+    """What each message of a step carries of what was learned; the last one may end in zeros."""
+    return -(-rows.learned_bytes // chunks)
