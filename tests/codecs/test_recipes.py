@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import thinpipe
-from thinpipe.codecs.recipes import RECIPES, directions, recipe_of
+from thinpipe.codecs.recipes import RECIPES, codecs_of, directions, recipe_of
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -38,6 +38,14 @@ def test_any_other_spec_is_both() -> None:
     assert directions("sort:8") == ("sort:8", "sort:8")
     assert recipe_of("sort:8", "sort:8") is None
     assert recipe_of("delta(tile:8)", "tile:8+zero") is None
+
+
+def test_a_recipe_may_hold_what_needs_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECIPES, "2bit", ("axes:2", "tile:2/64"))
+    assert directions("2bit") == ("axes:2", "tile:2/64")
+    assert recipe_of("axes:2", "tile:2/64") == "2bit"
+    assert codecs_of("2bit") == [thinpipe.codec("tile:2/64")]  # for who has no link
+    assert codecs_of("tile:4") == [thinpipe.codec("tile:4")]
 
 
 def test_what_is_neither_names_what_there_is() -> None:

@@ -19,10 +19,10 @@ from thinpipe.workloads.tasks import task
 TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 60
 
 
-def train_here(group: dist.ProcessGroup, folder: Path) -> Ears:
+def train_here(group: dist.ProcessGroup, folder: Path, given: dict[str, Any] | None = None) -> Ears:
     options = {"model": str(folder / "model"), "data": str(folder / "text.txt"), "tokens": 16, "samples": 32}
     small = {"batch_size": 8, "chunks": 2, "lr": 0.01, "compress": "none"}
-    return run_toy(group, task("lm"), Running(save=folder / "run"), **options, **small)
+    return run_toy(group, task("lm"), Running(save=folder / "run"), **options | small | (given or {}))
 
 
 def assess_here(
@@ -49,6 +49,17 @@ def test_of_a_run(pool: Pool, tmp_path: Path) -> None:
     seen = assess_here(None, tmp_path, {"parallel": "none"}, "train")
     assert seen.samples == 32
     assert seen.found.loss != alone.found.loss
+
+
+def test_with_the_axes_that_links_had_learned(pool: Pool, tmp_path: Path) -> None:
+    write_language_model(tmp_path / "model", TEXT)
+    (tmp_path / "text.txt").write_text(TEXT)
+    end = pool.run(train_here, 2, tmp_path, {"compress": None, "compress_forward": "axes:2", "epochs": 2})[0].end
+    again = pool.run(assess_here, 2, tmp_path, {})[0]
+    assert again.found.loss == end.validation_loss
+    exact = pool.run(assess_here, 2, tmp_path, {"compress": "none"})[0]
+    assert exact.found.loss != again.found.loss
+    assert again.wire_bytes < 0.2 * exact.wire_bytes
 
 
 def test_a_folder_without_checkpoints(tmp_path: Path) -> None:

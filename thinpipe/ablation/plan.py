@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from thinpipe.codecs.recipes import RECIPES, directions, recipe_of
-from thinpipe.codecs.spec import codec, split_specs
+from thinpipe.codecs.spec import split_specs
 from thinpipe.measure.readable import read_toml
 from thinpipe.options import Option, OptionError, flag, options_of
 from thinpipe.pipeline.links.spec import encoding
@@ -264,7 +264,7 @@ def _specs(text: Any) -> list[str]:
     if "(" in text:  # a comma in brackets is not one between specs
         return [encoding(spec).spec for spec in split_specs(text)]
     name, colon, arguments = text.partition(":")
-    return [codec(f"{name}{colon}{argument.strip()}").spec for argument in arguments.split(",")]
+    return [encoding(f"{name}{colon}{argument.strip()}").spec for argument in arguments.split(",")]
 
 
 def in_full(text: str) -> str:

@@ -12,8 +12,8 @@ from thinpipe.bench.codecs.bitsandbytes import NAMES as OUTSIDE_NAMES
 from thinpipe.bench.codecs.bitsandbytes import outside_codec
 from thinpipe.codecs import Codec
 from thinpipe.codecs.base import KernelCodec
-from thinpipe.codecs.recipes import directions
-from thinpipe.codecs.spec import codec, split_specs
+from thinpipe.codecs.recipes import codecs_of
+from thinpipe.codecs.spec import split_specs
 from thinpipe.options import OptionError, Rule, between, option
 from thinpipe.workers.network import parse_links
 
@@ -71,7 +71,7 @@ def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
         if outside and spec in OUTSIDE_NAMES:
             chosen[outside_codec(spec)] = None
         else:
-            chosen |= dict.fromkeys(map(codec, directions(spec)))
+            chosen |= dict.fromkeys(codecs_of(spec))
     if not chosen:
         raise OptionError("{compress} takes specs and recipes separated by commas, as in 8bit,sort:8; got none")
     return list(chosen)

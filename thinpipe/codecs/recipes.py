@@ -7,7 +7,8 @@ bits want their four levels where the values are.
 
 from __future__ import annotations
 
-from thinpipe.codecs.spec import codec
+from thinpipe.codecs.base import Codec
+from thinpipe.codecs.spec import codec, needs_link
 
 RECIPES: dict[str, tuple[str, str]] = {  # of activations, of gradients
     "8bit": ("tile:8", "tile:8+zero"),
@@ -27,8 +28,15 @@ def directions(text: str) -> tuple[str, str]:
 
 def recipe_of(forward: str, backward: str) -> str | None:
     """The name of the recipe that two specs are; None if they are none."""
-    try:
-        pair = codec(forward), codec(backward)
-    except ValueError:  # delta(...) is no codec, and in no recipe
-        return None
-    return next((name for name, specs in RECIPES.items() if tuple(map(codec, specs)) == pair), None)
+    pair = _in_full(forward), _in_full(backward)
+    return next((name for name, specs in RECIPES.items() if tuple(map(_in_full, specs)) == pair), None)
+
+
+def codecs_of(text: str) -> list[Codec]:
+    """The codec that a spec names, or those of a recipe's two that need no link."""
+    is_recipe = text.strip() in RECIPES
+    return [codec(spec) for spec in dict.fromkeys(directions(text)) if not (is_recipe and needs_link(spec))]
+
+
+def _in_full(spec: str) -> str:
+    return spec.strip() if needs_link(spec) else codec(spec).spec

@@ -144,7 +144,7 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
             f"{re.split('[,)]', spec.strip().removeprefix('delta('))[0].strip()} or another codec"
         )
     name, _, argument = spec.strip().partition(":")
-    if name == "axes":
+    if needs_link(spec):
         raise ValueError(
             f"{spec.strip()} learns from what a link carries and tells its other end: it is for the activations of a "
             "pipeline, PipelineStage(forward=...) or the forward codec of thinpipe train; here take gauss:2 or another "
@@ -161,6 +161,11 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
             f"There are: {_usages()}"
         ) from None
     return replace(parsed, kernels=kernels) if isinstance(parsed, KernelCodec) else parsed
+
+
+def needs_link(spec: str) -> bool:
+    """Whether a spec names no codec, but a way to send activations over a link that remembers."""
+    return spec.strip().startswith(("axes:", "delta("))
 
 
 def split_specs(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from thinpipe.codecs.recipes import directions
-from thinpipe.codecs.spec import codec
+from thinpipe.codecs.spec import codec, needs_link
 from thinpipe.models.pretrained import PretrainedModel
 from thinpipe.options import OptionError, above, between, check, like, option
 from thinpipe.training.settings import PANELS as TRAINING_PANELS
@@ -27,12 +27,13 @@ PANELS = WHAT, CHOICE, WHERE, LINKS, OUT, MACHINES  # of the help, in this order
 
 def _activations(text: str) -> str:
     """The codec of activations, which alone travel."""
-    if text.strip().startswith("delta("):
+    spec = directions(text)[0]
+    if needs_link(spec):
         raise OptionError(
-            f"delta(...) sends what changed of samples that are seen again and again, and texts are generated once: "
-            f"give {{compress}} a codec, as in 8bit; got {text}"
+            f"{spec} learns from what is sent again and again, and texts are generated once: give {{compress}} a "
+            f"codec, as in 8bit; got {text}"
         )
-    return codec(directions(text)[0]).spec
+    return codec(spec).spec
 
 
 @dataclass(frozen=True, kw_only=True)

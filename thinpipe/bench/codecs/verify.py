@@ -14,7 +14,7 @@ from thinpipe.bench.codecs.synthetic import Case
 from thinpipe.codecs import codec
 from thinpipe.codecs.base import as_dtype
 from thinpipe.codecs.buckets import Buckets
-from thinpipe.codecs.recipes import RECIPES
+from thinpipe.codecs.recipes import RECIPES, codecs_of
 from thinpipe.codecs.tile import Tile
 from thinpipe.measure.record import Check
 
@@ -158,12 +158,12 @@ def _wire_ratios(cases: Sequence[Case]) -> Iterator[Check]:
                 worst.add(100 * abs(ratio / (bits / 32) - 1), f"{family}:{bits} on {case.shape_text}")
         if cases:
             yield worst.check(f"{bits} bits, from 1 MB on: wire, off {bits / 32:g}", 1, "%")
-    for recipe, specs in RECIPES.items():
+    for recipe in RECIPES:
         worst = _Worst()
         for case in cases:
-            for spec in specs:
-                sent = codec(spec).wire_bytes(case.shape, torch.float32)
-                worst.add(8 * sent / case.count, f"{spec} on {case.shape_text}")
+            for used in codecs_of(recipe):
+                sent = used.wire_bytes(case.shape, torch.float32)
+                worst.add(8 * sent / case.count, f"{used.spec} on {case.shape_text}")
         if cases:
             most = int(recipe.removesuffix("bit")) + RECIPE_BITS_MORE
             yield worst.check(f"{recipe}, from 1 MB on: sent for a value", most, " bits")

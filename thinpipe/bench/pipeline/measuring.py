@@ -13,7 +13,6 @@ from thinpipe.bench.models import build_cuttable, build_named
 from thinpipe.bench.pipeline.rows import Measured, make_row
 from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.bench.pipeline.torch_stage import TorchStageEngine
-from thinpipe.codecs import codec
 from thinpipe.codecs.recipes import directions
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
@@ -25,8 +24,9 @@ from thinpipe.engines.world import World, join_world
 from thinpipe.measure.meter import peak_extra_bytes, time_calls
 from thinpipe.measure.record import Row
 from thinpipe.pipeline.balance import UnitCost, measure_units
+from thinpipe.pipeline.links.slot import Slot
+from thinpipe.pipeline.links.spec import encoding
 from thinpipe.pipeline.units import units_of
-from thinpipe.pipeline.warm import warm_codec
 from thinpipe.workers.launch import run_workers
 from thinpipe.workers.network import thin_network
 from thinpipe.workloads.task import Batch
@@ -179,4 +179,4 @@ def _alone_ms(engine: Engine, batch: Batch) -> float:
 def _warm_codecs(run: Run, device: torch.device) -> None:
     """Compile what codecs compile: that takes memory once, which is not a step's."""
     for spec in () if run.compress is None else set(directions(run.compress)):
-        warm_codec(codec(spec), (64, 1024), torch.float32, device)
+        encoding(spec).warm_up(Slot(torch.Size((64, 1024)), torch.float32), run.chunks or 1, device)

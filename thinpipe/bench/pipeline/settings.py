@@ -12,9 +12,10 @@ from thinpipe.bench.inputs import COUNT, MOST_REPEATS, WHAT, find_device, shared
 from thinpipe.bench.models import CUTTABLE, Shapes, check_named, least_bytes
 from thinpipe.codecs import Codec
 from thinpipe.codecs.recipes import RECIPES, directions
-from thinpipe.codecs.spec import codec, split_specs
+from thinpipe.codecs.spec import split_specs
 from thinpipe.measure.memory import check_fits
 from thinpipe.options import OptionError, Rule, check, option, pair
+from thinpipe.pipeline.links.spec import check_directions, encoding
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.workers.network import check_launch
@@ -200,7 +201,9 @@ class Settings:
                     f"{text} sends what changed of a sample since the last epoch, and here all steps have one batch: "
                     "measure it with thinpipe train, or take another codec"
                 )
-            yield from map(codec, directions(text))
+            check_directions(*directions(text))
+            for spec in directions(text):
+                yield from encoding(spec).codecs
 
     def _senders(self) -> Iterator[tuple[str, Literal["torch"] | None]]:
         """What tensors travel through: torch's stage sends them as they are, ours through every codec."""
@@ -208,7 +211,7 @@ class Settings:
             yield "none", "torch"
         if "thinpipe" in self.stages:
             for text in self.compress:
-                yield text if text in RECIPES else codec(text).spec, None
+                yield text if text in RECIPES else encoding(text).spec, None
 
     def launches(self) -> Iterator[tuple[int, float | None, list[Run]]]:
         """How many workers, the links between them, and what they run one after the other."""

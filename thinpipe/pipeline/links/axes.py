@@ -52,7 +52,7 @@ def is_due(step: int, rows: Rows, bits: float, chunks: int) -> bool:
 class _Learned:
     """What one end knows of a slot."""
 
-    key: tuple[int, ...]  # of its rows
+    key: tuple[int, ...]  # of its rows, and their bits
     steps: int = 0  # of training
     known: Tensor | None = None  # what was learned last, as it travelled
     travelling: Tensor | None = None  # in the step under way, or the last one
@@ -115,8 +115,8 @@ class Axes(Plain):
 
     def _begin_training(self, index: int, rows: Rows) -> None:
         learned = self._learned.get(index)
-        if learned is None or learned.key != rows.key:  # the first step, or the first one with other shapes
-            learned = self._learned[index] = _Learned(rows.key)
+        if learned is None or learned.key != self._key(rows):  # the first step, or the first one with other shapes
+            learned = self._learned[index] = _Learned(self._key(rows))
             self._state.pop(index, None)
         step, learned.steps = learned.steps, learned.steps + 1
         if is_due(step - 1, rows, self.bits, self.chunks):
@@ -166,11 +166,14 @@ class Axes(Plain):
     def _basis(self, index: int) -> Basis | None:
         """What tensors of a slot travel by in the step under way, if there is something."""
         rows, learned = self._rows[index], self._learned.get(index)
-        if rows is None or learned is None or learned.known is None or learned.key != rows.key:
+        if rows is None or learned is None or learned.known is None or learned.key != self._key(rows):
             return None
         if learned.basis is None:
             learned.basis = Basis.read(learned.known[: rows.learned_bytes], rows, self.bits)
         return learned.basis
+
+    def _key(self, rows: Rows) -> tuple[int, ...]:
+        return *rows.key, rows.planes(self.bits)
 
     def _carried(self, index: int) -> int:
         """Bytes of what was learned in each message of a slot in the step under way."""

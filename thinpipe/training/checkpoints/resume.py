@@ -22,6 +22,7 @@ from torch import Tensor
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.world import World
 from thinpipe.options import OptionError, named
+from thinpipe.pipeline.links.spec import encoding
 from thinpipe.training.checkpoints.fingerprint import difference
 from thinpipe.training.checkpoints.folder import all_damaged, candidates, is_complete, load, newest_whole
 from thinpipe.training.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
@@ -94,7 +95,7 @@ def resume(
 
 
 def load_newest(run: Path, engine: Engine) -> None:
-    """The model's tensors of the newest checkpoint that is whole, as the client sees it."""
+    """The model's tensors of the newest checkpoint that is whole, as the client sees it, and what links learned."""
     world, frozen = engine.world, frozen_hash(engine)
 
     def newest() -> str | None:
@@ -106,8 +107,19 @@ def load_newest(run: Path, engine: Engine) -> None:
 
     name = world.gather(world.together(newest))[0]
     path = run if is_complete(run) else run / name
-    state = world.together(lambda: load(path, lambda key: key.startswith("model/") and belongs_here(engine, key)))
+    manifest = world.together(lambda: manifest_of(read_facts(path), path))
+    cuts = Cuts(manifest.first_units, first_units(engine))
+    # Copies of samples are of no use to others.
+    kinds = ("model/",) if encoding(manifest.settings.compress_forward).needs_samples else ("model/", "link/")
+
+    def is_wanted(key: str) -> bool:
+        return key.startswith(kinds) and belongs_here(engine, cuts.moved(key))
+
+    state = world.together(lambda: load(path, is_wanted))
     world.together(lambda: load_model_state(engine, state))
+    remembered = {cuts.moved(key): value for key, value in state.items() if key.startswith("link/")}
+    if remembered:
+        engine.recall(remembered)
 
 
 def _offers(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
