@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from thinpipe.codecs import axes as wires
 from thinpipe.codecs.axes import FRESH, LEARNING_SHARE, MOST_AXES, OFTEN, Basis, Rows, decode, encode, rows_of
-from thinpipe.codecs.normal import distortion
-from thinpipe.codecs.principal import Learner, allocate, learn
+from thinpipe.codecs.kernels import Kernels, reference, select
+from thinpipe.codecs.normal import boundaries, distortion, levels
+from thinpipe.codecs.principal import Learner, allocate
 
 SHAPES = [(2048, 96), (16, 128, 64), (8, 16, 32, 32), (8, 3, 16, 16), (4, 7, 7, 64), (8, 40, 5, 3), (64, 1009)]
 
@@ -32,9 +34,9 @@ def learned(x: Tensor, bits: float, chunks: int = 8) -> tuple[Rows, Basis]:
     assert rows is not None
     learner = Learner({}, rows, bits)
     learner.add(rows.columns(x))
-    learner.start(rows.count)  # the step has not ended
-    learner.settle()
-    told = learn(dict(learner.kept), rows, bits, rows.count)
+    learner.fold()
+    learner.start()
+    told = learner.take()
     assert len(told) == rows.learned_bytes
     return rows, Basis.read(told, rows, bits)
 
@@ -209,3 +211,43 @@ def test_any_bytes_decode_to_something() -> None:
         out = torch.full((40, 48), 7.0)
         decode(wire, Basis.read(told, rows, 1.5), rows, out)
         assert not (out == 7.0).any(), seed
+
+
+def kernels_of(machine: str) -> tuple[Kernels, torch.device]:
+    """On a GPU where there is one, else in Triton's interpreter."""
+    if machine == "cpu":
+        return select("auto", torch.device("cpu")), torch.device("cpu")
+    pytest.importorskip("triton")
+    from thinpipe.codecs.kernels import cuda
+
+    return cuda, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN in the interpreter
+@pytest.mark.parametrize("machine", ["cpu", "cuda"])
+@pytest.mark.parametrize("rows", [1, 9, 700, 1500])
+def test_kernels_do_what_the_reference_does(machine: str, rows: int) -> None:
+    kernels, device = kernels_of(machine)
+    draw = torch.Generator().manual_seed(rows)
+    bits = torch.tensor([3, 0, 8, 1, 5, 2, 0, 4, 7, 6], dtype=torch.uint8)
+    starts, count, piece = bits.cumsum(0) - bits, int(bits.sum()), -(-rows // 8)
+    z = torch.randn(len(bits), rows, generator=draw)
+    z[2, 0], z[4, rows // 2], z[5, -1] = math.nan, math.inf, float(torch.tensor(boundaries(2))[1])
+    gains = (torch.rand(rows, generator=draw) + 0.1).bfloat16().float()
+    limits, values = (
+        wires._table(of, rest, torch.device("cpu")) for of, rest in ((boundaries, math.inf), (levels, 0.0))
+    )
+    planes, ours = torch.full((2, count, piece), 0xAA, dtype=torch.uint8)
+    reference.encode_axes(z, gains, bits, starts, limits, planes)
+    there = [each.to(device) for each in (z, gains, bits, starts, limits, ours)]
+    kernels.encode_axes(*there)
+    mine = there[-1].cpu()
+    damaged = planes.clone()
+    damaged[starts[2] : starts[2] + 8] = mine[starts[2] : starts[2] + 8]  # of NaN codes may be anything
+    assert torch.equal(damaged, mine)
+    for wire, widths in ((planes, bits), (planes[: count - 9], bits)):  # the other says more bits than there are
+        back, found = torch.full((2, len(bits), rows), 12345.0)
+        reference.decode_axes(wire, gains, widths, starts, values, back)
+        there = [each.to(device) for each in (wire, gains, widths, starts, values, found)]
+        kernels.decode_axes(*there)
+        assert torch.equal(back, there[-1].cpu())

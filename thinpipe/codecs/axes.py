@@ -17,7 +17,7 @@ The wire has the gains of all rows, then B bit planes for every value of a row: 
 of all rows, the next ones, and so on. A plane has 8 pieces of ceil(rows / 8) rows; bit k of its byte i is of row i of
 piece k. So a plane is written and read by whole bytes, whatever the bits of its neighbours.
 
-NaN or infinity in a row makes its gain NaN, and all of it comes back as NaN.
+NaN or infinity in a row is in its gain, and nothing of it comes back finite.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import as_dtype, write_values
+from thinpipe.codecs.kernels import Kernels, select
 from thinpipe.codecs.normal import MAX_BITS, boundaries, levels
 
 LEAST_BITS = 0.5
@@ -153,10 +154,10 @@ class Basis:
 
     bits: Tensor  # uint8
     starts: Tensor  # int64: the first plane of each axis
+    share: Tensor  # the root of 1 / axes with bits
     mean: Tensor  # float32 [groups, values, 1]
     forth: Tensor  # float32 [groups, axes, values]: from a row to its components, in deviations
     back: Tensor  # float32 [groups, values, axes]
-    of_planes: tuple[Tensor, Tensor]  # axis and bit of each plane
 
     @staticmethod
     def read(learned: Tensor, rows: Rows, bits: float) -> Basis:
@@ -166,52 +167,42 @@ class Basis:
         mean, deviation = (as_dtype(part, torch.float32).view(rows.groups, rows.size, 1) for part in (mean, deviation))
         matrix = as_dtype(axes, torch.float16).view(rows.groups, rows.size, rows.size).float()
         each = each.clamp(max=MAX_BITS)
-        ends = each.cumsum(0)
-        planes = torch.arange(rows.planes(bits), device=learned.device)
-        axis = torch.searchsorted(ends, planes, right=True).clamp(max=total - 1)
-        starts = ends - each
+        has_bits = (each > 0).view(rows.groups, rows.size, 1)
         return Basis(
             bits=each,
-            starts=starts,
+            starts=each.cumsum(0) - each,
+            share=has_bits.sum().clamp(min=1).rsqrt(),
             mean=mean,
-            forth=matrix / deviation,
+            forth=torch.where(has_bits, matrix / deviation, 0.0),
             back=(matrix * deviation).mT.contiguous(),
-            of_planes=(axis, (planes - starts[axis]).clamp(0, MAX_BITS - 1).to(torch.uint8)),
         )
 
 
-def encode(columns: Tensor, basis: Basis, rows: Rows, wire: Tensor) -> None:
+def encode(columns: Tensor, basis: Basis, rows: Rows, wire: Tensor, kernels: str | Kernels = "auto") -> None:
     """Fill a wire from what ``Rows.columns`` made of a tensor."""
     z = (basis.forth @ (columns - basis.mean)).flatten(0, 1)
-    bits = basis.bits[:, None]
-    sent = torch.where(bits > 0, z, z * 0)  # what is not finite stays so
-    mean_square = sent.square().sum(0) / (basis.bits > 0).sum().clamp(min=1)
-    gain = torch.maximum(mean_square.sqrt(), sent.abs().amax(0) / REACH).clamp(min=LEAST_GAIN)
-    gain = torch.where(gain.isfinite(), gain, torch.nan).to(torch.bfloat16)
-    write_values(wire[: 2 * rows.count], gain, torch.bfloat16)
-    limits = _table(boundaries, torch.inf, wire.device)[basis.bits.int()]
-    codes = torch.searchsorted(limits, sent / gain.float(), right=True, out_int32=True)
-    codes = torch.minimum(codes, (1 << bits.int()) - 1).to(torch.uint8)
-    piece = -(-rows.count // 8)
-    codes = torch.nn.functional.pad(codes, (0, 8 * piece - rows.count))
-    axis, bit = basis.of_planes
-    planes = ((codes[axis] >> bit[:, None]) & 1).view(-1, 8, piece)
-    places = torch.arange(8, dtype=torch.uint8, device=wire.device)[:, None]
-    wire[2 * rows.count :].copy_((planes << places).sum(1, dtype=torch.uint8).view(-1))
+    root_mean_square = torch.linalg.vector_norm(z, dim=0) * basis.share
+    largest = torch.linalg.vector_norm(z, math.inf, dim=0)
+    gains = torch.maximum(root_mean_square, largest / REACH).clamp(min=LEAST_GAIN).to(torch.bfloat16)
+    end = 2 * rows.count
+    write_values(wire[:end], gains, torch.bfloat16)
+    planes = wire[end:].view(-1, -(-rows.count // 8))
+    limits = _table(boundaries, torch.inf, wire.device)
+    _kernels(kernels, wire).encode_axes(z, gains.float(), basis.bits, basis.starts, limits, planes)
 
 
-def decode(wire: Tensor, basis: Basis, rows: Rows, out: Tensor) -> None:
+def decode(wire: Tensor, basis: Basis, rows: Rows, out: Tensor, kernels: str | Kernels = "auto") -> None:
     """Fill a tensor from its wire, of the right size but with any contents."""
-    piece = -(-rows.count // 8)
-    gain = as_dtype(wire[: 2 * rows.count], torch.bfloat16).float()
-    places = torch.arange(8, dtype=torch.uint8, device=wire.device)[:, None]
-    planes = (wire[2 * rows.count :].view(-1, 1, piece) >> places) & 1
-    axis, bit = basis.of_planes
-    codes = torch.zeros(len(basis.bits), 8 * piece, dtype=torch.uint8, device=wire.device)
-    codes.index_add_(0, axis, planes.flatten(1) << bit[:, None])
-    values = _table(levels, 0.0, wire.device)[basis.bits.int()].gather(1, codes[:, : rows.count].long())
-    z = (values * gain).unflatten(0, (rows.groups, rows.size))
+    end = 2 * rows.count
+    gains, planes = as_dtype(wire[:end], torch.bfloat16).float(), wire[end:].view(-1, -(-rows.count // 8))
+    z = torch.empty(rows.groups, rows.size, rows.count, device=wire.device)
+    values = _table(levels, 0.0, wire.device)
+    _kernels(kernels, wire).decode_axes(planes, gains, basis.bits, basis.starts, values, z.flatten(0, 1))
     rows.restore(torch.baddbmm(basis.mean, basis.back, z), out)
+
+
+def _kernels(chosen: str | Kernels, wire: Tensor) -> Kernels:
+    return select(chosen, wire.device) if isinstance(chosen, str) else chosen
 
 
 @cache

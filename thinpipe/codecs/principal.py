@@ -17,14 +17,18 @@ from thinpipe.codecs.base import as_bytes
 from thinpipe.codecs.normal import MAX_BITS, distortion
 
 RATE = 0.1  # of a step among all
+LEAST_DEVIATION = 1e-12  # of what never changed
 ENOUGH = 4  # rows for each axis before there is a first basis
+PLENTY = 8  # rows for each axis in a step: more of them say nothing new
 
 
 class Learner:
     """The moments of what one link sends, in a mapping that the link saves, and what is learned from them."""
 
-    def __init__(self, kept: MutableMapping[str, Tensor], rows: Rows, bits: float) -> None:
-        self.kept, self.rows, self.bits = kept, rows, bits
+    def __init__(self, kept: MutableMapping[str, Tensor], rows: Rows, bits: float, chunks: int = 1) -> None:
+        self.kept, self.rows, self.bits, self.chunks = kept, rows, bits, chunks
+        self._stride = max(1, rows.count * chunks // (PLENTY * rows.size))
+        self._step_rows = -(-rows.count // self._stride) * chunks
         self._seen = 0  # rows of the step under way
         self._sum, self._products = torch.empty(0), torch.empty(0)
         self._thread: ThreadPoolExecutor | None = None
@@ -38,7 +42,7 @@ class Learner:
             self.kept["mean"] = torch.zeros_like(self.kept["origin"])
             self.kept["products"] = torch.zeros_like(columns[:, :, :1]) @ torch.zeros_like(columns[:, :, :1]).mT
             self.kept["weight"] = torch.zeros((), device=columns.device)
-        columns = columns - self.kept["origin"]
+        columns = columns[:, :, :: self._stride] - self.kept["origin"]
         total, products = columns.sum(2, keepdim=True), columns @ columns.mT
         if self._seen:
             total, products = self._sum + total, self._products + products
@@ -56,19 +60,20 @@ class Learner:
             kept[name] = torch.where(finite, kept[name] + RATE * (new - kept[name]), kept[name])
         self._seen = 0
 
-    def start(self, step_rows: int) -> None:
-        """Learn from all steps that have ended, so many rows each, in a thread."""
+    def start(self) -> None:
+        """Learn from all steps that have ended, in a thread."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="thinpipe-axes")
         moments, device = dict(self.kept), self.kept["weight"].device
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
         def work() -> Tensor:
-            if ready is None:
-                return learn(moments, self.rows, self.bits, step_rows)
-            with torch.cuda.stream(torch.cuda.Stream(device)):  # not behind what the worker has queued since then
-                torch.cuda.current_stream(device).wait_event(ready)
-                return learn({name: each.cpu() for name, each in moments.items()}, self.rows, self.bits, step_rows)
+            here = moments
+            if ready is not None:
+                with torch.cuda.stream(torch.cuda.Stream(device)):  # not behind what the worker has queued since then
+                    torch.cuda.current_stream(device).wait_event(ready)
+                    here = {name: each.cpu() for name, each in moments.items()}
+            return learn(here, self.rows, self.bits, self._step_rows)
 
         self._future = self._thread.submit(work)
 
@@ -93,8 +98,8 @@ def learn(moments: dict[str, Tensor], rows: Rows, bits: float, step_rows: int) -
     variances, axes = torch.linalg.eigh(covariance)
     mean += moments["origin"].double()
     # No deviation is less than what float32 makes of the mean, so that no component overflows.
-    least = float(mean.abs().max()) * torch.finfo(torch.float32).eps
-    variances = variances.view(-1).clamp(min=max(least * least, torch.finfo(torch.float32).tiny))
+    least = max(LEAST_DEVIATION, float(mean.abs().max()) * torch.finfo(torch.float32).eps)
+    variances = variances.view(-1).clamp(min=least * least)
     parts = (
         mean.float(),
         variances.sqrt().float(),

@@ -38,6 +38,14 @@ class Kernels(Protocol):
 
     def decode_topk(self, wire: Tensor, out: Tensor, kept: int, /) -> None: ...
 
+    def encode_axes(
+        self, z: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, limits: Tensor, planes: Tensor, /
+    ) -> None: ...
+
+    def decode_axes(
+        self, planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, levels: Tensor, z: Tensor, /
+    ) -> None: ...
+
 
 def select(name: str, device: torch.device) -> Kernels:
     """The kernels that run on a device, or the plain torch ones for ``"reference"``.

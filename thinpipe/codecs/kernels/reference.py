@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from thinpipe.codecs.kernels.axes import decode_axes as decode_axes
+from thinpipe.codecs.kernels.axes import encode_axes as encode_axes
 from thinpipe.codecs.layout import (
     BFLOAT16_MAX,
     BLOCK,

@@ -127,13 +127,15 @@ class Axes(Plain):
         if self.route.sends:
             self._learner(index, rows).fold()
             if is_due(step, rows, self.bits, self.chunks):
-                self._learner(index, rows).start(rows.count * self.chunks)
+                self._learner(index, rows).start()
 
     def _learner(self, index: int, rows: Rows) -> Learner:
-        """Of a sender; another one where a state was loaded."""
+        """Of a sender; another one where a state was loaded, or chunks have another size."""
         kept, learner = self._state.setdefault(index, {}), self._learners.get(index)
-        if learner is None or learner.kept is not kept:
-            learner = self._learners[index] = Learner(kept, rows, self.bits)
+        if learner is None or learner.kept is not kept or learner.rows != rows or learner.chunks != self.chunks:
+            if learner is not None:
+                learner.settle()
+            learner = self._learners[index] = Learner(kept, rows, self.bits, self.chunks)
         return learner
 
     def encode(self, chunk: int, index: int, tensor: Tensor, wire: Tensor) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of
+from thinpipe.codecs.kernels.cpu.loops.axes import decode_planes, encode_planes
 from thinpipe.codecs.kernels.cpu.loops.codes import encode_buckets, encode_codebook
 from thinpipe.codecs.kernels.cpu.loops.largest import (
     count_bits,
@@ -169,6 +172,19 @@ def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
         lambda first, last, place: place_by_mask(rest, first, last, values, place, target),
         [(*part, place) for part, place in zip(parts, before, strict=False)],
     )
+
+
+def encode_axes(z: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, limits: Tensor, planes: Tensor) -> None:
+    _in_axes(encode_planes, z.shape, z, gains, bits, starts, limits, planes)
+
+
+def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, levels: Tensor, z: Tensor) -> None:
+    _in_axes(decode_planes, z.shape, planes, gains, bits, starts, levels, z)
+
+
+def _in_axes(loop: Callable[..., None], shape: torch.Size, *tensors: Tensor) -> None:
+    arrays = [each.numpy() for each in tensors]
+    parallel(loop, [(*arrays, *part) for part in split(shape[0], max(1, GRAIN // shape[1]))])
 
 
 def _array(x: Tensor) -> np.ndarray:

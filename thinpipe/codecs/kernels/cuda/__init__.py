@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.cuda import codebook, codes, largest, places, tiles
+from thinpipe.codecs.kernels.cuda import axes, codebook, codes, largest, places, tiles
 from thinpipe.codecs.kernels.cuda.launch import Launch, launch
 from thinpipe.codecs.kernels.cuda.order import COOPERATIVE, extent, order_statistics, programs_on
 from thinpipe.codecs.layout import BLOCK, header_bytes, positions_are_bits
@@ -74,6 +74,20 @@ def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero
         launch(Launch(tiles.decode_tile_kernel, n // span, (wire, out, -(-n // tile)), constants, ONE_WARP))
     if n % span:
         launch(Launch(tiles.decode_rest_kernel, 1, (wire, out, n, -(-n // tile)), constants, ONE_WARP))
+
+
+def encode_axes(z: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, limits: Tensor, planes: Tensor) -> None:
+    arguments = (z, gains, bits, starts, limits, planes, z.shape[1], len(planes))
+    launch(Launch(axes.encode_planes_kernel, _axis_programs(z), arguments))
+
+
+def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, levels: Tensor, z: Tensor) -> None:
+    arguments = (planes, gains, bits, starts, levels, z, z.shape[1], len(planes))
+    launch(Launch(axes.decode_planes_kernel, _axis_programs(z), arguments))
+
+
+def _axis_programs(z: Tensor) -> int:
+    return z.shape[0] * -(-z.shape[1] // (8 * axes.STEP.value))
 
 
 def _signed(word: int) -> int:

@@ -1,0 +1,34 @@
+"""Bit planes of axes in plain torch, as thinpipe.codecs.axes has it: what other kernels are held against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def encode_axes(z: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, limits: Tensor, planes: Tensor) -> None:
+    codes = torch.searchsorted(limits[bits.int()], z / gains, right=True, out_int32=True)
+    codes = torch.minimum(codes, (1 << bits.int()[:, None]) - 1).to(torch.uint8)
+    codes = torch.nn.functional.pad(codes, (0, 8 * planes.shape[1] - z.shape[1]))
+    axis, bit = _of_planes(bits, starts, len(planes))
+    apart = ((codes[axis] >> bit) & 1).unflatten(1, (8, -1))
+    planes.copy_((apart << _pieces(planes)).sum(1, dtype=torch.uint8))
+
+
+def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, levels: Tensor, z: Tensor) -> None:
+    axis, bit = _of_planes(bits, starts, len(planes))
+    apart = ((planes[:, None] >> _pieces(planes)) & 1).flatten(1)
+    codes = torch.zeros(len(bits), apart.shape[1], dtype=torch.uint8, device=planes.device)
+    codes.index_add_(0, axis, apart << bit)
+    torch.mul(levels[bits.int()].gather(1, codes[:, : z.shape[1]].long()), gains, out=z)
+
+
+def _pieces(planes: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=planes.device)[:, None]
+
+
+def _of_planes(bits: Tensor, starts: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The axis of each plane, and which of its bits it has."""
+    plane = torch.arange(count, device=bits.device)
+    axis = torch.searchsorted(starts + bits, plane, right=True).clamp(max=len(bits) - 1)
+    return axis, (plane - starts[axis]).clamp(0, 7).to(torch.uint8)[:, None]

@@ -1,0 +1,57 @@
+"""Components of axes to bit planes and back, as thinpipe.codecs.axes has it; some axes at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thinpipe.codecs.kernels.cpu.compiling import jit
+
+_COUNTED = 4  # bits: up to there comparing with every limit, many values at a time, is quicker than halving
+
+
+@jit
+def encode_planes(z, gains, bits, starts, limits, planes, first, last):
+    rows, piece = z.shape[1], planes.shape[1]
+    values = np.empty(rows, np.float32)
+    codes = np.zeros(8 * piece, np.uint8)
+    for axis in range(first, last):
+        width = bits[axis]
+        for r in range(rows):
+            values[r] = z[axis, r] / gains[r]
+        if width <= _COUNTED:
+            codes[:rows] = 0
+            for i in range((1 << width) - 1):
+                limit = limits[width, i]
+                for r in range(rows):
+                    codes[r] += np.uint8(values[r] >= limit)
+        else:
+            for r in range(rows):
+                code = 0
+                for halving in range(width - 1, -1, -1):
+                    step = 1 << halving
+                    code += step * (values[r] >= limits[width, code + step - 1])
+                codes[r] = code
+        for bit in range(min(width, planes.shape[0] - starts[axis])):
+            plane = planes[starts[axis] + bit]
+            plane[:] = 0
+            for k in range(8):
+                part = codes[k * piece : (k + 1) * piece]
+                for i in range(piece):
+                    plane[i] |= np.uint8(((part[i] >> np.uint8(bit)) & np.uint8(1)) << np.uint8(k))
+
+
+@jit
+def decode_planes(planes, gains, bits, starts, levels, z, first, last):
+    rows, piece = z.shape[1], planes.shape[1]
+    codes = np.empty(8 * piece, np.uint8)
+    for axis in range(first, last):
+        width = bits[axis]
+        codes[:] = 0
+        for bit in range(min(width, planes.shape[0] - starts[axis])):
+            plane = planes[starts[axis] + bit]
+            for k in range(8):
+                part = codes[k * piece : (k + 1) * piece]
+                for i in range(piece):
+                    part[i] |= np.uint8(((plane[i] >> np.uint8(k)) & np.uint8(1)) << np.uint8(bit))
+        for r in range(rows):
+            z[axis, r] = levels[width, codes[r]] * gains[r]
