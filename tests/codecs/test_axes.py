@@ -201,6 +201,14 @@ def test_other_floats(dtype: torch.dtype) -> None:
     assert error(out, x) == pytest.approx(error(round_trip(x, rows, basis, 3), x), rel=0.2)
 
 
+def test_nothing_is_rounded_for_a_stage_that_computes_in_bfloat16() -> None:
+    x = correlated((256, 64))
+    rows, basis = learned(x, 3)
+    out = round_trip(x, rows, basis, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(round_trip(x, rows, basis, 3), out)
+
+
 def test_any_bytes_decode_to_something() -> None:
     draw = torch.Generator().manual_seed(0)
     for seed in range(20):

@@ -180,7 +180,8 @@ class Basis:
 
 def encode(columns: Tensor, basis: Basis, rows: Rows, wire: Tensor, kernels: str | Kernels = "auto") -> None:
     """Fill a wire from what ``Rows.columns`` made of a tensor."""
-    z = (basis.forth @ (columns - basis.mean)).flatten(0, 1)
+    with torch.autocast(wire.device.type, enabled=False):
+        z = (basis.forth @ (columns - basis.mean)).flatten(0, 1)
     root_mean_square = torch.linalg.vector_norm(z, dim=0) * basis.share
     largest = torch.linalg.vector_norm(z, math.inf, dim=0)
     gains = torch.maximum(root_mean_square, largest / REACH).clamp(min=LEAST_GAIN).to(torch.bfloat16)
@@ -198,7 +199,8 @@ def decode(wire: Tensor, basis: Basis, rows: Rows, out: Tensor, kernels: str | K
     z = torch.empty(rows.groups, rows.size, rows.count, device=wire.device)
     values = _table(levels, 0.0, wire.device)
     _kernels(kernels, wire).decode_axes(planes, gains, basis.bits, basis.starts, values, z.flatten(0, 1))
-    rows.restore(torch.baddbmm(basis.mean, basis.back, z), out)
+    with torch.autocast(wire.device.type, enabled=False):  # receivers decode where their stage computes
+        rows.restore(torch.baddbmm(basis.mean, basis.back, z), out)
 
 
 def _kernels(chosen: str | Kernels, wire: Tensor) -> Kernels:
