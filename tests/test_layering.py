@@ -79,6 +79,7 @@ ALLOWED = {
     },
     "thinpipe.generation": {
         "thinpipe.generation",
+        "thinpipe.training.running",
         "thinpipe.training.settings",
         "thinpipe.engines",
         "thinpipe.models",
@@ -105,6 +106,7 @@ ALLOWED = {
     },
     "thinpipe.ablation": {
         "thinpipe.ablation",
+        "thinpipe.training.running",
         "thinpipe.training.settings",
         "thinpipe.pipeline.links.spec",
         "thinpipe.workers.signals",

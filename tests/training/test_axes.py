@@ -14,7 +14,7 @@ from thinpipe import codec
 from thinpipe.codecs.axes import rows_of
 from thinpipe.pipeline.links.axes import is_due
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 
 CHUNKS, EPOCHS, STEPS = 3, 6, 24
 SHAPE = (6, 256)
