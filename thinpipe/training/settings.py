@@ -77,7 +77,7 @@ class Settings(Trained):
         rule=between(1, 1_000_000),
     )
     compress_forward: str = option(
-        "Codec of activations; delta(SPEC) sends what changed of them.",
+        "Codec of activations; axes:B learns how they vary, delta(SPEC) sends what changed of them.",
         panel=LINKS,
         metavar="SPEC",
         shown="as {compress}",
