@@ -4,10 +4,11 @@ Here is what both ends of a link do with axes that they have; ``principal`` says
 ``thinpipe.pipeline.links.axes`` when they travel.
 
 A tensor is rows of values that vary together: a token's, or those of a square of pixels in all channels. Wide rows fall
-into groups that have axes of their own. With the mean m of all rows, axes V (the columns of a matrix), the deviation s
-of each axis and its number of bits, a row x travels as
+into groups that have axes of their own. With the mean m of all rows, axes V (the columns of a matrix, rounded to 8
+bits, which is why its inverse is not its transpose), the deviation s of each axis and its number of bits, a row x
+travels as
 
-    z       V'(x - m) / s
+    z       (x - m) in the axes V, divided by s
     gain    the root of the mean of z^2 over axes with bits, at least max |z| / REACH; a bfloat16 for each row
     codes   of z / gain, axis by axis: the level of a normal distribution (``normal``) that is nearest
 
@@ -39,7 +40,7 @@ LEAST_BITS = 0.5
 # 4.5 had up to 1.3 times the squared error at 4 bits, 2.7 and none at all more than either.
 REACH = 3.5
 LEAST_GAIN = 1e-30  # of a row of nothing but means
-MOST_AXES = 512  # of a group: their matrix is 512 kB, and takes a core 50 ms to find
+MOST_AXES = 512  # of a group: their matrix is 256 kB, and takes a core 50 ms to find
 LEAST_AXES = 16
 LARGEST_BLOCK = 8  # pixels: the side of the squares of an image
 
@@ -88,7 +89,7 @@ class Rows:
     @property
     def learned_bytes(self) -> int:
         """Of mean, deviation, axes and bits: see ``Basis``."""
-        return self.groups * self.size * (2 * self.size + 9)
+        return self.groups * self.size * (self.size + 9)
 
     def every(self, bits: float, chunks: int) -> int:
         """Steps of so many chunks from one learning to the next."""
@@ -156,16 +157,19 @@ class Basis:
     starts: Tensor  # int64: the first plane of each axis
     share: Tensor  # the root of 1 / axes with bits
     mean: Tensor  # float32 [groups, values, 1]
-    forth: Tensor  # float32 [groups, axes, values]: from a row to its components, in deviations
-    back: Tensor  # float32 [groups, values, axes]
+    back: Tensor  # float32 [groups, values, axes]: from components, in deviations, to rows
+    forth: Tensor | None  # float32 [groups, axes, values], of a sender
 
     @staticmethod
-    def read(learned: Tensor, rows: Rows, bits: float) -> Basis:
-        """From bytes that may be anything: mean and deviations, float32; axes, float16, rows of a matrix; bits."""
+    def read(learned: Tensor, rows: Rows, *, sends: bool) -> Basis:
+        """From bytes that may be anything: mean and deviations, float32; axes, int8, rows of a matrix; bits.
+
+        A deviation is that of the component times what makes an axis of the int8.
+        """
         total = rows.groups * rows.size
-        mean, deviation, axes, each = learned.split([4 * total, 4 * total, 2 * total * rows.size, total])
+        mean, deviation, axes, each = learned.split([4 * total, 4 * total, total * rows.size, total])
         mean, deviation = (as_dtype(part, torch.float32).view(rows.groups, rows.size, 1) for part in (mean, deviation))
-        matrix = as_dtype(axes, torch.float16).view(rows.groups, rows.size, rows.size).float()
+        matrix = axes.view(torch.int8).view(rows.groups, rows.size, rows.size).float()
         each = each.clamp(max=MAX_BITS)
         has_bits = (each > 0).view(rows.groups, rows.size, 1)
         return Basis(
@@ -173,13 +177,15 @@ class Basis:
             starts=each.cumsum(0) - each,
             share=has_bits.sum().clamp(min=1).rsqrt(),
             mean=mean,
-            forth=torch.where(has_bits, matrix / deviation, 0.0),
             back=(matrix * deviation).mT.contiguous(),
+            # inv_ex does not look whether there is an inverse, for which it would wait for a GPU.
+            forth=torch.where(has_bits, torch.linalg.inv_ex(matrix.mT).inverse / deviation, 0.0) if sends else None,
         )
 
 
 def encode(columns: Tensor, basis: Basis, rows: Rows, wire: Tensor, kernels: str | Kernels = "auto") -> None:
     """Fill a wire from what ``Rows.columns`` made of a tensor."""
+    assert basis.forth is not None
     with torch.autocast(wire.device.type, enabled=False):
         z = (basis.forth @ (columns - basis.mean)).flatten(0, 1)
     root_mean_square = torch.linalg.vector_norm(z, dim=0) * basis.share

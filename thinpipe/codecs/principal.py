@@ -1,7 +1,7 @@
 """Principal axes: the moments of rows that travelled, and from them the axes and bits that ``axes`` sends with.
 
-Moments follow what changes while a model is trained: a step counts a tenth, those before it the rest. On real text a
-fiftieth was worse. Rows that are not finite teach nothing.
+Moments follow what changes while a model is trained: a step counts a fifth, those before it the rest. On hidden states
+of a language model a twentieth had a quarter more squared error. Rows that are not finite teach nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from thinpipe.codecs.axes import Rows
 from thinpipe.codecs.base import as_bytes
 from thinpipe.codecs.normal import MAX_BITS, distortion
 
-RATE = 0.1  # of a step among all
+RATE = 0.2  # of a step among all
 LEAST_DEVIATION = 1e-12  # of what never changed
 ENOUGH = 4  # rows for each axis before there is a first basis
 PLENTY = 8  # rows for each axis in a step: more of them say nothing new
@@ -95,17 +95,17 @@ def learn(moments: dict[str, Tensor], rows: Rows, bits: float, step_rows: int) -
     mean = moments["mean"].double() / weight
     covariance = moments["products"].double() / weight - mean @ mean.mT
     covariance = _shrunk((covariance + covariance.mT) / 2, step_rows / RATE * float(weight))
-    variances, axes = torch.linalg.eigh(covariance)
+    axes = torch.linalg.eigh(covariance).eigenvectors
+    units = axes.abs().amax(1, keepdim=True) / 127
+    whole = (axes / units).round()  # each column an axis, as it travels: 1 / units long
+    inverse = torch.linalg.inv(whole)
+    variances = ((inverse @ covariance) * inverse).sum(2)
     mean += moments["origin"].double()
     # No deviation is less than what float32 makes of the mean, so that no component overflows.
     least = max(LEAST_DEVIATION, float(mean.abs().max()) * torch.finfo(torch.float32).eps)
-    variances = variances.view(-1).clamp(min=least * least)
-    parts = (
-        mean.float(),
-        variances.sqrt().float(),
-        axes.mT.to(torch.float16),
-        allocate(variances, rows.planes(bits)),
-    )
+    deviations = torch.maximum(variances.clamp(min=0).sqrt(), least * units.flatten(1))
+    bits_of = allocate((deviations / units.flatten(1)).square().view(-1), rows.planes(bits))
+    parts = mean.float(), deviations.float(), whole.mT.to(torch.int8), bits_of
     return torch.cat([as_bytes(part.contiguous()) for part in parts])
 
 

@@ -54,6 +54,7 @@ class _Learned:
 
     key: tuple[int, ...]  # of its rows, and their bits
     steps: int = 0  # of training
+    started: bool = False  # (1) with the last of them
     known: Tensor | None = None  # what was learned last, as it travelled
     travelling: Tensor | None = None  # in the step under way, or the last one
     basis: Basis | None = None  # of ``known``
@@ -118,15 +119,16 @@ class Axes(Plain):
         if learned is None or learned.key != self._key(rows):  # the first step, or the first one with other shapes
             learned = self._learned[index] = _Learned(self._key(rows))
             self._state.pop(index, None)
-        step, learned.steps = learned.steps, learned.steps + 1
-        if is_due(step - 1, rows, self.bits, self.chunks):
+        if learned.started:
             size = self.chunks * _part(rows, self.chunks)
             learned.travelling = torch.zeros(size, dtype=torch.uint8, device=self.route.device)
             if self.route.sends:
                 learned.travelling[: rows.learned_bytes] = self._learner(index, rows).take().to(self.route.device)
+        learned.started = is_due(learned.steps, rows, self.bits, self.chunks)
+        learned.steps += 1
         if self.route.sends:
             self._learner(index, rows).fold()
-            if is_due(step, rows, self.bits, self.chunks):
+            if learned.started:
                 self._learner(index, rows).start()
 
     def _learner(self, index: int, rows: Rows) -> Learner:
@@ -171,7 +173,7 @@ class Axes(Plain):
         if rows is None or learned is None or learned.known is None or learned.key != self._key(rows):
             return None
         if learned.basis is None:
-            learned.basis = Basis.read(learned.known[: rows.learned_bytes], rows, self.bits)
+            learned.basis = Basis.read(learned.known[: rows.learned_bytes], rows, sends=self.route.sends)
         return learned.basis
 
     def _key(self, rows: Rows) -> tuple[int, ...]:
@@ -195,7 +197,7 @@ class Axes(Plain):
         if rows is None or len(self.forms(slot, chunks)) == 1:
             return
         x = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
-        basis = Basis.read(torch.zeros(rows.learned_bytes, dtype=torch.uint8, device=device), rows, self.bits)
+        basis = Basis.read(torch.zeros(rows.learned_bytes, dtype=torch.uint8, device=device), rows, sends=True)
         wire = torch.empty(rows.wire_bytes(self.bits), dtype=torch.uint8, device=device)
         encode(rows.columns(x), basis, rows, wire)
         decode(wire, basis, rows, x)
@@ -211,7 +213,8 @@ class Axes(Plain):
         state: dict[str, Tensor] = {}
         for index, learned in self._learned.items():
             learned.adopt()
-            state |= {f"{index}.rows": torch.tensor(learned.key), f"{index}.steps": torch.tensor(learned.steps)}
+            steps = torch.tensor([learned.steps, learned.started])
+            state |= {f"{index}.rows": torch.tensor(learned.key), f"{index}.steps": steps}
             if learned.known is not None:
                 state[f"{index}.known"] = learned.known
         return state
@@ -219,7 +222,8 @@ class Axes(Plain):
     def load_shared_state_dict(self, state: dict[str, Tensor]) -> None:
         before, self._learned = self._learned, {}
         for index in {int(key.partition(".")[0]) for key in state}:
-            learned = _Learned(tuple(state[f"{index}.rows"].tolist()), int(state[f"{index}.steps"]))
+            steps, started = state[f"{index}.steps"].tolist()
+            learned = _Learned(tuple(state[f"{index}.rows"].tolist()), steps, bool(started))
             known = state.get(f"{index}.known")
             if known is not None:
                 learned.known = known.to(self.route.device)
