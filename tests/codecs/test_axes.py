@@ -13,7 +13,7 @@ from thinpipe.codecs import axes as wires
 from thinpipe.codecs.axes import FRESH, LEARNING_SHARE, MOST_AXES, OFTEN, Basis, Rows, decode, encode, rows_of
 from thinpipe.codecs.kernels import Kernels, reference, select
 from thinpipe.codecs.normal import boundaries, distortion, levels
-from thinpipe.codecs.principal import Learner, allocate
+from thinpipe.codecs.principal import Learner, allocate, stride_of
 
 SHAPES = [(2048, 96), (16, 128, 64), (8, 16, 32, 32), (8, 3, 16, 16), (4, 7, 7, 64), (8, 40, 5, 3), (64, 1009)]
 
@@ -78,8 +78,8 @@ def test_which_rows_shapes_have() -> None:
     text = {shape: rows and (rows.width, rows.groups, rows.block, rows.rotated) for shape, rows in found.items()}
     assert text == {
         (64, 16, 32, 32): (256, 1, 4, False),  # squares of 4 x 4 pixels and 16 channels: 256 axes
-        (2, 16, 8, 8): (256, 16, 4, True),  # of few rows a matrix of 256 axes would be too much to tell
-        (64, 448, 1, 1): (448, 4, 1, False),
+        (2, 16, 8, 8): (256, 8, 4, True),  # of few rows a matrix of 256 axes would be too much to tell
+        (64, 448, 1, 1): (448, 2, 1, False),
         (4, 7, 7, 768): (768, 2, 0, False),  # channels last
         (4, 256, 4096): (4096, 8, 0, False),
         (9,): None,
@@ -122,6 +122,17 @@ def test_two_bits_lose_less_than_those_of_other_codecs() -> None:
     for spec in ("tile:4", "kmeans:4"):
         other = thinpipe.codec(spec)
         assert ours < error(other.decode(other.encode(later), torch.empty_like(later)), later)
+
+
+@pytest.mark.parametrize("shape", [(64, 16, 16), (32, 16, 32, 32), (40, 49, 16), (4096, 16)], ids=str)
+def test_all_places_of_samples_are_learned_from(shape: tuple[int, ...]) -> None:
+    """Not the first token of each, or the left border of a picture, as a stride that divides a row of them would."""
+    rows = rows_of(shape, 2, 4)
+    assert rows is not None
+    stride, places = stride_of(rows, 4), rows.count // shape[0]
+    assert stride > 1
+    taken = torch.bincount(torch.arange(0, rows.count, stride) % places, minlength=places)
+    assert int(taken.max() - taken.min()) <= 1
 
 
 def test_bits_are_those_of_the_greedy_choice() -> None:

@@ -45,9 +45,10 @@ LEAST_AXES = 16
 LARGEST_BLOCK = 8  # pixels: the side of the squares of an image
 
 # Learned axes may take this part of a link's bytes. They age: where that would let them travel more rarely than every
-# FRESH steps, rows fall into more groups, with fewer axes each.
+# FRESH steps, rows fall into more groups, with fewer axes each. That costs more than age does, on hidden states and on
+# pictures, until they are this old.
 LEARNING_SHARE = 0.05
-FRESH = 24
+FRESH = 64
 OFTEN = 5  # steps; more often gains nothing
 
 

@@ -6,6 +6,7 @@ of a language model a twentieth had a quarter more squared error. Rows that are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -27,7 +28,7 @@ class Learner:
 
     def __init__(self, kept: MutableMapping[str, Tensor], rows: Rows, bits: float, chunks: int = 1) -> None:
         self.kept, self.rows, self.bits, self.chunks = kept, rows, bits, chunks
-        self._stride = max(1, rows.count * chunks // (PLENTY * rows.size))
+        self._stride = stride_of(rows, chunks)
         self._step_rows = -(-rows.count // self._stride) * chunks
         self._seen = 0  # rows of the step under way
         self._sum, self._products = torch.empty(0), torch.empty(0)
@@ -87,6 +88,16 @@ class Learner:
         self.fold()
         if self._future is not None:
             self.kept["next"], self._future = self._future.result(), None
+
+
+def stride_of(rows: Rows, chunks: int) -> int:
+    """Of so many rows one is enough to learn from. All places of a sample have their turn: what is at its border, or at
+    the start of a sentence, is not like the rest."""
+    places = rows.count // rows.shape[0]
+    stride = max(1, rows.count * chunks // (PLENTY * rows.size))
+    while math.gcd(stride, places) > 1:
+        stride += 1
+    return stride
 
 
 def learn(moments: dict[str, Tensor], rows: Rows, bits: float, step_rows: int) -> Tensor:
