@@ -15,7 +15,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-LETTERS, EXAMPLES, ASKED = 8, 40_000, 500
+LETTERS, EXAMPLES, ASKED = 8, 20_000, 500
 
 
 def write_code(folder: Path) -> int:

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 
-CODECS, SEEDS, JOBS = ("none", "8bit", "4bit", "2bit"), (0, 1, 2), 6
+CODECS, SEEDS, JOBS = ("none", "8bit", "4bit", "2bit"), (0, 1, 2), 12
 TRAIN = (
-    "--task chat --tokens 48 --batch-size 128 --chunks 2 --epochs 4 --lr 1e-3 --amp --client-layers 3,3 --in-process"
+    "--task chat --tokens 48 --batch-size 128 --chunks 2 --epochs 5 --lr 1e-3 --amp --client-layers 3,3 --in-process"
 )
 ASK = "--max-new-tokens 20 --client-layers 3,3"
 
