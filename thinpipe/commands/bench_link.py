@@ -16,6 +16,7 @@ from thinpipe.measure import report
 from thinpipe.measure.figures import columns_of
 from thinpipe.measure.record import Record, Row
 from thinpipe.options import read
+from thinpipe.workers.shape import list_facts
 
 
 @takes(Settings, Outputs, panels=PANELS)
@@ -43,7 +44,8 @@ def bench_link(**given: Any) -> None:
         rows = with_lines(list(measure_links(settings, print_row)))
     if not rows:
         return  # under torchrun the first worker has them
-    config = {"command": ["thinpipe", *sys.argv[1:]], **asdict(settings), "device": str(settings.found_device)}
+    told = {**asdict(settings), "links": list_facts(settings.links), "device": str(settings.found_device)}
+    config = {"command": ["thinpipe", *sys.argv[1:]], **told}
     record = Record(kind=KIND, config=config, columns=columns_of(Figures), rows=tuple(rows))
     tables = result_tables(rows)
     typer.echo(f"\n{report.summary(record)}")

@@ -7,6 +7,7 @@ from thinpipe.bench.link.settings import Settings, parse_sizes
 from thinpipe.bench.link.views import plot_times, result_tables, row_line
 from thinpipe.measure.figures import columns_of
 from thinpipe.pipeline.links.counters import Counters, LinkEnd, Stamp
+from thinpipe.workers.shape import shaping_of
 
 WIRE = 1_000_000
 
@@ -20,7 +21,7 @@ def ends(late_s, transfer_s=0.1, wire=WIRE, encode_ms=0.0):
 
 
 def row(late_s=0.0, size=WIRE, codec="none", **options):
-    return make_row(100.0, "gloo", codec, False, size, ends(late_s, **options))
+    return make_row(shaping_of(100.0), "gloo", codec, False, size, ends(late_s, **options))
 
 
 def test_a_late_sender_changes_recv_time_and_not_the_transfer():

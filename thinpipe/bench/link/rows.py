@@ -13,7 +13,7 @@ from thinpipe.measure.meter import Times
 from thinpipe.measure.record import Row
 from thinpipe.pipeline.links.counters import LinkEnd
 from thinpipe.pipeline.report import match, transfer_s
-from thinpipe.workers.network import link_text, parse_link
+from thinpipe.workers.shape import Shaping, link_text, parse_link
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Figures:
 
 
 def make_row(
-    link: float | None,
+    link: Shaping | None,
     backend: str,
     spec: str,
     both_ways: bool,
@@ -138,7 +138,9 @@ def with_lines(rows: Sequence[Row]) -> list[Row]:
         line = fit_line([other["wire_bytes"] for other in same], [other["p50_ms"] for other in same])
         more: dict[str, Any] = {}
         if line is not None:
-            mbit_per_s, nominal = line.bytes_per_ms * 8 / 1e3, parse_link(row["link"])
+            mbit_per_s, nominal = line.bytes_per_ms * 8 / 1e3, None
+            if (link := parse_link(row["link"])) is not None:
+                nominal = link.plain_mbit_per_s
             line_ms = line.ms(row["wire_bytes"])
             more = {
                 "latency_ms": line.latency_ms,

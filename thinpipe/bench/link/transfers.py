@@ -30,6 +30,7 @@ from thinpipe.workers.backend import CPU
 from thinpipe.workers.exchange import gather
 from thinpipe.workers.launch import run_workers
 from thinpipe.workers.network import thin_network
+from thinpipe.workers.shape import Shaping
 
 _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs want matrices
 _WAIT = timedelta(hours=1)  # for one message: 100 MB take 15 minutes at 1 Mbit/s
@@ -46,7 +47,9 @@ def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator
             yield from run_workers(_exchange, *arguments, workers=WORKERS, network=network, backend=backend)[0] or ()
 
 
-def _exchange(settings: Settings, link: float | None, backend: str, on_row: Callable[[Row], None]) -> list[Row] | None:
+def _exchange(
+    settings: Settings, link: Shaping | None, backend: str, on_row: Callable[[Row], None]
+) -> list[Row] | None:
     """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
     world = join_world(settings.found_device.type, threads=max(1, (os.cpu_count() or 1) // WORKERS))
     worker, device = world.worker, world.device

@@ -14,7 +14,7 @@ from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.measure.record import Column, Row
 from thinpipe.pipeline.order import Action, make_order
 from thinpipe.pipeline.report import LinkReport
-from thinpipe.workers.network import link_text
+from thinpipe.workers.shape import Shaping, link_text
 
 
 def busiest_direction_bytes(links: Sequence[LinkReport]) -> int:
@@ -120,7 +120,7 @@ class Measured:
         return Measured(**(told | lists | {"stage_ms": stages, "links": links}))
 
 
-def make_row(settings: Settings, run: Run, link: float | None, workers: Sequence[Measured]) -> Row:
+def make_row(settings: Settings, run: Run, link: Shaping | None, workers: Sequence[Measured]) -> Row:
     """The row of a run, from what each of its workers measured."""
     first, steps = workers[0], settings.steps
     step_ms = float(np.median(first.samples_ms))
@@ -133,7 +133,8 @@ def make_row(settings: Settings, run: Run, link: float | None, workers: Sequence
         direction_bytes = busiest_direction_bytes(first.links) // steps
         tensor_bytes = sum(each.tensor_bytes for each in first.links) // steps
         wire_bytes = sum(each.wire_bytes for each in first.links) // steps
-    bound_ms = max(busiest_ms, wire_ms(direction_bytes, link))
+    rate = None if link is None else link.plain_mbit_per_s
+    bound_ms = max(busiest_ms, wire_ms(direction_bytes, rate))
     row: dict[str, Any] = {
         "link": link_text(link),
         "workers": len(workers),
@@ -148,7 +149,7 @@ def make_row(settings: Settings, run: Run, link: float | None, workers: Sequence
         "step_ms": step_ms,
         "step_p95_ms": float(np.percentile(first.samples_ms, 95)),
         "busiest_compute_ms": busiest_ms,
-        "busiest_wire_ms": wire_ms(direction_bytes, link),
+        "busiest_wire_ms": wire_ms(direction_bytes, rate),
         "bound_ms": bound_ms,
         "of_bound": bound_ms / step_ms,
         "tensor_bytes": tensor_bytes,
