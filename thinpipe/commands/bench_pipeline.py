@@ -26,7 +26,7 @@ def bench_pipeline(**given: Any) -> None:
     The same model and batch for all, and the steps that thinpipe train makes.
     Every run prints the bound of its step, which is the larger of what the
     busiest worker computes and what the busiest direction of a link needs for
-    its bytes, and the fraction it reached. Lists are separated by commas, and
+    its bytes, with the delays around it, and the fraction it reached. Lists are separated by commas, and
     everything is run with everything. On several machines:
     torchrun ... -m thinpipe bench pipeline --workers N, on each.
 

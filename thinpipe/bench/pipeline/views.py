@@ -15,7 +15,16 @@ _ONE_RATE = re.compile(r"none|[\d.]+[kmg]bit")
 _BY_NAME = {column.name: column for column in COLUMNS}
 _KEYS = tuple(column for column in COLUMNS if column.key)
 _SPEED = ("threads", "samples_per_s", "of_data_parallel", "of_uncompressed", "of_torch", "step_ms", "step_p95_ms")
-_BOUND = ("busiest_compute_ms", "busiest_wire_ms", "bound_ms", "step_ms", "of_bound", "bubble", "bubble_theory")
+_BOUND = (
+    "busiest_compute_ms",
+    "busiest_wire_ms",
+    "delay_ms",
+    "bound_ms",
+    "step_ms",
+    "of_bound",
+    "bubble",
+    "bubble_theory",
+)
 _COST = ("tensor_bytes", "wire_bytes", "busiest_wire_bytes")
 _PER_WORKER = (
     Column(name="worker", heading="worker", key=True, format="d"),
@@ -27,8 +36,9 @@ _PER_WORKER = (
 )
 
 BOUND_NOTE = (
-    "bound: the larger of what the busiest worker computes and what the busiest direction of a link needs\n"
-    "for its bytes. bubble: time in which workers do not compute; in theory: with links that take no time."
+    "bound: the most that a worker computes or a direction of a link needs for its bytes, with the delays that\n"
+    "must pass before and after; at least the delays of one chunk, there and back. bubble: time in which workers\n"
+    "do not compute; in theory: with links that take no time."
 )
 PARTS_NOTE = (
     "compute: forward, backward, update. wait: for a sender that has nothing yet. transfer: for a message on\n"
