@@ -101,7 +101,8 @@ class Forwarder:
     def move_due(self) -> float | None:
         """(2) and (3) for all packets whose time has come; the seconds until that of the next one."""
         due, now = self._due, monotonic()
-        while due and due[0][0] <= now:
+        soon = now + _TICK_S / 2  # as many are a little early as are late
+        while due and due[0][0] <= soon:
             at, _, way, passed, packet = heappop(due)
             if passed < len(way.queues):
                 self._enter(at, way, passed, packet)

@@ -60,6 +60,17 @@ class Settings:
     device: str = shared("device", "Where tensors live. Two GPUs talk through NCCL, else gloo.")
     repeat: int = shared("repeat", "Messages of one size, at most.", default=50)
     budget_s: float = shared("budget", "Time for messages of one size.", default=2.0)
+    verify: bool = option(
+        "Hold shaped links against what was asked for; exit code 1 if one is off.", panel=WHAT, default=False
+    )
+    probe_s: float = option(
+        "Time for each of a link's round trip and loss, rate down and rate up; more where it is slow. 0: not measured.",
+        name="probe",
+        panel=HOW,
+        metavar="SECONDS",
+        rule=SECONDS,
+        default=2.0,
+    )
     sender_delay_s: float = option(
         "Worker 0 sends so much later than it could: recv time grows, the transfer does not.",
         name="sender_delay",
@@ -71,6 +82,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         check(self)
+
+        if self.verify and not (self.probe_s and any(self.links)):
+            raise OptionError("{verify} measures links that are shaped: name some with {link}, and {probe} above 0")
 
     def check_here(self) -> None:
         """OptionError for what cannot be measured on this machine."""
