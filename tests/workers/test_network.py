@@ -30,6 +30,10 @@ from thinpipe.workers.network import thin_network
 from thinpipe.workers.shape import parse_link
 with thin_network(parse_link(sys.argv[1]), workers=2) as one, thin_network(parse_link(sys.argv[2]), workers=2) as other:
     print(*one.namespaces, *other.namespaces, flush=True)
+    if "busy" in sys.argv:
+        from thinpipe.workers.launch import run_workers
+        work = "import time; print('here', flush=True); time.sleep(60)"
+        run_workers(exec, work, workers=2, network=other)
     time.sleep(60)
 """
 KINDS = ("100mbit", "100mbit/20mbit,5ms,1%")  # shaped by the kernel, and by a forwarder
@@ -44,16 +48,19 @@ def shown(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def hold_networks() -> tuple[subprocess.Popen[str], set[str]]:
-    """A process that holds a network of either kind, and their namespaces."""
+def hold_networks(busy: bool = False) -> tuple[subprocess.Popen[str], set[str]]:
+    """A process that holds a network of either kind, with workers in one if that is busy, and their namespaces."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, *KINDS],
+        [sys.executable, "-c", HOLD, *KINDS, *(["busy"] if busy else [])],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert process.stdout is not None
-    return process, set(process.stdout.readline().split())
+    names = set(process.stdout.readline().split())
+    for _ in range(2 if busy else 0):
+        assert process.stdout.readline() == "here\n"
+    return process, names
 
 
 def forwarders(launcher: int) -> list[int]:
@@ -107,7 +114,7 @@ def test_networks_of_one_process_do_not_meet() -> None:
 @needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_that_ask_leave_nothing(number: signal.Signals) -> None:
-    process, names = hold_networks()
+    process, names = hold_networks(busy=number == signal.SIGINT)
     assert len(names & namespaces()) == 4
     beside = forwarders(process.pid)
     assert len(beside) == 2
@@ -121,11 +128,13 @@ def test_signals_that_ask_leave_nothing(number: signal.Signals) -> None:
 
 @needs_namespaces
 def test_a_killed_process_leaves_nothing_and_others_stay() -> None:
-    (killed, left), (alive, held) = hold_networks(), hold_networks()
+    (killed, left), (alive, held) = hold_networks(busy=True), hold_networks()
     try:
         killed.kill()
         killed.wait()
         wait_until_gone(killed.pid, left)
+        assert killed.stdout is not None
+        assert killed.stdout.read() == ""  # nobody holds it: its workers have ended
         assert held <= namespaces()
         assert len(forwarders(alive.pid)) == 2
     finally:
