@@ -52,7 +52,7 @@ def bench_ddp(**given: Any) -> None:
         outputs.check()
         count = check_workers(asked.workers, settings.found_device.type)
         shaped = None if count is None else settings.link  # under torchrun the link is there already
-        check_links([shaped])
+        check_links([shaped], max(count or 2, 2))
     with thin_network(shaped, count or 1) as network:
         record = run_replicas(_replica, settings, ["thinpipe", *sys.argv[1:]], workers=count, network=network)
     if record is not None:
