@@ -21,7 +21,8 @@ from thinpipe.workers.network import check_links, missing_for_networks, thin_net
 from thinpipe.workers.shape import parse_link, shaping_of
 
 ROOT = Path(__file__).parents[2]
-needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
+LACKS = missing_for_networks(parse_link("1ms"))
+needs_namespaces = pytest.mark.skipif(LACKS is not None, reason=f"no {LACKS} here")
 
 BYTES = 250_000
 HOLD = """
