@@ -226,4 +226,5 @@ def test_an_adapter_alone_is_no_model(home: Path, tmp_path: Path) -> None:  # no
     arguments = ["train", "--model", str(tmp_path / "out"), "--data", str(home / "text.txt")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
-    assert done.stderr.rstrip().endswith("has adapters alone: export them with --merge")
+    advice = "evaluate and generate take it as --adapter, for all else export it with --merge"
+    assert done.stderr.rstrip().endswith(f"has adapters alone: {advice}")

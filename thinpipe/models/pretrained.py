@@ -92,7 +92,9 @@ class PretrainedModel:
         file = folder / "config.json"
         if not file.is_file():
             option = "model" if self.has_weights else "config"
-            rest = "adapters alone: export them with {merge}" if (folder / ADAPTER).is_file() else f"no {file.name}"
+            rest = f"no {file.name}"
+            if (folder / ADAPTER).is_file():
+                rest = "adapters alone: evaluate and generate take it as {adapter}, for all else export it with {merge}"
             raise OptionError(f"{{{option}}} is a folder that save_pretrained wrote, and {folder} has {rest}")
         facts = read_json(file, _DESCRIPTION)
         if not isinstance(facts, dict):
@@ -132,7 +134,7 @@ class PretrainedModel:
     @property
     def has_tokenizer(self) -> bool:
         folder = self.tokenizer_folder or self.folder
-        return folder is not None and any((folder / name).is_file() for name in _TOKENIZER_FILES)
+        return folder is not None and has_tokenizer(folder)
 
     def tokenizer(self) -> Any:
         folder = self.tokenizer_folder or self.folder
@@ -218,6 +220,10 @@ class PretrainedModel:
                 config, dtype=getattr(torch, self.dtype), trust_remote_code=self.trusted
             )
         return model
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def read_tokenizer(folder: Path, *, trusted: bool) -> Any:

@@ -18,6 +18,7 @@ from thinpipe.engines.shapes import Meta
 from thinpipe.engines.units import cut_model
 from thinpipe.engines.world import SetupError, World
 from thinpipe.models.adapters import Adapted, adapt
+from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.options import named
 from thinpipe.training.batches import Samples
 from thinpipe.training.checkpoints.folder import (
@@ -164,17 +165,21 @@ def _train(
     return end
 
 
-def assess(task: Task, settings: Settings, world: World, *, run: Path | None, part: Part) -> Assessed:
-    """One worker's part in the evaluation of a model, with the weights of a run's newest checkpoint if one is named.
+def assess(
+    task: Task, settings: Settings, world: World, *, run: Path | None, adapter: SavedAdapter | None = None, part: Part
+) -> Assessed:
+    """One worker's part in the evaluation of a model, with the weights of a run's newest checkpoint if one is named, or
+    with adapters.
 
     The client's result counts. Of a run, all workers see the folder.
     """
     if world.workers > 1:
-        _agree(settings.to_json() | {"run": run is not None, "part": part}, world)
+        digest = world.together(lambda: None if adapter is None else adapter.digest())
+        _agree(settings.to_json() | {"run": run is not None, "adapter": digest, "part": part}, world)
     data, facts = read_data(
         task, settings, world, None if run is None or settings.config is None else companions_of(run), trains=False
     )
-    engine, _, _ = _prepare(task, settings, Running(), world, facts, {})
+    engine, _, _ = _prepare(task, settings, Running(), world, facts, {}, adapter)
     engine.warm_up()
     if run is not None:
         load_newest(run, engine)
@@ -246,7 +251,13 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
 
 
 def _prepare(
-    task: Task, settings: Settings, running: Running, world: World, facts: Facts, kept: Mapping[str, bytes]
+    task: Task,
+    settings: Settings,
+    running: Running,
+    world: World,
+    facts: Facts,
+    kept: Mapping[str, bytes],
+    adapter: SavedAdapter | None = None,
 ) -> tuple[Engine, Exporter | None, dict[str, Any]]:
     """This worker's part of the model, what will export it, and what the model can be built again from.
 
@@ -265,7 +276,13 @@ def _prepare(
     model = world.together(build)
     about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}
     exported = world.together(export)  # of the model as it was built: cutting it changes its config
-    adapted = world.together(lambda: adapt(model, settings.adapters, settings.freeze, settings.seed))
+    adapted = world.together(
+        lambda: (
+            adapt(model, settings.adapters, settings.freeze, settings.seed)
+            if adapter is None
+            else adapter.put_on(model)
+        )
+    )
     engine = _make_engine(adapted, task, settings, running, world, facts)
     if running.export is None:
         return engine, None, about
