@@ -1,4 +1,4 @@
-"""Adapters of LoRA in a folder of peft, put on a model: to evaluate it with them, or to let it generate.
+"""Adapters that peft saved, put on a model: to evaluate it with them, or to let it generate.
 
 What is refused, before a tensor is read: other kinds of adapters, whose layers compute something else; a file whose
 tensors are not, by name and shape, those that the description makes of the model.
