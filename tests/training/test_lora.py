@@ -234,8 +234,8 @@ def test_what_cannot_be_is_one_line_before_workers_start(
 def test_an_adapter_alone_is_no_model(home: Path, tmp_path: Path) -> None:  # noqa: F811
     given = LORA | {"parallel": "none", "chunks": 1, "epochs": 1}
     train_home(None, home, Running(export=tmp_path / "out"), given)
-    arguments = ["train", "--model", str(tmp_path / "out"), "--data", str(home / "text.txt")]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2
     advice = "evaluate and generate take it as --adapter, for all else export it with --merge"
-    assert done.stderr.rstrip().endswith(f"has adapters alone: {advice}")
+    for arguments in (["train", "--data", str(home / "text.txt")], ["generate", "a client"]):
+        done = CliRunner().invoke(app, [*arguments, "--model", str(tmp_path / "out")])
+        assert done.exit_code == 2
+        assert done.stderr.rstrip().endswith(f"has adapters alone: {advice}")
