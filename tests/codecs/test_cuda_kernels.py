@@ -21,6 +21,8 @@ tl = pytest.importorskip("triton.language")
 cuda = pytest.importorskip("thinpipe.codecs.kernels.cuda")
 
 ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    pytest.importorskip("tests.codecs.interpreter").speed_up()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 CONTENTS = ("relu6", "outliers", "laplace")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN in the interpreter
