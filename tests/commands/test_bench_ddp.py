@@ -47,7 +47,7 @@ def run(tmp_path):
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=tmp_path,
-            env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            env=environment | {"PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=120,

@@ -36,7 +36,7 @@ def c10d(rank: int, port: int) -> list[str]:
 
 def run_together(commands: list[list[str]]) -> list[tuple[str, str]]:
     """Output and errors of commands that need each other; all are ended if one fails or is late."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    environment = os.environ | {"COLUMNS": "80"}
     processes = [
         subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         for each in commands
