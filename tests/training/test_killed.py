@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -13,12 +14,13 @@ import pytest
 
 from tests.pool import Pool
 from tests.scripts import run_script
+from tests.training import scenario
 from tests.training.toy import train_toy
 from thinpipe.training.checkpoints.folder import checkpoints, newest
 from thinpipe.training.checkpoints.manifest import read_manifest
 from thinpipe.training.settings import Running
 
-SCENARIO = str(Path(__file__).parent / "scenario.py")
+SCENARIO = str(scenario.__file__)
 CHUNKS, STEPS = 3, 8
 CLIENT, SERVER = 0, 2  # a unit of each
 
@@ -35,14 +37,24 @@ def facts_for(directory: Path, compress: str, unit: int) -> dict[str, Any]:
     return {"save": str(directory / "saved"), "compress_forward": compress, "kill_unit": unit, "kill_call": call}
 
 
+def run_here(facts: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and words of a run whose workers are forked from what has imported everything; none may be left."""
+    code = scenario.run(facts)
+    left = [each.name for each in multiprocessing.active_children() if each.name.startswith("thinpipe-worker")]
+    assert not left
+    return code, capfd.readouterr().err
+
+
 def unbroken_sha256(pool: Pool, compress: str) -> str:
     return pool.run(train_toy, 2, "dropout", Running(), {"compress_forward": compress})[0].end.parameters_sha256
 
 
 @pytest.mark.parametrize(("compress", "unit"), [("sort:8", SERVER), ("power:4", CLIENT), ("delta(uniform:2)", SERVER)])
-def test_killed_and_resumed_ends_as_unbroken(pool: Pool, tmp_path: Path, compress: str, unit: int) -> None:
+def test_killed_and_resumed_ends_as_unbroken(
+    pool: Pool, tmp_path: Path, capfd: pytest.CaptureFixture[str], compress: str, unit: int
+) -> None:
     facts = facts_for(tmp_path, compress, unit)
-    code, output = run_script(SCENARIO, json.dumps(facts), limit_s=120)
+    code, output = run_here(facts, capfd)
     saved = Path(facts["save"])
     assert code == 1, output
     assert f"worker {int(unit == SERVER)}: killed by signal 9" in output, output
@@ -56,9 +68,11 @@ def test_killed_and_resumed_ends_as_unbroken(pool: Pool, tmp_path: Path, compres
 
 
 @pytest.mark.parametrize(("compress", "unit"), [("power:4", SERVER), ("delta(uniform:2)", CLIENT)])
-def test_killed_with_a_restart_left_ends_as_unbroken(pool: Pool, tmp_path: Path, compress: str, unit: int) -> None:
+def test_killed_with_a_restart_left_ends_as_unbroken(
+    pool: Pool, tmp_path: Path, capfd: pytest.CaptureFixture[str], compress: str, unit: int
+) -> None:
     facts = facts_for(tmp_path, compress, unit) | {"max_restarts": 1}
-    code, output = run_script(SCENARIO, json.dumps(facts), limit_s=120)
+    code, output = run_here(facts, capfd)
     assert code == 0, output
     assert "thinpipe: starting again from " in output, output
     progress = read_manifest(newest(Path(facts["save"]))).progress
