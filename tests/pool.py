@@ -10,10 +10,13 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from thinpipe.workers.forking import import_ahead
-
 # By the process that workers are forked from: four of them that import all of it take twenty seconds.
-PRELOADED = ("thinpipe.codecs.kernels.cpu", "transformers.modeling_utils", "tests.training.toy")
+PRELOADED = [
+    "thinpipe.workers.preload",
+    "thinpipe.codecs.kernels.cpu",
+    "transformers.models.llama.modeling_llama",
+    "tests.training.toy",
+]
 LIMIT_S = 150  # a combination takes a fraction of a second; importing torch in all workers, on two busy cores, thirty
 
 
@@ -21,8 +24,8 @@ class Pool:
     """``run(function, workers, ...)`` calls ``function(group, ...)`` on the first so many workers, in one group."""
 
     def __init__(self, workers: int) -> None:
-        import_ahead(*PRELOADED)
         context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._rendezvous = tempfile.NamedTemporaryFile(prefix="thinpipe-test-")  # noqa: SIM115
         self._ends: list[Connection] = []
         self.processes = []
