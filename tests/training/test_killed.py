@@ -24,7 +24,7 @@ SCENARIO = str(scenario.__file__)
 CHUNKS, STEPS = 3, 8
 CLIENT, SERVER = 0, 2  # a unit of each
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(240)
 
 # Another one every time; THINPIPE_KILL_SEED=N gives those of a run that failed.
 SEED = int(os.environ.get("THINPIPE_KILL_SEED", random.SystemRandom().randrange(10**6)))
@@ -84,7 +84,7 @@ def test_a_restart_whose_newest_checkpoint_is_damaged_takes_the_one_before(pool:
     """Killed in step 6, the parts of step 5 cut: one restart is enough, from step 4."""
     saved = tmp_path / "saved"
     facts = {"save": str(saved), "compress_forward": "sort:8", "kill_unit": SERVER, "kill_call": 5 * CHUNKS + 2}
-    code, output = run_script(SCENARIO, json.dumps(facts | {"max_restarts": 1, "damage": True}), limit_s=120)
+    code, output = run_script(SCENARIO, json.dumps(facts | {"max_restarts": 1, "damage": True}), limit_s=170)
     assert code == 0, output
     assert output.count("thinpipe: starting again from ") == 1, output
     assert "step 5 is damaged: part-0.safetensors has 100 bytes, and " in output
@@ -112,7 +112,7 @@ def test_a_signal_ends_all_workers_and_the_last_checkpoint_is_named_once(
     ended, output = run_script(
         SCENARIO,
         json.dumps(facts),
-        limit_s=120,
+        limit_s=170,
         interrupt_when=lambda: len(checkpoints(saved)) > 0,
         interrupt_with=number,
     )
