@@ -245,6 +245,11 @@ def test_tiles_are_those_of_the_cpu(spec: str, count: int) -> None:
     assert_tiles_alike(spec, x)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_tiles_nearly_all_of_one_sign_keep_a_level_for_the_other(sign: int) -> None:
+    assert_tiles_alike("tile:2+zero", sign * torch.linspace(-1, 0, 512).where(torch.arange(512) % 256 > 0, 1e-3))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_tiles_of_other_float_types(dtype: torch.dtype) -> None:
     assert_tiles_alike("tile:4", torch.randn(3000, generator=torch.Generator().manual_seed(0)).to(dtype))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.pool import Pool
+from tests.processes import local_workers
 from tests.scripts import run_script
 from tests.training import scenario
 from tests.training.toy import train_toy
@@ -40,8 +40,7 @@ def facts_for(directory: Path, compress: str, unit: int) -> dict[str, Any]:
 def run_here(facts: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Exit code and words of a run whose workers are forked from what has imported everything; none may be left."""
     code = scenario.run(facts)
-    left = [each.name for each in multiprocessing.active_children() if each.name.startswith("thinpipe-worker")]
-    assert not left
+    assert not local_workers()
     return code, capfd.readouterr().err
 
 
