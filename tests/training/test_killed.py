@@ -18,7 +18,7 @@ from tests.training import scenario
 from tests.training.toy import train_toy
 from thinpipe.training.checkpoints.folder import checkpoints, newest
 from thinpipe.training.checkpoints.manifest import read_manifest
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 
 SCENARIO = str(scenario.__file__)
 CHUNKS, STEPS = 3, 8

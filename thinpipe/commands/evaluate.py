@@ -19,7 +19,8 @@ from thinpipe.measure import report
 from thinpipe.measure.figures import columns_of, figure, row_of
 from thinpipe.measure.record import Record, check_writable
 from thinpipe.options import OptionError, flags_in_errors, like, option, read
-from thinpipe.training.settings import PANELS, Running, Settings
+from thinpipe.training.running import Running
+from thinpipe.training.settings import PANELS, Settings
 from thinpipe.training.trained import WHAT, Trained
 from thinpipe.workers.errors import WorkerError
 from thinpipe.workers.membership import member

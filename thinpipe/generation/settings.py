@@ -12,8 +12,8 @@ from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.spec import codec
 from thinpipe.models.pretrained import PretrainedModel
 from thinpipe.options import OptionError, above, between, check, like, option
+from thinpipe.training.running import Running
 from thinpipe.training.settings import PANELS as TRAINING_PANELS
-from thinpipe.training.settings import Running
 from thinpipe.training.settings import Settings as Training
 from thinpipe.workers.membership import PATIENCE_S, member
 from thinpipe.workers.network import check_launch

@@ -13,7 +13,8 @@ import typer
 
 from thinpipe.commands.terminal import one_line_errors, takes
 from thinpipe.options import option, read
-from thinpipe.training.settings import LINKS, MACHINES, OUT, PANELS, Capture, Running, Settings
+from thinpipe.training.running import Capture, Running
+from thinpipe.training.settings import LINKS, MACHINES, OUT, PANELS, Settings
 from thinpipe.workers.membership import member
 from thinpipe.workloads.tasks import TASKS
 from thinpipe.workloads.tasks import task as find_task
