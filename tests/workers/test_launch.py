@@ -94,12 +94,6 @@ def test_asks_how_many_workers() -> None:
         run_workers(rank_and_size, 10)
 
 
-def test_joins_under_torchrun() -> None:
-    code, output = run_script("-m", "torch.distributed.run", "--nproc-per-node=2", SCENARIO, "none")
-    assert code == 0, output
-    assert output.count("trained") == 2
-
-
 def test_a_script_ends_with_its_workers() -> None:
     code, output = run_script(SCENARIO, "die")
     assert code != 0
