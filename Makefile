@@ -11,7 +11,7 @@ demo: .venv/installed
 
 test: .venv/installed
 	$(BIN)/pytest --numprocesses auto --dist worksteal -m "not rate"
-	$(BIN)/pytest -m rate $$(grep -rl mark.rate tests) # what must have the machine to itself
+	$(BIN)/pytest -m rate $$(grep -rl --include '*.py' mark.rate tests) # what must have the machine to itself
 
 # Breaks so many small runs, each in one way that the seed says: docs/faults.md.
 N ?= 50
