@@ -13,7 +13,7 @@ from typing import Any
 # By the process that workers are forked from: four of them that import all of it take twenty seconds.
 PRELOADED = [
     "thinpipe.workers.preload",
-    "thinpipe.codecs.kernels.cpu",
+    "tests.compiled",
     "transformers.models.llama.modeling_llama",
     "tests.training.toy",
 ]
