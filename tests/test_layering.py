@@ -21,7 +21,7 @@ ALLOWED = {
     "thinpipe.__main__": {"thinpipe.cli"},
     "thinpipe.cli": {"thinpipe.commands"},
     "thinpipe.codecs": {"thinpipe.codecs"},
-    "thinpipe.workers": {"thinpipe.workers"},
+    "thinpipe.workers": {"thinpipe.workers", "thinpipe.measure.readable"},
     "thinpipe.pipeline": {
         "thinpipe.pipeline",
         "thinpipe.workers",

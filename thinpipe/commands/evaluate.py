@@ -53,7 +53,7 @@ class Asked:
     device: Any = like(Settings, "device", default=None)
     threads: Any = like(Settings, "threads", default=None)
     compress: str | None = like(Training, "compress", help="Codec of activations, or 8bit, 4bit, 2bit.", default=None)
-    link: float | None = like(Running, "link", default=None)
+    link: Any = like(Running, "link", default=None)
     patience_s: float = like(Running, "patience_s", default=Running.patience_s)
     json: Path | None = like(Training, "json", default=None)
     rank: int | None = like(Training, "rank", default=None)

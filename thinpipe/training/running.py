@@ -12,7 +12,8 @@ from thinpipe.options import OptionError, Rule, between, check, option
 from thinpipe.pipeline.links.spec import encoding
 from thinpipe.training.settings import COUNT, HOW, LINKS, MACHINES, OUT, SAVE, Settings
 from thinpipe.workers.membership import PATIENCE_S, member
-from thinpipe.workers.network import check_launch, parse_link
+from thinpipe.workers.network import check_launch
+from thinpipe.workers.shape import Shaping, parse_links
 
 
 def _step_numbers(text: str) -> tuple[int, ...]:
@@ -22,13 +23,14 @@ def _step_numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(number) for number in numbers}))
 
 
-def _one_rate(text: str) -> float | None:
-    if "," in text:
+def _one_link(text: str) -> Shaping | None:
+    links = parse_links(text)
+    if len(links) > 1:
         raise OptionError(
             f"a run has links of one rate, as in {{link}} 100mbit; got {text}. Give one: `thinpipe bench pipeline` "
             "takes several, or start a run for each"
         )
-    return parse_link(text)
+    return links[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +92,13 @@ class Running:
         parse=parse_size,
         default=4 << 30,
     )
-    link: float | None = option(  # Mbit/s between the workers
-        "Workers in network namespaces with links of this rate, as in 100mbit; needs root.",
+    link: Shaping | None = option(
+        "Workers in network namespaces with such links, as in 100mbit; 100mbit/20mbit,40ms,0.1%: rates to and from the "
+        "client, delay one way, loss; FILE.toml: one for each pair. Needs root.",
         panel=LINKS,
-        metavar="RATE",
+        metavar="LINK",
         shown="as the machine is",
-        parse=_one_rate,
+        parse=_one_link,
         default=None,
     )
     in_process: bool = option(
