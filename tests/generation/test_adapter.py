@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.training.test_lora import LORA
 from tests.training.toy import world_in
 from thinpipe.cli import app
 from thinpipe.commands.evaluate import _settled
+from thinpipe.engines.world import SetupError
 from thinpipe.generation.worker import Run
 from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.training.running import Running
@@ -37,11 +39,19 @@ def settings_of(folder: Path, **given: Any) -> Settings:
 
 
 def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[Assessed, list[Run]]:
-    """Train adapters and export them; evaluate and generate with what was exported."""
+    """Train adapters and export them; evaluate and generate with what was exported, if all have the same."""
     train_home(group, folder, Running(export=folder / "adapter"), LORA)
     world, adapter = world_in(group), SavedAdapter(folder / "adapter")
     settings = settings_of(folder, workers=world.workers)
     assessed = assess(task("lm"), settings, world, run=None, adapter=adapter, part="validation")
+    if world.worker:
+        shutil.copytree(adapter.folder, folder / "other")
+        adapter = SavedAdapter(folder / "other")
+        with (adapter.folder / "adapter_model.safetensors").open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\0")
+    with pytest.raises(SetupError, match="these differ:\n  adapter: "):
+        assess(task("lm"), settings, world, run=None, adapter=adapter, part="validation")
     return assessed, work(group, folder / "model", {"adapter": str(folder / "adapter")})
 
 

@@ -115,7 +115,7 @@ def _train(
     check_room: CheckRoom,
     notices: list[str],
 ) -> Finished:
-    data, facts = read_data(task, settings, world, companions=_companions(settings, running))
+    data, facts = read_data(task, settings, world, companions=_companions(settings, running.resume))
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
     kept = {} if data is None else data.companions
     engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
@@ -168,17 +168,14 @@ def _train(
 def assess(
     task: Task, settings: Settings, world: World, *, run: Path | None, adapter: SavedAdapter | None = None, part: Part
 ) -> Assessed:
-    """One worker's part in the evaluation of a model, with the weights of a run's newest checkpoint if one is named, or
-    with adapters.
+    """One worker's part in the evaluation of a model: as it is, as a run's newest checkpoint has it, or with adapters.
 
     The client's result counts. Of a run, all workers see the folder.
     """
     if world.workers > 1:
         digest = world.together(lambda: None if adapter is None else adapter.digest())
         _agree(settings.to_json() | {"run": run is not None, "adapter": digest, "part": part}, world)
-    data, facts = read_data(
-        task, settings, world, None if run is None or settings.config is None else companions_of(run), trains=False
-    )
+    data, facts = read_data(task, settings, world, _companions(settings, run), trains=False)
     engine, _, _ = _prepare(task, settings, Running(), world, facts, {}, adapter)
     engine.warm_up()
     if run is not None:
@@ -349,9 +346,9 @@ def _save_bytes(running: Running, size: int) -> int:
     return size * max(1, running.keep + 1 - len(checkpoints(running.save)))
 
 
-def _companions(settings: Settings, running: Running) -> Path | None:
-    """Where a run from scratch that goes on has kept its tokenizer, if this worker sees it."""
-    return None if running.resume is None or settings.config is None else companions_of(running.resume)
+def _companions(settings: Settings, run: Path | None) -> Path | None:
+    """Where an earlier run from scratch has kept its tokenizer, if this worker sees it."""
+    return None if run is None or settings.config is None else companions_of(run)
 
 
 def _saver(
