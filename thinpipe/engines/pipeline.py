@@ -197,6 +197,14 @@ class PipelineEngine(Engine):
             return 0.0, 0.0
         return float(torch.stack(self._losses).detach().mean()), self.loss.correct()
 
+    def expect_step(self) -> None:
+        for stage in self.training_stages:
+            stage.ends.expect_step()
+
+    def call_off(self) -> None:
+        for stage in self.training_stages:
+            stage.ends.call_off()
+
     def _begin_batch(self, number: int, batches: int) -> None:
         for stage in self.training_stages:
             stage.begin_batch(number * self._cutting.chunks)

@@ -104,6 +104,19 @@ class Ends:
         self.backward_send = None if sent else self.backward_send
         self.backward_recv = None if received else self.backward_recv
 
+    def expect_step(self) -> None:
+        """The next thing that happens is a training step like the last: its senders hear now that it is expected.
+
+        Otherwise they hear of it from the first action of a step, and wait for that.
+        """
+        for end in self.receives:
+            end.expect_step()
+
+    def call_off(self) -> None:
+        """It does not come, on no worker."""
+        for end in (*self.sends, *self.receives):
+            end.call_off()
+
     def begin_step(self, step: int) -> None:
         self.events.clear()
         for end in self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -36,6 +37,13 @@ class SendLink(Link):
     def finish(self) -> None:
         """(4) Wait until everything sent has left."""
         self.transport.await_sends()
+
+    def call_off(self) -> None:
+        """The step that the other end expects does not come: a byte in place of each message."""
+        for numbers in self.all_messages() if self.transport.ahead else ():
+            message = Message(self.step, *numbers, buffer=torch.zeros(1, dtype=torch.uint8))
+            self.transport.start(message)
+            self.transport.await_work(message)
 
     def _encode(self, chunk: int, index: int, tensor: Tensor) -> Message:
         slot, form = self.slots[index], self.encoding.form(chunk, index)
