@@ -30,7 +30,7 @@ from thinpipe.pipeline.links.message import checksum_bytes, is_packed, most_byte
 from thinpipe.pipeline.links.send import SendLink, Tap
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.links.spec import encoding, once
-from thinpipe.pipeline.order import Order
+from thinpipe.pipeline.order import Order, in_flight
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
@@ -126,6 +126,8 @@ class PipelineEngine(Engine):
             backward=links.backward,
             samples=links.samples,
             copies_in=links.copies_in,
+            # As many as the order has on their way: a worker that could compute does not wait for a link.
+            window=in_flight(self._cutting.order, self.stage_count, self._cutting.chunks),
             deferred_batch_norm=training,
             recompute=training and self._recompute,
             seed=links.seed,

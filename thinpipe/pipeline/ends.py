@@ -31,6 +31,7 @@ class LinkOptions:
     seed: int = 0  # of codecs that round at random (``+sr``). With the same one, a run repeats bit for bit
     samples: int | None = None  # how many different ones there are: ``forward="delta(...)"`` needs to know
     copies_in: Path | None = None  # where to keep its copies of them on disk; None: in memory
+    window: int = SendLink.window  # chunks that a link has under way before the worker waits for the oldest
     post_ahead: bool | None = None  # all receives of a step when it starts; None: where messages have tags (gloo)
 
 
@@ -64,6 +65,8 @@ class Ends:
         self.forward_send: SendLink | None = end(SendLink, stage, stage + 1)
         self.backward_recv: RecvLink | None = end(RecvLink, stage + 1, stage)
         self.backward_send: SendLink | None = end(SendLink, stage, stage - 1)
+        for send in self.sends:
+            send.window = options.window
         self.set_seed(options.seed)
 
     def __iter__(self) -> Iterator[Link]:

@@ -14,10 +14,6 @@ from thinpipe.pipeline.links.link import Link
 from thinpipe.pipeline.links.message import Message
 from thinpipe.pipeline.links.slot import Slot
 
-# Chunks a link has under way before its worker waits for the oldest: enough to keep the network busy while the next
-# ones are computed, few enough that 1F1B keeps its promise about memory.
-WINDOW = 4
-
 Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, what is to be sent
 
 
@@ -25,13 +21,14 @@ class SendLink(Link):
     """Encodes into buffers that are used again."""
 
     tap: Tap | None = None  # is shown every tensor before it is encoded
+    window = 4  # chunks under way before the worker waits for the oldest, whose wire takes memory
 
     def forget(self) -> None:
         self.transport.memory.forget()
 
     def send(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
-        """(2) Encode and send, or return the operations that send. Waits only if WINDOW chunks are under way."""
-        self.transport.await_sends(but=WINDOW - 1)
+        """(2) Encode and send, or return the operations that send. Waits only if a window of chunks is under way."""
+        self.transport.await_sends(but=self.window - 1)
         return self.transport.send([self._encode(chunk, index, tensor) for index, tensor in enumerate(tensors)])
 
     def finish(self) -> None:
