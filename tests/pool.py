@@ -68,7 +68,7 @@ def _serve(worker: int, workers: int, rendezvous: str, end: Connection) -> None:
         world_size=workers,
         timeout=timedelta(seconds=LIMIT_S),
     )
-    groups = {count: dist.new_group(list(range(count))) for count in range(2, workers + 1)}
+    groups = {count: dist.new_group(list(range(count))) for count in range(1, workers + 1)}
     while True:
         function, count, args = end.recv()
         torch.manual_seed(0)

@@ -49,7 +49,7 @@ def test_given_shapes_meet_given_contents():
 
 
 def test_unknown_content_and_file_with_shape_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="relu6, outliers, laplace, masked; got 'relu7'"):
+    with pytest.raises(ValueError, match="relu6, outliers, laplace, heavy, masked; got 'relu7'"):
         choose_cases([], ["relu7"], None)
     with pytest.raises(ValueError, match="not both"):
         choose_cases(["2,3"], [], tmp_path / "tensors.safetensors")

@@ -6,8 +6,12 @@ the same.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +23,7 @@ from thinpipe.codecs.kernels import Kernels, cpu, select
 
 tl = pytest.importorskip("triton.language")
 cuda = pytest.importorskip("thinpipe.codecs.kernels.cuda")
+launching = sys.modules["thinpipe.codecs.kernels.cuda.launch"]
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -37,7 +42,7 @@ def set_constants(monkeypatch: pytest.MonkeyPatch, **constants: int) -> None:
 @pytest.fixture(autouse=True)
 def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_GPU:
-        set_constants(monkeypatch, SAMPLE=256, KEY_COPIES=1, COPIES=1, MIDDLE=1024, GROUPS=32)
+        set_constants(monkeypatch, SAMPLE=256, SPLITTERS=64, COPIES=1, MIDDLE=1024, BORDERS=32)
         monkeypatch.setattr(cuda.order, "DIRECT", 3000)
 
 
@@ -69,6 +74,8 @@ def receiving(x: Tensor) -> Tensor:
         ("uniform:8", "laplace"),
         ("sort:3+1+zero", "laplace"),
         ("fast:4+3+zero", "outliers"),
+        ("sort:12+4", "relu6"),
+        ("sort:2+5", "laplace"),
     ],
 )
 def test_wires_are_those_of_the_cpu(spec: str, name: str) -> None:
@@ -156,7 +163,7 @@ def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -
         def forbidden(*args: object) -> None:
             raise AssertionError("a bracket did not hold its cut")
 
-        monkeypatch.setattr(cuda.select, "search_everything", forbidden)
+        monkeypatch.setattr(cuda.select, "open_all", forbidden)
     x = content(name, (40_000 if ON_GPU else 9000,))
     assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
 
@@ -165,7 +172,7 @@ def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("sign", [1, -1], ids=["upper ends", "lower ends"])
 def test_cuts_at_ends_of_brackets_that_many_values_share(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each quarter a value of its own that 15 % share, from 2 % before the cut on: so it ends the cut's bracket."""
-    monkeypatch.setattr(cuda.select, "search_everything", None)
+    monkeypatch.setattr(cuda.select, "open_all", None)
     generator = torch.Generator().manual_seed(0)
     parts = []
     for number, percent in enumerate((23, 10, 10, 12)):  # values between the shared ones, and then one that is shared
@@ -179,7 +186,7 @@ def test_cuts_at_ends_of_brackets_that_many_values_share(sign: int, monkeypatch:
 @pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
 def test_zeros_of_both_signs_are_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a mask makes them of positive and negative gradients; searching everything for them would be slow."""
-    monkeypatch.setattr(cuda.select, "search_everything", None)
+    monkeypatch.setattr(cuda.select, "open_all", None)
     x = content("laplace", (9000,)) * (torch.arange(9000) % 4 == 0)
     assert torch.signbit(x[x == 0]).any()
     assert torch.equal(
@@ -189,34 +196,30 @@ def test_zeros_of_both_signs_are_one_value(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
 def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = []
-    search = cuda.select.search_everything
-    monkeypatch.setattr(cuda.select, "search_everything", lambda *args: (searched.append(1), search(*args)))
-    monkeypatch.setattr(cuda.order, "slots_per_column", lambda n, programs: cuda.reading.ROWS.value)
+    searched = watch_searching_everything(monkeypatch)
+    monkeypatch.setattr(cuda.order, "slots_per_column", lambda n, programs, cuts: cuda.reading.EACH.value)
     x = content("laplace", (20_000,))
     assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
     assert searched
 
 
-@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
-@pytest.mark.parametrize("name", ["outliers", "laplace"])
-def test_the_lists_around_cuts_are_enough(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No search by the bits of keys, which is the slow way and gives the same."""
-    monkeypatch.setattr(cuda.select, "count_all", None)
-    x = content(name, (9000,))
-    assert torch.equal(encoded("sort:6+2", x), encoded("sort:6+2", x, cpu))
+def watch_searching_everything(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets longer whenever the whole tensor is searched for cuts."""
+    searched: list[int] = []
+    search = cuda.select.open_all
+    monkeypatch.setattr(cuda.select, "open_all", lambda *args: (searched.append(1), search(*args)))
+    return searched
 
 
 @pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
-def test_lists_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search by the bits of keys takes over."""
-    searched = []
-    search = cuda.select.count_all
-    monkeypatch.setattr(cuda.select, "count_all", lambda *args: (searched.append(1), search(*args)))
-    monkeypatch.setattr(cuda.narrow, "ROOM", tl.constexpr(2))
-    x = content("laplace", (9000,))
-    assert torch.equal(encoded("sort:6+2", x), encoded("sort:6+2", x, cpu))
-    assert searched
+@pytest.mark.parametrize(("spec", "values", "everything"), [("sort:4+3", 12, False), ("sort:3+4", 24, True)])
+def test_few_different_values(spec: str, values: int, everything: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 31 thresholds around what many values share are few enough for one read; more are too many."""
+    searched = watch_searching_everything(monkeypatch)
+    x = torch.randint(0, values, (9000,), generator=torch.Generator().manual_seed(0)) / 7
+    wire = encoded(spec, x)
+    assert torch.equal(decoded(spec, wire, x), decoded(spec, encoded(spec, x, cpu), x, cpu))
+    assert bool(searched) == everything
 
 
 TILES = [
@@ -316,7 +319,7 @@ def squared_error(spec: str, x: Tensor, kernels: Kernels = cuda) -> float:
 @pytest.mark.parametrize(("bits", "name"), [(1, "laplace"), (4, "relu6"), (4, "outliers")])
 def test_small_codebooks_are_as_good_as_on_the_cpu(bits: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_GPU:
-        set_constants(monkeypatch, GROUPS=128)
+        set_constants(monkeypatch, BORDERS=128)
     x = content(name, (8000,))
     assert squared_error(f"kmeans:{bits}", x) <= 1.01 * squared_error(f"kmeans:{bits}", x, cpu)
 
@@ -396,3 +399,49 @@ def test_encoding_and_decoding_inside_a_cuda_graph(spec: str) -> None:
     graph.replay()
     assert torch.equal(wire, codec.encode(x))
     assert torch.equal(out, codec.decode(wire, torch.empty_like(x)))
+
+
+class FakeKernel:
+    """Notes what is compiled and run."""
+
+    def __init__(self, name: str, log: list[str], seconds: float = 0) -> None:
+        self.__name__, self.log, self.seconds = name, log, seconds
+
+    def warmup(self, *arguments: object, grid: tuple[int], **options: object) -> FakeKernel:
+        self.log.append(f"compile {self.__name__}")
+        time.sleep(self.seconds)
+        return self
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        return lambda *arguments: self.log.append(f"run {self.__name__} {grid[0]}")
+
+
+@pytest.fixture
+def without_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Launches as on a GPU, with what is compiled forgotten, and locks in a folder of the test's own."""
+    monkeypatch.setattr(launching, "INTERPRETED", False)
+    monkeypatch.setattr(launching, "_compiled", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.skipif(ON_GPU, reason="without a GPU as on one")
+def test_kernels_of_a_call_are_compiled_before_any_runs(without_interpreter: None) -> None:
+    log: list[str] = []
+    first, second = FakeKernel("first", log), FakeKernel("second", log)
+    launches = [launching.Launch(kernel, 3, (torch.zeros(4), 7)) for kernel in (first, second, first)]
+    launching.launch(*launches)
+    assert sorted(log[:2]) == ["compile first", "compile second"]
+    assert log[2:] == ["run first 3", "run second 3", "run first 3"]
+    launching.launch(launches[1])
+    assert log[5:] == ["run second 3"]
+
+
+@pytest.mark.skipif(ON_GPU, reason="without a GPU as on one")
+def test_a_long_compilation_is_announced(
+    without_interpreter: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launching, "SILENT_S", 0.01)
+    launching.launch(launching.Launch(FakeKernel("slow_kernel", [], seconds=0.3), 1, (torch.zeros(4),)))
+    assert capsys.readouterr().err == "thinpipe: compiling for the GPU, once on this machine: slow_kernel\n"

@@ -15,7 +15,7 @@ from tests.training.toy import ToyTask, run_toy, saved_model
 from thinpipe.cli import app
 from thinpipe.commands.train.settle import settle_run
 from thinpipe.measure.record import Record
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.workers import launch
 from thinpipe.workers.network import missing_for_networks
 

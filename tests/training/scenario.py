@@ -19,7 +19,7 @@ from torch import nn
 from tests.training.toy import Ears, ToyTask, settings_for
 from thinpipe.commands.train.run import carry_out
 from thinpipe.training.checkpoints.folder import newest
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 
 
 class Speaker(Ears):

@@ -16,7 +16,7 @@ from thinpipe import codec
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.training.batches import SampleOrder
-from thinpipe.training.settings import Capture, Running
+from thinpipe.training.running import Capture, Running
 from thinpipe.training.worker import train
 from thinpipe.workloads.tasks import task
 

@@ -16,7 +16,7 @@ from tests.scripts import run_script
 from tests.training.toy import train_toy
 from thinpipe.training.checkpoints.folder import checkpoints, newest
 from thinpipe.training.checkpoints.manifest import read_manifest
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 
 SCENARIO = str(Path(__file__).parent / "scenario.py")
 CHUNKS, STEPS = 3, 8

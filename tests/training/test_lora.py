@@ -20,7 +20,7 @@ from tests.training.test_export import GIVEN, TOKENS, contents, export, home, tr
 from tests.training.toy import run_toy
 from thinpipe.cli import app
 from thinpipe.training.checkpoints.folder import newest
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.workloads.tasks import task
 
 LORA: dict[str, Any] = GIVEN | {"lora": 4, "lr": 0.02, "optimizer": "adamw", "epochs": 2}

@@ -13,7 +13,7 @@ import pytest
 from tests.pool import Pool
 from tests.training.toy import Ears, settings_for, world_in
 from tests.workloads import written
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.training.worker import train
 from thinpipe.workloads.tasks import TASKS, task
 

@@ -6,7 +6,6 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -44,6 +43,7 @@ def time_calls(
     budget_s: float = 0.25,
     compiles: bool = False,
     device: torch.device = _CPU,
+    between: Callable[[], object] | None = None,
 ) -> Times:
     """Time a call until it ran ``repeat`` times or for ``budget_s`` seconds, whichever comes first.
 
@@ -56,27 +56,52 @@ def time_calls(
         return Times((first_ms,))
     if device.type == "cuda":
         warm_ms = elapsed_ms(call, device=device)
-        return time_iterations(call, iterations=max(1, min(repeat, int(1e3 * budget_s / warm_ms))), device=device)
+        iterations = max(1, min(repeat, int(1e3 * budget_s / warm_ms)))
+        return time_iterations(call, iterations=iterations, device=device, between=between)
     samples: list[float] = []
     while len(samples) < repeat and (not samples or sum(samples) < 1e3 * budget_s):
         samples.append(elapsed_ms(call, device=device))
     return Times(tuple(samples))
 
 
-def time_iterations(call: Callable[[], object], *, iterations: int, device: torch.device = _CPU) -> Times:
+def time_iterations(
+    call: Callable[[], object],
+    *,
+    iterations: int,
+    device: torch.device = _CPU,
+    between: Callable[[], object] | None = None,
+) -> Times:
     """Time calls that follow each other, as the iterations of a training loop do.
 
     On a GPU by its own clock, without waiting for it in between: waiting would count the launches it hides.
+    ``between``: what a GPU does before each of them, and is not counted.
     """
     if device.type != "cuda":
         return Times(tuple(elapsed_ms(call, device=device) for _ in range(iterations)))
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
+    marks = []
+    stop = _mark()
+    for _ in range(iterations):
+        start = stop
+        if between is not None:
+            between()
+            start = _mark()
         call()
-        mark.record()
+        stop = _mark()
+        marks.append((start, stop))
     torch.cuda.synchronize(device)
-    return Times(tuple(start.elapsed_time(stop) for start, stop in pairwise(marks)))
+    return Times(tuple(start.elapsed_time(stop) for start, stop in marks))
+
+
+def _mark() -> torch.cuda.Event:
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record()
+    return mark
+
+
+def flush_caches(device: torch.device) -> Callable[[], object]:
+    """What leaves nothing of before in a GPU's caches: a write four times as large as the last of them."""
+    spare = torch.empty(4 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=device)
+    return spare.zero_
 
 
 def peak_extra_bytes(call: Callable[[], object], *, device: torch.device = _CPU) -> int | None:

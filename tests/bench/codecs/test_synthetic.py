@@ -42,6 +42,11 @@ def test_laplace_has_both_signs_and_long_tails():
     assert 4.5 < kurtosis < 7.5  # 6 for Laplace, 3 for a normal distribution
 
 
+def test_heavy_has_longer_tails_still():
+    x = load("heavy")
+    assert x.pow(4).mean() / x.pow(2).mean() ** 2 > 50
+
+
 def test_half_of_a_masked_gradient_is_zero_between_both_signs():
     x = load("masked")
     assert 0.45 < (x == 0).float().mean() < 0.55

@@ -23,7 +23,10 @@ class Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Beside a plain copy of the tensor, and beside the least that reading one and writing the other takes."""
+    """Beside a plain copy of the tensor, and beside the least that reading one and writing the other takes.
+
+    On a GPU with its caches flushed before every call; resident: with what the call before left in them.
+    """
 
     copy_ms: float = figure("copy\nms", format=".2f")
     encode_ms: float = figure("encode\nms", format=".2f", better="lower")
@@ -34,6 +37,8 @@ class Times:
     decode_gb_per_s: float = figure("decode\nGB/s", format=".2f", better="higher")
     encode_copies: float = figure("encode\ncopies", format=".1f", better="lower")
     decode_copies: float = figure("decode\ncopies", format=".1f", better="lower")
+    encode_resident_ms: float | None = figure("encode\nresident", format=".3f", better="lower")
+    decode_resident_ms: float | None = figure("decode\nresident", format=".3f", better="lower")
     first_encode_ms: float = figure("first\nms", format=".0f")
     encode_floors: float = figure("encode\nfloors", format=".1f", better="lower")
     decode_floors: float = figure("decode\nfloors", format=".1f", better="lower")

@@ -49,16 +49,32 @@ def _measure(case: Case, x: Tensor, codec_: Codec, settings: Settings, with_refe
 
 
 def _time(x: Tensor, codec_: Codec, wire: Tensor, decoded: Tensor, settings: Settings, with_reference: bool) -> Times:
-    def timed(call: Callable[[], object], compiles: bool = False) -> meter.Times:
+    flush = meter.flush_caches(x.device) if x.device.type == "cuda" else None
+
+    def timed(call: Callable[[], object], compiles: bool = False, resident: bool = False) -> meter.Times:
         return meter.time_calls(
-            call, repeat=settings.repeat, budget_s=settings.budget, compiles=compiles, device=x.device
+            call,
+            repeat=settings.repeat,
+            budget_s=settings.budget,
+            compiles=compiles,
+            device=x.device,
+            between=None if resident else flush,
         )
 
     compiles = isinstance(codec_, KernelCodec)
-    first_ms = meter.elapsed_ms(lambda: codec_.encode(x, out=wire), device=x.device)
+
+    def encode() -> Tensor:
+        return codec_.encode(x, out=wire)
+
+    def decode() -> Tensor:
+        return codec_.decode(wire, decoded)
+
+    first_ms = meter.elapsed_ms(encode, device=x.device)
     copy = timed(lambda: decoded.copy_(x))
-    encode = timed(lambda: codec_.encode(x, out=wire), compiles)
-    decode = timed(lambda: codec_.decode(wire, decoded), compiles)
+    encoding, decoding = timed(encode, compiles), timed(decode, compiles)
+    resident = (
+        (timed(encode, resident=True).median_ms, timed(decode, resident=True).median_ms) if flush else (None, None)
+    )
     reference_ms = None
     if with_reference and isinstance(codec_, KernelCodec):
         literal = codec(codec_.spec, kernels="reference")
@@ -68,17 +84,19 @@ def _time(x: Tensor, codec_: Codec, wire: Tensor, decoded: Tensor, settings: Set
     floor_ms = copy.median_ms * (tensor_bytes + wire.numel()) / (2 * tensor_bytes)
     return Times(
         copy_ms=copy.median_ms,
-        encode_ms=encode.median_ms,
-        encode_p95_ms=encode.p95_ms,
-        decode_ms=decode.median_ms,
-        decode_p95_ms=decode.p95_ms,
-        encode_gb_per_s=tensor_bytes / encode.median_ms / 1e6,
-        decode_gb_per_s=tensor_bytes / decode.median_ms / 1e6,
-        encode_copies=encode.median_ms / copy.median_ms,
-        decode_copies=decode.median_ms / copy.median_ms,
+        encode_ms=encoding.median_ms,
+        encode_p95_ms=encoding.p95_ms,
+        decode_ms=decoding.median_ms,
+        decode_p95_ms=decoding.p95_ms,
+        encode_gb_per_s=tensor_bytes / encoding.median_ms / 1e6,
+        decode_gb_per_s=tensor_bytes / decoding.median_ms / 1e6,
+        encode_copies=encoding.median_ms / copy.median_ms,
+        decode_copies=decoding.median_ms / copy.median_ms,
+        encode_resident_ms=resident[0],
+        decode_resident_ms=resident[1],
         first_encode_ms=first_ms,
-        encode_floors=encode.median_ms / floor_ms,
-        decode_floors=decode.median_ms / floor_ms,
+        encode_floors=encoding.median_ms / floor_ms,
+        decode_floors=decoding.median_ms / floor_ms,
         reference_encode_ms=reference_ms,
-        encode_speedup=None if reference_ms is None else reference_ms / encode.median_ms,
+        encode_speedup=None if reference_ms is None else reference_ms / encoding.median_ms,
     )

@@ -12,7 +12,14 @@ from typing import Literal
 import torch
 
 from thinpipe.bench.codecs.bitsandbytes import NAMES as OUTSIDE_NAMES
-from thinpipe.bench.codecs.synthetic import CONTENTS, DEFAULT_CONTENTS, Case, cases_from_file, made_cases
+from thinpipe.bench.codecs.synthetic import (
+    CONTENTS,
+    DEFAULT_CONTENTS,
+    DEFAULT_GPU_CONTENTS,
+    Case,
+    cases_from_file,
+    made_cases,
+)
 from thinpipe.bench.inputs import HOW, RESULTS, WHAT, find_device, parse_codecs, shared
 from thinpipe.codecs import FAMILIES, Codec
 from thinpipe.codecs.recipes import RECIPES
@@ -50,12 +57,12 @@ class Settings:
     )
     content: tuple[str, ...] = option(
         "What they hold; repeat for several. relu6: an activation, half zeros. outliers: normal, six channels 20 "
-        "times larger. laplace: a gradient. masked: a gradient, half zeros.",
+        "times larger. laplace: a gradient. heavy: the same with longer tails. masked: a gradient, half zeros.",
         panel=WHAT,
         metavar="NAME",
         kind=list[str],
         parse=tuple,
-        shown=" ".join(DEFAULT_CONTENTS),
+        shown=f"{' '.join(DEFAULT_CONTENTS)}; on a GPU {' '.join(DEFAULT_GPU_CONTENTS)}",
         default=(),
     )
     from_: Path | None = option(
@@ -127,4 +134,5 @@ def choose_cases(
         check_fits(
             f"{{shape}} {words}: the tensor, and what is decoded,", 8 * math.prod(shape), "take a smaller one", device
         )
-    return made_cases(chosen, list(dict.fromkeys(contents)) or DEFAULT_CONTENTS)
+    usual = DEFAULT_CONTENTS if device == "cpu" else DEFAULT_GPU_CONTENTS
+    return made_cases(chosen, list(dict.fromkeys(contents)) or usual)

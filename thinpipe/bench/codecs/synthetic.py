@@ -56,6 +56,11 @@ def laplace(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return x.mul_(torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1))
 
 
+def heavy(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """A gradient with tails far longer still: every value is some value of ``laplace``, cubed."""
+    return laplace(shape, generator).pow_(3)
+
+
 def masked(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """A gradient that came back through a ReLU: half of it is exactly zero, in the middle of the rest."""
     x = laplace(shape, generator)
@@ -66,9 +71,11 @@ CONTENTS: dict[str, Callable[[Sequence[int], torch.Generator], Tensor]] = {
     "relu6": relu6,
     "outliers": outliers,
     "laplace": laplace,
+    "heavy": heavy,
     "masked": masked,
 }
 DEFAULT_CONTENTS = ("relu6", "outliers", "laplace")
+DEFAULT_GPU_CONTENTS = ("relu6", "outliers", "heavy")  # on which kernels differ most in speed
 
 
 def made_cases(shapes: Sequence[tuple[int, ...]], contents: Sequence[str]) -> list[Case]:

@@ -35,6 +35,8 @@ _GPU_COSTS = (
     replace(_BY_NAME["decode_ms"], format=".3f"),
     _BY_NAME["encode_floors"],
     _BY_NAME["decode_floors"],
+    _BY_NAME["encode_resident_ms"],
+    _BY_NAME["decode_resident_ms"],
     replace(_BY_NAME["copy_ms"], format=".3f"),
     _BY_NAME["first_encode_ms"],
     _BY_NAME["encode_speedup"],
@@ -53,8 +55,10 @@ COST_NOTE = (
     "literal algorithm. extra memory: while encoding, tensors."
 )
 GPU_COST_NOTE = (
-    "floors: times of reading the tensor and writing the wire, or the other way round, at the\n"
-    "speed of the copy. first: the first call, which compiles what is not in Triton's cache."
+    "encode, decode, copy: caches flushed before every call. resident: they hold what the call\n"
+    "before left there. floors: times of reading the tensor and writing the wire, or the other\n"
+    "way round, at the speed of the copy. first: the first call, which compiles what is not in\n"
+    "Triton's cache."
 )
 
 MEANS_NOTE = "Captured tensors: the mean over steps and chunks of a direction and link."

@@ -83,8 +83,9 @@ class RecvLink(Link):
         if message is None:
             integers = self.integers(self.slots[index])
             message = self._messages[chunk, index] = Message(self.step, chunk, index, integers=integers)
-            most = memory.most_bytes(self.encoding.most_bytes(index), packed=integers is not None)
-            message.room = memory.buffer(most)
+            if self.route.handover is None:  # or the sender's memory is used
+                most = memory.most_bytes(self.encoding.most_bytes(index), packed=integers is not None)
+                message.room = memory.buffer(most)
         return message
 
     def _expect(self, chunk: int, index: int) -> Message:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SPAN = tl.constexpr(4096)  # values that a program reads at a time
-ROWS = tl.constexpr(16)  # of a span
-COLUMNS = tl.constexpr(256)  # as many as threads: what each of them keeps is a column of its own
 MOST_PROGRAMS = tl.constexpr(512)  # of a launch
+
+
+@triton.constexpr_function
+def bits_of(count):
+    """The number that two must be raised to for a power of two."""
+    return count.bit_length() - 1
 
 
 @triton.jit
 def wait_for_all(counter, arrivals):
     """Go on when ``arrivals`` programs have come: everything they stored before is seen after.
 
-    All programs of the launch must be running at once: the launch is a cooperative one.
+    All programs of the launch must be running at once: the launch is a cooperative one. What was loaded before may
+    still be in a processor's first cache: what changes is loaded around it (``.cg``), or lies where nothing was loaded.
     """
     tl.debug_barrier()
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
@@ -25,10 +29,29 @@ def wait_for_all(counter, arrivals):
 
 
 @triton.jit
+def lesser(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def greater(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def total(parts, step, programs):
     """The sum of what the first so many programs stored, each ``step`` behind the last."""
     lanes = tl.arange(0, MOST_PROGRAMS)
     return tl.sum(tl.load(parts + step * lanes, mask=lanes < programs, other=0, cache_modifier=".cg"), axis=0)
+
+
+@triton.jit
+def store_extent(extents, low, high, there):
+    """The least and the greatest of this program's values, never -0, and NaN if one of them is not finite."""
+    mine = extents + tl.program_id(0)
+    tl.store(mine, tl.min(tl.where(there, low, float("inf")), axis=0) + 0.0)
+    tl.store(mine + MOST_PROGRAMS, tl.max(tl.where(there, high, float("-inf")), axis=0) + 0.0)
+    tl.store(mine + 2 * MOST_PROGRAMS, tl.sum(tl.where(there, low * 0.0 + high * 0.0, 0.0), axis=0))
 
 
 @triton.jit
@@ -43,30 +66,15 @@ def whole_extent(extents):
 
 
 @triton.jit
-def hidden_one():
-    """1, where the compiler makes slower code of what it knows."""
-    return tl.num_programs(1)
-
-
-@triton.jit
-def single_columns():
-    """0 to COLUMNS - 1, one to a thread: if the compiler saw that they follow each other, it would give a thread four.
-
-    Their masks differ, so that four loads would follow, each of a quarter of the bytes that it fetches.
-    """
-    return tl.arange(0, COLUMNS) ^ (hidden_one() - 1)
-
-
-@triton.jit
 def key_of(x):
-    """The bits of a float32 as an int32 whose order is the order of the floats."""
+    """The bits of a float32 as an int32 whose order is the order of the floats; -0 has the key of 0."""
     bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return tl.where(bits < 0, -0x80000000 - bits, bits)
 
 
 @triton.jit
 def float_of(key):
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return tl.where(key < 0, -0x80000000 - key, key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -90,9 +98,9 @@ def sample_places(index, stride):
 
 
 @triton.jit
-def load_values(x, places, mask, MAGNITUDE: tl.constexpr):
-    """Values as float32, -0 as 0; or their magnitudes, where NaN counts as infinity. Anything where the mask is off."""
-    values = tl.load(x + places, mask=mask).to(tl.float32) + 0.0
+def plain(values, MAGNITUDE: tl.constexpr):
+    """Values as float32; or their magnitudes, where NaN counts as infinity."""
+    values = values.to(tl.float32)
     if MAGNITUDE:
         values = tl.where(values != values, float("inf"), tl.abs(values))
     return values

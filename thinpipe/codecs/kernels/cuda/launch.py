@@ -1,33 +1,58 @@
-"""Launches a kernel, the second time and later without Triton's own binding of arguments, which takes longer."""
+"""Launches kernels, the second time and later without Triton's own binding of arguments, which takes longer.
+
+What is not compiled yet is compiled at once, all that the launches of a call need in threads beside each other, and a
+kernel by one process of a machine: the others wait, and find it in Triton's cache on disk.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import fcntl
+import sys
+import threading
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # Triton's interpreter on the CPU, for tests
+SILENT_S = 1.0  # so long nothing is said: kernels of Triton's cache are there sooner
+LOCKS = 64  # files: two kernels that share one compile one after the other
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
-def launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...], **options: Any) -> None:
-    """Run ``programs`` programs of a kernel on the device of its first argument, on the current stream."""
+class Launch(NamedTuple):
+    """So many programs of a kernel. Its first argument is a tensor; constants follow the other arguments."""
+
+    kernel: Any
+    programs: int
+    arguments: tuple[Any, ...]
+    constants: tuple[Any, ...] = ()
+    options: dict[str, Any] = {}  # noqa: RUF012, nobody changes it
+
+
+def launch(*launches: Launch) -> None:
+    """Run kernels one after the other on the device of their first argument, on the current stream."""
     if INTERPRETED:
-        kernel[(programs,)](*arguments, *constants)
+        for each in launches:
+            each.kernel[(each.programs,)](*each.arguments, *each.constants)
         return
-    device = arguments[0].device
+    device = launches[0].arguments[0].device
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return launch(kernel, programs, arguments, constants, **options)
-    key = (id(kernel), device.index, constants, *map(_kind, arguments))
-    compiled = _compiled.get(key)
-    if compiled is None:
-        _compiled[key] = kernel[(programs,)](*arguments, *constants, **options)
-    else:
-        compiled[(programs, 1, 1)](*arguments, *constants)
+            return launch(*launches)
+    keys = [(id(each.kernel), device.index, each.constants, *map(_kind, each.arguments)) for each in launches]
+    missing = {key: each for key, each in zip(keys, launches, strict=True) if key not in _compiled}
+    if missing:
+        _compile(missing, device)
+    for key, each in zip(keys, launches, strict=True):
+        _compiled[key][(each.programs, 1, 1)](*each.arguments, *each.constants)
 
 
 def _kind(argument: Tensor | int) -> Any:
@@ -35,3 +60,39 @@ def _kind(argument: Tensor | int) -> Any:
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     return argument == 1, argument % 16 == 0, argument >= 1 << 31
+
+
+def _compile(launches: dict[tuple[Any, ...], Launch], device: torch.device) -> None:
+    def compiled(each: Launch) -> Any:
+        with torch.cuda.device(device), _alone(each):  # every thread has a current device of its own
+            return each.kernel.warmup(*each.arguments, *each.constants, grid=(each.programs,), **each.options)
+
+    names = ", ".join(each.kernel.__name__ for each in launches.values())
+    with _said_after_a_while(names), ThreadPoolExecutor(len(launches)) as pool:
+        _compiled.update(zip(launches, pool.map(compiled, launches.values()), strict=True))
+
+
+@contextlib.contextmanager
+def _said_after_a_while(names: str) -> Iterator[None]:
+    line = f"thinpipe: compiling for the GPU, once on this machine: {names}"
+    timer = threading.Timer(SILENT_S, lambda: print(line, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def _alone(each: Launch) -> Iterator[None]:
+    """While no other process of the machine compiles the same; where nothing can be written, side by side with them."""
+    what = repr((each.kernel.__name__, each.constants, *map(_kind, each.arguments)))
+    number = zlib.crc32(what.encode()) % LOCKS
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            folder = Path(triton.knobs.cache.dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(folder / f"thinpipe-{number}.lock", "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        yield

@@ -1,4 +1,4 @@
-"""Order statistics of a tensor: memory and launches for all of its cuts, three at a time (select.py)."""
+"""Order statistics of a tensor: memory and launches for all of its cuts, 15 at a time (select.py)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.kernels.cuda import places
-from thinpipe.codecs.kernels.cuda.brackets import SAMPLE, larger_sample
-from thinpipe.codecs.kernels.cuda.device import COLUMNS
-from thinpipe.codecs.kernels.cuda.launch import INTERPRETED, launch
-from thinpipe.codecs.kernels.cuda.reading import room_for_all
-from thinpipe.codecs.kernels.cuda.select import select_kernel
+from thinpipe.codecs.kernels.cuda.launch import INTERPRETED, Launch
+from thinpipe.codecs.kernels.cuda.reading import EACH, THREADS, room_for_all
+from thinpipe.codecs.kernels.cuda.sample import thresholds_kernel
+from thinpipe.codecs.kernels.cuda.select import extent_kernel, read_kernel, select_kernel
 
-DIRECT = 1 << 17  # so few values need no sample
+DIRECT = 1 << 14  # so few values need no sample
 PROGRAMS_PER_PROCESSOR = 2
 COOPERATIVE = {"num_warps": 8, "maxnreg": 128, "launch_cooperative_grid": True}  # so many programs run at once
+READING = {"num_warps": 8, "maxnreg": 128}
+MOST_CUTS = 15  # of a launch
 
 
 @functools.cache
@@ -27,34 +28,44 @@ def programs_on(index: int | None) -> int:
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(index).multi_processor_count
 
 
-def slots_per_column(n: int, programs: int) -> int:
-    """Room for kept values: for all of a small tensor, else for three times as many as expected."""
+def slots_per_column(n: int, programs: int, cuts: int) -> int:
+    """Room for kept values: for all of a small tensor, else for twice as many as expected, and some."""
     most = room_for_all(n, programs)
-    return min(most, 96 + most // 10)
-
-
-def _scratch_floats(n: int, programs: int, sampled: bool) -> int:
-    size = places.DRAWN.value + SAMPLE.value
-    if sampled:
-        size += max(larger_sample(n), places.LISTS.value) + slots_per_column(n, programs) * COLUMNS.value * programs
-    return size
+    return min(most, 48 + most * (2 + cuts) // 80)
 
 
 def order_statistics(
-    x: Tensor, ranks: list[int], wire: Tensor, *, buckets: int, levels: int, magnitude: bool = False
-) -> Tensor:
-    """The values at these ranks and after each, and with them the wire's header; all is in the scratch memory."""
-    n = x.numel()
-    programs = programs_on(x.device.index)
-    sampled = bool(ranks) and n > DIRECT
-    groups = -(-len(ranks) // 3) or 1
-    counters = torch.zeros(groups, places.COUNTERS if ranks else 2, dtype=torch.int32, device=x.device)
-    scratch = torch.empty(_scratch_floats(n, programs, sampled), dtype=torch.float32, device=x.device)
-    size, room = larger_sample(n), slots_per_column(n, programs)
-    for i in range(groups):
-        group = ranks[3 * i : 3 * i + 3]
-        three = (group + 3 * group[-1:] + [0, 0, 0])[:3]
-        arguments = (x, n, wire, counters if groups == 1 else counters[i], scratch, *three, 3 * i, levels, size, room)
-        constants = (len(group), buckets, i == groups - 1 and not magnitude, sampled, magnitude)
-        launch(select_kernel, programs, arguments, constants, **COOPERATIVE)
-    return scratch
+    x: Tensor, wire: Tensor, cuts: int, small: int, larger: int, *, buckets: tuple[int, int, bool] = (0, 0, False)
+) -> tuple[Tensor, list[Launch]]:
+    """Memory that the values at cuts and after each will be in, and the launches for that.
+
+    Cut i, from 1 on, comes before the value of rank ``i * small + min(i, larger)``. ``buckets``: how many, bits of
+    their levels, and whether one of these is zero; with them the wire's header is written. Without, magnitudes count.
+    """
+    n, programs = x.numel(), programs_on(x.device.index)
+    sampled = n > DIRECT
+    room = slots_per_column(n, programs, min(cuts, MOST_CUTS)) if sampled else EACH.value
+    floats = places.KEPT.value + room * THREADS.value * programs
+    scratch = torch.empty(floats, dtype=torch.float32, device=x.device)
+    launches = []
+    for first in range(0, cuts, MOST_CUTS):
+        counters = torch.zeros(places.COUNTERS, dtype=torch.int32, device=x.device)
+        here = min(cuts - first, MOST_CUTS)
+        finish = buckets if first + here == cuts else (0, 0, False)
+        tensor, magnitude = (x, n, counters, scratch), (not buckets[0],)
+        cut = (small, larger, first, here)
+        if sampled:
+            launches.append(Launch(thresholds_kernel, programs, (*tensor, *cut), magnitude, COOPERATIVE))
+        launches.append(Launch(read_kernel, programs, (*tensor, room, int(sampled)), magnitude, READING))
+        arguments = (x, n, wire, counters, scratch, *cut, finish[0], finish[1], int(finish[2]), room)
+        launches.append(Launch(select_kernel, programs, arguments, magnitude, COOPERATIVE))
+    return scratch, launches
+
+
+def extent(x: Tensor, wire: Tensor, level_bits: int, zero: bool) -> tuple[Tensor, list[Launch]]:
+    """The same for the one bucket of a tensor without cuts."""
+    counters = torch.zeros(1, dtype=torch.int32, device=x.device)
+    scratch = torch.empty(places.SPLITTER_VALUES.value, dtype=torch.float32, device=x.device)
+    programs = min(places.MOST_PROGRAMS.value, 2 * programs_on(x.device.index))
+    arguments = (x, x.numel(), wire, counters, scratch, level_bits, int(zero))
+    return scratch, [Launch(extent_kernel, programs, arguments, (), {"num_warps": 8})]

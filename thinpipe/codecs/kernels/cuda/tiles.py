@@ -11,7 +11,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.codes import BLOCK, PIECE, ROUND, width_at
+from thinpipe.codecs.kernels.cuda.codes import ROUND
+from thinpipe.codecs.kernels.cuda.device import bits_of, greater, lesser
+from thinpipe.codecs.kernels.cuda.planes import (
+    BLOCK,
+    PIECE,
+    load_codes,
+    load_short_codes,
+    store_codes,
+    store_short_codes,
+)
 from thinpipe.codecs.layout import BFLOAT16_MAX as _BFLOAT16_MAX
 from thinpipe.codecs.layout import TILE_HUGE, TILE_LEAST_STEP, TILE_UNIT
 
@@ -22,32 +31,18 @@ BFLOAT16_MAX = tl.constexpr(_BFLOAT16_MAX)
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 
 
-@triton.constexpr_function
-def _bits_of(count):
-    return count.bit_length() - 1
-
-
 @triton.jit
 def _transformed(values, SPAN: tl.constexpr, TILE: tl.constexpr):
     """The Hadamard transform of every tile: pairs of neighbours first, then ever further apart."""
-    bits: tl.constexpr = _bits_of(SPAN)
+    bits: tl.constexpr = bits_of(SPAN)
     cube = tl.reshape(values, [2] * bits)
-    for stage in tl.static_range(_bits_of(TILE)):
+    for stage in tl.static_range(bits_of(TILE)):
         word = cube.to(tl.int32, bitcast=True)
         other = (word ^ tl.xor_sum(word, bits - 1 - stage, True)).to(tl.float32, bitcast=True)
         sign = tl.reshape(1.0 - 2.0 * tl.arange(0, 2), [1] * (bits - stage - 1) + [2] + [1] * stage)
-        cube = other + cube * sign  # a + b in the place of a, a - b in that of b
+        # a + b in the place of a, a - b in that of b: a product with 1 or -1 is exact, fused or not.
+        cube = tl.fma(cube, tl.broadcast_to(sign, cube.shape), other)
     return tl.reshape(cube, [SPAN]) * TILE**-0.5
-
-
-@triton.jit
-def _lesser(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _greater(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -133,16 +128,18 @@ def _codes_of(
     if ROT:
         values = _transformed(values, SPAN, TILE)
     rows = tl.reshape(values, [COUNT, TILE])
-    lo, hi = tl.reduce(rows, 1, _lesser) + 0.0, tl.reduce(rows, 1, _greater) + 0.0
+    lo, hi = tl.reduce(rows, 1, lesser), tl.reduce(rows, 1, greater)
+    lo, hi = _spread(lo, COUNT) + 0.0, _spread(hi, COUNT) + 0.0  # -0 is 0
     finite = (lo - lo == 0) & (hi - hi == 0)
     lo, hi = tl.where(finite, lo, 0.0), tl.where(finite, hi, 0.0)
     unit = tl.where(tl.maximum(tl.abs(lo), tl.abs(hi)) >= HUGE, UNIT, 1.0)
     if ZERO:
-        step, point = _step_with_zero(tl.minimum(lo, 0.0) * unit, tl.maximum(hi, 0.0) * unit, TOP)
-        second = point.to(tl.int32)
+        step, base = _step_with_zero(tl.minimum(lo, 0.0) * unit, tl.maximum(hi, 0.0) * unit, TOP)
+        second = base.to(tl.int32)
     else:
         low = _bfloat16_down(lo)
-        step = _step(low * unit, hi * unit, TOP)
+        base = low * unit
+        step = _step(base, hi * unit, TOP)
         second = tl.where(finite, low, float("nan")).to(tl.int32, bitcast=True) >> 16
     step = tl.minimum(step, unit * BFLOAT16_MAX)
     inverse = tl.where(step > 0, tl.div_rn(0.0 * step + 1.0, tl.where(step > 0, step, 1.0)), 0.0)
@@ -150,10 +147,18 @@ def _codes_of(
     first = tl.where(finite, step * tl.where(unit < 1, 1 / UNIT, 1.0), float("nan")).to(tl.int32, bitcast=True) >> 16
     _store_words(wire, tile, first, tile < tiles)
     _store_words(wire + 2 * tiles, tile, second, tile < tiles)
-    scaled = rows * unit[:, None]
-    t = scaled * inverse[:, None] + point[:, None] if ZERO else (scaled - (low * unit)[:, None]) * inverse[:, None]
-    t = tl.reshape(tl.minimum(tl.maximum(t, 0.0), 1.0 * TOP), [SPAN])  # NaN becomes 0
+    odd = tl.max(((unit < 1) | ~finite).to(tl.int32), axis=0) > 0
+    least = -base * step if ZERO else base
+    if odd:  # kept within the levels, which ordinary values are but for a rounding
+        most = least + TOP * step
+        scaled = rows * _spread(unit, COUNT)[:, None]
+        scaled = tl.minimum(tl.maximum(scaled, _spread(least, COUNT)[:, None]), _spread(most, COUNT)[:, None])
+        rows = tl.where(_spread(finite.to(tl.int32), COUNT)[:, None] > 0, scaled, 0.0)
+    base, inverse = _spread(base, COUNT)[:, None], _spread(inverse, COUNT)[:, None]
+    t = rows * inverse + base if ZERO else (rows - base) * inverse
+    t = tl.reshape(t, [SPAN])
     if SR:
+        t = tl.minimum(tl.maximum(t, 0.0), 1.0 * TOP)
         whole = tl.floor(t)
         chance = _draw(start, key_low, key_high, SPAN)
         return whole.to(tl.int32) + (chance < t - whole).to(tl.int32)
@@ -162,30 +167,12 @@ def _codes_of(
 
 
 @triton.jit
-def _store_plane(codes, wire, BIT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, BLOCKS: tl.constexpr):
-    """The plane of WIDTH bits of every code of whole blocks, from BIT on, if one starts there: WIDTH is 0 if not."""
-    if WIDTH > 0:
-        parts = tl.reshape((codes >> BIT) & ((1 << WIDTH) - 1), [BLOCKS, 8 // WIDTH, WIDTH, PIECE])
-        shifts = tl.reshape(tl.arange(0, 8 // WIDTH) * WIDTH, [1, 8 // WIDTH, 1, 1])
-        packed = tl.reshape(tl.sum(parts << shifts, axis=1), [BLOCKS * WIDTH * PIECE])
-        index = tl.arange(0, BLOCKS * WIDTH * PIECE)
-        row = index // PIECE
-        place = (row // WIDTH) * (PIECE * BITS) + (BIT + row % WIDTH) * PIECE + index % PIECE
-        tl.store(wire + tl.max_contiguous(place, PIECE), packed.to(tl.uint8))
+def _spread(each, COUNT: tl.constexpr):
+    """The same numbers, one to a thread: without this every thread would compute those of all tiles it has a part of.
 
-
-@triton.jit
-def _store_short_plane(codes, count, piece, wire, BIT: tl.constexpr, WIDTH: tl.constexpr):
-    """The same of a block of fewer codes, which are in memory."""
-    if WIDTH > 0:
-        column = tl.arange(0, PIECE)
-        for g in tl.static_range(WIDTH):
-            packed = tl.zeros([PIECE], tl.int32)
-            for i in tl.static_range(8 // WIDTH):
-                place = (g + i * WIDTH) * piece + column
-                code = tl.load(codes + place, mask=(column < piece) & (place < count), other=0).to(tl.int32)
-                packed |= ((code >> BIT) & ((1 << WIDTH) - 1)) << (i * WIDTH)
-            tl.store(wire + (BIT + g) * piece + column, packed.to(tl.uint8), mask=column < piece)
+    Called a second time, it hands them back to the threads of their tiles.
+    """
+    return tl.gather(each, tl.arange(0, COUNT), 0)
 
 
 @triton.jit(do_not_specialize=["tiles", "key_low", "key_high"])
@@ -196,11 +183,9 @@ def encode_tile_kernel(
     """A whole span for every program."""
     start = tl.program_id(0).to(tl.int64) * SPAN
     key_low, key_high = tl.cast(key_low, tl.int32), tl.cast(key_high, tl.int32)
-    values = tl.load(x + start + tl.arange(0, SPAN)).to(tl.float32) + 0.0
+    values = tl.load(x + start + tl.arange(0, SPAN)).to(tl.float32)
     codes = _codes_of(values, start, wire, tiles, key_low, key_high, BITS, TILE, SPAN, ROT, SR, ZERO)
-    codes_at = wire + 4 * tiles + start // 8 * BITS
-    for bit in tl.static_range(BITS):
-        _store_plane(codes, codes_at, bit, width_at(bit, BITS), BITS, SPAN // BLOCK)
+    store_codes(codes, wire + 4 * tiles + start // 8 * BITS, BITS, SPAN)
 
 
 @triton.jit(do_not_specialize=["n", "key_low", "key_high"])
@@ -214,53 +199,22 @@ def encode_rest_kernel(
     key_low, key_high = tl.cast(key_low, tl.int32), tl.cast(key_high, tl.int32)
     place = tl.arange(0, SPAN)
     if ROT:
-        values = tl.load(x + start + place, mask=start + place < n, other=0.0).to(tl.float32) + 0.0
+        values = tl.load(x + start + place, mask=start + place < n, other=0.0).to(tl.float32)
         count = tl.cast(tiles, tl.int64) * TILE - start
     else:  # the last value again, which changes neither end of its tile
-        values = tl.load(x + tl.minimum(start + place, n - 1)).to(tl.float32) + 0.0
+        values = tl.load(x + tl.minimum(start + place, n - 1)).to(tl.float32)
         count = n - start
     codes = _codes_of(values, start, wire, tiles, key_low, key_high, BITS, TILE, SPAN, ROT, SR, ZERO)
     tl.store(spare + place, codes.to(tl.uint8))
     tl.debug_barrier()
-    codes_at = wire + 4 * tiles + start // 8 * BITS
+    index = tl.arange(0, BLOCK)
     for block in tl.static_range(SPAN // BLOCK):
         held = tl.minimum(tl.maximum(count - block * BLOCK, 0), BLOCK)
-        for bit in tl.static_range(BITS):
-            _store_short_plane(
-                spare + block * BLOCK, held, tl.cdiv(held, 8), codes_at + block * (PIECE * BITS), bit, width_at(bit, BITS)
-            )  # fmt: skip
-
-
-@triton.jit
-def _load_plane(wire, BIT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr):
-    """What a plane adds to the codes of whole blocks; 0 if none starts at this bit."""
-    if WIDTH > 0:
-        BLOCKS: tl.constexpr = SPAN // BLOCK
-        index = tl.arange(0, BLOCKS * WIDTH * PIECE)
-        row = index // PIECE
-        place = (row // WIDTH) * (PIECE * BITS) + (BIT + row % WIDTH) * PIECE + index % PIECE
-        packed = tl.load(wire + tl.max_contiguous(place, PIECE)).to(tl.int32)
-        packed = tl.reshape(packed, [BLOCKS, 1, WIDTH, PIECE])
-        shifts = tl.reshape(tl.arange(0, 8 // WIDTH) * WIDTH, [1, 8 // WIDTH, 1, 1])
-        return tl.reshape(((packed >> shifts) & ((1 << WIDTH) - 1)) << BIT, [SPAN])
-    else:
-        return tl.zeros([SPAN], tl.int32)
-
-
-@triton.jit
-def _load_short_plane(wire, count, BIT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr):
-    """The same of fewer codes than a span holds."""
-    if WIDTH > 0:
-        place = tl.arange(0, SPAN)
-        block = place // BLOCK
-        held = tl.minimum(count - block * BLOCK, BLOCK)
-        piece = tl.maximum((held + 7) // 8, 1)
-        within = place % BLOCK
-        at = block * (PIECE * BITS) + (BIT + (within // piece) % WIDTH) * piece + within % piece
-        packed = tl.load(wire + at, mask=place < count, other=0).to(tl.int32)
-        return ((packed >> ((within // piece) // WIDTH * WIDTH).to(tl.int32)) & ((1 << WIDTH) - 1)) << BIT
-    else:
-        return tl.zeros([SPAN], tl.int32)
+        piece = tl.cdiv(held, 8)
+        at = index // PIECE * piece + index % PIECE
+        there = (index % PIECE < piece) & (at < held)
+        codes = tl.load(spare + block * BLOCK + at, mask=there, other=0).to(tl.int32)
+        store_short_codes(codes, piece, wire + 4 * tiles + (start + block * BLOCK) // 8 * BITS, BITS)
 
 
 @triton.jit
@@ -279,8 +233,10 @@ def _values_of(
         low = second.to(tl.float32, bitcast=True)
         unit = tl.where(tl.maximum(tl.abs(low), step) >= HUGE, UNIT, 1.0)
         scaled = (low * unit)[:, None] + rows.to(tl.float32) * (step * unit)[:, None]
-    kept_finite = tl.minimum(tl.maximum(scaled * (1 / UNIT), -FLOAT_MAX), FLOAT_MAX)
-    values = tl.reshape(tl.where(unit[:, None] < 1, kept_finite, scaled), [SPAN])
+    if tl.min(unit, axis=0) < 1:
+        kept_finite = tl.minimum(tl.maximum(scaled * (1 / UNIT), -FLOAT_MAX), FLOAT_MAX)
+        scaled = tl.where(unit[:, None] < 1, kept_finite, scaled)
+    values = tl.reshape(scaled, [SPAN])
     if ROT:
         values = _transformed(values, SPAN, TILE)
     return values
@@ -292,9 +248,7 @@ def decode_tile_kernel(
 ):
     """The inverse of encode_tile_kernel."""
     start = tl.program_id(0).to(tl.int64) * SPAN
-    codes = tl.zeros([SPAN], tl.int32)
-    for bit in tl.static_range(BITS):
-        codes |= _load_plane(wire + 4 * tiles + start // 8 * BITS, bit, width_at(bit, BITS), BITS, SPAN)
+    codes = load_codes(wire + 4 * tiles + start // 8 * BITS, BITS, SPAN)
     values = _values_of(codes, start, wire, tiles, TILE, SPAN, ROT, ZERO)
     tl.store(out + start + tl.arange(0, SPAN), values.to(out.dtype.element_ty))
 
@@ -307,9 +261,7 @@ def decode_rest_kernel(
     """The inverse of encode_rest_kernel."""
     start = tl.cast(n, tl.int64) // SPAN * SPAN
     count = tl.cast(tiles, tl.int64) * TILE - start if ROT else n - start
-    codes = tl.zeros([SPAN], tl.int32)
-    for bit in tl.static_range(BITS):
-        codes |= _load_short_plane(wire + 4 * tiles + start // 8 * BITS, count, bit, width_at(bit, BITS), BITS, SPAN)
+    codes = load_short_codes(wire + 4 * tiles + start // 8 * BITS, count, BITS, SPAN)
     values = _values_of(codes, start, wire, tiles, TILE, SPAN, ROT, ZERO)
     place = start + tl.arange(0, SPAN)
     tl.store(out + place, values.to(out.dtype.element_ty), mask=place < n)

@@ -16,8 +16,9 @@ from thinpipe.codecs.kernels.cuda.codebook.places import (
     TAIL_SHIFT,
     ZERO_BIN,
 )
-from thinpipe.codecs.kernels.cuda.device import key_of, load_values, sample_places
-from thinpipe.codecs.kernels.cuda.reading import load_part, parts
+from thinpipe.codecs.kernels.cuda.device import float_of, key_of, plain, sample_places
+from thinpipe.codecs.kernels.cuda.places import INTERVALS, UPPERS
+from thinpipe.codecs.kernels.cuda.reading import EACH, SPAN, load_anywhere, load_kept
 
 SAMPLE = tl.constexpr(4096)
 TAIL = tl.constexpr(1024)  # one in so many values of the sample lies beyond the middle, at either end
@@ -35,7 +36,8 @@ def draw_sample(x, n, drawn):
     size = sample_size(n)
     for start in range(tl.program_id(0) * BATCH, size, tl.num_programs(0) * BATCH):
         index = start + tl.arange(0, BATCH)
-        values = load_values(x, sample_places(index, tl.cast(n // size, tl.int64)), index < size, False)
+        places = sample_places(index, tl.cast(n // size, tl.int64))
+        values = plain(tl.load(x + places, mask=index < size, other=0.0), False)
         tl.store(drawn + index, values, mask=index < size)
 
 
@@ -89,17 +91,31 @@ def count_middle(x, n, counters, left, right, affine):
     counts = counters + COUNTS + (tl.program_id(0) % COPIES) * MIDDLE
     for start in range(tl.program_id(0) * BATCH, size, tl.num_programs(0) * BATCH):
         index = start + tl.arange(0, BATCH)
-        values = load_values(x, sample_places(index, stride), index < size, False)
+        values = plain(tl.load(x + sample_places(index, stride), mask=index < size, other=0.0), False)
         inside = (index < size) & (values >= left) & (values <= right)
         tl.atomic_add(counts + _bin_of(values, affine), 1, mask=inside, sem="relaxed")
 
 
 @triton.jit
-def count_tails(x, n, store, held, slots, counters, left, right, KEPT_ONES: tl.constexpr):
+def part_off_tails(table, left, right):
+    """Thresholds and uppers for the read, with which it keeps what lies below the middle or above it."""
+    lanes = tl.arange(0, INTERVALS)
+    tl.store(table + lanes, tl.where(lanes == 0, float_of(key_of(left) - 1), right))
+    tl.store(table + UPPERS + lanes, tl.where(lanes == 1, float("-inf"), float("inf")))
+    tl.debug_barrier()
+
+
+@triton.jit
+def count_tails(x, n, columns, held, counters, left, right, from_kept):
     """This program's values of the tails, among the kept ones or in the whole tensor, by the bits of their keys."""
     greatest = (counters + TAIL_GREATEST).to(tl.pointer_type(tl.uint32))
-    for part in range(0, parts(n, slots, KEPT_ONES)):
-        values, there = load_part(x, n, store, held, part, KEPT_ONES, False)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    spans = tl.cdiv(tl.cdiv(n, SPAN), programs).to(tl.int32)
+    for part in range(tl.where(from_kept, tl.cdiv(tl.max(held, axis=0), EACH), spans)):
+        if from_kept:
+            values, there = load_kept(columns, held, part * EACH)
+        else:
+            values, there = load_anywhere(x, n, program + tl.cast(part, tl.int64) * programs, False)
         there &= (values < left) | (values > right)
         keys = key_of(values)
         bins = (keys >> TAIL_SHIFT) + ZERO_BIN

@@ -1,0 +1,182 @@
+"""Where a tensor's cuts almost certainly are, from samples of it: thresholds and uppers for the read (reading.py).
+
+1. a sample of 4096 values is ranked by counting, every value against every other; every fourth is a splitter
+2. a sample of up to 524288 values is counted between the splitters: two of them enclose each cut
+
+The bracket of a cut is what lies above the lower of the two, up to the upper one with it. Its values are kept, unless
+many are equal: such a value is an interval of its own, which is counted and not kept. There are two of them at most,
+the upper end and the first splitter inside; what is shared by fewer fits among what is kept.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from thinpipe.codecs.kernels.cuda.device import bits_of, float_of, key_of, plain, sample_places, wait_for_all
+from thinpipe.codecs.kernels.cuda.places import (
+    ARRIVED_SAMPLING,
+    COPIES,
+    CUTS,
+    DRAWN,
+    INTERVALS,
+    SAMPLE_COUNTS,
+    SPLITTER_VALUES,
+    SPLITTERS,
+    TABLE,
+    THRESHOLDS,
+    UPPERS,
+)
+
+LARGER = tl.constexpr(1 << 19)  # values of the larger sample, at most
+# Half a bracket's width, in standard deviations of a rank in the larger sample: of a million cuts less than one is
+# elsewhere.
+DEVIATIONS = tl.constexpr(5.0)
+
+
+@triton.jit
+def rank_of_cut(cut, small, larger):
+    """The rank of the last value before a cut, as thinpipe.codecs.layout.bucket_bounds has it."""
+    cut = cut.to(tl.int64) + 1
+    return tl.maximum(cut * small + tl.minimum(cut, larger) - 1, 0)
+
+
+@triton.jit(do_not_specialize=["n", "small", "larger", "first_cut", "cuts"])
+def thresholds_kernel(x, n, counters, scratch, small, larger, first_cut, cuts, MAGNITUDE: tl.constexpr):
+    """Thresholds and uppers into the table."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    arrived = counters + ARRIVED_SAMPLING
+    drawn, splitters = scratch + DRAWN, scratch + SPLITTER_VALUES
+    size = tl.minimum(n // 4, LARGER).to(tl.int32)
+    _draw(x, n, drawn, MAGNITUDE)
+    wait_for_all(arrived, programs)
+    _rank(drawn, splitters)
+    wait_for_all(arrived, 2 * programs)
+    _count_gaps(x, n, size, splitters, counters + SAMPLE_COUNTS + (program % COPIES) * SPLITTERS, MAGNITUDE)
+    wait_for_all(arrived, 3 * programs)
+    if program == 0:
+        cut = tl.arange(0, CUTS)
+        share = rank_of_cut(first_cut + cut, small, larger).to(tl.float64) / n
+        count = _fill_table(scratch + TABLE, splitters, counters + SAMPLE_COUNTS, share, size, cut < cuts)
+        tl.store(counters + THRESHOLDS, count)
+
+
+@triton.jit
+def _draw(x, n, drawn, MAGNITUDE: tl.constexpr):
+    """This program's part of the smaller sample."""
+    MANY: tl.constexpr = 64
+    for start in range(tl.program_id(0) * MANY, 4 * SPLITTERS, tl.num_programs(0) * MANY):
+        index = start + tl.arange(0, MANY)
+        places = sample_places(index, tl.cast(n // (4 * SPLITTERS), tl.int64))
+        tl.store(drawn + index, plain(tl.load(x + places), MAGNITUDE))
+
+
+@triton.jit
+def _rank(drawn, splitters):
+    """Every program ranks a few values of the smaller sample and stores those that are splitters."""
+    FEW: tl.constexpr = 16
+    MANY: tl.constexpr = 256
+    for start in range(tl.program_id(0) * FEW, 4 * SPLITTERS, tl.num_programs(0) * FEW):
+        mine = start + tl.arange(0, FEW)
+        values = tl.load(drawn + mine)
+        before = tl.zeros([FEW, MANY], tl.int32)
+        for other in range(0, 4 * SPLITTERS, MANY):
+            others = other + tl.arange(0, MANY)
+            against = tl.load(drawn + others)
+            tied = (against[None, :] == values[:, None]) & (others[None, :] < mine[:, None])
+            before += ((against[None, :] < values[:, None]) | tied).to(tl.int32)
+        rank = tl.sum(before, axis=1)
+        tl.store(splitters + rank // 4, values, mask=rank % 4 == 3)
+
+
+@triton.jit
+def _count_gaps(x, n, size, splitters, counts, MAGNITUDE: tl.constexpr):
+    """This program's part of the larger sample, between the splitters."""
+    MANY: tl.constexpr = 2048
+    for start in range(tl.program_id(0) * MANY, size, tl.num_programs(0) * MANY):
+        index = start + tl.arange(0, MANY)
+        places = sample_places(index, tl.cast(n // size, tl.int64))
+        values = plain(tl.load(x + places, mask=index < size, other=0.0), MAGNITUDE)
+        tl.atomic_add(counts + _gap_of(values, splitters), 1, mask=index < size, sem="relaxed")
+
+
+@triton.jit
+def _gap_of(values, splitters):
+    """How many of all splitters but the last lie below each value."""
+    index = tl.zeros(values.shape, tl.int32)
+    half = SPLITTERS // 2
+    for _ in range(bits_of(SPLITTERS)):
+        index += tl.where(values > tl.load(splitters + (index + (half - 1))), half, 0)
+        half = half // 2
+    return index
+
+
+@triton.jit
+def _fill_table(table, splitters, counts, share, size, there):
+    """From the counts between splitters: a bracket for each cut, and what follows from all of them."""
+    gaps = tl.arange(0, SPLITTERS)
+    counted = tl.zeros([SPLITTERS], tl.int32)
+    for copy in range(COPIES):
+        counted += tl.load(counts + copy * SPLITTERS + gaps)
+    reached = tl.cumsum(counted, axis=0)
+    target = share * size
+    deviation = tl.sqrt(target * (1 - share)) * DEVIATIONS + 1
+    least, most = tl.floor(target - deviation).to(tl.int32), tl.ceil(target + deviation).to(tl.int32)
+    # The first splitter that is not certainly below the cut, and the first that is certainly not.
+    inside = tl.sum((reached[None, :] <= least[:, None]).to(tl.int32), axis=1)
+    last = tl.sum((reached[None, :] < most[:, None]).to(tl.int32), axis=1)
+    low = tl.load(splitters + inside - 1, mask=inside > 0, other=float("-inf"))
+    high = tl.load(splitters + last, mask=last < SPLITTERS - 1, other=float("inf"))
+    first, first_shared = _shared(splitters, inside)
+    _, high_shared = _shared(splitters, last)
+    kind = tl.arange(0, 8)[:, None]
+    values = tl.where(kind == 0, low[None, :], tl.where(kind == 1, _before(first)[None, :], first[None, :]))
+    values = tl.where(kind == 3, _before(high)[None, :], tl.where(kind == 4, high[None, :], values))
+    wanted = ((kind == 0) & (inside > 0)[None, :]) | ((kind == 1) | (kind == 2)) & first_shared[None, :]
+    wanted = (wanted | (((kind == 3) | (kind == 4)) & high_shared[None, :])) & there[None, :]
+    thresholds = _store_rising(table, tl.reshape(values, [8 * CUTS]), tl.reshape(wanted, [8 * CUTS]))
+    _store_uppers(table, low, tl.where(there, high, float("-inf")))
+    return thresholds
+
+
+@triton.jit
+def _shared(splitters, index):
+    """A splitter, and whether the next one is equal to it: then a part of all values is."""
+    value = tl.load(splitters + index, mask=index < SPLITTERS - 2, other=float("nan"))
+    return value, value == tl.load(splitters + index + 1, mask=index < SPLITTERS - 2, other=0.0)
+
+
+@triton.jit
+def _before(values):
+    """The greatest float below each."""
+    return float_of(key_of(values) - 1)
+
+
+@triton.jit
+def _store_rising(table, values, wanted):
+    """The different ones among the wanted values, in order, and infinity behind them -> how many; of too many, -1."""
+    index = tl.arange(0, 8 * CUTS)
+    lanes = tl.arange(0, INTERVALS)
+    tl.store(table + lanes, tl.full([INTERVALS], float("inf"), tl.float32))
+    same = (values[None, :] == values[:, None]) & (index[None, :] < index[:, None]) & wanted[None, :]
+    wanted = wanted & (tl.max(same.to(tl.int32), axis=1) == 0)
+    place = tl.sum(((values[None, :] < values[:, None]) & wanted[None, :]).to(tl.int32), axis=1)
+    count = tl.sum(wanted.to(tl.int32), axis=0)
+    count = tl.where(count < INTERVALS, count, -1)
+    tl.debug_barrier()
+    tl.store(table + place, values + 0.0, mask=wanted & (place < count))  # never -0, see negative
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def _store_uppers(table, low, high):
+    """Up to where the values of every interval are kept: the greatest end of brackets that reach down to its start."""
+    lanes = tl.arange(0, INTERVALS)
+    begin = tl.load(table + lanes - 1, mask=lanes > 0, other=float("-inf"))
+    end = tl.load(table + lanes)
+    reaches = low[None, :] <= begin[:, None]
+    upper = tl.max(tl.where(reaches, high[None, :], float("-inf")), axis=1)
+    one_value = key_of(end) - key_of(begin) == 1
+    tl.store(table + UPPERS + lanes, tl.where(one_value, float("-inf"), upper))
+    tl.debug_barrier()
