@@ -118,8 +118,10 @@ class Ends:
 
     def call_off(self) -> None:
         """It does not come, on no worker."""
-        for end in (*self.sends, *self.receives):
-            end.call_off()
+        for send in self.sends:
+            send.call_off()
+        for receive in self.receives:
+            receive.call_off()
 
     def begin_step(self, step: int) -> None:
         self.events.clear()
