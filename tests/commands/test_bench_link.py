@@ -11,6 +11,7 @@ from thinpipe.cli import app
 from thinpipe.measure.record import Record
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.workers.network import missing_for_networks
+from thinpipe.workers.shape import parse_link
 
 needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
 SIZE, MBIT_PER_S, LATE_S = 250_000, 10, 0.5
@@ -58,7 +59,7 @@ def test_a_late_sender_changes_recv_time_and_not_the_transfer(tmp_path):
     assert late["recv_gb_per_s"] < on_time["recv_gb_per_s"] / 2
 
 
-@needs_namespaces
+@pytest.mark.skipif(missing_for_networks(parse_link("1ms")) is not None, reason="no root or no /dev/net/tun here")
 @pytest.mark.rate
 def test_a_link_with_delay_and_two_rates_is_measured(tmp_path):
     """Machines that are busy make a round trip longer and a rate lower, never the other way."""

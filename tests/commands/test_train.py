@@ -132,6 +132,8 @@ def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
         (["--capture", "c.safetensors", "--capture-steps", "3,x"], "as in 10,100; got 3,x"),
         (["--link", "10mbit,100mbit"], "a run has links of one rate"),
         (["--link", "fast"], "--link is a rate from 1kbit to 600gbit"),
+        (["--link", "10mbit,5ms,7ms"], "--link is a rate from 1kbit to 600gbit"),
+        (["--link", "none.toml"], "none.toml cannot be read as links of pairs of workers"),
         (["--link", "10mbit", "--parallel", "none"], "--parallel none is one process"),
         (["--data", "nowhere", "--workers", "3"], "task digits takes --image-size, --width, --samples and not --data"),
         (["--task", "cifar10", "--no-pretrained", "--data", "/nowhere"], "/nowhere is none"),

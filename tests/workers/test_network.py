@@ -21,7 +21,8 @@ from thinpipe.workers.network import check_links, missing_for_networks, thin_net
 from thinpipe.workers.shape import parse_link, shaping_of
 
 ROOT = Path(__file__).parents[2]
-needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
+LACKS = missing_for_networks(parse_link("1ms"))
+needs_namespaces = pytest.mark.skipif(LACKS is not None, reason=f"no {LACKS} here")
 
 BYTES = 250_000
 HOLD = """
@@ -172,9 +173,9 @@ def send_around() -> tuple[float, str]:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_in_a_network_pass_its_links(workers: int) -> None:
-    with thin_network(10, workers) as thin:
+@pytest.mark.parametrize(("link", "workers"), [("10mbit", 2), ("10mbit", 3), ("10mbit,1ms", 3)])
+def test_workers_in_a_network_pass_its_links(link: str, workers: int) -> None:
+    with thin_network(parse_link(link), workers) as thin:
         results = run_workers(send_around, workers=workers, network=thin)
     assert [machine for _, machine in results] == [str(worker) for worker in range(workers)]
     for took, _ in results:
@@ -229,11 +230,12 @@ def test_one_line_where_devices_cannot_be_made(monkeypatch: pytest.MonkeyPatch) 
 def test_forwarded_links_have_their_own_rates(tmp_path: Path) -> None:
     """250 kB from worker 0 to worker 1 at 5 Mbit/s take 0.4 s, however fast the other pairs are."""
     path = tmp_path / "links.toml"
-    path.write_text('default = "100mbit,1ms"\n"0-1" = "100mbit/5mbit,1ms"\n')
+    path.write_text('default = "1gbit,1ms"\n"0-1" = "100mbit/5mbit,1ms"\n')
     with thin_network(parse_link(str(path)), 3) as thin:
         assert thin is not None
         routes = shown(thin.command(0, "ip", "route"))
         results = run_workers(send_around, workers=3, network=thin)
-    assert "10.213.0.0/16" in routes
+    assert "10.213.0.2 dev thinpipe scope link mtu 1500" in routes
+    assert "10.213.0.3 " not in routes  # its packets are as large as the device takes
     for took, _ in results:
         assert took > 0.9 * BYTES * 8 / 5e6

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from thinpipe.workers.shape import Shape, Shaping, link_facts, link_text, parse_link, parse_links, shaping_of
+from thinpipe.workers.shape import (
+    Shape,
+    Shaping,
+    link_facts,
+    link_text,
+    list_facts,
+    parse_link,
+    parse_links,
+    shaping_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +79,9 @@ def test_a_file_has_a_link_for_every_pair(tmp_path: Path) -> None:
     links = parse_link(str(path))
     assert links is not None
     assert (links.plain_mbit_per_s, link_text(links)) == (None, str(path))
+    told = {"file": str(path), "default": "1gbit,5ms", "0-1": "100mbit/20mbit,40ms,0.1%", "1-2": "none"}
+    assert list_facts([links, None, shaping_of(10.0)]) == [told, None, 10.0]
+    assert link_facts(links) == {"link_mbit_per_s": None, "link": told}
     ways = links.ways(3)
     facts = {
         pair: (way.queues[0].mbit_per_s, way.shape.delay_ms, way.shape.loss, way.mtu) for pair, way in ways.items()

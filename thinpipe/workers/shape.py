@@ -102,6 +102,14 @@ class Shaping:
     def text(self) -> str:
         return self.every.text if self.file is None else self.file
 
+    @property
+    def facts(self) -> float | str | dict[str, str]:
+        """What a record says of them: the rate in Mbit/s where that is all, the text, or what the file had."""
+        if self.file is None:
+            return self.plain_mbit_per_s or self.text
+        pairs = {f"{first}-{second}": shape.text for (first, second), shape in self.pairs}
+        return {"file": self.file, "default": self.every.text, **pairs}
+
     def check(self, workers: int) -> None:
         """OptionError where a pair has a worker that is not there."""
         for (first, second), _ in self.pairs:
@@ -166,12 +174,12 @@ def link_text(links: Shaping | None) -> str:
 def link_facts(links: Shaping | None) -> dict[str, Any]:
     """What a record says of it: the rate in Mbit/s, and all of it where there is more to say."""
     rate = None if links is None else links.plain_mbit_per_s
-    return {"link_mbit_per_s": rate, **({} if links is None or rate is not None else {"link": links.text})}
+    return {"link_mbit_per_s": rate, **({} if links is None or rate is not None else {"link": links.facts})}
 
 
-def list_facts(several: Sequence[Shaping | None]) -> list[float | str | None]:
-    """What a record says of a list of them: rates in Mbit/s, text where that does not say all."""
-    return [None if links is None else links.plain_mbit_per_s or links.text for links in several]
+def list_facts(several: Sequence[Shaping | None]) -> list[Any]:
+    """What a record says of a list of them."""
+    return [None if links is None else links.facts for links in several]
 
 
 def _parse_group(parts: Sequence[str]) -> Shaping | None:

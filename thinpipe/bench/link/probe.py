@@ -92,7 +92,7 @@ class _Packets:
                 mine = {"sent": sent, "came": len(trips), "trip_ms": median(trips) * 1e3 if trips else None}
             else:
                 came: set[int] = set()
-                answering = threading.Thread(target=self._answer, args=(over, came))
+                answering = threading.Thread(target=self._answer, args=(over, came), daemon=True)
                 answering.start()
                 gather(None, self._between, CPU)  # worker 0 has all that will come
                 over.set()
