@@ -3,7 +3,7 @@
     python benchmarks/language_data.py DIR
 
 DIR/code has the modules of Python's standard library, without its tests; DIR/letters.jsonl examples for task chat, each
-of eight letters and the same in their order; DIR/asked.jsonl 500 others, which a model is asked afterwards.
+of five letters and the same in their order; DIR/asked.jsonl 500 others, which a model is asked afterwards.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
-LETTERS, EXAMPLES, ASKED = 8, 20_000, 500
+LETTERS, EXAMPLES, ASKED = 5, 16_000, 500
 
 
 def write_code(folder: Path) -> int:
-    """Modules at the top of the library and those of its smaller packages, 5 MB of them."""
+    """Modules at the top of the library and those of its smaller packages, 4 MB of them."""
     library, size = Path(sysconfig.get_paths()["stdlib"]), 0
     for path in sorted([*library.glob("*.py"), *library.glob("[a-hj-z]*/*.py")]):
-        if size < 5_000_000 and path.parent.name not in ("site-packages", "dist-packages", "test"):
+        if size < 4_000_000 and path.parent.name not in ("site-packages", "dist-packages", "test"):
             place = folder / path.relative_to(library)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)

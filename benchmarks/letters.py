@@ -13,13 +13,15 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
+from threading import Lock
 
 CODECS, SEEDS, JOBS = ("none", "8bit", "4bit", "2bit"), (0, 1, 2), 12
 TRAIN = (
-    "--task chat --tokens 48 --batch-size 128 --chunks 2 --epochs 5 --lr 1e-3 --amp --client-layers 3,3 --in-process"
+    "--task chat --tokens 48 --batch-size 128 --chunks 1 --epochs 4 --lr 1e-3 --amp --client-layers 3,3 --in-process"
 )
 ASK = "--max-new-tokens 20 --client-layers 3,3"
 
@@ -54,21 +56,33 @@ def result(model: Path, data: Path, codec: str, seed: int, passed_on: list[str])
 
 
 def main(model: Path, data: Path, results: Path, passed_on: list[str]) -> None:
+    cases = [(codec, seed) for seed in SEEDS for codec in CODECS]
+    lock, found = Lock(), list[dict[str, float | int | str]]()
+
+    def carry_out(case: tuple[str, int]) -> None:
+        row = result(model, data, *case, passed_on)
+        with lock:  # what is there stays, whatever ends this
+            found.append(row)
+            results.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+            results.with_suffix(".md").write_text("\n".join(table(found)) + "\n")
+
     with ThreadPoolExecutor(JOBS) as pool:
-        found = list(
-            pool.map(lambda case: result(model, data, *case, passed_on), [(c, s) for c in CODECS for s in SEEDS])
-        )
-    results.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+        list(pool.map(carry_out, cases))
+    print("\n".join(table(found)))
+
+
+def table(found: Sequence[Mapping[str, float | int | str]]) -> list[str]:
     lines = ["| trained and asked through | right, % | asked without compression, % | validation loss, nats |"]
     lines.append("|---|--:|--:|--:|")
     for codec in CODECS:
         cells = []
         for name, form in (("right", ".1f"), ("right_asked_with_none", ".1f"), ("validation_loss", ".4f")):
             values = [float(each[name]) for each in found if each["codec"] == codec]
-            cells.append(f"{fmean(values):{form}} ({', '.join(f'{value:{form}}' for value in values)})")
+            cells.append(
+                f"{fmean(values):{form}} ({', '.join(f'{value:{form}}' for value in values)})" if values else ""
+            )
         lines.append(f"| `{codec}` | {' | '.join(cells)} |")
-    results.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    return lines
 
 
 if __name__ == "__main__":
