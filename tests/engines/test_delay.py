@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Hashable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import torch.distributed as dist
 
 from tests.pool import Pool
 from tests.training.toy import ToyTask, run_toy
+from thinpipe.engines.finite import NotFiniteError
 from thinpipe.training import loop
+from thinpipe.training.batches import epoch_order
 
 # What happened on a worker, in its order: what, with whom, in which conversation, and which message of it.
 Note = tuple[str, int, Hashable, int]
@@ -29,8 +32,8 @@ class Noted:
         self.notes.append(self.note)
 
 
-def train_noting(group: Any, given: dict[str, Any]) -> tuple[list[Note], str | None]:
-    """Everything that this worker sent, expected and awaited in a run of two epochs of four steps; and its result."""
+def train_noting(group: Any, given: dict[str, Any], nan_at: int | None = None) -> list[Note]:
+    """Everything that this worker sent, expected and awaited in a run of two epochs of four steps."""
     notes: list[Note] = []
     serial: defaultdict[Hashable, itertools.count[int]] = defaultdict(itertools.count)
     send, recv, all_gather, step = dist.isend, dist.irecv, dist.all_gather, loop.train_step
@@ -63,8 +66,9 @@ def train_noting(group: Any, given: dict[str, Any]) -> tuple[list[Note], str | N
         patch.setattr(dist, "irecv", noting_recv)
         patch.setattr(dist, "all_gather", noting_gather)
         patch.setattr(loop, "train_step", noting_step)
-        ears = run_toy(group, ToyTask(), **given)
-    return notes, None if ears.end is None else ears.end.parameters_sha256
+        with nullcontext() if nan_at is None else pytest.raises(NotFiniteError):
+            run_toy(group, ToyTask(nan_at=nan_at), **given)
+    return notes
 
 
 def clocks(notes: list[list[Note]]) -> list[dict[int, int]]:
@@ -115,8 +119,7 @@ def test_a_step_takes_the_delays_of_its_hops(
     pool: Pool, workers: int, layout: str, hops: int, given: dict[str, Any]
 ) -> None:
     """There and back for activations and for gradients, and nothing for words: not to clip, and not to go on."""
-    noted = pool.run(train_noting, workers, {"layout": layout, **given})
-    for ends in clocks([notes for notes, _ in noted]):
+    for ends in clocks(pool.run(train_noting, workers, {"layout": layout, **given})):
         for step in (
             3,
             4,
@@ -128,7 +131,7 @@ def test_a_step_takes_the_delays_of_its_hops(
 
 def test_no_step_has_a_collective_and_each_is_expected_before_it_begins(pool: Pool) -> None:
     """Unless an evaluation comes in between, which has the same tags."""
-    for notes, _ in pool.run(train_noting, 2, {}):
+    for notes in pool.run(train_noting, 2, {}):
         ended = {number: place for place, (what, *_, number) in enumerate(notes) if what == "step"}
         for step in (2, 3, 4, 6, 7, 8):
             happened = notes[ended[step - 1] : ended[step]]
@@ -137,3 +140,12 @@ def test_no_step_has_a_collective_and_each_is_expected_before_it_begins(pool: Po
             assert len(awaited) > 1
             assert len(expected) == (1 if step in (4, 8) else len(awaited))  # one: the words of this step
             assert (step in (4, 8)) or sorted(expected) == sorted(awaited)
+
+
+def test_a_run_that_stops_in_a_step_expects_nothing_any_more(pool: Pool) -> None:
+    """Another run of the same workers would lose its first messages to what this one had expected."""
+    broken = int(epoch_order(80, seed=0, epoch=0)[18 + 7])  # in the second of four steps
+    for notes in pool.run(train_noting, 2, {}, broken):
+        expected, awaited = ([note[1:] for note in notes if note[0] == what] for what in ("expect", "await"))
+        assert set(expected) == set(awaited)
+        assert [number for what, *_, number in notes if what == "step"] == [1]
