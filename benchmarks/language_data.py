@@ -23,7 +23,7 @@ def write_code(folder: Path) -> int:
     library, size = Path(sysconfig.get_paths()["stdlib"]), 0
     for path in sorted([*library.glob("*.py"), *library.glob("[a-hj-z]*/*.py")]):
         if size < 4_000_000 and path.parent.name not in ("site-packages", "dist-packages", "test"):
-            place = folder / path.relative_to(library)
+            place = folder / path.relative_to(library).with_suffix(".txt")  # task lm takes no other endings
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
             size += place.stat().st_size

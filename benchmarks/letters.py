@@ -63,6 +63,7 @@ def main(model: Path, data: Path, results: Path, passed_on: list[str]) -> None:
         row = result(model, data, *case, passed_on)
         with lock:  # what is there stays, whatever ends this
             found.append(row)
+            found.sort(key=lambda each: (CODECS.index(str(each["codec"])), each["seed"]))
             results.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
             results.with_suffix(".md").write_text("\n".join(table(found)) + "\n")
 

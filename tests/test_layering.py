@@ -66,6 +66,7 @@ ALLOWED = {
         "thinpipe.workloads",
         "thinpipe.models.adapters",
         "thinpipe.models.save",
+        "thinpipe.models.saved_adapter",
         "thinpipe.models.tensorfile",
         "thinpipe.models.weights",
         "thinpipe.workers",

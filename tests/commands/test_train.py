@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def thinpipe(*options: str) -> tuple[int, str]:
-    """In this process: for what ends before workers start."""
+    """In this process: what workers say is not heard."""
     result = CliRunner().invoke(app, ["train", *options])
     return result.exit_code, result.output
 
@@ -100,7 +100,7 @@ def check_that_the_link_was_thin(record: Record) -> None:
 
 @pytest.mark.parametrize("parallel", ["data", "none"])
 def test_replicas_and_a_single_process_train(tmp_path: Path, parallel: str) -> None:
-    code, output = run("--parallel", parallel, "--steps", "2", "--json", str(tmp_path / "run.json"))
+    code, output = thinpipe(*TINY, "--parallel", parallel, "--steps", "2", "--json", str(tmp_path / "run.json"))
     assert code == 0, output
     row = json.loads((tmp_path / "run.json").read_text())["rows"][0]
     assert (row["parallel"], row["steps"]) == (parallel, 2)
