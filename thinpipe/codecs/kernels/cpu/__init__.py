@@ -41,6 +41,7 @@ from thinpipe.codecs.layout import (
 )
 from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
+_ROTATED = 4096  # values that are rotated at a time: the largest tile, and all of it in the first-level cache
 _RUN = 64  # neighbouring values of one channel, from which on each such run is a loop of its own
 _INFINITY = 0x7F800000  # its key; the key of -infinity is ~_INFINITY
 
@@ -156,7 +157,7 @@ def encode_gauss(x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, i
         lambda first, last: encode_blocks(
             values, spread, words, codes, first, last, bits, tile, run, signs, thresholds, reach
         ),
-        _tile_shares(values.size, tile),
+        _tile_shares(values.size, signs.size),
     )
     written = np.concatenate([(means.view(np.uint32) >> 16).astype(np.uint16), words]).view(np.uint8)
     header[: written.size] = written
@@ -172,14 +173,14 @@ def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int,
     spread, run = _spread_means((means.astype(np.uint32) << 16).view(np.float32), inner, signs.size)
     parallel(
         lambda first, last: decode_blocks(codes, words, spread, values, first, last, bits, tile, run, signs, levels),
-        _tile_shares(values.size, tile),
+        _tile_shares(values.size, signs.size),
     )
 
 
 @cache
 def _gauss_signs(tile: int) -> np.ndarray:
     """The signs of a unit of the loops."""
-    return np.resize(np.array(gauss_signs(tile), np.float32), max(tile, BLOCK))
+    return np.resize(np.array(gauss_signs(tile), np.float32), _ROTATED)
 
 
 def _spread_means(means: np.ndarray, inner: int, unit: int) -> tuple[np.ndarray, int]:
