@@ -1,6 +1,8 @@
 # Two commands do all the set-up and the work: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+# Compiled once for all the processes that tests start.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test faults check format clean
 
@@ -8,8 +10,8 @@ demo: .venv/installed
 	$(BIN)/thinpipe train
 
 test: .venv/installed
-	$(BIN)/pytest --numprocesses auto -m "not rate"
-	$(BIN)/pytest -m rate # what must have the machine to itself
+	$(BIN)/pytest --numprocesses auto --dist worksteal -m "not rate"
+	$(BIN)/pytest -m rate $$(grep -rl --include '*.py' mark.rate tests) # what must have the machine to itself
 
 # Breaks so many small runs, each in one way that the seed says: docs/faults.md.
 N ?= 50

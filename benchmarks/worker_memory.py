@@ -91,7 +91,7 @@ def seen_optimizer(see: Callable[[torch.optim.Optimizer], None]) -> Iterator[Non
 def train(model: Path, text: Path, steps: int) -> None:
     from thinpipe.engines.world import join_world
     from thinpipe.training.resolve import settle
-    from thinpipe.training.settings import Running
+    from thinpipe.training.running import Running
     from thinpipe.training.worker import train
     from thinpipe.workloads.tasks import task
 

@@ -1,7 +1,8 @@
-"""The processes of a session, as /proc tells of them."""
+"""The processes of a session, as /proc tells of them, and the workers of this one."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ def processes_of(session: int, naming: str | None = None) -> list[Process]:
         return process.session == session or (naming is not None and naming in process.command)
 
     return sorted(filter(belongs, _all()), key=lambda each: each.age)
+
+
+def local_workers() -> list[str]:
+    """The workers of thinpipe that this process has started and that still run."""
+    return [each.name for each in multiprocessing.active_children() if each.name.startswith("thinpipe-worker")]
 
 
 def _all() -> Iterator[Process]:

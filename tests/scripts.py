@@ -33,7 +33,7 @@ def run_script(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     until = time.monotonic() + limit_s
     try:

@@ -21,7 +21,7 @@ ALLOWED = {
     "thinpipe.__main__": {"thinpipe.cli"},
     "thinpipe.cli": {"thinpipe.commands"},
     "thinpipe.codecs": {"thinpipe.codecs"},
-    "thinpipe.workers": {"thinpipe.workers"},
+    "thinpipe.workers": {"thinpipe.workers", "thinpipe.measure.readable"},
     "thinpipe.pipeline": {
         "thinpipe.pipeline",
         "thinpipe.workers",
@@ -76,6 +76,7 @@ ALLOWED = {
     },
     "thinpipe.generation": {
         "thinpipe.generation",
+        "thinpipe.training.running",
         "thinpipe.training.settings",
         "thinpipe.engines",
         "thinpipe.models",
@@ -102,6 +103,7 @@ ALLOWED = {
     },
     "thinpipe.ablation": {
         "thinpipe.ablation",
+        "thinpipe.training.running",
         "thinpipe.training.settings",
         "thinpipe.pipeline.links.spec",
         "thinpipe.workers.signals",

@@ -57,6 +57,10 @@ def test_methods_are_held_against_the_uncompressed_one(tmp_path: Path, store: St
     assert "p_value" not in plain | failed
     assert last["minus_none"] == pytest.approx(0)
     assert last["p_value"] == 1.0
+    assert last["loss_added"] == pytest.approx(0)
+    worse = replace(store.get(_runs(tmp_path)[-2]), figures={"metric": 0.9, "validation_loss": 7.0})
+    store.append(worse)
+    assert rows_of(methods(_runs(tmp_path), store))[-1]["loss_added"] > 1
 
 
 def test_tables_tell_what_failed_and_what_is_not_in(tmp_path: Path, store: Store) -> None:

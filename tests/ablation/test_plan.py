@@ -115,6 +115,7 @@ def test_more_runs_than_anybody_waits_for_are_counted_not_made(tmp_path: Path) -
 
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
 CHOICE, DELTA, DDP = "few_bits_choice", "delta", "ddp"
+TEXT = ("lm", "lm_lora")
 
 
 @pytest.mark.parametrize("name", FEW_BITS)
@@ -140,7 +141,7 @@ def test_plans_that_may_share_a_file_of_results_share_runs(one: str, other: str,
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(PLANS.glob("*.toml")) if path.stem not in (*FEW_BITS, CHOICE, DELTA, DDP)],
+    [path for path in sorted(PLANS.glob("*.toml")) if path.stem not in (*FEW_BITS, CHOICE, DELTA, DDP, *TEXT)],
     ids=lambda path: path.stem,
 )
 def test_shipped_plans_are_what_train_would_accept(path: Path) -> None:
@@ -164,7 +165,17 @@ def test_all_the_plans_that_there_should_be_are_shipped() -> None:
         CHOICE,
         DELTA,
         DDP,
+        *TEXT,
     }
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_plans_of_language_models_hold_the_recipes_against_none_in_one_process(name: str) -> None:
+    runs = read_plan(PLANS / f"{name}.toml", settle).runs
+    assert {run.settings["seed"] for run in runs} == {0, 1, 2}
+    assert {"none", "8bit", "4bit", "2bit"} <= {run.codec for run in runs}
+    assert all(run.options["in-process"] and "--in-process" in run.arguments() for run in runs)
+    assert {run.settings["lora"] for run in runs} == {8 if name == "lm_lora" else None}
 
 
 def test_the_plan_of_replicas_has_a_second_question() -> None:

@@ -27,6 +27,8 @@ cuda = pytest.importorskip("thinpipe.codecs.kernels.cuda")
 launching = sys.modules["thinpipe.codecs.kernels.cuda.launch"]
 
 ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    pytest.importorskip("tests.codecs.interpreter").speed_up()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 CONTENTS = ("relu6", "outliers", "laplace")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN in the interpreter
@@ -242,6 +244,11 @@ TILES = [
 def test_tiles_are_those_of_the_cpu(spec: str, count: int) -> None:
     x = torch.randn(count, generator=torch.Generator().manual_seed(count)) * torch.logspace(-42, 37, count)
     assert_tiles_alike(spec, x)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_tiles_nearly_all_of_one_sign_keep_a_level_for_the_other(sign: int) -> None:
+    assert_tiles_alike("tile:2+zero", sign * torch.linspace(-1, 0, 512).where(torch.arange(512) % 256 > 0, 1e-3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

@@ -47,7 +47,7 @@ def run(tmp_path):
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=tmp_path,
-            env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            env=environment | {"PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=120,
@@ -83,7 +83,8 @@ def test_starts_replicas_prints_and_keeps_every_group(run, tmp_path):
 
 
 def test_joins_under_torchrun_and_one_replica_prints(run, tmp_path):
-    launch = ["torch.distributed.run", "--nproc-per-node=2", "-m", "thinpipe"]
+    meeting = ["--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]  # as in docs/ddp.md
+    launch = ["torch.distributed.run", "--nproc-per-node=2", *meeting, "-m", "thinpipe"]
     done = run(*launch, *QUICK, "--model", "own:small", "--hook", "fp16", "--json", "r.json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Benchmark: ") == 1

@@ -11,6 +11,7 @@ from thinpipe.cli import app
 from thinpipe.measure.record import Record
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.workers.network import missing_for_networks
+from thinpipe.workers.shape import parse_link
 
 needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
 SIZE, MBIT_PER_S, LATE_S = 250_000, 10, 0.5
@@ -18,7 +19,7 @@ SIZE, MBIT_PER_S, LATE_S = 250_000, 10, 0.5
 
 def run(tmp_path, *arguments):
     result = CliRunner().invoke(
-        app, ["bench", "link", *arguments, "--json", str(tmp_path / "r.json")], catch_exceptions=False
+        app, ["bench", "link", "--probe", "0.1", *arguments, "--json", str(tmp_path / "r.json")], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     return result, Record.read(tmp_path / "r.json")
@@ -58,11 +59,31 @@ def test_a_late_sender_changes_recv_time_and_not_the_transfer(tmp_path):
     assert late["recv_gb_per_s"] < on_time["recv_gb_per_s"] / 2
 
 
+@pytest.mark.skipif(missing_for_networks(parse_link("1ms")) is not None, reason="no root or no /dev/net/tun here")
+@pytest.mark.rate
+def test_a_link_with_delay_and_two_rates_is_measured(tmp_path):
+    """Machines that are busy make a round trip longer and a rate lower, never the other way."""
+    options = ("--link", "20mbit/5mbit,15ms", "--sizes", "1kB,50kB", "--repeat", "3", "--probe", "1")
+    result, record = run(tmp_path, *options)
+    rows = {(row["ways"], row["tensor_bytes"]): row for row in record.rows}
+    assert {ways for ways, _ in rows} == {"one way", "both, up", "both, down"}
+    row = rows["one way", 50_000]
+    assert record.config["links"] == [row["link"]] == ["20mbit/5mbit,15ms"]
+    assert (row["nominal_mbit_per_s"], rows["both, down", 1_000]["nominal_mbit_per_s"]) == (5, 20)
+    assert row["round_trip_ms"] > 29.5
+    assert 0.5 < row["up_mbit_per_s"] < 5.5
+    assert row["up_mbit_per_s"] < row["down_mbit_per_s"] < 22
+    assert row["packets"] > 100
+    assert row["p50_ms"] > 0.9 * (15 + 50_000 * 8 / 5e3)
+    assert row["chunks_to_hide"] >= 2
+    assert "Links" in result.stdout
+
+
 def test_joins_under_torchrun_and_one_worker_prints(tmp_path):
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "thinpipe", "bench", "link"]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "thinpipe", "bench", "link", "--probe", "0"]
     done = subprocess.run(
         [sys.executable, *launch, "--sizes", "1kB", "--repeat", "2", "--json", str(tmp_path / "r.json")],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,
         timeout=120,
@@ -89,6 +110,7 @@ def test_torchrun_says_how_many_and_over_which_links(monkeypatch):
         (["--link", "fast"], "--link is a rate from 1kbit to 600gbit"),
         (["--compress", "bogus"], "there is no codec 'bogus'"),
         (["--plot", "r.pdf"], "--plot writes PNG"),
+        (["--verify"], "--verify measures links that are shaped: name some with --link"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

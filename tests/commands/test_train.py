@@ -15,7 +15,7 @@ from tests.training.toy import ToyTask, run_toy, saved_model
 from thinpipe.cli import app
 from thinpipe.commands.train.settle import settle_run
 from thinpipe.measure.record import Record
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.workers import launch
 from thinpipe.workers.network import missing_for_networks
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def thinpipe(*options: str) -> tuple[int, str]:
-    """In this process: for what ends before workers start."""
+    """In this process: what workers say is not heard."""
     result = CliRunner().invoke(app, ["train", *options])
     return result.exit_code, result.output
 
@@ -100,7 +100,7 @@ def check_that_the_link_was_thin(record: Record) -> None:
 
 @pytest.mark.parametrize("parallel", ["data", "none"])
 def test_replicas_and_a_single_process_train(tmp_path: Path, parallel: str) -> None:
-    code, output = run("--parallel", parallel, "--steps", "2", "--json", str(tmp_path / "run.json"))
+    code, output = thinpipe(*TINY, "--parallel", parallel, "--steps", "2", "--json", str(tmp_path / "run.json"))
     assert code == 0, output
     row = json.loads((tmp_path / "run.json").read_text())["rows"][0]
     assert (row["parallel"], row["steps"]) == (parallel, 2)
@@ -132,6 +132,8 @@ def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
         (["--capture", "c.safetensors", "--capture-steps", "3,x"], "as in 10,100; got 3,x"),
         (["--link", "10mbit,100mbit"], "a run has links of one rate"),
         (["--link", "fast"], "--link is a rate from 1kbit to 600gbit"),
+        (["--link", "10mbit,5ms,7ms"], "--link is a rate from 1kbit to 600gbit"),
+        (["--link", "none.toml"], "none.toml cannot be read as links of pairs of workers"),
         (["--link", "10mbit", "--parallel", "none"], "--parallel none is one process"),
         (["--data", "nowhere", "--workers", "3"], "task digits takes --image-size, --width, --samples and not --data"),
         (["--task", "cifar10", "--no-pretrained", "--data", "/nowhere"], "/nowhere is none"),

@@ -18,7 +18,7 @@ from thinpipe.engines.replica import ReplicaEngine
 from thinpipe.engines.shapes import meta_of
 from thinpipe.engines.units import cut_model
 from thinpipe.training.batches import epoch_order
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.workloads.task import Batch
 
 TWICE = {"accumulate": 2, "batch_size": 18}

@@ -25,7 +25,7 @@ from thinpipe.codecs.uniform import Uniform
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.replica import ReplicaEngine
 from thinpipe.engines.shapes import Meta
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.workloads.task import Shape, Source
 
 STEPS = 5  # of the eight there are: one more than an epoch

@@ -12,7 +12,7 @@ from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, settings_for, world_in
 from thinpipe.engines.finite import NotFiniteError
 from thinpipe.training.batches import epoch_order
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.training.worker import train
 
 UNIT = 3  # of six

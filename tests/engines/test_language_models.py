@@ -17,7 +17,7 @@ from thinpipe.engines.step import train_step
 from thinpipe.models.tiny import shrunken
 from thinpipe.workloads.task import IGNORED, Batch
 
-STEPS, SAMPLES, CHUNKS, TOKENS, WINDOW = 20, 4, 2, 12, 4
+STEPS, SAMPLES, CHUNKS, TOKENS, WINDOW = 12, 4, 2, 12, 4
 # Type -> what its default configuration lacks.
 SPECIAL: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from thinpipe.models.tiny import shrunken
 from thinpipe.models.weights import hollow, random_weights
 from thinpipe.workloads.task import Batch
 
-CLASSES, CHUNK, CHUNKS, STEPS = 3, 2, 3, 20
+CLASSES, CHUNK, CHUNKS, STEPS = 3, 2, 3, 8
 LR = {"sequence": 0.02, "image": 0.001}
 # Batch norms of few values make much of a rounding: so only two stages of a ResNet, and small steps.
 FACTS = {"resnet": {"depths": [2, 2], "hidden_sizes": [64, 128]}}
@@ -120,21 +119,11 @@ def run_case(group: Any, kind: str, name: str, given: dict[str, Any]) -> Any:
     return learnt(engine, kind, types=types)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As the workers have: sums over several threads round otherwise, and batch norms make much of it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def run_cases(group: Any, cases: list[Any]) -> list[Any]:
     return [run_case(group, *case) for case in cases]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("one_thread")
 def test_three_workers_learn_what_one_process_does(pool: Pool) -> None:
     """Losses, weights, running statistics, predictions; nothing but the mask travels beside states."""
     together = pool.run(run_cases, 3, CASES, limit_s=280)

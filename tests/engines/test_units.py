@@ -1,9 +1,12 @@
 """Models as units: what they share, and what stays with the client."""
 
+import functools
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import thinpipe
 from thinpipe.engines.shapes import Meta
@@ -84,3 +87,19 @@ def test_the_units_of_a_model_of_transformers_share_its_parameters() -> None:
         values = found if isinstance(found, tuple) else (found,)
     assert torch.equal(values[0], model(**inputs).logits)
     assert {id(each) for unit in units for each in unit.parameters()} == {id(each) for each in model.parameters()}
+
+
+def test_what_only_training_drops_is_there_in_evaluation() -> None:
+    """GPT-2 drops parts of its embeddings: in a module without weights, which no unit has."""
+    config = GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=8, embd_pdrop=0.5)
+    model, ids = GPT2LMHeadModel(config).train(), torch.arange(16).view(2, 8)
+    units = thinpipe.cut(model, {"input_ids": ids})
+    for training in (False, True):
+        for unit in units:
+            unit.train(training)
+        once, again = (functools.reduce(lambda values, unit: _tuple(unit(*values)), units, (ids,)) for _ in range(2))
+        assert torch.equal(once[0], again[0]) is not training
+
+
+def _tuple(value: Any) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)

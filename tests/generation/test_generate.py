@@ -22,7 +22,7 @@ from thinpipe.generation.worker import Run, generate
 from thinpipe.models.tiny import shrunken
 
 F32 = torch.float32
-NEW, WINDOW, POSITIONS = 64, 4, 128
+NEW, WINDOW, POSITIONS = 24, 4, 128
 NEVER = 1 << 20  # no token: texts have all tokens they may have
 # Type -> what its default configuration lacks.
 KINDS: dict[str, dict[str, Any]] = {

@@ -67,6 +67,22 @@ def test_inputs_that_a_block_is_given_are_asked_for_and_do_not_travel() -> None:
     assert cut.live[0] == ()
 
 
+def test_autocast_keeps_no_unknown_weights_for_a_block_that_computes() -> None:
+    """For shapes or a device that are not the example's, a unit traces all blocks before it computes."""
+    model, inputs = build("causal", "llama")
+    units = cut_into_units(CutModel(model, inputs))
+    inputs = {name: torch.cat([tensor, tensor]) for name, tensor in inputs.items()}
+    values: Tensor | tuple[Tensor, ...] = tuple(inputs.values())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = model(**inputs).logits
+    for unit in units:
+        unit.cut._kept.clear()  # as on a worker that has this unit alone
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            values = unit(*values)
+    assert expected.dtype == torch.bfloat16
+    assert torch.equal(values, expected)
+
+
 def test_a_process_of_its_own_finds_the_same() -> None:
     (found,) = verify([("causal", "gpt2")], processes=1)
     assert (found.type, found.model, found.outcome) == ("gpt2", "GPT2LMHeadModel", "exact")

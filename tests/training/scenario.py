@@ -1,4 +1,4 @@
-"""A toy run as the command line carries it out, in which a worker is killed; run by test_killed.py as a user runs it.
+"""A toy run as the command line carries it out, in which a worker is killed; run by test_killed.py, or as a user does.
 
 python scenario.py '{"save": ..., "compress_forward": ..., "kill_unit": ..., "kill_call": ..., ...}'  # slow, damage
 """
@@ -19,7 +19,7 @@ from torch import nn
 from tests.training.toy import Ears, ToyTask, settings_for
 from thinpipe.commands.train.run import carry_out
 from thinpipe.training.checkpoints.folder import newest
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 
 
 class Speaker(Ears):
@@ -55,10 +55,13 @@ def find_task(facts: dict[str, Any], name: str) -> ToyTask:
     return ToyTask("dropout", trap=partial(spring, facts))
 
 
-if __name__ == "__main__":
-    facts = json.loads(sys.argv[1])
+def run(facts: dict[str, Any]) -> int:
     settings = settings_for(
         ToyTask(), None, workers=2, compress_forward=facts["compress_forward"], epochs=facts.get("epochs", 2)
     )
     running = Running(save=Path(facts["save"]), save_every=1, max_restarts=facts.get("max_restarts", 0))
-    sys.exit(carry_out(settings, running, Speaker, find_task=partial(find_task, facts)))
+    return carry_out(settings, running, Speaker, find_task=partial(find_task, facts))
+
+
+if __name__ == "__main__":
+    sys.exit(run(json.loads(sys.argv[1])))

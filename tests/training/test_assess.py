@@ -12,7 +12,7 @@ from tests.pool import Pool
 from tests.training.toy import Ears, run_toy, world_in
 from tests.workloads.written import write_language_model
 from thinpipe.commands.evaluate import _settled
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.training.worker import Assessed, Part, assess
 from thinpipe.workloads.tasks import task
 

@@ -17,7 +17,7 @@ from tests.workloads.written import write_image_classifier, write_language_model
 from thinpipe.training import optimize
 from thinpipe.training.checkpoints.folder import load, newest
 from thinpipe.training.optimize import MasterWeights, kept_for, make_optimizer, take_back
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.workloads.tasks import task
 
 TEXT = "weights of half the size take half the room, and what is added to them is often too small to be seen. " * 30

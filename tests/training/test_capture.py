@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.pool import Pool
 from tests.training.toy import FEATURES, Ears, ToyTask, run_toy, settings_for, train_toy, world_in
 from thinpipe.bench.codecs.settings import choose_cases
-from thinpipe.training.settings import Capture, Running
+from thinpipe.training.running import Capture, Running
 from thinpipe.training.worker import train
 
 ROWS = 6  # of a chunk: batches of 18 in 3 chunks; 8 steps in all

@@ -16,7 +16,7 @@ from tests.training.toy import Ears, ToyTask, run_toy, train_toy
 from thinpipe.cli import app
 from thinpipe.engines.world import SetupError
 from thinpipe.training.checkpoints.manifest import read_manifest, seal
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.workers import launch
 from thinpipe.workloads.task import Data, Shape, Source
 

@@ -16,7 +16,7 @@ from thinpipe import codec
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.training.batches import SampleOrder
-from thinpipe.training.settings import Capture, Running
+from thinpipe.training.running import Capture, Running
 from thinpipe.training.worker import train
 from thinpipe.workloads.tasks import task
 
@@ -57,11 +57,10 @@ def errors(pool: Pool, spec: str, path: Path) -> dict[str, float]:
     return sums
 
 
-@pytest.mark.parametrize("spec", ["tile:2", "kmeans:2"])
-def test_samples_that_come_again_arrive_better_than_with_the_plain_codec(pool: Pool, tmp_path: Path, spec: str) -> None:
+def test_samples_that_come_again_arrive_better_than_with_the_plain_codec(pool: Pool, tmp_path: Path) -> None:
     """Sentences are not augmented: from one pass to the next activations change only as the weights do."""
-    plain = errors(pool, spec, tmp_path / "plain.safetensors")
-    delta = errors(pool, f"delta({spec})", tmp_path / "delta.safetensors")
+    plain = errors(pool, "tile:2", tmp_path / "plain.safetensors")
+    delta = errors(pool, "delta(tile:2)", tmp_path / "delta.safetensors")
     assert plain["second"] > 0.1
     assert delta["first"] < 0.05
     assert 0 < delta["second"] < 0.2 * plain["second"]

@@ -27,7 +27,7 @@ from thinpipe.training.checkpoints.part import HashedPieces
 from thinpipe.training.checkpoints.saving import UnsavedError
 from thinpipe.training.export import Export
 from thinpipe.training.loop import Loop
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.workloads.task import Shape
 from thinpipe.workloads.tasks import TASKS, task
 

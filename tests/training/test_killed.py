@@ -12,17 +12,19 @@ from typing import Any
 import pytest
 
 from tests.pool import Pool
+from tests.processes import local_workers
 from tests.scripts import run_script
+from tests.training import scenario
 from tests.training.toy import train_toy
 from thinpipe.training.checkpoints.folder import checkpoints, newest
 from thinpipe.training.checkpoints.manifest import read_manifest
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 
-SCENARIO = str(Path(__file__).parent / "scenario.py")
+SCENARIO = str(scenario.__file__)
 CHUNKS, STEPS = 3, 8
 CLIENT, SERVER = 0, 2  # a unit of each
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(240)
 
 # Another one every time; THINPIPE_KILL_SEED=N gives those of a run that failed.
 SEED = int(os.environ.get("THINPIPE_KILL_SEED", random.SystemRandom().randrange(10**6)))
@@ -35,14 +37,23 @@ def facts_for(directory: Path, compress: str, unit: int) -> dict[str, Any]:
     return {"save": str(directory / "saved"), "compress_forward": compress, "kill_unit": unit, "kill_call": call}
 
 
+def run_here(facts: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and words of a run whose workers are forked from what has imported everything; none may be left."""
+    code = scenario.run(facts)
+    assert not local_workers()
+    return code, capfd.readouterr().err
+
+
 def unbroken_sha256(pool: Pool, compress: str) -> str:
     return pool.run(train_toy, 2, "dropout", Running(), {"compress_forward": compress})[0].end.parameters_sha256
 
 
 @pytest.mark.parametrize(("compress", "unit"), [("sort:8", SERVER), ("power:4", CLIENT), ("delta(uniform:2)", SERVER)])
-def test_killed_and_resumed_ends_as_unbroken(pool: Pool, tmp_path: Path, compress: str, unit: int) -> None:
+def test_killed_and_resumed_ends_as_unbroken(
+    pool: Pool, tmp_path: Path, capfd: pytest.CaptureFixture[str], compress: str, unit: int
+) -> None:
     facts = facts_for(tmp_path, compress, unit)
-    code, output = run_script(SCENARIO, json.dumps(facts), limit_s=120)
+    code, output = run_here(facts, capfd)
     saved = Path(facts["save"])
     assert code == 1, output
     assert f"worker {int(unit == SERVER)}: killed by signal 9" in output, output
@@ -56,9 +67,11 @@ def test_killed_and_resumed_ends_as_unbroken(pool: Pool, tmp_path: Path, compres
 
 
 @pytest.mark.parametrize(("compress", "unit"), [("power:4", SERVER), ("delta(uniform:2)", CLIENT)])
-def test_killed_with_a_restart_left_ends_as_unbroken(pool: Pool, tmp_path: Path, compress: str, unit: int) -> None:
+def test_killed_with_a_restart_left_ends_as_unbroken(
+    pool: Pool, tmp_path: Path, capfd: pytest.CaptureFixture[str], compress: str, unit: int
+) -> None:
     facts = facts_for(tmp_path, compress, unit) | {"max_restarts": 1}
-    code, output = run_script(SCENARIO, json.dumps(facts), limit_s=120)
+    code, output = run_here(facts, capfd)
     assert code == 0, output
     assert "thinpipe: starting again from " in output, output
     progress = read_manifest(newest(Path(facts["save"]))).progress
@@ -70,7 +83,7 @@ def test_a_restart_whose_newest_checkpoint_is_damaged_takes_the_one_before(pool:
     """Killed in step 6, the parts of step 5 cut: one restart is enough, from step 4."""
     saved = tmp_path / "saved"
     facts = {"save": str(saved), "compress_forward": "sort:8", "kill_unit": SERVER, "kill_call": 5 * CHUNKS + 2}
-    code, output = run_script(SCENARIO, json.dumps(facts | {"max_restarts": 1, "damage": True}), limit_s=120)
+    code, output = run_script(SCENARIO, json.dumps(facts | {"max_restarts": 1, "damage": True}), limit_s=170)
     assert code == 0, output
     assert output.count("thinpipe: starting again from ") == 1, output
     assert "step 5 is damaged: part-0.safetensors has 100 bytes, and " in output
@@ -98,7 +111,7 @@ def test_a_signal_ends_all_workers_and_the_last_checkpoint_is_named_once(
     ended, output = run_script(
         SCENARIO,
         json.dumps(facts),
-        limit_s=120,
+        limit_s=170,
         interrupt_when=lambda: len(checkpoints(saved)) > 0,
         interrupt_with=number,
     )

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2Config, Qwen2Config
 from typer.testing import CliRunner
 
 from tests.pool import Pool
@@ -20,7 +20,7 @@ from tests.training.test_export import GIVEN, TOKENS, contents, export, home, tr
 from tests.training.toy import run_toy
 from thinpipe.cli import app
 from thinpipe.training.checkpoints.folder import newest
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.workloads.tasks import task
 
 LORA: dict[str, Any] = GIVEN | {"lora": 4, "lr": 0.02, "optimizer": "adamw", "epochs": 2}
@@ -66,6 +66,41 @@ def test_three_workers_bring_adapters_home(pool: Pool, home: Path, tmp_path: Pat
         kept = [name for name in saved_names(tmp_path / "run") if name.startswith(f"{kind}/")]
         assert kept
         assert all(".lora_A." in name or ".lora_B." in name for name in kept)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=300, n_positions=32, bos_token_id=0, eos_token_id=1),
+        Qwen2Config(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=300,
+            tie_word_embeddings=True,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_adapters_of_other_architectures_come_home_too(
+    pool: Pool,
+    home: Path,  # noqa: F811
+    tmp_path: Path,
+    config: Any,
+) -> None:
+    """GPT-2 has its weights transposed, Qwen2 biases."""
+    shutil.copytree(home, tmp_path / "home")
+    model = tmp_path / "home" / "model"
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    running = Running(save=tmp_path / "run", export=tmp_path / "out")
+    logits = pool.run(train_home, 3, tmp_path / "home", running, LORA)[0]
+    assert (logits - logits_of(model)).abs().max() > 1e-3  # it has learned
+    torch.testing.assert_close(adapted_logits(model, tmp_path / "out"), logits, rtol=0, atol=1e-5)
+    done = export(tmp_path / "run", tmp_path / "merged", "--merge")
+    assert done.exit_code == 0, done.output
+    torch.testing.assert_close(logits_of(tmp_path / "merged"), logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("workers", "parallel"), [(1, "none"), (2, "data"), (2, "pipeline")])

@@ -19,7 +19,7 @@ from tests.workloads.written import write_language_model
 from thinpipe.models import weights
 from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.training import worker as training
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.workloads.tasks import task
 
 TOKENS, STEPS, HIDDEN = 16, 2, 32

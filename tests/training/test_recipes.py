@@ -13,7 +13,7 @@ import pytest
 from tests.pool import Pool
 from tests.training.toy import Ears, settings_for, world_in
 from tests.workloads import written
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.training.worker import train
 from thinpipe.workloads.tasks import TASKS, task
 
@@ -138,11 +138,7 @@ def with_convnext(path: Path) -> dict[str, Any]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "prepare", "layout"),
-    [
-        ("texts", with_gpt2, "client-server"),
-        ("texts", with_gpt2, "linear"),
-        ("images", with_convnext, "client-server"),
-    ],
+    [("texts", with_gpt2, "client-server"), ("images", with_convnext, "linear")],
 )
 def test_a_model_of_the_users_trains_in_place_of_the_tasks_own(
     pool: Pool, tmp_path: Path, name: str, prepare: Callable[[Path], dict[str, Any]], layout: str

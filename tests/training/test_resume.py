@@ -13,7 +13,7 @@ from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, run_toy, saved_model, train_toy
 from thinpipe.training.checkpoints.folder import checkpoints, load, newest
 from thinpipe.training.checkpoints.manifest import read_manifest
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 
 
 def train(pool: Pool, workers: int, kind: str, running: Running, given: dict[str, Any]) -> Ears:

@@ -25,7 +25,7 @@ from thinpipe.training.checkpoints.manifest import Habits, Progress, read_manife
 from thinpipe.training.checkpoints.part import Part, verify_part
 from thinpipe.training.checkpoints.resume import take_clients_word
 from thinpipe.training.checkpoints.saving import UnsavedError
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.training.worker import train
 
 HOLDER = """

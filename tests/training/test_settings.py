@@ -9,7 +9,8 @@ import pytest
 
 from tests.training.toy import ToyTask
 from thinpipe.training.resolve import settle, settle_again
-from thinpipe.training.settings import Running, Settings
+from thinpipe.training.running import Running
+from thinpipe.training.settings import Settings
 
 
 def settled(**given: Any) -> Settings:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from tests.training.toy import ToyTask, run_toy
 from thinpipe.engines.world import SetupError
-from thinpipe.training.settings import Capture, Running
+from thinpipe.training.running import Capture, Running
 from thinpipe.training.watchers import written_beside
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, settings_for, world_in
 from thinpipe.engines.world import SetupError
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.training.worker import train
 from thinpipe.workloads.task import Data, Shape, Source
 

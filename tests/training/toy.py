@@ -13,7 +13,8 @@ from thinpipe.engines.world import World
 from thinpipe.training.checkpoints.folder import load, newest
 from thinpipe.training.events import Epoch, Finished, Plan, Step
 from thinpipe.training.resolve import settle
-from thinpipe.training.settings import Running, Settings
+from thinpipe.training.running import Running
+from thinpipe.training.settings import Settings
 from thinpipe.training.worker import train
 from thinpipe.workloads.task import Batch, Data, Recipe, Shape, Source, Task
 

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.pipeline.scenario import train
+from tests.processes import local_workers
 from tests.scripts import ROOT, run_script, running
 from thinpipe.workers.control import GRACE_S
+from thinpipe.workers.errors import WorkerError
 from thinpipe.workers.launch import run_workers
 
 SCENARIO = str(Path(__file__).parent.parent / "pipeline" / "scenario.py")
@@ -37,7 +40,7 @@ def test_workers_of_a_killed_process_end() -> None:
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert process.stdout is not None
     try:
@@ -91,23 +94,23 @@ def test_asks_how_many_workers() -> None:
         run_workers(rank_and_size, 10)
 
 
-def test_joins_under_torchrun() -> None:
-    code, output = run_script("-m", "torch.distributed.run", "--nproc-per-node=2", SCENARIO, "none")
-    assert code == 0, output
-    assert output.count("trained") == 2
+def test_a_script_ends_with_its_workers() -> None:
+    code, output = run_script(SCENARIO, "die")
+    assert code != 0
+    assert "worker 1: killed by signal 9 (SIGKILL); worker 0 ended with it" in output, output
 
 
 @pytest.mark.parametrize(
     ("scenario", "messages"),
     [
-        pytest.param("die", ["worker 1: killed by signal 9 (SIGKILL); worker 0 ended with it"], id="die"),
         pytest.param("raise", ["worker 1: ", "this stage is broken", "worker 0 ended with it"], id="raise"),
         pytest.param("flip", ["worker 1: chunk 1 of step 3 over the forward link from stage 0 to stage 1"], id="flip"),
         pytest.param("disagree", ['forward codec: "uniform:8" on worker 0; "uniform:4" on worker 1'], id="disagree"),
     ],
 )
 def test_one_failure_ends_all_and_says_why(scenario: str, messages: list[str]) -> None:
-    code, output = run_script(SCENARIO, scenario)
-    assert code != 0
+    with pytest.raises(WorkerError) as error:
+        run_workers(train, scenario, workers=2)
+    assert not local_workers()
     for message in messages:
-        assert message in output, output
+        assert message in str(error.value)

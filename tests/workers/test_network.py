@@ -1,4 +1,4 @@
-"""Thin networks: rates are read, links are shaped at both ends, and nothing is left behind whatever happens."""
+"""Thin networks: links are shaped, by the kernel or a forwarder, and nothing is left behind whatever happens."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.processes import processes_of
+from thinpipe.workers import network
 from thinpipe.workers.launch import WorkerError, run_workers
-from thinpipe.workers.network import (
-    check_links,
-    link_text,
-    missing_for_networks,
-    parse_link,
-    parse_links,
-    thin_network,
-)
+from thinpipe.workers.network import check_links, missing_for_networks, thin_network
+from thinpipe.workers.shape import parse_link, shaping_of
 
 ROOT = Path(__file__).parents[2]
-needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
+LACKS = missing_for_networks(parse_link("1ms"))
+needs_namespaces = pytest.mark.skipif(LACKS is not None, reason=f"no {LACKS} here")
 
 BYTES = 250_000
 HOLD = """
 import sys, time
 from thinpipe.workers.network import thin_network
-with thin_network(100, workers=2) as network:
-    print(*network.namespaces, flush=True)
+from thinpipe.workers.shape import parse_link
+with thin_network(parse_link(sys.argv[1]), workers=2) as one, thin_network(parse_link(sys.argv[2]), workers=2) as other:
+    print(*one.namespaces, *other.namespaces, flush=True)
+    if "busy" in sys.argv:
+        from thinpipe.workers.launch import run_workers
+        work = "import time; print('here', flush=True); time.sleep(60)"
+        run_workers(exec, work, workers=2, network=other)
     time.sleep(60)
 """
+KINDS = ("100mbit", "100mbit/20mbit,5ms,1%")  # shaped by the kernel, and by a forwarder
 
 
 def namespaces() -> set[str]:
@@ -46,35 +49,31 @@ def shown(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def hold_network() -> tuple[subprocess.Popen[str], set[str]]:
-    """A process that holds a network of two, and its namespaces."""
+def hold_networks(busy: bool = False) -> tuple[subprocess.Popen[str], set[str]]:
+    """A process that holds a network of either kind, with workers in one if that is busy, and their namespaces."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", HOLD, *KINDS, *(["busy"] if busy else [])],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert process.stdout is not None
-    return process, set(process.stdout.readline().split())
+    names = set(process.stdout.readline().split())
+    for _ in range(2 if busy else 0):
+        assert process.stdout.readline() == "here\n"
+    return process, names
 
 
-@pytest.mark.parametrize(
-    ("text", "mbit_per_s"),
-    [("100mbit", 100.0), ("1gbit", 1000.0), ("2.5Gbit", 2500.0), ("500kbit", 0.5), ("25", 25.0), ("none", None)],
-)
-def test_rates_are_read_and_written(text: str, mbit_per_s: float | None) -> None:
-    assert parse_link(text) == mbit_per_s
-    assert parse_link(link_text(mbit_per_s)) == mbit_per_s
+def forwarders(launcher: int) -> list[int]:
+    """Processes beside the networks of a process."""
+    return [found.pid for found in processes_of(-1, f"forwarder.py thinpipe-{launcher}-")]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "fast", "0mbit", "-1mbit", "10mb", "10 mbit/s", "100mbit,", "1e30gbit", "601gbit", "9" * 400, "0.0000001kbit"],
-)
-def test_what_is_no_rate_is_an_error_that_says_what_is(text: str) -> None:
-    with pytest.raises(ValueError, match="link is a rate from 1kbit to 600gbit"):
-        parse_links(text)
-
-
-def test_a_list_of_rates() -> None:
-    assert parse_links("10mbit, 1gbit,none,10mbit") == [10.0, 1000.0, None]
+def wait_until_gone(launcher: int, names: set[str]) -> None:
+    deadline = time.monotonic() + 30
+    while forwarders(launcher) or names & namespaces():
+        assert time.monotonic() < deadline, "a network is still there"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +83,18 @@ def test_says_what_a_machine_lacks(user: int, commands: bool, lacks: str, monkey
     monkeypatch.setattr("os.geteuid", lambda: user)
     monkeypatch.setattr("shutil.which", lambda name: name if commands else None)
     with pytest.raises(ValueError, match=f"needs Linux, root, and ip and tc of iproute2; here is {lacks}"):
-        check_links([None, 100.0])
+        check_links([None, shaping_of(100.0)])
     check_links([None])  # nothing to shape, nothing needed
 
 
 @needs_namespaces
 @pytest.mark.parametrize("workers", [2, 3])
 def test_every_end_is_shaped_and_everything_goes_away(workers: int) -> None:
-    with suppress(KeyError), thin_network(100, workers) as network:
-        assert network is not None
-        mine = network.namespaces[0].rpartition("-")[0]
+    with suppress(KeyError), thin_network(100, workers) as thin:
+        assert thin is not None
+        mine = thin.namespaces[0].rpartition("-")[0]
         made = {name for name in namespaces() if name.startswith(mine)}
-        assert set(network.namespaces) <= made
+        assert set(thin.namespaces) <= made
         ends = [line for name in made for line in shown(["tc", "-n", name, "qdisc"]).splitlines() if "tbf" in line]
         assert len(ends) == (2 if workers == 2 else 2 * workers)
         assert all("rate 100Mbit" in end for end in ends)
@@ -116,28 +115,45 @@ def test_networks_of_one_process_do_not_meet() -> None:
 @needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_that_ask_leave_nothing(number: signal.Signals) -> None:
-    process, names = hold_network()
-    assert len(names & namespaces()) == 2
+    process, names = hold_networks(busy=number == signal.SIGINT)
+    assert len(names & namespaces()) == 4
+    beside = forwarders(process.pid)
+    assert len(beside) == 2
+    for pid in beside:
+        os.kill(pid, number)  # a terminal sends it to both, and workers still need the links to stop together
     process.send_signal(number)
     assert process.wait(timeout=30) != 0
     assert not names & namespaces()
+    assert forwarders(process.pid) == []
+
+
+@needs_namespaces
+def test_a_killed_process_leaves_nothing_and_others_stay() -> None:
+    (killed, left), (alive, held) = hold_networks(busy=True), hold_networks()
+    try:
+        killed.kill()
+        killed.wait()
+        wait_until_gone(killed.pid, left)
+        assert killed.stdout is not None
+        assert killed.stdout.read() == ""  # nobody holds it: its workers have ended
+        assert held <= namespaces()
+        assert len(forwarders(alive.pid)) == 2
+    finally:
+        alive.terminate()
+        alive.wait()
 
 
 @needs_namespaces
 @pytest.mark.rate
-def test_what_a_killed_process_leaves_goes_with_the_next_network_and_others_stay() -> None:
-    (killed, left), (alive, held) = hold_network(), hold_network()
-    try:
-        killed.kill()
-        killed.wait()
-        assert left <= namespaces()
-        with thin_network(100, 2):
-            now = namespaces()
-        assert not left & now
-        assert held <= now
-    finally:
-        alive.terminate()
-        alive.wait()
+def test_what_is_left_with_all_processes_killed_goes_with_the_next_network() -> None:
+    process, left = hold_networks()
+    for pid in forwarders(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert left <= namespaces()
+    with thin_network(100, 2):
+        assert not left & namespaces()
 
 
 def send_around() -> tuple[float, str]:
@@ -157,10 +173,10 @@ def send_around() -> tuple[float, str]:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_in_a_network_pass_its_links(workers: int) -> None:
-    with thin_network(10, workers) as network:
-        results = run_workers(send_around, workers=workers, network=network)
+@pytest.mark.parametrize(("link", "workers"), [("10mbit", 2), ("10mbit", 3), ("10mbit,1ms", 3)])
+def test_workers_in_a_network_pass_its_links(link: str, workers: int) -> None:
+    with thin_network(parse_link(link), workers) as thin:
+        results = run_workers(send_around, workers=workers, network=thin)
     assert [machine for _, machine in results] == [str(worker) for worker in range(workers)]
     for took, _ in results:
         assert took > 0.9 * BYTES * 8 / 10e6  # a burst of 8 kB passes at once, the rest at the rate
@@ -170,9 +186,56 @@ def fail() -> None:
     raise KeyError("a worker that fails")
 
 
+def lose_the_forwarder(launcher: int) -> None:
+    if dist.get_rank() == 0:
+        (beside,) = forwarders(launcher)
+        os.kill(beside, signal.SIGKILL)
+    dist.barrier()
+
+
 @needs_namespaces
-def test_a_worker_that_fails_ends_the_network_too() -> None:
-    with pytest.raises(WorkerError, match="a worker that fails"), thin_network(10, 2) as network:
-        run_workers(fail, workers=2, network=network)
-    assert network is not None
-    assert not set(network.namespaces) & namespaces()
+@pytest.mark.parametrize("link", KINDS)
+def test_a_worker_that_fails_ends_the_network_too(link: str) -> None:
+    with pytest.raises(WorkerError, match="a worker that fails"), thin_network(parse_link(link), 2) as thin:
+        run_workers(fail, workers=2, network=thin)
+    assert thin is not None
+    assert not set(thin.namespaces) & namespaces()
+    assert forwarders(os.getpid()) == []
+
+
+@needs_namespaces
+def test_a_forwarder_that_is_killed_ends_the_workers() -> None:
+    words = "^the process that forwards what workers send to each other was killed, and the links are gone; start"
+    with pytest.raises(WorkerError, match=words), thin_network(parse_link(KINDS[1]), 2) as thin:
+        run_workers(lose_the_forwarder, os.getpid(), workers=2, network=thin)
+    assert thin is not None
+    assert not set(thin.namespaces) & namespaces()
+
+
+@needs_namespaces
+def test_one_line_where_devices_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_TUN", Path("/dev/net/none"))
+    with pytest.raises(
+        ValueError, match="and /dev/net/none for more than a rate; here is no /dev/net/none: run as root"
+    ):
+        check_links([parse_link(KINDS[1])])
+    monkeypatch.undo()
+    monkeypatch.setattr(network, "INTERFACE", "lo")  # which every namespace has: a device that is refused
+    with pytest.raises(ValueError, match="forwards packets between TUN devices, which this machine does not allow: "):
+        check_links([parse_link(KINDS[1])])
+    assert forwarders(os.getpid()) == []
+
+
+@needs_namespaces
+def test_forwarded_links_have_their_own_rates(tmp_path: Path) -> None:
+    """250 kB from worker 0 to worker 1 at 5 Mbit/s take 0.4 s, however fast the other pairs are."""
+    path = tmp_path / "links.toml"
+    path.write_text('default = "1gbit,1ms"\n"0-1" = "100mbit/5mbit,1ms"\n')
+    with thin_network(parse_link(str(path)), 3) as thin:
+        assert thin is not None
+        routes = shown(thin.command(0, "ip", "route"))
+        results = run_workers(send_around, workers=3, network=thin)
+    assert "10.213.0.2 dev thinpipe scope link mtu 1500" in routes
+    assert "10.213.0.3 " not in routes  # its packets are as large as the device takes
+    for took, _ in results:
+        assert took > 0.9 * BYTES * 8 / 5e6

@@ -18,7 +18,7 @@ from tests.training.toy import Ears, settings_for, world_in
 from tests.workloads.written import SENTENCES, write_language_model
 from thinpipe.cli import app
 from thinpipe.models.save import ModelFolder, ModelForm
-from thinpipe.training.settings import Running
+from thinpipe.training.running import Running
 from thinpipe.training.worker import train
 from thinpipe.workloads import hub, lm
 from thinpipe.workloads.corpus import read_texts

@@ -27,7 +27,8 @@ from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.measure.readable import read_toml
 from thinpipe.options import Option, OptionError, flag, options_of
 from thinpipe.pipeline.links.spec import encoding
-from thinpipe.training.settings import Running, Settings
+from thinpipe.training.running import Running
+from thinpipe.training.settings import Settings
 
 _TABLES = ("title", "train", "matrix")
 CODEC_KEYS = {"forward": "compress-forward", "backward": "compress-backward"}  # of a plan -> options of thinpipe train
@@ -38,10 +39,10 @@ def _key(told: Option) -> str:
     return flag(told.name).removeprefix("--")
 
 
-# Options that a plan may set: what a run's outcome depends on, and `steps` for a quick look.
+# Options that a plan may set: what a run's outcome depends on, and some of how it is carried out.
+_CARRIED_OUT = ("steps", "evaluate_every", "in_process")
 _DECLARED = {
-    _key(told): told
-    for told in (*options_of(Settings).values(), *(options_of(Running)[name] for name in ("steps", "evaluate_every")))
+    _key(told): told for told in (*options_of(Settings).values(), *(options_of(Running)[name] for name in _CARRIED_OUT))
 }
 OPTIONS = tuple(sorted({"compress", *_DECLARED} - set(CODEC_KEYS.values())))
 _DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}

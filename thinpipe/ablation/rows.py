@@ -27,6 +27,7 @@ COSTS = (
     Column(name="seeds_failed", heading="failed", format="d", better="lower"),
 )
 P_VALUE = Column(name="p_value", heading="p", format=".2f")
+LOSS_ADDED = Column(name="loss_added", heading="loss\nadded", format="+.4f", better="lower")  # validation, nats
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class Method:
     @property
     def metrics(self) -> dict[int, float]:
         """By seed, of those that came to an end."""
-        return {result.settings["seed"]: result.figures["metric"] for result in self.done if result.figures}
+        return self.by_seed("metric")
+
+    def by_seed(self, figure: str) -> dict[int, float]:
+        return {result.settings["seed"]: result.figures[figure] for result in self.done if result.figures}
 
     @property
     def failed(self) -> list[Result]:
@@ -78,7 +82,14 @@ def _against(method: Method, plain: Method | None) -> dict[str, Any]:
     if not ours:
         return {}
     paired = [theirs[seed] for seed in ours]
-    return {"minus_none": mean(ours.values()) - mean(paired), "p_value": p_value(list(ours.values()), paired)}
+    losses, plain_losses = method.by_seed("validation_loss"), plain.by_seed("validation_loss")
+    added = [losses[seed] - plain_losses[seed] for seed in ours]
+    return {
+        "minus_none": mean(ours.values()) - mean(paired),
+        "p_value": p_value(list(ours.values()), paired),
+        "loss_added": mean(added),
+        "loss_added_std": stdev(added) if len(added) > 1 else None,
+    }
 
 
 def p_value(metrics: Sequence[float], baseline: Sequence[float]) -> float | None:
@@ -137,6 +148,8 @@ def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
         *(column for result in metrics.values() for column in metric_columns(result)),
         Column(name="minus_none", heading="minus\nnone", format="+.4f"),
         P_VALUE,
+        LOSS_ADDED,
+        Column(name="loss_added_std", heading="std", format=".4f"),
         *COSTS,
     )
     rows: tuple[Row, ...] = tuple(rows_of(found))

@@ -58,7 +58,8 @@ def threads_of(run: Run, jobs: int) -> int:
     """Threads of each worker, so that all runs together have no more than there are cores."""
     if "threads" in run.options:
         return int(run.options["threads"])
-    return max(1, cores() // (jobs * int(run.settings["workers"])))
+    processes = 1 if run.options.get("in-process") else int(run.settings["workers"])
+    return max(1, cores() // (jobs * processes))
 
 
 def cores() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from thinpipe.ablation.rows import COSTS, KEYS, P_VALUE, Method, places, row_of, rows_of, varied_columns
+from thinpipe.ablation.rows import COSTS, KEYS, LOSS_ADDED, P_VALUE, Method, places, row_of, rows_of, varied_columns
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
@@ -16,7 +16,8 @@ from thinpipe.measure.report import Table
 
 _NOTE = (
     "wire ratio: bytes sent / bytes of float32, both directions, all that travels. ±: standard deviation over seeds.\n"
-    "p: chance of a difference to none this large if there were none, by a paired t-test over seeds."
+    "p: chance of a difference to none this large if there were none, by a paired t-test over seeds.\n"
+    "loss added: validation loss minus that of none with the same seed, mean."
 )
 _FAILED = (Column(name="name", heading="run", key=True), Column(name="error", heading="error", key=True))
 _Point = tuple[float, float, float, float]  # bits; the metric's mean, worst and best seed
@@ -128,6 +129,7 @@ def _task_table(task: str, found: Sequence[Method]) -> Table:
         Column(name=metric, heading=f"{metric}\nmean ± std"),
         Column(name=f"{metric}_worst", heading="worst\nseed", format=done.metric_format if done else ""),
         P_VALUE,
+        LOSS_ADDED,
         Column(name="seeds", heading="seeds"),
         costs["samples_per_s"],
         costs["wire_mb_per_step"],

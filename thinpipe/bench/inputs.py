@@ -15,7 +15,7 @@ from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.options import OptionError, Rule, between, option
-from thinpipe.workers.network import parse_links
+from thinpipe.workers.shape import parse_links
 
 PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "What comes out"  # of the help, in this order
 MOST_THREADS, MOST_REPEATS = 1024, 1_000_000_000
@@ -27,10 +27,11 @@ SECONDS = Rule("from 0 to 1000000 seconds", between(0, 1_000_000).holds)
 _SHARED: dict[str, dict[str, Any]] = {
     "compress": {"panel": WHAT, "metavar": "SPEC,..."},
     "link": {
-        "help": "Workers in network namespaces with links of this rate, as in 10mbit,100mbit,1gbit; needs root. none: "
-        "as the machine is.",
+        "help": "Workers in network namespaces with such links, as in 10mbit,100mbit,1gbit; 100mbit/20mbit,40ms,0.1%: "
+        "rates to and from the client, delay one way, loss; FILE.toml: one for each pair. Needs root. none: as the "
+        "machine is.",
         "panel": WHAT,
-        "metavar": "RATE,...",
+        "metavar": "LINK,...",
         "parse": lambda text: tuple(parse_links(text)),
         "shown": "none",
         "default": (None,),

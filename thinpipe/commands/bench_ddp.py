@@ -51,8 +51,8 @@ def bench_ddp(**given: Any) -> None:
         settings.check_here()
         outputs.check()
         count = check_workers(asked.workers, settings.found_device.type)
-        shaped = None if count is None else settings.link_mbit_per_s  # under torchrun the link is there already
-        check_links([shaped])
+        shaped = None if count is None else settings.link  # under torchrun the link is there already
+        check_links([shaped], max(count or 2, 2))
     with thin_network(shaped, count or 1) as network:
         record = run_replicas(_replica, settings, ["thinpipe", *sys.argv[1:]], workers=count, network=network)
     if record is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +15,9 @@ from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import Outputs, one_line_errors, takes
 from thinpipe.measure import report
 from thinpipe.measure.figures import columns_of
-from thinpipe.measure.record import Record, Row
+from thinpipe.measure.record import Check, Record, Row
 from thinpipe.options import read
+from thinpipe.workers.shape import list_facts
 
 
 @takes(Settings, Outputs, panels=PANELS)
@@ -23,9 +25,9 @@ def bench_link(**given: Any) -> None:
     """How long messages take between two workers.
 
     One way and both ways at once, with the line latency + bytes / bandwidth
-    through all sizes. The time of a transfer begins when its sender hands it
-    over; recv time, which is often printed instead, begins when its receiver
-    wants it.
+    through all sizes; before that the link's round trip, loss and rates. The
+    time of a transfer begins when its sender hands it over; recv time, which is
+    often printed instead, begins when its receiver wants it.
 
     Between two machines: torchrun ... -m thinpipe bench link, on each.
 
@@ -43,12 +45,23 @@ def bench_link(**given: Any) -> None:
         rows = with_lines(list(measure_links(settings, print_row)))
     if not rows:
         return  # under torchrun the first worker has them
-    config = {"command": ["thinpipe", *sys.argv[1:]], **asdict(settings), "device": str(settings.found_device)}
-    record = Record(kind=KIND, config=config, columns=columns_of(Figures), rows=tuple(rows))
-    tables = result_tables(rows)
+    told = {**asdict(settings), "links": list_facts(settings.links), "device": str(settings.found_device)}
+    config = {"command": ["thinpipe", *sys.argv[1:]], **told}
+    checks = _verify(settings, rows) if settings.verify else ()
+    record = Record(kind=KIND, config=config, columns=columns_of(Figures), rows=tuple(rows), checks=checks)
+    tables = [*result_tables(rows), *([report.check_table(checks)] if checks else [])]
     typer.echo(f"\n{report.summary(record)}")
     report.show(tables)
     outputs.save(record, tables, "Links", plot_times(rows))
+    if not all(check.passed for check in checks):
+        raise typer.Exit(1)
+
+
+def _verify(settings: Settings, rows: Sequence[Row]) -> tuple[Check, ...]:
+    from thinpipe.bench.link.probe import check_probed
+
+    probed = {row["link"]: row for row in rows}
+    return tuple(check for link in settings.links if link for check in check_probed(link, probed[link.text]))
 
 
 def print_row(row: Row) -> None:

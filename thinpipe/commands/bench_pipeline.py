@@ -16,6 +16,7 @@ from thinpipe.commands.terminal import Outputs, one_line_errors, takes
 from thinpipe.measure import report
 from thinpipe.measure.record import Record, Row
 from thinpipe.options import read
+from thinpipe.workers.shape import list_facts
 
 
 @takes(Settings, Shapes, Outputs, panels=PANELS)
@@ -25,7 +26,7 @@ def bench_pipeline(**given: Any) -> None:
     The same model and batch for all, and the steps that thinpipe train makes.
     Every run prints the bound of its step, which is the larger of what the
     busiest worker computes and what the busiest direction of a link needs for
-    its bytes, and the fraction it reached. Lists are separated by commas, and
+    its bytes, with the delays around it, and the fraction it reached. Lists are separated by commas, and
     everything is run with everything. On several machines:
     torchrun ... -m thinpipe bench pipeline --workers N, on each.
 
@@ -45,7 +46,8 @@ def bench_pipeline(**given: Any) -> None:
         rows = compare(list(measure_all(settings, print_row)))
     if not rows:
         return  # under torchrun the first worker has them
-    config = {"command": ["thinpipe", *sys.argv[1:]], **asdict(settings), "device": str(settings.found_device)}
+    told = {**asdict(settings), "links": list_facts(settings.links), "device": str(settings.found_device)}
+    config = {"command": ["thinpipe", *sys.argv[1:]], **told}
     record = Record(kind=KIND, config=config, columns=COLUMNS, rows=tuple(rows))
     tables = result_tables(rows)
     typer.echo(f"\n{report.summary(record)}")

@@ -19,7 +19,8 @@ from thinpipe.measure import report
 from thinpipe.measure.figures import columns_of, figure, row_of
 from thinpipe.measure.record import Record, check_writable
 from thinpipe.options import OptionError, flags_in_errors, like, option, read
-from thinpipe.training.settings import PANELS, Running, Settings
+from thinpipe.training.running import Running
+from thinpipe.training.settings import PANELS, Settings
 from thinpipe.training.trained import WHAT, Trained
 from thinpipe.workers.errors import WorkerError
 from thinpipe.workers.membership import member
@@ -52,7 +53,7 @@ class Asked:
     device: Any = like(Settings, "device", default=None)
     threads: Any = like(Settings, "threads", default=None)
     compress: str | None = like(Training, "compress", help="Codec of activations, or 8bit, 4bit, 2bit.", default=None)
-    link: float | None = like(Running, "link", default=None)
+    link: Any = like(Running, "link", default=None)
     patience_s: float = like(Running, "patience_s", default=Running.patience_s)
     json: Path | None = like(Training, "json", default=None)
     rank: int | None = like(Training, "rank", default=None)

@@ -28,12 +28,12 @@ from thinpipe.options import OptionError
 from thinpipe.pipeline.balance import UnitCost
 from thinpipe.pipeline.links.message import checksum_bytes, is_packed, most_bytes
 from thinpipe.pipeline.links.send import SendLink, Tap
-from thinpipe.pipeline.links.slot import Slot
+from thinpipe.pipeline.links.slot import Handover, Slot
 from thinpipe.pipeline.links.spec import encoding, once
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
-from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
+from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, OrderedSchedule
 from thinpipe.pipeline.warm import warm_codec
 from thinpipe.workloads.task import Batch
 
@@ -47,6 +47,7 @@ class Cutting:
     chunks: int  # of a batch
     client_layers: tuple[int, int] | None = None  # units that stay with the client at both ends; None: as costs say
     costs: Sequence[UnitCost] | None = None  # of the units; None: their operations are counted
+    in_process: int | None = None  # the stages of so many workers, all on this one; None: of this worker alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +77,13 @@ class PipelineEngine(Engine):
     ) -> None:
         super().__init__(world)
         self._cutting, self._links, self._amp, self._recompute = cutting, links, amp, recompute
+        self._workers = workers = cutting.in_process or world.workers
+        self._handover: Handover | None = None if cutting.in_process is None else {}
         whole = model if isinstance(model, Units) else cut_model(model, chunk_inputs)
         units, traced = whole.units, whole.traced(chunk_inputs, amp=amp, device=world.device)
         self.cuts = choose_cuts(
             len(units),
-            world.workers,
+            workers,
             cutting.layout,
             client_layers=cutting.client_layers,
             costs=costs_of(traced) if cutting.costs is None else cutting.costs,
@@ -93,7 +96,9 @@ class PipelineEngine(Engine):
         self._holdings = self._describe(modules, whole.names)
         self.stage_count = len(modules)
         mine = stages_of(world.worker, world.workers, cutting.layout)
-        check_shared(modules, world.workers)
+        if cutting.in_process is not None:
+            mine = list(range(len(modules)))
+        check_shared(modules, workers)
         check_private(modules, self._between)
         whole.fill_own(modules[index] for index in mine)
         self.stages = {index: NamedModule.of(modules[index], whole.model) for index in mine}
@@ -106,7 +111,7 @@ class PipelineEngine(Engine):
         self.reads_inputs = self._has_first or bool(self._asked)
         self.reads_labels = self.stage_count - 1 in mine
         self.owns_state = True
-        self.client_has_outcome = cutting.layout == "client-server"
+        self.client_has_outcome = cutting.layout == "client-server" or cutting.in_process is not None
         self.training_stages = [self._stage(modules[index], index, training=True) for index in mine]
         self._evaluation_stages = [self._stage(modules[index], index, training=False) for index in mine]
         self.loss = Loss(whole.tail, device=world.device, amp=amp)
@@ -126,6 +131,7 @@ class PipelineEngine(Engine):
             backward=links.backward,
             samples=links.samples,
             copies_in=links.copies_in,
+            handover=self._handover,
             deferred_batch_norm=training,
             recompute=training and self._recompute,
             seed=links.seed,
@@ -146,6 +152,8 @@ class PipelineEngine(Engine):
 
     def _schedule(self, stages: list[CheckedStage], loss: Any) -> Any:
         chunks, order = self._cutting.chunks, self._cutting.order
+        if self._cutting.in_process is not None:
+            return OrderedSchedule(list(stages), chunks, loss, order=order, scale_grads=False)
         if self._cutting.layout == "client-server":
             return ClientServerSchedule(list(stages), chunks, loss, order=order, scale_grads=False)
         return LinearSchedule(stages[0], chunks, loss, order=order, scale_grads=False)
@@ -312,7 +320,7 @@ class PipelineEngine(Engine):
         return tuple(
             Holding(
                 stage=index,
-                worker=index % self.world.workers,
+                worker=index % self._workers,
                 first_unit=first,
                 units=len(module.units),
                 unit_names=tuple(names[first : first + len(module.units)]),
@@ -347,8 +355,8 @@ class PipelineEngine(Engine):
         return LinkPlan(
             source=source,
             target=target,
-            source_worker=source % self.world.workers,
-            target_worker=target % self.world.workers,
+            source_worker=source % self._workers,
+            target_worker=target % self._workers,
             direction="forward" if target > source else "backward",
             spec=spec,
             shapes=tuple(meta.shape for meta in metas),

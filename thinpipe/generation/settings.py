@@ -12,11 +12,12 @@ from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.spec import codec
 from thinpipe.models.pretrained import PretrainedModel
 from thinpipe.options import OptionError, above, between, check, like, option
+from thinpipe.training.running import Running
 from thinpipe.training.settings import PANELS as TRAINING_PANELS
-from thinpipe.training.settings import Running
 from thinpipe.training.settings import Settings as Training
 from thinpipe.workers.membership import PATIENCE_S, member
 from thinpipe.workers.network import check_launch
+from thinpipe.workers.shape import Shaping
 from thinpipe.workloads.sources import chosen_model
 from thinpipe.workloads.task import Source
 
@@ -93,7 +94,7 @@ class Settings:
         "Codec of what travels, or 8bit, 4bit, 2bit.", panel=LINKS, metavar="SPEC", parse=_activations, default="none"
     )
     compare: bool = option("Generate without compression too, and tell where texts part.", panel=LINKS, default=False)
-    link: float | None = like(Running, "link", default=None)
+    link: Shaping | None = like(Running, "link", default=None)
     patience_s: float = like(Running, "patience_s", default=PATIENCE_S)
 
     def __post_init__(self) -> None:

@@ -223,16 +223,16 @@ class CutModel:
         """
         blocks = {id(block) for block in self.blocks}
         inside = {id(module) for module in self.model.modules() if blocks & {id(each) for each in module.modules()}}
-        self.containers = [
-            module for module in self.model.modules() if id(module) in inside and id(module) not in blocks
-        ]
+        containers = [module for module in self.model.modules() if id(module) in inside and id(module) not in blocks]
         parts = [
             child
-            for container in self.containers
+            for container in containers
             for child in container.children()
             if id(child) not in inside  # nor a block
         ]
-        parts += [_own(container) for container in self.containers if container._parameters]
+        parts += [_own(container) for container in containers if container._parameters]
+        bare = [part for part in parts if not part.state_dict()]
+        self.in_no_unit = [*containers, *(module for part in bare for module in part.modules())]
         owner = {id(tensor): part for part in parts for tensor in (*part.parameters(), *part.buffers())}
         used: list[dict[int, nn.Module]] = [{} for _ in range(len(self.blocks) + 1)]
         segment = 0

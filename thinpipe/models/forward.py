@@ -89,18 +89,24 @@ def without_values(
     device: torch.device, on_tensor: Callable[[Tensor], None] | None = None
 ) -> Iterator[Callable[[], None]]:
     """Runs with unknown values, without weights and gradients until the function that this yields is called."""
-    gradients = torch.is_grad_enabled()
-    torch.set_grad_enabled(False)
+    gradients, casts_kept = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+
+    def as_before() -> None:
+        torch.set_grad_enabled(gradients)
+        torch.set_autocast_cache_enabled(casts_kept)
 
     def with_weights() -> None:
         flow.weights = True
-        torch.set_grad_enabled(gradients)
+        as_before()
 
+    torch.set_grad_enabled(False)
+    # Autocast would keep the unknown cast of a weight and give it to the block that computes next.
+    torch.set_autocast_cache_enabled(False)
     try:
         with UnknownFlow(device, on_tensor) as flow:
             yield with_weights
     finally:
-        torch.set_grad_enabled(gradients)
+        as_before()
 
 
 def shapes_returned(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -24,9 +24,9 @@ class _Unit(nn.Module):
         self.parts = nn.ModuleList(cut.parts[segment])
 
     def train(self, mode: bool = True) -> _Unit:
-        """Also what the model's own code asks, which is in none of the parts: dropout between blocks, say."""
-        for container in self.cut.containers:
-            container.training = mode
+        """Also what the model's own code asks or calls and no part has, for it has no weights: dropout, say."""
+        for module in self.cut.in_no_unit:
+            module.training = mode
         return super().train(mode)
 
     @property

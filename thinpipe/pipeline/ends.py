@@ -17,7 +17,7 @@ from thinpipe.pipeline.links.counters import Event
 from thinpipe.pipeline.links.link import Link
 from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.pipeline.links.send import SendLink
-from thinpipe.pipeline.links.slot import Route, Slot
+from thinpipe.pipeline.links.slot import Handover, Route, Slot
 from thinpipe.pipeline.links.spec import check_directions, encoding
 from thinpipe.workers.backend import backend_of
 
@@ -32,6 +32,7 @@ class LinkOptions:
     samples: int | None = None  # how many different ones there are: ``forward="delta(...)"`` needs to know
     copies_in: Path | None = None  # where to keep its copies of them on disk; None: in memory
     post_ahead: bool | None = None  # all receives of a step when it starts; None: where messages have tags (gloo)
+    handover: Handover | None = None  # stages of one process talk through links too, by way of it
 
 
 class Ends:
@@ -57,7 +58,7 @@ class Ends:
                 return None
             spec = forward if target > source else backward
             codes = encoding(spec, samples=self.sample_count, copies_in=options.copies_in)
-            route = Route(source, target, kind is SendLink, device, group)
+            route = Route(source, target, kind is SendLink, device, group, handover=options.handover)
             return kind(codes, route, self.events, scheduled=not ahead)
 
         self.forward_recv: RecvLink | None = end(RecvLink, stage - 1, stage)
@@ -85,12 +86,12 @@ class Ends:
         return {name: end for name, end in ends.items() if end}
 
     def place(self, placement: Mapping[int, int], me: int) -> None:
-        """Which worker has which stage: neighbours on one worker, in V schedules, need no link."""
+        """Which worker has which stage: neighbours on one worker have none but where one is asked for."""
         for name in ("forward_recv", "forward_send", "backward_recv", "backward_send"):
             end: Link | None = getattr(self, name)
             if end:
                 end.route.peer = placement[end.route.other_stage]
-                if end.route.peer == me:
+                if end.route.peer == me and end.route.handover is None:
                     setattr(self, name, None)
 
     def expect(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

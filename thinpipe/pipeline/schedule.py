@@ -27,7 +27,7 @@ from thinpipe.pipeline.stage import PipelineStage
 _KINDS = {"F": _ComputationType.FORWARD, "B": _ComputationType.FULL_BACKWARD}
 
 
-class _OrderedSchedule(_PipelineScheduleRuntime):
+class OrderedSchedule(_PipelineScheduleRuntime):
     """Stage i on worker i mod R, in one of thinpipe's orders."""
 
     def __init__(
@@ -57,7 +57,7 @@ class _OrderedSchedule(_PipelineScheduleRuntime):
         self._prepare_schedule_with_comms(self.pipeline_order)
 
 
-class ClientServerSchedule(_OrderedSchedule):
+class ClientServerSchedule(OrderedSchedule):
     """R workers, R+1 stages: worker 0, the client, has the first and the last, so data and labels never leave it.
 
     Args:
@@ -78,7 +78,7 @@ class ClientServerSchedule(_OrderedSchedule):
         super().__init__(stages, *args, **kwargs)
 
 
-class LinearSchedule(_OrderedSchedule):
+class LinearSchedule(OrderedSchedule):
     """R workers, R stages, one each; arguments as ``ClientServerSchedule``, with one stage instead of a list."""
 
     def __init__(self, stage: PipelineStage, *args: Any, **kwargs: Any) -> None:

@@ -17,7 +17,8 @@ return operations on wire buffers, and the schedule keeps their order.
 
 Names of torch's inside used here, seen on 2.11 and 2.13; ``linked_stage`` and ``metadata`` list theirs. Overridden: the
 methods above; ``get_fwd_recv_ops`` and ``get_bwd_recv_ops``; ``forward_maybe_with_nosync``, which runs the module;
-``backward_weight_one_chunk``; ``set_local_bwd_input``, between neighbours on one worker. Read: ``has_backward``;
+``backward_weight_one_chunk``; ``set_local_fwd_input``, ``get_local_bwd_output`` and ``set_local_bwd_input``, between
+neighbours on one worker. Read: ``has_backward``;
 ``fwd_cache`` and ``bwd_cache``, outputs and input gradients of each chunk. Written: the ``buffer`` of each of
 ``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived.
 """
@@ -40,7 +41,7 @@ from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.ends import LinkOptions
 from thinpipe.pipeline.linked_stage import NOTHING, LinkedStage
 from thinpipe.pipeline.links.counters import DeviceClock, Event, now
-from thinpipe.pipeline.siblings import indices_here
+from thinpipe.pipeline.siblings import indices_here, siblings_of
 from thinpipe.workers.activity import ACTIVITY
 
 
@@ -154,10 +155,6 @@ class PipelineStage(LinkedStage):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self._release(bwd_chunk_id)
 
-    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        if self.trains_here_or_before:  # otherwise there are none
-            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
-
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         if not self.ends.backward_send or not self.has_backward:
             return []
@@ -167,6 +164,30 @@ class PipelineStage(LinkedStage):
             if item.gradient
         ]
         return self.ends.backward_send.send(bwd_chunk_id, gradients)
+
+    # Neighbours on this worker: torch hands over what one returns, unless they have links in between
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        if self.ends.forward_recv:
+            self._neighbour(-1).get_fwd_send_ops(mb_index)
+        else:
+            super().set_local_fwd_input(prev_stage_outputs, mb_index)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        if self.ends.backward_send:
+            self.get_bwd_send_ops(mb_index)
+            return ()
+        return super().get_local_bwd_output(mb_index)
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        if self.trains_here_or_before and not self.ends.backward_recv:  # otherwise there are none
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+    def _neighbour(self, by: int) -> PipelineStage:
+        index = self.stage_index + by
+        (found,) = (each for each in siblings_of(self) if each.stage_index == index)
+        assert isinstance(found, PipelineStage)
+        return found
 
     def _release(self, chunk: int) -> None:
         for link, infos in (

@@ -33,7 +33,8 @@ from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError, named
 from thinpipe.pipeline.links.link import Link
 from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
-from thinpipe.training.settings import Capture, Running, Settings
+from thinpipe.training.running import Capture, Running
+from thinpipe.training.settings import Settings
 from thinpipe.version import __version__
 from thinpipe.workers.exchange import needing_peers
 

@@ -38,7 +38,8 @@ from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.export import Export, Exporter
 from thinpipe.training.loop import Loop
 from thinpipe.training.optimize import make_optimizer, optimizer_bytes
-from thinpipe.training.settings import Running, Settings
+from thinpipe.training.running import Running
+from thinpipe.training.settings import Settings
 from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__
 from thinpipe.workers.activity import ACTIVITY
@@ -290,7 +291,11 @@ def _make_engine(
             amp=settings.amp,
         )
     cutting = Cutting(
-        layout=settings.layout, order=settings.schedule, chunks=settings.chunks, client_layers=settings.client_layers
+        layout=settings.layout,
+        order=settings.schedule,
+        chunks=settings.chunks,
+        client_layers=settings.client_layers,
+        in_process=settings.workers if running.in_process else None,
     )
     links = Links(
         forward=settings.compress_forward,

@@ -126,7 +126,7 @@ def run_workers(
         try:
             for rank in range(workers):
                 started.append(_start(replace(job, args=_arguments(args, private, rank)), rank))
-            _await(started)
+            _await(started, None if network is None else network.broken)
         except Interrupted as error:
             _end(started, error.number)
             if error.number == signal.SIGINT:
@@ -183,25 +183,32 @@ def _start(job: Job, rank: int) -> _Worker:
     return _Worker(rank, worker, results)
 
 
-def _await(workers: Sequence[_Worker]) -> None:
-    """Return when all have a result. When one fails, end the others and raise."""
+def _await(workers: Sequence[_Worker], broken: int | None) -> None:
+    """Return when all have a result. When one fails, or the links between them are gone, end the others and raise."""
     while not all(worker.ended for worker in workers):
-        _listen(workers, None)
+        if broken in _listen(workers, None, broken):
+            _end(workers, signal.SIGTERM)
+            raise WorkerError(
+                "the process that forwards what workers send to each other was killed, and the links are gone; "
+                "start the run again"
+            )
         if any(worker.cause is not None for worker in workers):
             _end(workers, signal.SIGTERM)
             raise _error_of(workers)
     _end(workers, None)
 
 
-def _listen(workers: Sequence[_Worker], seconds: float | None) -> None:
-    """Wait until something is heard of a worker; note it."""
+def _listen(workers: Sequence[_Worker], seconds: float | None, also: int | None = None) -> list[Any]:
+    """Wait until something is heard of a worker, or ``also`` is readable; note it, and return what was heard."""
     ends: dict[Any, _Worker] = {}
     for worker in workers:
         if not worker.ended:
             ends |= {worker.results: worker, worker.process.sentinel: worker}
-    for ready in connection.wait(list(ends), seconds):
-        if not ends[ready].ended:
+    heard = connection.wait([*ends, *([] if also is None else [also])], seconds)
+    for ready in heard:
+        if ready in ends and not ends[ready].ended:
             ends[ready].hear()
+    return heard
 
 
 def _end(workers: Sequence[_Worker], number: int | None) -> None:

@@ -23,6 +23,10 @@ from thinpipe.workers.signals import end_with_parent, raise_signals
 class Network(Protocol):
     """A network of our own, with a place for every worker."""
 
+    @property
+    def broken(self) -> int | None:
+        """A file descriptor of the process that made it: readable when its links are gone. None: they stay."""
+
     def enter(self, worker: int) -> None:
         """Move this process to the place of a worker."""
 

@@ -109,7 +109,7 @@ def joined(
     tell: Callable[[str], None] = (lambda words: None) if quiet else say
     patience = Patience(patience_s, tell)
     store = _find_store(me, meeting_file, patience)
-    connections = meet(store, me.rank, me.size, _my_address(me), patience)
+    connections = meet(store, me.rank, me.size, own_address(), patience)
     control = Control(me.rank, connections, patience_s=patience_s, say=tell, end=end)
     ACTIVITY.note("connecting to the other workers")
     # Torch then waits until all are connected: one that had nothing to do would leave while others still connect to it.
@@ -153,8 +153,8 @@ def _all_have(own_gpu: bool, store: dist.Store, me: Member) -> bool:
     return all(store.get(f"own gpu {rank}") == b"1" for rank in range(me.size))
 
 
-def _my_address(me: Member) -> str:
-    """Where the control channel listens: on the interface that carries the tensors, and on no other."""
+def own_address() -> str:
+    """Where this worker listens: on the interface that carries the tensors, and on no other."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface is not None:
         return address_of(interface.split(",")[0])

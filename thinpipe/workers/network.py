@@ -1,12 +1,16 @@
-"""Thin networks on one machine: workers in network namespaces of their own, joined by links of a given rate.
+"""Thin networks on one machine: workers in network namespaces of their own, joined by links that are shaped.
 
     two workers     worker 0 |=======================| worker 1
     more            worker 0 |=====| bridge |=====| worker 1
                                             |=====| worker 2 ...
 
 ``=`` is a pair of virtual interfaces; ``|`` is an end of it, and lets through what it sends at the rate of the link
-(``tc tbf``). So every worker sends and receives at that rate at the same time, as through a cable into a switch. What
-crosses is real TCP through the kernel. Needs Linux, root and iproute2.
+(``tc tbf``). So every worker sends and receives at that rate at the same time, as through a cable into a switch.
+
+    more than a rate     worker 0 | forwarder | worker 1 ...
+
+``|`` is a TUN device, whose packets a process beside the workers reads, delays and loses: ``forwarder.py``. That
+process also removes the network, of either kind, if this one is killed. What crosses is real TCP through the kernel.
 
     with thin_network(100, workers=2) as network:
         run_workers(function, workers=2, network=network)
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import os
 import re
 import shutil
@@ -24,18 +29,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from thinpipe.options import OptionError
+from thinpipe.workers import forwarder
+from thinpipe.workers.forwarder import CLONE_NEWNET, NAMESPACES
 from thinpipe.workers.membership import member
+from thinpipe.workers.shape import Shaping, Way, shaping_of
 
 INTERFACE = "thinpipe"  # of every worker, in a namespace where there is no other but loopback
-_MBIT = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
-_NAMESPACES = Path("/var/run/netns")  # where iproute2 keeps their names
-_CLONE_NEWNET = 0x40000000  # of <sched.h>; Python has os.setns from 3.12 on only
+_TUN = Path("/dev/net/tun")
+_TUN_PACKETS = "2000"  # that may wait for the forwarder: 18 MB at most, 140 ms at 1 Gbit/s
 
 # What may pass at once: three Ethernet frames, so that small messages are shaped, too. The kernel then cuts what TCP
 # hands over into frames, which it can do at some hundred Mbit/s; above that a packet of TCP's must fit, and a
@@ -45,60 +53,35 @@ _CLONE_NEWNET = 0x40000000  # of <sched.h>; Python has os.setns from 3.12 on onl
 _BURST_BYTES, _FAST_BURST_BYTES, _FAST_BURST_S, _FAST_MBIT = 4608, 70_000, 1e-3, 250
 _QUEUE_S, _QUEUE_BYTES = 50e-3, 262_144
 
-# With these, tc takes 136 bit/s to 670 Gbit/s: below, the time of a burst does not fit its 32 bits, and the burst
-# shrinks below a frame; above, the queue in bytes does not fit them.
-_LEAST_MBIT, _MOST_MBIT = 1e-3, 600e3
-
 _serial = itertools.count()
 
 
-def parse_link(text: str) -> float | None:
-    """The rate of a link in Mbit/s: ``100mbit``, ``1.5gbit``, ``500kbit``; None for ``none``, not shaped at all."""
-    if text.strip().lower() == "none":
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)?", text.strip().lower())  # without a unit: Mbit/s
-    rate = float(match[1]) * _MBIT[match[2] or "mbit"] if match else 0.0
-    if not _LEAST_MBIT <= rate <= _MOST_MBIT:
-        raise OptionError(
-            f"{{link}} is a rate from 1kbit to 600gbit, which tc can shape, as in 100mbit, 1.5gbit; or none; "
-            f"got {text[:40]!r}"
-        )
-    return rate
-
-
-def parse_links(text: str) -> list[float | None]:
-    """Rates separated by commas."""
-    return list(dict.fromkeys(parse_link(part) for part in text.split(",")))
-
-
-def link_text(mbit_per_s: float | None) -> str:
-    """The rate as a user writes it; ``parse_link`` reads it."""
-    if mbit_per_s is None:
-        return "none"
-    return f"{mbit_per_s / 1e3:.12g}gbit" if mbit_per_s >= 1e3 else f"{mbit_per_s:.12g}mbit"
-
-
-def missing_for_networks() -> str | None:
-    """What thin networks need and this machine lacks; None where nothing is missing."""
+def missing_for_networks(links: Shaping | None = None) -> str | None:
+    """What thin networks, or those with these links, need and this machine lacks; None where nothing is missing."""
+    forwarded = links is not None and links.plain_mbit_per_s is None
     lacks = [
         *(["Linux"] if not sys.platform.startswith("linux") else ["root"] if os.geteuid() else []),
         *(f"`{command}` of iproute2" for command in ("ip", "tc") if shutil.which(command) is None),
+        *([str(_TUN)] if forwarded and not _TUN.exists() else []),
     ]
     return " and ".join(lacks) or None
 
 
-def check_links(links: Sequence[float | None]) -> None:
-    """ValueError where these links cannot be made: found out before a long run, by making one."""
-    if any(link is not None for link in links):
-        with thin_network(next(filter(None, links)), workers=3):
+def check_links(several: Sequence[Shaping | None], workers: int = 3) -> None:
+    """OptionError where these links cannot be made: found out before a long run, by making one of either kind."""
+    shaped = [links for links in several if links is not None]
+    for links in shaped:
+        links.check(workers)
+    for links in {links.plain_mbit_per_s is None: links for links in reversed(shaped)}.values():
+        with thin_network(links, min(workers, 3)):
             pass
 
 
-def check_launch(workers: Sequence[int], links: Sequence[float | None]) -> None:
+def check_launch(workers: Sequence[int], links: Sequence[Shaping | None]) -> None:
     """OptionError where torchrun has started other workers than are asked for, or links there cannot be shaped."""
     me = member()
     if me is None:
-        check_links(links)
+        check_links(links, max(2, *workers))
         return
     if set(workers) != {me.size}:
         asked = ", ".join(map(str, workers))
@@ -112,14 +95,15 @@ class Network:
     """A namespace for every worker, each with an interface into the network."""
 
     namespaces: tuple[str, ...]
+    broken: int | None = None  # a file descriptor of the process that made it: readable when the links are gone
 
     def enter(self, worker: int) -> None:
         """Move this process into the namespace of a worker: call it before there are threads and sockets.
 
         Sockets that exist stay where they were opened; threads that exist stay, too. gloo is told its interface.
         """
-        with open(_NAMESPACES / self.namespaces[worker]) as namespace:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+        with open(Path(NAMESPACES, self.namespaces[worker])) as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"cannot enter the namespace {self.namespaces[worker]}")
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
 
@@ -129,43 +113,131 @@ class Network:
 
 
 @contextmanager
-def thin_network(mbit_per_s: float | None, workers: int) -> Iterator[Network | None]:
-    """A network of so many workers, gone with the context; None for a rate of None, where nothing is shaped.
+def thin_network(links: Shaping | float | None, workers: int) -> Iterator[Network | None]:
+    """A network of so many workers, gone with the context; None for None, where nothing is shaped.
 
-    Networks of other processes do not see this one. Namespaces of processes that were killed are removed.
+    ``links``: a number is a rate in Mbit/s. Networks of other processes do not see this one. It is removed if this
+    process is killed; should its forwarder be killed, too, the next network removes it.
     """
-    if mbit_per_s is None:
+    if links is None:
         yield None
         return
-    lacks = missing_for_networks()
+    links = links if isinstance(links, Shaping) else shaping_of(links)
+    lacks = missing_for_networks(links)
     if lacks is not None:
+        tun = f", and {_TUN} for more than a rate" if links.plain_mbit_per_s is None else ""
         raise OptionError(
-            f"{{link}} shapes traffic between network namespaces, which needs Linux, root, and ip and tc of iproute2; "
-            f"here is no {lacks}: run as root on such a machine, or leave {{link}} out"
+            "{link} shapes traffic between network namespaces, which needs Linux, root, and ip and tc of iproute2"
+            f"{tun}; here is no {lacks}: run as root on such a machine, or leave {{link}} out"
         )
     _remove(name for name in _existing() if not _owner_lives(name))
     prefix = f"thinpipe-{os.getpid()}-{next(_serial)}-"
     names = [f"{prefix}{worker}" for worker in range(workers)]
-    with _ending_on_signals():
-        try:
-            for name in names:
-                _run("ip", "netns", "add", name)
-                _run("ip", "-n", name, "link", "set", "lo", "up")
-            if workers == 2:
-                _join(names[0], INTERFACE, names[1], INTERFACE, mbit_per_s)
-            elif workers > 2:
-                hub = f"{prefix}hub"
-                _run("ip", "netns", "add", hub)
-                _run("ip", "-n", hub, "link", "add", "bridge", "up", "type", "bridge")
-                for worker, name in enumerate(names):
-                    _join(name, INTERFACE, hub, f"port{worker}", mbit_per_s)
-                    _run("ip", "-n", hub, "link", "set", f"port{worker}", "master", "bridge")
-            for worker, name in enumerate(names if workers > 1 else []):
-                high, low = divmod(worker + 1, 250)
-                _run("ip", "-n", name, "address", "add", f"10.213.{high}.{low}/16", "dev", INTERFACE)
-            yield Network(tuple(names))
-        finally:
+    with _ending_on_signals(), _beside(prefix) as keeper:
+        for name in names:
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        rate = links.plain_mbit_per_s
+        if rate is None:
+            _forward(keeper, names, links.ways(workers))
+        else:
+            _cable(prefix, names, rate)
+        for worker, name in enumerate(names if workers > 1 else []):
+            _run("ip", "-n", name, "address", "add", f"{_address(worker)}/16", "dev", INTERFACE)
+        if rate is None:
+            _route(names, links.ways(workers))
+        assert keeper.stdout is not None
+        yield Network(tuple(names), None if rate is not None else keeper.stdout.fileno())
+
+
+@contextmanager
+def _beside(prefix: str) -> Iterator[subprocess.Popen[str]]:
+    """The process that removes a network, whatever becomes of this one; with the context, the network is removed."""
+    # -I and -S: nothing of the user's is imported, so that it starts at once.
+    command = [sys.executable, "-I", "-S", forwarder.__file__, prefix]
+    keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    try:
+        yield keeper
+    finally:
+        with _impatience_blocked():
+            with suppress(OSError):  # it was killed
+                keeper.stdin.close()
+            keeper.wait()
+            keeper.stdout.close()
             _remove(name for name in _existing() if name.startswith(prefix))
+
+
+def _cable(prefix: str, names: Sequence[str], mbit_per_s: float) -> None:
+    """Pairs of virtual interfaces between the workers."""
+    if len(names) == 2:
+        _join(names[0], INTERFACE, names[1], INTERFACE, mbit_per_s)
+    elif len(names) > 2:
+        hub = f"{prefix}hub"
+        _run("ip", "netns", "add", hub)
+        _run("ip", "-n", hub, "link", "add", "bridge", "up", "type", "bridge")
+        for worker, name in enumerate(names):
+            _join(name, INTERFACE, hub, f"port{worker}", mbit_per_s)
+            _run("ip", "-n", hub, "link", "set", f"port{worker}", "master", "bridge")
+
+
+def _forward(keeper: subprocess.Popen[str], names: Sequence[str], ways: dict[tuple[int, int], Way]) -> None:
+    """A TUN device for every worker, with the process that forwards between them."""
+    queues = {
+        queue.name: {"bytes_per_s": queue.mbit_per_s * 1e6 / 8, "room_s": way.room_s(queue)}
+        for way in ways.values()
+        for queue in way.queues
+        if queue.mbit_per_s is not None
+    }
+    told: dict[str, Any] = {
+        "interface": INTERFACE,
+        "namespaces": names,
+        "addresses": [_address(worker) for worker in range(len(names))],
+        "queues": queues,
+        "ways": [
+            {
+                "source": source,
+                "target": target,
+                "queues": [queue.name for queue in way.queues if queue.name in queues],
+                "delay_s": way.shape.delay_ms / 1e3,
+                "jitter_s": way.shape.jitter_ms / 1e3,
+                "loss": way.shape.loss,
+                "seed": f"{source} to {target}",  # the same packets are lost whenever the same are sent
+            }
+            for (source, target), way in ways.items()
+        ],
+    }
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    with suppress(BrokenPipeError):
+        keeper.stdin.write(json.dumps(told) + "\n")
+        keeper.stdin.flush()
+    answer = keeper.stdout.readline().strip()
+    if answer != "ready":
+        raise OptionError(
+            "{link} with more than a rate forwards packets between TUN devices, which this machine does not allow: "
+            f"{answer or 'the forwarder was killed'}"
+        )
+    for name in names:
+        _run("ip", "-n", name, "link", "set", INTERFACE, "mtu", _largest(ways), "txqueuelen", _TUN_PACKETS, "up")
+
+
+def _route(names: Sequence[str], ways: dict[tuple[int, int], Way]) -> None:
+    """Packets of every pair as large as suits its rate."""
+    for (source, target), way in ways.items():
+        if str(way.mtu) != _largest(ways):
+            to = f"{_address(target)}/32"
+            _run("ip", "-n", names[source], "route", "add", to, "dev", INTERFACE, "mtu", str(way.mtu))
+
+
+def _largest(ways: dict[tuple[int, int], Way]) -> str:
+    return str(max((way.mtu for way in ways.values()), default=1500))
+
+
+def _address(worker: int) -> str:
+    high, low = divmod(worker + 1, 250)
+    return f"10.213.{high}.{low}"
 
 
 def _join(here: str, my_end: str, there: str, its_end: str, mbit_per_s: float) -> None:
@@ -192,7 +264,7 @@ def _run(*command: str) -> None:
 
 def _existing() -> list[str]:
     """Namespaces that thinpipe made."""
-    return [path.name for path in _NAMESPACES.glob("thinpipe-*")]
+    return [path.name for path in Path(NAMESPACES).glob("thinpipe-*")]
 
 
 def _owner_lives(name: str) -> bool:
@@ -209,12 +281,18 @@ def _owner_lives(name: str) -> bool:
 
 
 def _remove(names: Iterator[str]) -> None:
-    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # an impatient second Ctrl-C must not leave half
-    try:
+    with _impatience_blocked():
         for name in names:
             # Another process may have removed a dead one's already.
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@contextmanager
+def _impatience_blocked() -> Iterator[None]:
+    """Inside, a second Ctrl-C waits: it must not leave half."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -2,13 +2,16 @@
 
 import pytest
 
+from thinpipe.bench.link.probe import Probed, check_probed
 from thinpipe.bench.link.rows import Figures, make_row, with_lines
 from thinpipe.bench.link.settings import Settings, parse_sizes
 from thinpipe.bench.link.views import plot_times, result_tables, row_line
 from thinpipe.measure.figures import columns_of
 from thinpipe.pipeline.links.counters import Counters, LinkEnd, Stamp
+from thinpipe.workers.shape import parse_link, shaping_of
 
 WIRE = 1_000_000
+PROBED = Probed(round_trip_ms=150.0, packets=10, loss_down=0.1, loss_up=0.0, down_mbit_per_s=99.0, up_mbit_per_s=9.0)
 
 
 def ends(late_s, transfer_s=0.1, wire=WIRE, encode_ms=0.0):
@@ -20,7 +23,7 @@ def ends(late_s, transfer_s=0.1, wire=WIRE, encode_ms=0.0):
 
 
 def row(late_s=0.0, size=WIRE, codec="none", **options):
-    return make_row(100.0, "gloo", codec, False, size, ends(late_s, **options))
+    return make_row(shaping_of(100.0), "gloo", codec, "one way", size, ends(late_s, **options), PROBED)
 
 
 def test_a_late_sender_changes_recv_time_and_not_the_transfer():
@@ -38,6 +41,29 @@ def test_effective_bandwidth_counts_the_codec():
     assert coded["pays_below_mbit_per_s"] == pytest.approx(3 * WIRE * 8 / 0.1 / 1e6)
 
 
+def test_links_are_held_against_what_was_asked_for():
+    good = {"down_mbit_per_s": 95.0, "up_mbit_per_s": 19.4, "round_trip_ms": 41.0, "packets": 10_000}
+    good |= {"loss_down": 0.0011, "loss_up": 0.0005}
+    link = parse_link("100mbit/20mbit,20ms,0.1%")
+    checks = {check.claim.partition(": ")[2]: check for check in check_probed(link, good)}
+    assert all(check.passed for check in checks.values())
+    assert checks["rate down"].measured == pytest.approx(0.05)
+    assert checks["round trip"].measured == pytest.approx(1.0, abs=0.1)  # less the time of the packets themselves
+    assert checks["loss up, in standard errors"].measured == pytest.approx(1.58, abs=0.01)
+    for name, value, claim in (
+        ("up_mbit_per_s", 18.0, "rate up"),
+        ("round_trip_ms", 42.5, "round trip"),
+        ("round_trip_ms", 37.5, "round trip"),
+        ("loss_down", 0.002, "loss down, in standard errors"),
+    ):
+        failed = [check.claim for check in check_probed(link, good | {name: value}) if not check.passed]
+        assert failed == [f"{link.text}: {claim}"]
+    unknown = dict.fromkeys(("round_trip_ms", "packets", "loss_down", "loss_up"))
+    assert sum(not check.passed for check in check_probed(link, good | unknown)) == 3
+    jittery = parse_link("100mbit/20mbit,20-30ms,0.1%")
+    assert all(check.passed for check in check_probed(jittery, good | {"round_trip_ms": 55.0}))
+
+
 def test_lines_and_gains():
     rows = with_lines(
         [
@@ -49,12 +75,13 @@ def test_lines_and_gains():
     assert rows[0]["bandwidth_mbit_per_s"] == pytest.approx(80)
     assert rows[0]["of_nominal"] == pytest.approx(0.8)
     assert rows[1]["residual"] == pytest.approx(0, abs=1e-9)
+    assert [each["chunks_to_hide"] for each in rows] == [3, 2, None]  # 100 and 200 ms each, 150 for the answer
     assert rows[2]["of_uncompressed"] == pytest.approx(0.2 / 0.15)
     assert rows[2]["line_ms"] is None  # one size makes no line
     names = {column.name for column in columns_of(Figures)}
     assert {name for each in rows for name in each} <= names
     titles = [table.title for table in result_tables(rows)]
-    assert titles == ["Transfers", "Latency + bytes / bandwidth", "With a codec"]
+    assert titles == ["Links", "Transfers", "Latency + bytes / bandwidth", "With a codec"]
     assert "fp16 stops paying at 0.16 Gbit/s for tensors of 2 MB." in result_tables(rows)[-1].note
     drawn = plot_times(rows).panels["100mbit, one way"]["none"]
     assert drawn == [(WIRE, pytest.approx(100)), (2 * WIRE, pytest.approx(200))]

@@ -9,6 +9,7 @@ from thinpipe.bench.models import Shapes
 from thinpipe.bench.pipeline.rows import COLUMNS, Measured, compare, make_row
 from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.bench.pipeline.views import plot_speed, result_tables, row_line
+from thinpipe.workers.shape import shaping_of
 
 STEPS, BATCH = 2, 16
 PIPELINE = Run(parallel="pipeline", layout="client-server", schedule="gpipe", chunks=4, compress="none")
@@ -17,8 +18,9 @@ PIPELINE = Run(parallel="pipeline", layout="client-server", schedule="gpipe", ch
 def settings(**changed):
     given = {
         "model": "mlp", "shapes": Shapes(batch_size=BATCH, image_size=32, tokens=8), "workers": (1, 2),
-        "links": (None, 100.0), "parallel": ("none", "data", "pipeline"), "layouts": ("linear", "client-server"),
-        "schedules": ("gpipe",), "chunks": (2, 4), "compress": ("none", "sort:8"), "client_layers": None,
+        "links": (None, shaping_of(100.0)), "parallel": ("none", "data", "pipeline"),
+        "layouts": ("linear", "client-server"), "schedules": ("gpipe",), "chunks": (2, 4),
+        "compress": ("none", "sort:8"), "client_layers": None,
         "device": "cpu", "threads": 1, "warmup": 1, "steps": STEPS,
     }  # fmt: skip
     return Settings(**given | changed)
@@ -38,7 +40,7 @@ def pipeline_row(link_mbit_per_s=100.0, step_ms=100.0):
         measured(step_ms, 10.0, links, {0: (1.0, 2.0), 2: (0.5, 0.5)}),
         measured(step_ms, 30.0, links, {1: (1.0, 2.0)}),
     ]
-    return make_row(settings(), PIPELINE, link_mbit_per_s, workers)
+    return make_row(settings(), PIPELINE, link_mbit_per_s and shaping_of(link_mbit_per_s), workers)
 
 
 def test_the_bound_is_the_busier_of_worker_and_direction():
@@ -60,14 +62,14 @@ def test_speed_bytes_and_bubbles():
 
 
 def test_data_parallel_sends_its_gradients_around():
-    row = make_row(settings(), Run(parallel="data"), 100.0, [measured(), measured()])
+    row = make_row(settings(), Run(parallel="data"), shaping_of(100.0), [measured(), measured()])
     assert row["busiest_wire_bytes"] == 1_000_000
     assert row["bound_ms"] == 80.0
     assert "bubble" not in row
 
 
 def test_comparisons_stay_on_one_link_and_one_way_to_cut():
-    data = make_row(settings(), Run(parallel="data"), 100.0, [measured(200.0), measured(200.0)])
+    data = make_row(settings(), Run(parallel="data"), shaping_of(100.0), [measured(200.0), measured(200.0)])
     plain, other_link = pipeline_row(), pipeline_row(None, 10.0)
     coded = {**pipeline_row(step_ms=25.0), "codec": "sort:6+2"}
     rows = compare([data, plain, coded, other_link])
@@ -88,7 +90,7 @@ def test_ours_beside_torchs_stage():
     nan = float("nan")
     links = [replace(link(0, 1, 1_000_000 * STEPS), wait_ms=nan, transfer_ms=nan)]
     workers = [measured(200.0, 10.0, links, {0: (1.0, 2.0)}), measured(200.0, 10.0, links, {1: (1.0, 2.0)})]
-    torchs = make_row(settings(), replace(PIPELINE, layout="linear", stage="torch"), 100.0, workers)
+    torchs = make_row(settings(), replace(PIPELINE, layout="linear", stage="torch"), shaping_of(100.0), workers)
     assert (torchs["stage"], torchs["encode_ms"], torchs["wait_ms"], torchs["transfer_ms"]) == ("torch", 0, None, None)
     ours = {**pipeline_row(), "layout": "linear"}
     coded = {**ours, "codec": "8bit", "samples_per_s": 320.0}
@@ -101,7 +103,7 @@ def test_ours_beside_torchs_stage():
 
 def test_everything_is_run_with_everything():
     launches = list(settings().launches())
-    assert [(workers, link) for workers, link, _ in launches] == [(1, None), (2, None), (2, 100.0)]
+    assert [(workers, link) for workers, link, _ in launches] == [(1, None), (2, None), (2, shaping_of(100.0))]
     assert [len(runs) for _, _, runs in launches] == [1, 1 + 2 * 2 * 2, 1 + 2 * 2 * 2]
     assert launches[0][2] == [Run(parallel="none")]
 

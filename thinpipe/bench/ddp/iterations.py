@@ -23,6 +23,7 @@ from thinpipe.engines.world import World, join_world
 from thinpipe.measure.environment import environment, gpu_topology
 from thinpipe.measure.meter import time_iterations
 from thinpipe.measure.record import Record, Row
+from thinpipe.workers.shape import link_facts
 
 _TORCH_HOOKS: dict[str, Callable[[dist.ProcessGroup | None], tuple[Any, Any]]] = {
     "fp16": lambda group: (group, default_hooks.fp16_compress_hook),
@@ -47,7 +48,8 @@ def measure_iterations(
     groups = make_groups(machines, backend, "G" if device == "cuda" else "C")
     first = world.is_client
     config = {
-        **asdict(settings),
+        **{name: value for name, value in asdict(settings).items() if name != "link"},
+        **link_facts(settings.link),
         "command": list(command),
         "device": device,
         "backend": backend,

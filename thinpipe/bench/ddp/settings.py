@@ -13,7 +13,7 @@ from thinpipe.bench.models import MODELS, Shapes, check_model, least_bytes
 from thinpipe.codecs.spec import codec
 from thinpipe.measure.memory import check_fits
 from thinpipe.options import OptionError, above, between, check, option
-from thinpipe.workers.network import parse_link
+from thinpipe.workers.shape import Shaping, parse_link
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOST_BUCKET_MB = 1_000_000  # torch counts buckets in bytes of 64 bits
@@ -49,11 +49,11 @@ class Settings:
     backend: Literal["gloo", "nccl"] | None = option(
         "What joins them.", panel=HOW, shown="nccl if each has its own GPU, else gloo", default=None
     )
-    link_mbit_per_s: float | None = shared(  # of the link between machines, where it is known
+    link: Shaping | None = shared(  # between machines, where it is known
         "link",
-        "Replicas here with links of this rate, as in 100mbit; needs root. Under torchrun: what the link is, for the "
-        "record.",
-        metavar="RATE",
+        "Replicas here with such links, as in 100mbit or 100mbit/20mbit,40ms,0.1%; needs root. Under torchrun: what "
+        "the link is, for the record.",
+        metavar="LINK",
         parse=parse_link,
         shown="as it is",
         default=None,

@@ -29,8 +29,9 @@ def heading_lines(record: Record) -> Iterator[str]:
     yield ""
     yield f"* torch: {facts['torch']}"
     yield f"* CUDA: {facts['cuda'] or '-'}"
-    link = config["link_mbit_per_s"]
-    yield f"* backend: {config['backend']}" + ("" if link is None else f", over {link:g} Mbit/s")
+    rate, link = config["link_mbit_per_s"], config.get("link")
+    over = (link["file"] if isinstance(link, dict) else link) or (None if rate is None else f"{rate:g} Mbit/s")
+    yield f"* backend: {config['backend']}" + ("" if over is None else f", over {over}")
     yield f"* on: {', '.join(facts['devices']) or facts['cpu']}, {facts['threads']} threads per replica"
     yield f"* gradients: {_gradients(record)}"
     yield ""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from thinpipe.bench.link.probe import Probed
 from thinpipe.measure.figures import figure, row_of
 from thinpipe.measure.meter import Times
 from thinpipe.measure.record import Row
 from thinpipe.pipeline.links.counters import LinkEnd
 from thinpipe.pipeline.report import match, transfer_s
-from thinpipe.workers.network import link_text, parse_link
+from thinpipe.workers.shape import Shaping, link_text
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ def pays_below_mbit_per_s(tensor_bytes: int, wire_bytes: int, codec_ms: float) -
     return saved * 8 / codec_ms / 1e3 if saved > 0 and codec_ms > 0 else None
 
 
+def chunks_to_hide(round_trip_ms: float | None, chunk_ms: float) -> int | None:
+    """How many chunks of this time keep the link busy until the answer to the first is there: n hide n - 1 times it."""
+    return None if round_trip_ms is None or chunk_ms <= 0 else 1 + math.ceil(round_trip_ms / chunk_ms)
+
+
 KIND = "bench link"
 _CLOCK_MS = 1e-3  # between machines, clocks agree to half a round trip: a message may seem to take no time
 LINE = ("link", "codec", "ways")  # rows that differ in their size alone lie on one line
@@ -82,18 +89,22 @@ class Figures:
     pays_below_mbit_per_s: float | None = figure("pays below\nMbit/s", format=".0f", better="higher")
     latency_ms: float | None = figure("latency\nms", format=".3f", better="lower", default=None)
     bandwidth_mbit_per_s: float | None = figure("bandwidth\nMbit/s", format=".1f", better="higher", default=None)
+    nominal_mbit_per_s: float | None = figure("nominal\nMbit/s", format="g")  # None where there is not one
     of_nominal: float | None = figure("of\nnominal", format=".3f", default=None)
+    chunks_to_hide: int | None = figure("chunks that\nhide delay", format="d", better="lower", default=None)
+    probed: Probed
     line_ms: float | None = figure("line\nms", format=".3f", default=None)
     residual: float | None = figure("off the\nline", format="+.1%", default=None)
 
 
 def make_row(
-    link: float | None,
+    link: Shaping | None,
     backend: str,
     spec: str,
-    both_ways: bool,
+    ways: str,
     tensor_bytes: int,
     ends: Sequence[LinkEnd],
+    probed: Probed,
 ) -> Row:
     """The messages of one size, from the ends of both workers."""
     sends, receives = ([end for end in ends if end.sends is kind] for kind in (True, False))
@@ -110,7 +121,7 @@ def make_row(
         Figures(
             link=link_text(link),
             codec=spec,
-            ways="both ways" if both_ways else "one way",
+            ways=ways,
             tensor_bytes=tensor_bytes,
             backend=backend,
             messages=messages,
@@ -125,6 +136,8 @@ def make_row(
             decode_ms=decode_ms or None,
             effective_gb_per_s=_gb_per_s(tensor_bytes, transfers.median_ms + codec_ms),
             pays_below_mbit_per_s=pays_below_mbit_per_s(tensor_bytes, wire_bytes, codec_ms),
+            nominal_mbit_per_s=_nominal(link, sends),
+            probed=probed,
         )
     )
 
@@ -138,12 +151,13 @@ def with_lines(rows: Sequence[Row]) -> list[Row]:
         line = fit_line([other["wire_bytes"] for other in same], [other["p50_ms"] for other in same])
         more: dict[str, Any] = {}
         if line is not None:
-            mbit_per_s, nominal = line.bytes_per_ms * 8 / 1e3, parse_link(row["link"])
+            mbit_per_s, nominal = line.bytes_per_ms * 8 / 1e3, row["nominal_mbit_per_s"]
             line_ms = line.ms(row["wire_bytes"])
             more = {
                 "latency_ms": line.latency_ms,
                 "bandwidth_mbit_per_s": mbit_per_s,
                 "of_nominal": None if nominal is None else mbit_per_s / nominal,
+                "chunks_to_hide": chunks_to_hide(row["round_trip_ms"], row["wire_bytes"] / line.bytes_per_ms),
                 "line_ms": line_ms,
                 "residual": row["p50_ms"] / line_ms - 1,
             }
@@ -156,6 +170,12 @@ def with_lines(rows: Sequence[Row]) -> list[Row]:
 
 def _gb_per_s(size: int, ms: float) -> float:
     return size / max(ms, _CLOCK_MS) / 1e6
+
+
+def _nominal(link: Shaping | None, sends: Sequence[LinkEnd]) -> float | None:
+    """The rate of the link in the direction of these ends, or of both if it is the same."""
+    rates = set() if link is None else {link.ways(2)[end.source, end.target].queues[0].mbit_per_s for end in sends}
+    return rates.pop() if len(rates) == 1 else None
 
 
 def _same(send: LinkEnd, receive: LinkEnd) -> bool:

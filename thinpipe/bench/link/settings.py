@@ -13,6 +13,7 @@ from thinpipe.measure.sizes import parse_size, size_text
 from thinpipe.options import OptionError, check, option
 from thinpipe.workers.membership import member
 from thinpipe.workers.network import check_launch
+from thinpipe.workers.shape import Shaping
 
 WORKERS = 2
 DEFAULT_SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
@@ -55,10 +56,21 @@ class Settings:
         shown="none alone",
         default=(),
     )
-    links: tuple[float | None, ...] = shared("link")  # Mbit/s; None: not shaped
+    links: tuple[Shaping | None, ...] = shared("link")  # None: not shaped
     device: str = shared("device", "Where tensors live. Two GPUs talk through NCCL, else gloo.")
     repeat: int = shared("repeat", "Messages of one size, at most.", default=50)
     budget_s: float = shared("budget", "Time for messages of one size.", default=2.0)
+    verify: bool = option(
+        "Hold shaped links against what was asked for; exit code 1 if one is off.", panel=WHAT, default=False
+    )
+    probe_s: float = option(
+        "Time for each of a link's round trip and loss, rate down and rate up; more where it is slow. 0: not measured.",
+        name="probe",
+        panel=HOW,
+        metavar="SECONDS",
+        rule=SECONDS,
+        default=2.0,
+    )
     sender_delay_s: float = option(
         "Worker 0 sends so much later than it could: recv time grows, the transfer does not.",
         name="sender_delay",
@@ -70,6 +82,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         check(self)
+
+        if self.verify and not (self.probe_s and any(self.links)):
+            raise OptionError("{verify} measures links that are shaped: name some with {link}, and {probe} above 0")
 
     def check_here(self) -> None:
         """OptionError for what cannot be measured on this machine."""
@@ -87,7 +102,7 @@ class Settings:
         """OptionError where it is not here, or the codecs do not run on it."""
         return find_device(self.device, parse_codecs(",".join(self.codecs)))
 
-    def backend(self, link: float | None) -> str:
+    def backend(self, link: Shaping | None) -> str:
         """NCCL joins GPUs, one per worker; it would pass by a link that is shaped."""
         me = member()
         here = WORKERS if me is None else me.local_size  # fewer than all where torchrun started them

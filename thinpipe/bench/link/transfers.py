@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinpipe.bench.codecs.synthetic import laplace
+from thinpipe.bench.link.probe import probe
 from thinpipe.bench.link.rows import make_row
 from thinpipe.bench.link.settings import WORKERS, Settings
 from thinpipe.codecs import codec
@@ -30,6 +31,7 @@ from thinpipe.workers.backend import CPU
 from thinpipe.workers.exchange import gather
 from thinpipe.workers.launch import run_workers
 from thinpipe.workers.network import thin_network
+from thinpipe.workers.shape import Shaping
 
 _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs want matrices
 _WAIT = timedelta(hours=1)  # for one message: 100 MB take 15 minutes at 1 Mbit/s
@@ -46,21 +48,36 @@ def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator
             yield from run_workers(_exchange, *arguments, workers=WORKERS, network=network, backend=backend)[0] or ()
 
 
-def _exchange(settings: Settings, link: float | None, backend: str, on_row: Callable[[Row], None]) -> list[Row] | None:
+def _exchange(
+    settings: Settings, link: Shaping | None, backend: str, on_row: Callable[[Row], None]
+) -> list[Row] | None:
     """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
     world = join_world(settings.found_device.type, threads=max(1, (os.cpu_count() or 1) // WORKERS))
     worker, device = world.worker, world.device
     between = dist.new_group(backend="gloo", timeout=_WAIT)  # where workers meet, whatever messages travel by
+    # NCCL may pass by the network.
+    probed = probe(link, settings.probe_s if backend == "gloo" else 0.0, between)
     rows = []
     for spec in settings.codecs:
         for both_ways in (False, True):
             for size in settings.sizes:
                 ends = _Ends(spec, size, both_ways, device, between)
                 measured = ends.measure(settings)
-                if worker == 0:
-                    rows.append(make_row(link, backend, spec, both_ways, ends.tensor_bytes, measured))
+                for ways, chosen in _directions(link, both_ways, measured) if worker == 0 else ():
+                    rows.append(make_row(link, backend, spec, ways, ends.tensor_bytes, chosen, probed))
                     on_row(rows[-1])
     return rows if worker == 0 else None
+
+
+def _directions(link: Shaping | None, both_ways: bool, ends: list[LinkEnd]) -> Iterator[tuple[str, list[LinkEnd]]]:
+    """What was measured, each direction by itself where their rates are not the same; worker 0 sends up."""
+    if not both_ways:
+        yield "one way", ends
+    elif link is None or link.ways(2)[0, 1].queues[0].mbit_per_s == link.ways(2)[1, 0].queues[0].mbit_per_s:
+        yield "both ways", ends
+    else:
+        for source, name in enumerate(("up", "down")):
+            yield f"both, {name}", [end for end in ends if end.source == source]
 
 
 class _Ends:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from thinpipe.bench.link.probe import Probed
 from thinpipe.bench.link.rows import LINE, Figures
 from thinpipe.measure.figures import columns_of
 from thinpipe.measure.plot import Plot
@@ -15,7 +16,7 @@ _BY_NAME = {column.name: column for column in columns_of(Figures)}
 _SIZE = Column(name="size", heading="tensor", key=True)
 _TRANSFER = (
     *("messages", "wire_bytes", "p50_ms", "p95_ms", "gb_per_s", "recv_ms", "recv_gb_per_s", "late_ms"),
-    *("line_ms", "residual"),
+    *("line_ms", "residual", "chunks_to_hide"),
 )
 _CODEC = (
     *("wire_bytes", "encode_ms", "p50_ms", "decode_ms", "effective_gb_per_s", "of_uncompressed"),
@@ -24,7 +25,11 @@ _CODEC = (
 
 TRANSFER_NOTE = (
     "p50, p95: from when the sender hands a message over until it is there. recv time: from when the receiver\n"
-    "wants it, so a late sender counts. line: latency + bytes / bandwidth through all sizes."
+    "wants it, so a late sender counts. line: latency + bytes / bandwidth through all sizes. chunks that hide\n"
+    "delay: so many messages under way keep the link busy for a round trip."
+)
+LINK_NOTE = (
+    "down: from worker 1 to worker 0, the client; up: from it. loss: of small packets. rates: of one TCP connection."
 )
 CODEC_NOTE = (
     "effective: bytes of the tensor / (encode + transfer + decode). pays below: the rate at which a link saves\n"
@@ -41,14 +46,14 @@ def row_line(row: Row) -> str:
 
 
 def result_tables(rows: Sequence[Row]) -> list[Table]:
-    """Transfers; the lines through them; what codecs are worth."""
+    """Links; transfers; the lines through them; what codecs are worth."""
     sized = [{**row, "size": size_text(row["tensor_bytes"])} for row in rows]
     keys = [_BY_NAME[name] for name in LINE]
 
     def table(title: str, names: Sequence[str], chosen: Sequence[Row], note: str) -> Table:
         return Table(title=title, columns=[*keys, _SIZE, *(_BY_NAME[name] for name in names)], rows=chosen, note=note)
 
-    tables = [table("Transfers", _TRANSFER, sized, TRANSFER_NOTE), _line_table(rows)]
+    tables = [*_link_table(rows), table("Transfers", _TRANSFER, sized, TRANSFER_NOTE), _line_table(rows)]
     coded = [row for row in sized if row["codec"] != "none"]
     note = "\n".join([CODEC_NOTE, *_verdicts(coded)])
     return [*tables, *([table("With a codec", _CODEC, coded, note)] if coded else [])]
@@ -74,6 +79,13 @@ def plot_times(rows: Sequence[Row]) -> Plot:
         if row["codec"] == "none" and row.get("line_ms") is not None:
             panel.setdefault("latency + bytes / bandwidth", []).append((row["wire_bytes"], row["line_ms"]))
     return Plot(title="Time of a message", x_label="bytes on the wire", y_label="p50 ms", panels=panels, x_log=True)
+
+
+def _link_table(rows: Sequence[Row]) -> list[Table]:
+    """What every link is, where that was measured."""
+    probed = {row["link"]: row for row in rows if row["up_mbit_per_s"] is not None}
+    columns = [_BY_NAME["link"], *columns_of(Probed)]
+    return [Table(title="Links", columns=columns, rows=list(probed.values()), note=LINK_NOTE)] if probed else []
 
 
 def _line_table(rows: Sequence[Row]) -> Table:

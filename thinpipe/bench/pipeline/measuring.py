@@ -29,6 +29,7 @@ from thinpipe.pipeline.units import units_of
 from thinpipe.pipeline.warm import warm_codec
 from thinpipe.workers.launch import run_workers
 from thinpipe.workers.network import thin_network
+from thinpipe.workers.shape import Shaping
 from thinpipe.workloads.task import Batch
 
 _ALONE_CALLS = 3  # of a replica's computation alone, to see how long it takes without its neighbours
@@ -44,7 +45,7 @@ def measure_all(settings: Settings, on_row: Callable[[Row], None]) -> Iterator[R
 
 
 def measure_runs(
-    settings: Settings, link: float | None, runs: list[Run], on_row: Callable[[Row], None]
+    settings: Settings, link: Shaping | None, runs: list[Run], on_row: Callable[[Row], None]
 ) -> list[Row] | None:
     """On every worker of a launch; the rows on the first, None elsewhere."""
     world = join_world(settings.found_device.type, threads=settings.threads)

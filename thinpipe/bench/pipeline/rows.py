@@ -3,64 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from thinpipe.bench.pipeline.bound import (
+    Busy,
+    bound_of_pipeline,
+    bound_of_replicas,
+    hops_of,
+    makespan,
+    ring_bytes,
+)
 from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.measure.record import Column, Row
 from thinpipe.pipeline.order import Action, make_order
 from thinpipe.pipeline.report import LinkReport
-from thinpipe.workers.network import link_text
-
-
-def busiest_direction_bytes(links: Sequence[LinkReport]) -> int:
-    """The most that any worker sends, or receives: it has one link into the network, as wide in both directions."""
-    sent: Counter[int] = Counter()
-    received: Counter[int] = Counter()
-    for link in links:
-        sent[link.source_worker] += link.wire_bytes
-        received[link.target_worker] += link.wire_bytes
-    return max([*sent.values(), *received.values()], default=0)
-
-
-def ring_bytes(gradient_bytes: int, workers: int) -> int:
-    """What each replica sends to average gradients with all others in a ring: all but its own part, twice."""
-    return 2 * (workers - 1) * gradient_bytes // workers
-
-
-def wire_ms(wire_bytes: float, mbit_per_s: float | None) -> float:
-    """The time so many bytes take at the rate of a link; none where it is not shaped."""
-    return 0.0 if mbit_per_s is None else wire_bytes * 8 / (mbit_per_s * 1e3)
-
-
-def makespan(orders: Mapping[int, Sequence[Action]], cost: Callable[[Action], float]) -> float:
-    """How long an order takes on links that take no time.
-
-    Two stages on two workers, 4 chunks, a forward takes 1, a backward 2: 3 x 4 for the work, 3 to fill and drain.
-    """
-    done: dict[Action, float] = {}
-    stages = 1 + max(action.stage for actions in orders.values() for action in actions)
-    free = dict.fromkeys(orders, 0.0)
-    todo = {worker: list(actions) for worker, actions in orders.items()}
-    while any(todo.values()):
-        for worker, actions in todo.items():
-            while actions and (ready := _ready_at(actions[0], stages, done)) is not None:
-                action = actions.pop(0)
-                free[worker] = done[action] = max(free[worker], ready) + cost(action)
-    return max(free.values())
-
-
-def _ready_at(action: Action, stages: int, done: Mapping[Action, float]) -> float | None:
-    """When what an action needs from a neighbour is there; None if that is not known yet."""
-    neighbour = action.stage + (-1 if action.kind == "F" else 1)
-    if not 0 <= neighbour < stages:
-        return 0.0
-    return done.get(Action(neighbour, action.kind, action.chunk))
-
+from thinpipe.workers.shape import Shaping, link_text
 
 KIND = "bench pipeline"
 PARTS = ("compute_ms", "encode_ms", "wait_ms", "transfer_ms", "decode_ms")
@@ -83,6 +44,7 @@ COLUMNS = (
     Column(name="step_p95_ms", heading="step\np95 ms", format=".1f", better="lower"),
     Column(name="busiest_compute_ms", heading="busiest\nworker ms", format=".1f"),
     Column(name="busiest_wire_ms", heading="busiest\nlink ms", format=".1f"),
+    Column(name="delay_ms", heading="delays\nms", format=".1f"),
     Column(name="bound_ms", heading="bound\nms", format=".1f"),
     Column(name="of_bound", heading="bound /\nstep", format=".2f", better="higher"),
     Column(name="tensor_bytes", heading="tensor\nbytes", format="d"),
@@ -120,20 +82,19 @@ class Measured:
         return Measured(**(told | lists | {"stage_ms": stages, "links": links}))
 
 
-def make_row(settings: Settings, run: Run, link: float | None, workers: Sequence[Measured]) -> Row:
+def make_row(settings: Settings, run: Run, link: Shaping | None, workers: Sequence[Measured]) -> Row:
     """The row of a run, from what each of its workers measured."""
     first, steps = workers[0], settings.steps
     step_ms = float(np.median(first.samples_ms))
     details = [_worker_parts(number, measured, steps) for number, measured in enumerate(workers)]
-    busiest_ms = max(part["compute_ms"] for part in details)
+    busy = [Busy(measured.module_ms, measured.update_ms) for measured in workers]
     if run.parallel == "data":
-        direction_bytes = ring_bytes(first.parameter_bytes, len(workers))
-        tensor_bytes = wire_bytes = direction_bytes * len(workers)
+        bound = bound_of_replicas(link, first.parameter_bytes, busy)
+        tensor_bytes = wire_bytes = ring_bytes(first.parameter_bytes, len(workers)) * len(workers)
     else:
-        direction_bytes = busiest_direction_bytes(first.links) // steps
+        bound = bound_of_pipeline(link, hops_of(first.links, steps), busy)
         tensor_bytes = sum(each.tensor_bytes for each in first.links) // steps
         wire_bytes = sum(each.wire_bytes for each in first.links) // steps
-    bound_ms = max(busiest_ms, wire_ms(direction_bytes, link))
     row: dict[str, Any] = {
         "link": link_text(link),
         "workers": len(workers),
@@ -147,13 +108,14 @@ def make_row(settings: Settings, run: Run, link: float | None, workers: Sequence
         "samples_per_s": settings.shapes.batch_size / step_ms * 1e3,
         "step_ms": step_ms,
         "step_p95_ms": float(np.percentile(first.samples_ms, 95)),
-        "busiest_compute_ms": busiest_ms,
-        "busiest_wire_ms": wire_ms(direction_bytes, link),
-        "bound_ms": bound_ms,
-        "of_bound": bound_ms / step_ms,
+        "busiest_compute_ms": bound.compute_ms,
+        "busiest_wire_ms": bound.wire_ms,
+        "delay_ms": bound.delay_ms,
+        "bound_ms": bound.least_ms,
+        "of_bound": bound.least_ms / step_ms,
         "tensor_bytes": tensor_bytes,
         "wire_bytes": wire_bytes,
-        "busiest_wire_bytes": direction_bytes,
+        "busiest_wire_bytes": bound.wire_bytes,
         "peak_mib": max((d["peak_mib"] for d in details if d["peak_mib"] is not None), default=None),
         "samples_ms": first.samples_ms,
         "cuts": first.cuts,

@@ -18,6 +18,7 @@ from thinpipe.options import OptionError, Rule, check, option, pair
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.workers.network import check_launch
+from thinpipe.workers.shape import Shaping
 from thinpipe.workloads.task import Source
 
 Parallel = Literal["none", "data", "pipeline"]
@@ -128,7 +129,7 @@ class Settings:
         shown="balanced by measured cost",
         default=None,
     )
-    links: tuple[float | None, ...] = shared("link")  # Mbit/s; None: not shaped
+    links: tuple[Shaping | None, ...] = shared("link")  # None: not shaped
     device: str = shared("device", "Workers share GPUs where there are too few.")
     threads: int | None = shared("threads", "Of every worker.", shown="cores / workers")
     warmup: int = shared("skip_steps", rule=COUNT, default=2)
@@ -210,7 +211,7 @@ class Settings:
             for text in self.compress:
                 yield text if text in RECIPES else codec(text).spec, None
 
-    def launches(self) -> Iterator[tuple[int, float | None, list[Run]]]:
+    def launches(self) -> Iterator[tuple[int, Shaping | None, list[Run]]]:
         """How many workers, the links between them, and what they run one after the other."""
         alone = [Run(parallel="none")] if "none" in self.parallel else []
         together = [Run(parallel="data")] if "data" in self.parallel else []

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from thinpipe.bench.pipeline.rows import COLUMNS, PARTS
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
 from thinpipe.measure.report import Table
-from thinpipe.workers.network import parse_link
+from thinpipe.workers.shape import parse_link
 
+_ONE_RATE = re.compile(r"none|[\d.]+[kmg]bit")
 _BY_NAME = {column.name: column for column in COLUMNS}
 _KEYS = tuple(column for column in COLUMNS if column.key)
 _SPEED = ("threads", "samples_per_s", "of_data_parallel", "of_uncompressed", "of_torch", "step_ms", "step_p95_ms")
-_BOUND = ("busiest_compute_ms", "busiest_wire_ms", "bound_ms", "step_ms", "of_bound", "bubble", "bubble_theory")
+_BOUND = (
+    "busiest_compute_ms",
+    "busiest_wire_ms",
+    "delay_ms",
+    "bound_ms",
+    "step_ms",
+    "of_bound",
+    "bubble",
+    "bubble_theory",
+)
 _COST = ("tensor_bytes", "wire_bytes", "busiest_wire_bytes")
 _PER_WORKER = (
     Column(name="worker", heading="worker", key=True, format="d"),
@@ -25,8 +36,9 @@ _PER_WORKER = (
 )
 
 BOUND_NOTE = (
-    "bound: the larger of what the busiest worker computes and what the busiest direction of a link needs\n"
-    "for its bytes. bubble: time in which workers do not compute; in theory: with links that take no time."
+    "bound: the most that a worker computes or a direction of a link needs for its bytes, with the delays that\n"
+    "must pass before and after; at least the delays of one chunk, there and back. bubble: time in which workers\n"
+    "do not compute; in theory: with links that take no time."
 )
 PARTS_NOTE = (
     "compute: forward, backward, update. wait: for a sender that has nothing yet. transfer: for a message on\n"
@@ -68,10 +80,8 @@ def result_tables(rows: Sequence[Row]) -> list[Table]:
 def plot_speed(rows: Sequence[Row], model: str) -> Plot:
     """Samples per second against the link's rate, or against chunks if there is one link; a panel per worker count."""
     together = [row for row in rows if row["workers"] > 1]
-    links = sorted({row["link"] for row in together}, key=lambda link: parse_link(link) or float("inf"))
-    shaped = [rate for link in links if (rate := parse_link(link)) is not None]
-    # What is not shaped stands to the right of what is.
-    places = {link: parse_link(link) or 10 * max(shaped, default=1.0) for link in links}
+    places = _places([row["link"] for row in together])
+    links = list(places)
     over_links = len(links) != 1
     chunks = sorted({row["chunks"] for row in together if row["chunks"]}) or [1]
     ticks = {places[link]: link if link != "none" else "not shaped" for link in links}
@@ -94,6 +104,16 @@ def plot_speed(rows: Sequence[Row], model: str) -> Plot:
         x_log=True,
         x_ticks=axis,
     )
+
+
+def _places(links: Sequence[str]) -> dict[str, float]:
+    """Where links stand: by their rate if they have nothing else, or side by side; what is not shaped to the right."""
+    named = list(dict.fromkeys(links))
+    if not all(_ONE_RATE.fullmatch(link) for link in named):
+        return {link: 10.0**place for place, link in enumerate(named)}
+    rates = {link: found.plain_mbit_per_s for link in named if (found := parse_link(link)) is not None}
+    right = 10 * max(filter(None, rates.values()), default=1.0)
+    return {link: rates.get(link) or right for link in sorted(named, key=lambda link: rates.get(link) or right)}
 
 
 def _varies(name: str, rows: Sequence[Row]) -> bool:

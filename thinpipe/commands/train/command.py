@@ -13,8 +13,10 @@ import typer
 
 from thinpipe.commands.terminal import one_line_errors, takes
 from thinpipe.options import option, read
-from thinpipe.training.settings import LINKS, MACHINES, OUT, PANELS, Capture, Running, Settings
+from thinpipe.training.running import Capture, Running
+from thinpipe.training.settings import LINKS, MACHINES, OUT, PANELS, Settings
 from thinpipe.workers.membership import member
+from thinpipe.workers.shape import link_facts
 from thinpipe.workloads.tasks import TASKS
 from thinpipe.workloads.tasks import task as find_task
 
@@ -86,7 +88,7 @@ def train(**given: Any) -> None:
             preflight(log=asked.log, json=asked.json, capture=given["capture"], **outputs)
     listener = partial(
         make_listener,
-        config={"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), "link_mbit_per_s": running.link},
+        config={"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), **link_facts(running.link)},
         seed=settings.seed,
         forward=settings.compress_forward,
         backward=settings.compress_backward,

@@ -23,7 +23,8 @@ from thinpipe.options import flags_in_errors
 from thinpipe.training.checkpoints.folder import checkpoints, newest, newest_manifest
 from thinpipe.training.checkpoints.part import DamagedError, verify_part
 from thinpipe.training.events import Listener
-from thinpipe.training.settings import Running, Settings
+from thinpipe.training.running import Running
+from thinpipe.training.settings import Settings
 from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError
 from thinpipe.workers.membership import member
 from thinpipe.workers.network import thin_network
@@ -49,7 +50,7 @@ def carry_out(
     """Run to the end and return the exit code. A worker's death is told, or made up for as often as was asked."""
     from thinpipe.workers.launch import leave, run_workers
 
-    workers = None if member() is not None else settings.workers
+    workers = None if member() is not None else running.processes(settings)
 
     def end(cause: str) -> None:
         """This process is a worker, whose main thread may never return."""
@@ -57,7 +58,7 @@ def carry_out(
 
     for restarts_left in range(running.max_restarts, -1, -1):
         try:
-            with thin_network(running.link, settings.workers) as network:
+            with thin_network(running.link, running.processes(settings)) as network:
                 arguments = (find_task, settings, running, listener)
                 options: dict[str, Any] = {"network": network, "patience_s": running.patience_s, "end": end}
                 outcome = run_workers(_work, *arguments, workers=workers, **options)[0]

@@ -12,7 +12,8 @@ import torch
 from thinpipe.options import OptionError, options_of, read
 from thinpipe.training.checkpoints.folder import candidates, check_unused, checkpoints, newest_manifest
 from thinpipe.training.resolve import settle, settle_again
-from thinpipe.training.settings import Capture, Running, Settings
+from thinpipe.training.running import Capture, Running
+from thinpipe.training.settings import Settings
 from thinpipe.workers.membership import become_member, member
 from thinpipe.workloads.tasks import task
 

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from thinpipe.pipeline.links.counters import Counters, DeviceClock, Event, Ledger, LinkEnd
 from thinpipe.pipeline.links.encoding import Encoding
+from thinpipe.pipeline.links.memory import InPlace
 from thinpipe.pipeline.links.message import is_packed
 from thinpipe.pipeline.links.slot import Route, Slot
 from thinpipe.pipeline.links.transport import transport
+from thinpipe.pipeline.links.within import Within
 
 
 class Link:
@@ -23,7 +25,10 @@ class Link:
         self.events = events  # the stage's
         self.ledger = Ledger()
         self.clock = DeviceClock(route.device)  # of the codec
-        self.transport = transport(route, self.ledger, scheduled=scheduled)
+        if route.handover is None:
+            self.transport = transport(route, self.ledger, scheduled=scheduled)
+        else:
+            self.transport = Within(route, InPlace(route), self.ledger)
         self.forget()
 
     @property
@@ -65,7 +70,8 @@ class Link:
 
     def integers(self, slot: Slot) -> torch.dtype | None:
         """The type of a slot whose tensors travel as packed integers."""
-        return slot.dtype if is_packed(slot.dtype, self.route.group, self.device) else None
+        stays = self.route.handover is not None
+        return slot.dtype if not stays and is_packed(slot.dtype, self.route.group, self.device) else None
 
     def counters(self) -> Counters:
         """Sums so far. On a GPU this waits for what is under way, so ask between steps."""

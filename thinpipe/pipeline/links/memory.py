@@ -33,7 +33,7 @@ class InPlace:
 
     def __init__(self, route: Route) -> None:
         self.device = route.device
-        self.checksum_bytes = checksum_bytes(route.group, route.device)
+        self.checksum_bytes = 0 if route.handover is not None else checksum_bytes(route.group, route.device)
         self._spare: dict[int, list[Tensor]] = {}
 
     def buffer(self, size: int) -> Tensor:

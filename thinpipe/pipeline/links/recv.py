@@ -70,8 +70,9 @@ class RecvLink(Link):
         if message is None:
             integers = self.integers(self.slots[index])
             message = self._messages[chunk, index] = Message(self.step, chunk, index, integers=integers)
-            most = memory.most_bytes(self.encoding.most_bytes(index), packed=integers is not None)
-            message.room = memory.buffer(most)
+            if self.route.handover is None:  # or the sender's memory is used
+                most = memory.most_bytes(self.encoding.most_bytes(index), packed=integers is not None)
+                message.room = memory.buffer(most)
         form = self.encoding.form(chunk, index)
         message.step, message.size, message.raw = self.step, form.wire_bytes, form.raw
         message.buffer = message.room[: memory.most_bytes(form.wire_bytes, packed=message.integers is not None)]

@@ -31,6 +31,9 @@ class Slot:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
+Handover = dict[int, torch.Tensor]  # wires by their tags, from one end of a link to the other within a process
+
+
 @dataclass
 class Route:
     """Where a link runs, seen from one of its ends."""
@@ -41,6 +44,7 @@ class Route:
     device: torch.device  # of the stage at this end
     group: Any
     peer: int = -1  # the worker at the other end: its rank in the group; the schedule decides where stages live
+    handover: Handover | None = None  # the other end is in this process
 
     @property
     def direction(self) -> str:

@@ -36,7 +36,8 @@ from thinpipe.training.checkpoints.part import (
 )
 from thinpipe.training.checkpoints.state import Cuts, belongs_here, frozen_hash, load_model_state, load_worker_state
 from thinpipe.training.resolve import fixed_differences
-from thinpipe.training.settings import Running, Settings
+from thinpipe.training.running import Running
+from thinpipe.training.settings import Settings
 
 State = dict[str, Tensor]
 

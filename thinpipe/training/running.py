@@ -1,0 +1,221 @@
+"""How a run is carried out this time: may differ each time it is taken up (what it is: settings.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from thinpipe.measure.sizes import parse_size
+from thinpipe.options import OptionError, Rule, between, check, option
+from thinpipe.pipeline.links.spec import encoding
+from thinpipe.training.settings import COUNT, HOW, LINKS, MACHINES, OUT, SAVE, Settings
+from thinpipe.workers.membership import PATIENCE_S, member
+from thinpipe.workers.network import check_launch
+from thinpipe.workers.shape import Shaping, parse_links
+
+
+def _step_numbers(text: str) -> tuple[int, ...]:
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise OptionError(f"{{capture_steps}} are numbers of steps, as in 10,100; got {text}")
+    return tuple(sorted({int(number) for number in numbers}))
+
+
+def _one_link(text: str) -> Shaping | None:
+    links = parse_links(text)
+    if len(links) > 1:
+        raise OptionError(
+            f"a run has links of one rate, as in {{link}} 100mbit; got {text}. Give one: `thinpipe bench pipeline` "
+            "takes several, or start a run for each"
+        )
+    return links[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """What of a run is kept to try codecs on."""
+
+    path: Path = option(
+        "Activations and gradients, before compression, for `bench codecs {from_}`.",
+        name="capture",
+        panel=OUT,
+        metavar="FILE",
+    )
+    steps: tuple[int, ...] | None = option(
+        "Which steps, as in 10,100.",
+        name="capture_steps",
+        panel=OUT,
+        metavar="N,...",
+        shown="3, spread over the run",
+        parse=_step_numbers,
+        rule=Rule("steps counted from 1", lambda steps: min(steps) >= 1),
+        default=None,
+    )
+    chunks: int = option(  # of each such step, the first ones
+        "How many chunks of each.",
+        name="capture_chunks",
+        panel=OUT,
+        metavar="N",
+        rule=Rule("1 or more", lambda chunks: chunks >= 1),
+        default=1,
+    )
+    limit: int = option(  # bytes
+        "The most to write.",
+        name="capture_limit",
+        panel=OUT,
+        metavar="SIZE",
+        shown="1GiB",
+        parse=parse_size,
+        default=1 << 30,
+    )
+
+    def __post_init__(self) -> None:
+        if self.path.suffix != ".safetensors":
+            raise OptionError(f"{{capture}} writes FILE.safetensors; got {self.path}")
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How a run is carried out: may differ each time it is taken up, and changes nothing about where it ends."""
+
+    delta_cache: Path | None = option(
+        "Where delta(...) keeps its copies of samples.", panel=LINKS, metavar="DIR", shown="in memory", default=None
+    )
+    delta_cache_limit: int = option(  # bytes
+        "The most of them on one machine.",
+        panel=LINKS,
+        metavar="SIZE",
+        shown="4GiB",
+        parse=parse_size,
+        default=4 << 30,
+    )
+    link: Shaping | None = option(
+        "Workers in network namespaces with such links, as in 100mbit; 100mbit/20mbit,40ms,0.1%: rates to and from the "
+        "client, delay one way, loss; FILE.toml: one for each pair. Needs root.",
+        panel=LINKS,
+        metavar="LINK",
+        shown="as the machine is",
+        parse=_one_link,
+        default=None,
+    )
+    in_process: bool = option(
+        "The stages of all workers in one process, through the same codecs: for ablations on one GPU.",
+        panel=LINKS,
+        default=False,
+    )
+    steps: int | None = option(  # counted from the very first
+        "Stop after so many, for a quick look.", panel=HOW, metavar="N", shown="all", rule=COUNT, default=None
+    )
+    evaluate_every: int | None = option(
+        "Evaluate after so many steps, beside the end of an epoch.",
+        panel=HOW,
+        metavar="STEPS",
+        shown="an epoch",
+        rule=COUNT,
+        default=None,
+    )
+    trace: Path | None = option(
+        "One step as a picture (.png) or for chrome://tracing (.json).", panel=OUT, metavar="FILE", default=None
+    )
+    capture: Capture | None = None
+    save: Path | None = option("Folder for checkpoints.", panel=SAVE, metavar="DIR", default=None)
+    save_every: int | None = option(
+        "Steps from one to the next.", panel=SAVE, metavar="N", shown="an epoch", rule=COUNT, default=None
+    )
+    keep: int = option("Of the newest.", panel=SAVE, metavar="N", rule=COUNT, default=2)
+    save_local: bool = option("The client keeps all of them: its folder need not be shared.", panel=SAVE, default=False)
+    export: Path | None = option(
+        "The trained model as a new folder of transformers; adapters as one of peft.",
+        panel=SAVE,
+        metavar="DIR",
+        default=None,
+    )
+    merge: bool = option("Export the model with its adapters added to its weights.", panel=SAVE, default=False)
+    # One checkpoint, or a folder: the newest in it that is whole.
+    resume: Path | None = option(
+        "Go on where the run saved here stopped, with its options.", panel=SAVE, metavar="DIR", default=None
+    )
+    max_restarts: int = option(
+        "Go on by itself when a worker dies.", panel=SAVE, metavar="N", rule=between(0, 1_000_000_000), default=0
+    )
+    patience_s: float = option(
+        "Seconds to wait for a worker that is missing or silent.",
+        name="patience",
+        panel=MACHINES,
+        metavar="S",
+        shown=f"{PATIENCE_S:g}",
+        rule=between(2, 1_000_000),
+        default=PATIENCE_S,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.save is None and self.save_every is not None:
+            raise OptionError("{save_every} needs a folder for the checkpoints: name one with {save}")
+        if self.save is None and self.save_local:
+            raise OptionError("{save_local} says who keeps the checkpoints: name a folder for them with {save}")
+        if self.save is None and self.max_restarts:
+            raise OptionError("{max_restarts} goes on from checkpoints: name a folder for them with {save}")
+        if self.merge and self.export is None:
+            raise OptionError("{merge} is for {export}: name a folder with it, or leave it out")
+        if self.trace is not None and self.trace.suffix not in (".png", ".json"):
+            raise OptionError(
+                f"{{trace}} draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
+            )
+
+    def last_step(self, steps: int) -> int:
+        """Where this run ends, of so many steps in all."""
+        return min(steps, self.steps or steps)
+
+    def check_watchable(self, settings: Settings) -> None:
+        """OptionError where steps are to be watched that have no stages and no links."""
+        if settings.parallel == "pipeline":
+            return
+        leave_out = f"of a pipeline; leave it out with {{parallel}} {settings.parallel}"
+        if self.trace is not None:
+            raise OptionError(f"{{trace}} shows the stages {leave_out}")
+        if self.capture is not None:
+            raise OptionError(f"{{capture}} keeps what crosses the links {leave_out}")
+
+    def check_with(self, settings: Settings) -> None:
+        """OptionError unless a run with these settings can be carried out so, on this machine."""
+        parallel = settings.parallel
+        me = member()
+        here = settings.devices if me is None else [settings.devices[me.rank]]
+        if "cuda" in here and not torch.cuda.is_available():
+            raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
+        self.check_watchable(settings)
+        if self.export is not None:
+            settings.check_export(merge=self.merge)
+        cached = self.delta_cache is not None or self.delta_cache_limit != Running.delta_cache_limit
+        if cached and not encoding(settings.compress_forward).needs_samples:
+            raise OptionError(
+                "{delta_cache} and {delta_cache_limit} are for delta(...), and activations travel through "
+                f"{settings.compress_forward}; leave them out"
+            )
+        if self.in_process:
+            self._check_in_process(settings)
+        if self.link is not None and parallel == "none":
+            raise OptionError("{link} joins several workers, and {parallel} none is one process; leave one of them out")
+        if self.max_restarts and member() is not None:
+            raise OptionError(
+                "{max_restarts} is for workers that are started here; on several machines start all again"
+            )
+        check_launch([settings.workers], [self.link])
+
+    def _check_in_process(self, settings: Settings) -> None:
+        for apart, what in (
+            (settings.parallel != "pipeline", f"{{parallel}} {settings.parallel}: it is for the stages of a pipeline"),
+            (self.link is not None or member() is not None, "other machines and {link}: nothing travels"),
+            (len(set(settings.devices)) > 1, f"{{device}} {settings.device}: it computes on one device"),
+            (self.trace is not None, "{trace}, which shows what workers do at the same time"),
+        ):
+            if apart:
+                raise OptionError(f"{{in_process}} does not go together with {what}; leave one of them out")
+
+    def processes(self, settings: Settings) -> int:
+        """Workers that are started."""
+        return 1 if self.in_process else settings.workers
