@@ -63,6 +63,7 @@ ALLOWED = {
         "thinpipe.workloads",
         "thinpipe.models.adapters",
         "thinpipe.models.save",
+        "thinpipe.models.saved_adapter",
         "thinpipe.models.tensorfile",
         "thinpipe.models.weights",
         "thinpipe.workers",

@@ -17,7 +17,7 @@ VERBS = {
     "train": ("thinpipe.commands.train.command:train", "Train a model whose layers live on several workers."),
     "evaluate": (
         "thinpipe.commands.evaluate:evaluate",
-        "Loss and accuracy of a model, or of a run's newest checkpoint, on data.",
+        "Loss and accuracy of a model, a run's newest checkpoint or an adapter.",
     ),
     "generate": (
         "thinpipe.commands.generate:generate",

@@ -124,7 +124,7 @@ def test_threads_are_set_and_recorded(tmp_path):
         (["--compress", "uniform:17"], "'uniform:17' makes no sense"),
         (["--compress", ","], "got none"),
         (["--shape", "2,x"], "--shape takes whole numbers from 1 to"),
-        (["--content", "noise"], "--content is one of relu6, outliers, laplace, masked; got 'noise'"),
+        (["--content", "noise"], "--content is one of relu6, outliers, laplace, heavy, masked; got 'noise'"),
         (["--from", "none.safetensors"], "cannot be read"),
         (["--device", "gpu"], "--device is auto, cpu, or cuda"),
         (["--device", "cuda:99"], "--device is auto, cpu, or cuda"),

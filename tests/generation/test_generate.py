@@ -68,15 +68,18 @@ def work(group: dist.ProcessGroup, folder: Path, options: dict[str, Any]) -> lis
     return generate(settings, world, prompts, lambda text: None, lambda tokenizer: None)
 
 
-def wanted(folder: Path, **options: Any) -> list[list[int]]:
+def wanted(folder: Path, adapter: Path | None = None, **options: Any) -> list[list[int]]:
+    from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     longest = max(map(len, PROMPTS))
     tokens = torch.tensor([[0] * (longest - len(each)) + each for each in PROMPTS])
     mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in PROMPTS])
     model = AutoModelForCausalLM.from_pretrained(folder)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter)
     given = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0} | options
-    rows: list[list[int]] = model.generate(tokens, attention_mask=mask, **given)[:, longest:].tolist()
+    rows: list[list[int]] = model.generate(input_ids=tokens, attention_mask=mask, **given)[:, longest:].tolist()
     end = model.generation_config.eos_token_id
     return [row[: row.index(end) + 1] if end in row else row for row in rows]
 

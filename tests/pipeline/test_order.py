@@ -34,7 +34,7 @@ def run(orders: dict[int, list[Action]], stages: int) -> set[Action]:
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5, 8, 16, 33])
-@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("order", ["gpipe", "1f1b", "1f1b:1", "1f1b:7", "1f1b:99"])
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_every_action_runs_once_and_nothing_deadlocks(name: str, order: Order, chunks: int) -> None:
     placement = PLACEMENTS[name]
@@ -45,18 +45,64 @@ def test_every_action_runs_once_and_nothing_deadlocks(name: str, order: Order, c
         assert all(placement[action.stage] == worker for action in actions)
 
 
+def most_held(orders: dict[int, list[Action]], stages: int) -> list[int]:
+    """The most chunks of each stage whose forward is done and whose backward is not."""
+    held, most = [0] * stages, [0] * stages
+    for actions in orders.values():
+        for stage, kind, _ in actions:
+            held[stage] += 1 if kind == "F" else -1
+            most[stage] = max(most[stage], held[stage])
+    return most
+
+
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_1f1b_holds_at_most_the_stages_that_follow(name: str) -> None:
-    placement, chunks = PLACEMENTS[name], 16
-    for actions in make_order("1f1b", placement, chunks).values():
-        held = dict.fromkeys(range(len(placement)), 0)
-        for action in actions:
-            held[action.stage] += 1 if action.kind == "F" else -1
-            assert held[action.stage] <= len(placement) - action.stage
+    placement = PLACEMENTS[name]
+    held = most_held(make_order("1f1b", placement, 16), len(placement))
+    assert all(most <= len(placement) - stage for stage, most in enumerate(held))
 
 
-def test_refuses_what_makes_no_order() -> None:
-    with pytest.raises(ValueError, match="'gpipe' or '1f1b', got 'zero'"):
-        make_order("zero", [0, 1], 4)  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_1f1b_has_as_many_chunks_on_their_way_as_it_is_told(name: str) -> None:
+    placement = PLACEMENTS[name]
+    if len(placement) > 1:
+        held = most_held(make_order("1f1b:12", placement, 64), len(placement))
+        assert held[0] == 12
+        assert held[-1] == 1
+        assert held == sorted(held, reverse=True)
+    assert make_order(f"1f1b:{len(placement)}", placement, 16) == make_order("1f1b", placement, 16)
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_gpipe_goes_back_at_once_where_it_ends(name: str) -> None:
+    """And forwards are in the order of stages, then chunks: what a worker draws at random depends on it."""
+    placement, chunks = PLACEMENTS[name], 5
+    last = len(placement) - 1
+    orders = make_order("gpipe", placement, chunks)
+    assert most_held(orders, len(placement)) == [chunks] * last + [1]
+    for worker, actions in orders.items():
+        here = [stage for stage in range(len(placement)) if placement[stage] == worker]
+        forwards = [(stage, chunk) for stage, kind, chunk in actions if kind == "F"]
+        backwards = [(stage, chunk) for stage, kind, chunk in actions if kind == "B"]
+        assert forwards == [(stage, chunk) for stage in here for chunk in range(chunks)]
+        assert backwards == [(stage, chunk) for stage in reversed(here) for chunk in range(chunks)]
+
+
+def test_a_first_stage_does_not_wait_for_gradients_that_are_on_their_way() -> None:
+    """Links that take a chunk's time each way: four chunks under way keep both workers busy, two do not."""
+    for order, first_backward in (("1f1b", 2), ("1f1b:4", 4), ("gpipe", 16)):
+        actions = make_order(order, [0, 1], 16)[0]
+        assert [action.kind for action in actions].index("B") == first_backward
+    kinds = "".join(action.kind for action in make_order("1f1b:4", [0, 1], 16)[0])
+    assert kinds == "FFFF" + "BF" * 12 + "BBBB"
+
+
+@pytest.mark.parametrize("order", ["zero", "gpipe:3", "1f1b:0", "1f1b:", "1f1b:-1", "1F1B"])
+def test_refuses_what_is_no_order(order: str) -> None:
+    with pytest.raises(ValueError, match=f"gpipe, 1f1b, or 1f1b:N .*; got '{order}'"):
+        make_order(order, [0, 1], 4)
+
+
+def test_refuses_no_chunks() -> None:
     with pytest.raises(ValueError, match="1 chunk or more, got 0"):
         make_order("gpipe", [0, 1], 0)

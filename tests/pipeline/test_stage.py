@@ -278,7 +278,7 @@ def wrong_schedules(group: Any) -> list[str]:
 def test_schedules_say_what_they_need(pool: Pool) -> None:
     counts, order, stages = pool.run(wrong_schedules, 2)[0]
     assert "got 2 workers and 2 stages" in counts
-    assert "'gpipe' or '1f1b', got 'zigzag'" in order
+    assert "an order is gpipe, 1f1b, or 1f1b:N with at most N chunks on their way; got 'zigzag'" in order
     assert "worker 0 of 2 has stages [0, 2] of 3, in this order, got [0]" in stages
 
 

@@ -17,10 +17,14 @@ from typer.testing import CliRunner
 
 from tests.pool import Pool
 from tests.training.test_export import GIVEN, TOKENS, contents, export, home, train_home  # noqa: F401
-from tests.training.toy import run_toy
+from tests.training.toy import run_toy, world_in
 from thinpipe.cli import app
+from thinpipe.commands.evaluate import _settled
+from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.training.checkpoints.folder import newest
+from thinpipe.training.data import check_possible
 from thinpipe.training.running import Running
+from thinpipe.training.worker import assess
 from thinpipe.workloads.tasks import task
 
 LORA: dict[str, Any] = GIVEN | {"lora": 4, "lr": 0.02, "optimizer": "adamw", "epochs": 2}
@@ -173,7 +177,8 @@ def test_the_head_of_a_classifier_is_trained_and_saved(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(f"label,text\n{rows}")
     given = {"model": str(tmp_path / "bert"), "data": str(tmp_path / "train.csv"), "lora": 4, "epochs": 1}
     more = {"parallel": "none", "batch_size": 8, "chunks": 1, "tokens": 8, "lora_target": "dense"}
-    run_toy(None, task("texts"), Running(export=tmp_path / "out"), **given, **more)
+    end = run_toy(None, task("texts"), Running(export=tmp_path / "out"), **given, **more).end
+    assert end is not None
     names = load_file(tmp_path / "out" / "adapter_model.safetensors")
     assert {name for name in names if "lora" not in name} == {
         "base_model.model.classifier.weight",
@@ -186,6 +191,12 @@ def test_the_head_of_a_classifier_is_trained_and_saved(tmp_path: Path) -> None:
         name.replace(".default", "").replace(".modules_to_save", ""): each for name, each in model.state_dict().items()
     }
     assert all(torch.equal(held[name], each) for name, each in names.items())
+    chosen = {"task": "texts", "compress": None, "parallel": "none", "data": given["data"], "tokens": 8}
+    adapter = SavedAdapter(tmp_path / "out")
+    settings = _settled(None, chosen, adapter)
+    check_possible(task("texts"), settings, adapter)
+    found = assess(task("texts"), settings, world_in(None), run=None, adapter=adapter, part="validation").found
+    assert found.loss == pytest.approx(end.validation_loss, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +234,8 @@ def test_what_cannot_be_is_one_line_before_workers_start(
 def test_an_adapter_alone_is_no_model(home: Path, tmp_path: Path) -> None:  # noqa: F811
     given = LORA | {"parallel": "none", "chunks": 1, "epochs": 1}
     train_home(None, home, Running(export=tmp_path / "out"), given)
-    arguments = ["train", "--model", str(tmp_path / "out"), "--data", str(home / "text.txt")]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2
-    assert done.stderr.rstrip().endswith("has adapters alone: export them with --merge")
+    advice = "evaluate and generate take it as --adapter, for all else export it with --merge"
+    for arguments in (["train", "--data", str(home / "text.txt")], ["generate", "a client"]):
+        done = CliRunner().invoke(app, [*arguments, "--model", str(tmp_path / "out")])
+        assert done.exit_code == 2
+        assert done.stderr.rstrip().endswith(f"has adapters alone: {advice}")

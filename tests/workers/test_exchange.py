@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ def say_hello(group: Any) -> tuple[list[Any], list[float], Any]:
     told = exchange.gather({"worker": rank, "text": "ä" * (1 + 100 * rank)}, group, CPU)
     numbers = torch.tensor([0.1, rank], dtype=torch.float64)
     exchange.add_up(numbers, group)
+    awaited = exchange.Sum(2, worker=rank, workers=3, group=group)
+    awaited.tell([0.1, rank])
+    assert awaited.heard() == numbers.tolist()
     if rank == 0:
         exchange.tell({"size": [1, 2]}, group, 1, CPU)
     return told, numbers.tolist(), exchange.hear(group, 0, CPU) if rank == 1 else None
@@ -33,29 +37,52 @@ def test_everybody_hears_the_same(pool: Pool) -> None:
     assert results[1][2] == {"size": [1, 2]}
 
 
-def with_changed_bytes(group: Any, position: int) -> str:
+def add_up(group: Any) -> None:
+    exchange.add_up(torch.ones(3, dtype=torch.float64), group)
+
+
+def await_sum(group: Any) -> None:
+    awaited = exchange.Sum(3, worker=group.rank(), workers=2, group=group)
+    awaited.tell([1.0, 1.0, 1.0])
+    awaited.heard()
+
+
+def with_changed_bytes(group: Any, sum_up: Callable[[Any], None], position: int) -> str:
     """What worker 0 finds when a byte of worker 1's message arrives changed."""
-    gather = dist.all_gather
+    gather, send = dist.all_gather, dist.isend
 
     def changed(parts: list[torch.Tensor], message: torch.Tensor, **options: Any) -> None:
         gather(parts, message, **options)
         if group.rank() == 0:
             parts[1][position] ^= 1
 
+    def send_changed(message: torch.Tensor, **options: Any) -> Any:
+        sent = message.clone()
+        sent[position] ^= group.rank()
+        return send(sent, **options)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_gather", changed)
+        patch.setattr(dist, "isend", send_changed)
         try:
-            exchange.add_up(torch.ones(3, dtype=torch.float64), group)
+            sum_up(group)
         except ChecksumError as error:
             return str(error)
     return "nothing noticed"
 
 
 @pytest.mark.parametrize("position", [0, 23, 24, 31], ids=["first", "last", "checksum", "its end"])
-def test_changed_bytes_are_noticed(pool: Pool, position: int) -> None:
-    errors = pool.run(with_changed_bytes, 2, position)
+@pytest.mark.parametrize("sum_up", [add_up, await_sum])
+def test_changed_bytes_are_noticed(pool: Pool, sum_up: Callable[[Any], None], position: int) -> None:
+    errors = pool.run(with_changed_bytes, 2, sum_up, position)
     assert "what worker 1 told the others was changed on its way" in errors[0]
     assert errors[1] == "nothing noticed"
+
+
+def test_a_sum_of_one_worker_needs_nobody() -> None:
+    alone = exchange.Sum(2, worker=0, workers=1, group=None)
+    alone.tell([0.5, -2])
+    assert alone.heard() == [0.5, -2.0]
 
 
 def with_a_boaster(group: Any) -> str:

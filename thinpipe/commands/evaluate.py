@@ -1,4 +1,4 @@
-"""thinpipe evaluate: loss and accuracy of a model or a run on data."""
+"""thinpipe evaluate: loss and accuracy of a model, a run or adapters on data."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import OutputError, one_line_errors, takes, write_or_print
 from thinpipe.commands.train.command import Asked as Training
 from thinpipe.commands.train.settle import join_machines
+from thinpipe.generation.settings import Settings as Generation
 from thinpipe.measure import report
 from thinpipe.measure.figures import columns_of, figure, row_of
 from thinpipe.measure.record import Record, check_writable
@@ -41,6 +42,7 @@ class Asked:
         metavar="DIR",
         default=None,
     )
+    adapter: str | None = like(Generation, "adapter", panel=WHAT, default=None)
     part: Literal["validation", "train"] = option("Of the data.", panel=WHAT, default="validation")
     parallel: Any = like(Settings, "parallel", default=None, usual="pipeline")
     workers: Any = like(Settings, "workers", default=None)
@@ -80,7 +82,7 @@ class Figures:
 
 @takes(Trained, Asked, panels=PANELS, titles={WHAT: "What is evaluated", PANELS[3]: "How it is evaluated"})
 def evaluate(**given: Any) -> None:
-    """Loss and accuracy of a model, or of a run's newest checkpoint, on data.
+    """Loss and accuracy of a model, a run's newest checkpoint or an adapter.
 
     Through the pipeline and the codecs that training has, or in one process;
     without gradients and optimizer. Of texts perplexity and bits per byte too.
@@ -93,7 +95,9 @@ def evaluate(**given: Any) -> None:
     from thinpipe.workers.forking import import_ahead
 
     if given["rank"] is None and member() is None:
-        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", "transformers")
+        modules = ("transformers", *(("peft",) if given["adapter"] is not None else ()))
+        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *modules)
+    from thinpipe.models.saved_adapter import SavedAdapter
     from thinpipe.training.data import check_possible
     from thinpipe.workers.launch import leave, run_workers
     from thinpipe.workers.network import thin_network
@@ -104,17 +108,18 @@ def evaluate(**given: Any) -> None:
         if asked.debug:
             os.environ["THINPIPE_DEBUG"] = "1"
         join_machines(asked.rank, asked.master, given["workers"])
-        settings = _settled(asked.run, given)
+        adapter = None if asked.adapter is None else SavedAdapter(Path(asked.adapter))
+        settings = _settled(asked.run, given, adapter)
         Running(link=asked.link, patience_s=asked.patience_s).check_with(settings)
         me = member()
         if me is None:
-            check_possible(find_task(settings.task), settings)
+            check_possible(find_task(settings.task), settings, adapter)
         if asked.json is not None and (me is None or me.rank == 0):
             check_writable(asked.json)
     workers = settings.workers if me is None else None
     options: dict[str, Any] = {"workers": workers, "patience_s": asked.patience_s}
     with worker_errors(), thin_network(asked.link, settings.workers) as network:
-        outcome = run_workers(_work, settings, asked.run, asked.part, network=network, **options)[0]
+        outcome = run_workers(_work, settings, asked.run, adapter, asked.part, network=network, **options)[0]
     code = 2 if isinstance(outcome, str) else 0
     if isinstance(outcome, str):
         typer.echo(f"thinpipe: {outcome}", err=True)
@@ -125,7 +130,7 @@ def evaluate(**given: Any) -> None:
     raise typer.Exit(code)
 
 
-def _settled(run: Path | None, given: Mapping[str, Any]) -> Settings:
+def _settled(run: Path | None, given: Mapping[str, Any], adapter: Any = None) -> Settings:
     """The settings of a new evaluation, or those of a run but for what is given."""
     import torch
 
@@ -138,6 +143,10 @@ def _settled(run: Path | None, given: Mapping[str, Any]) -> Settings:
     me = member()
     if me is not None:
         chosen["workers"] = me.size
+    if adapter is not None:
+        _check_alone(run, chosen)
+        check_exported(str(adapter.folder), "adapter")
+        chosen = adapter.completed(chosen)
     if run is not None:
         if not is_complete(run) and not checkpoints(run):
             raise OptionError(f"{{run}} is a folder that a run was saved in, or one checkpoint of it; {run} has none")
@@ -159,7 +168,18 @@ def _settled(run: Path | None, given: Mapping[str, Any]) -> Settings:
     return settle(chosen | {"compress": given["compress"]}, recipe, device=found)
 
 
-def _work(settings: Settings, run: Path | None, part: Any) -> Any:
+def _check_alone(run: Path | None, chosen: Mapping[str, Any]) -> None:
+    """OptionError for weights of something else beside those of adapters."""
+    if run is not None:
+        raise OptionError("{run} and {adapter} both bring weights: give one of them")
+    for name in ("config", "lora", "freeze"):
+        if name in chosen:
+            raise OptionError(f"{{adapter}} has all that was trained, on a model as it is: leave out {{{name}}}")
+    if not chosen.get("pretrained", True):
+        raise OptionError("{adapter} belongs to the weights of a model: leave out {no_pretrained}")
+
+
+def _work(settings: Settings, run: Path | None, adapter: Any, part: Any) -> Any:
     """What every worker runs: the client's figures, or words about what cannot be."""
     import torch
 
@@ -172,7 +192,7 @@ def _work(settings: Settings, run: Path | None, part: Any) -> Any:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         try:
-            return assess(find_task(settings.task), settings, world, run=run, part=part)
+            return assess(find_task(settings.task), settings, world, run=run, adapter=adapter, part=part)
         except SetupError as error:
             return str(error)
         except DataError as error:  # one worker's alone, which ends the others
@@ -201,7 +221,8 @@ def _finish(asked: Asked, settings: Settings, outcome: Any) -> int:
     report.show([report.Table(title="Evaluation", columns=columns_of(Figures), rows=[row_of(figures)])])
     if asked.json is None:
         return 0
-    config = {"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), "run": asked.run and str(asked.run)}
+    config = {"command": ["thinpipe", *sys.argv[1:]], **settings.to_json()}
+    config |= {"run": asked.run and str(asked.run), "adapter": asked.adapter}
     config = {name: value for name, value in config.items() if value is not None}
     record = Record(kind=KIND, config=config, columns=columns_of(Figures), rows=(row_of(figures),))
     try:

@@ -73,8 +73,10 @@ def generate(prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT
 
     asked = Asked(**read(Asked, given))
     if asked.rank is None and member() is None:
-        import_ahead("thinpipe.generation.worker", "thinpipe.codecs.kernels.cpu", "transformers")
+        modules = ("transformers", *(("peft",) if given["adapter"] is not None else ()))
+        import_ahead("thinpipe.generation.worker", "thinpipe.codecs.kernels.cpu", *modules)
     from thinpipe.generation.prompts import encode, read_prompts
+    from thinpipe.models.saved_adapter import SavedAdapter
     from thinpipe.training.checkpoints.folder import check_exported
     from thinpipe.workers.launch import leave, run_workers
     from thinpipe.workers.network import thin_network
@@ -83,12 +85,18 @@ def generate(prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT
         os.environ["THINPIPE_DEBUG"] = "1"
     with one_line_errors():
         join_machines(asked.rank, asked.master, given["workers"])
-        if given["model"] is None:
+        chosen = read(Settings, given)
+        if "adapter" in chosen:
+            check_exported(chosen["adapter"], "adapter")
+            chosen = SavedAdapter(Path(chosen["adapter"])).completed(chosen)
+        if "model" not in chosen:
             raise OptionError("which model? Name a folder of transformers with {model}")
-        settings = Settings(**read(Settings, given))
+        settings = Settings(**chosen)
         settings.check_here()
         check_exported(settings.model)
         settings.pretrained.check_weights()
+        if settings.adapter is not None:
+            settings.built()  # to see whether they fit
         me, prompts = member(), None
         if me is None or me.rank == 0:
             prompts = encode(read_prompts(prompt or [], asked.prompts), settings)

@@ -69,6 +69,12 @@ class Engine(ABC):
         The mean is over the labelled positions of all of them, as if they were one. None where there is no data.
         """
 
+    def expect_step(self) -> None:  # noqa: B027
+        """What follows is another ``compute``: be ready for what others send in it."""
+
+    def call_off(self) -> None:  # noqa: B027
+        """It does not follow after all, on no worker. A collective."""
+
     @abstractmethod
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
         """What ``loss`` takes, of a full batch, where it ends up; None elsewhere. In evaluation mode, no gradients."""

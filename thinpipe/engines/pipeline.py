@@ -30,7 +30,7 @@ from thinpipe.pipeline.links.message import checksum_bytes, is_packed, most_byte
 from thinpipe.pipeline.links.send import SendLink, Tap
 from thinpipe.pipeline.links.slot import Handover, Slot
 from thinpipe.pipeline.links.spec import encoding, once
-from thinpipe.pipeline.order import Order
+from thinpipe.pipeline.order import Order, in_flight
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, OrderedSchedule
@@ -131,6 +131,8 @@ class PipelineEngine(Engine):
             backward=links.backward,
             samples=links.samples,
             copies_in=links.copies_in,
+            # As many as the order has on their way: a worker that could compute does not wait for a link.
+            window=in_flight(self._cutting.order, self.stage_count, self._cutting.chunks),
             handover=self._handover,
             deferred_batch_norm=training,
             recompute=training and self._recompute,
@@ -204,6 +206,14 @@ class PipelineEngine(Engine):
         if not labels:
             return 0.0, 0.0
         return float(torch.stack(self._losses).detach().mean()), self.loss.correct()
+
+    def expect_step(self) -> None:
+        for stage in self.training_stages:
+            stage.ends.expect_step()
+
+    def call_off(self) -> None:
+        for stage in self.training_stages:
+            stage.ends.call_off()
 
     def _begin_batch(self, number: int, batches: int) -> None:
         for stage in self.training_stages:

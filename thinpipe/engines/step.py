@@ -3,6 +3,10 @@
 All a step's words travel in one sum over all workers: the squares of each stage's gradients, which give the norm to
 clip by and tell whether all are finite; whether the loss is; whether somebody wants to stop; bytes; and, unless the
 client has them itself, the loss and how many were right. What the client knows of its labels stays with it.
+
+A network's delay counts only where a chunk waits for it: everybody says in advance that the words are expected, and,
+before waiting for them, that the chunks of the next step are. So a worker has heard all words, and updated its
+parameters, by the time the first chunk that needs them can be there.
 """
 
 from __future__ import annotations
@@ -41,27 +45,34 @@ def train_step(
     step: int,
     clip_norm: float | None = None,
     interrupted: int = 0,
+    another: bool = False,
 ) -> Stepped:
     """One update after all of these batches.
 
     Raises the same error on all workers if a number is not finite or one was asked to end; ``interrupted`` is the
-    number of the signal that asked this one, or 0.
+    number of the signal that asked this one, or 0. ``another``: the next thing that workers do is another step.
     """
     world, stages, sent = engine.world, engine.stage_count, engine.sent_bytes()
+    words = world.expect_sum(stages + 5)
     loss, correct = engine.compute(*batches)
+    if another:
+        engine.expect_step()
     squares = [0.0] * stages
     if engine.owns_state:
         for index, parameters in engine.stage_parameters().items():
             squares[index] = sum_of_squares(parameters)
     began = time.perf_counter()
     told = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
-    words = [*squares, not math.isfinite(loss), bool(interrupted), engine.sent_bytes() - sent, *told]
-    heard = world.sum(torch.tensor(words, dtype=torch.float64)).tolist()
+    words.tell([*squares, not math.isfinite(loss), bool(interrupted), engine.sent_bytes() - sent, *told])
+    heard = words.heard()
     waited_s = time.perf_counter() - began
     squares, (bad_loss, stop, wire_bytes, *outcome) = heard[:stages], heard[stages:]
     if not engine.client_has_outcome:
         loss, correct = outcome
-    if bad_loss or not all(map(math.isfinite, squares)):
+    is_finite = not bad_loss and all(map(math.isfinite, squares))
+    if another and (stop or not is_finite):
+        engine.call_off()
+    if not is_finite:
         suspicions = [each for known in world.gather(engine.suspicions()) for each in known]
         raise explain(step, float("nan") if bad_loss else 0.0, suspicions)
     if stop:

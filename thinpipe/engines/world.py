@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from thinpipe.workers.backend import CPU
-from thinpipe.workers.exchange import add_up, gather
+from thinpipe.workers.exchange import Sum, add_up, gather
 from thinpipe.workers.membership import member
 
 Result = TypeVar("Result")
@@ -47,6 +47,10 @@ class World:
         if self.workers > 1:
             add_up(numbers, self.control_group)
         return numbers
+
+    def expect_sum(self, count: int) -> Sum:
+        """The same of numbers that are not known yet, without a wait for those who are not ready to hear them."""
+        return Sum(count, worker=self.worker, workers=self.workers, group=self.control_group)
 
     def gather(self, facts: Any) -> list[Any]:
         """What every worker has to say (JSON), on all of them. A collective."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.spec import codec
+from thinpipe.engines.units import Fill
 from thinpipe.models.pretrained import PretrainedModel
+from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.options import OptionError, above, between, check, like, option
 from thinpipe.training.running import Running
 from thinpipe.training.settings import PANELS as TRAINING_PANELS
@@ -43,7 +47,16 @@ class Settings:
     model: str = like(
         Training, "model", help="A causal language model: a folder of transformers, or a name of the hub.", panel=WHAT
     )
-    tokenizer: str | None = like(Training, "tokenizer", shown="the model's", panel=WHAT, default=None)
+    adapter: str | None = option(
+        "Adapters of LoRA: a folder of peft, as {export} writes it; {model} is then theirs unless given.",
+        panel=WHAT,
+        metavar="DIR",
+        kind=Path,
+        parse=lambda path: str(path.resolve()),
+        shown="none",
+        default=None,
+    )
+    tokenizer: str | None = like(Training, "tokenizer", shown="the adapter's or the model's", panel=WHAT, default=None)
     trust_remote_code: bool = like(Training, "trust_remote_code", panel=WHAT, default=False)
     max_new_tokens: int = option(
         "The most for each prompt.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=64
@@ -142,7 +155,7 @@ class Settings:
     def must_agree(self) -> dict[str, Any]:
         """What workers on several machines must have been started with; where the model is, is their own affair."""
         chosen = asdict(self)
-        for name in ("model", "tokenizer", "threads", "device", "link"):
+        for name in ("model", "adapter", "tokenizer", "threads", "device", "link"):
             chosen.pop(name)
         return chosen
 
@@ -157,3 +170,18 @@ class Settings:
                 f"texts come from a model of transformers: {{model}} is a folder or a name of the hub; got {self.model}"
             )
         return found
+
+    @property
+    def saved_adapter(self) -> SavedAdapter | None:
+        return None if self.adapter is None else SavedAdapter(Path(self.adapter))
+
+    def built(self) -> tuple[nn.Module, Fill]:
+        """The model with its adapters, without weights, and what gives parameters their values; ValueError if the
+        adapters are not the model's."""
+        model, fill = self.pretrained.hollow(), self.pretrained.fill(pretrained=True, seed=0)
+        if self.saved_adapter is None:
+            return model.eval(), fill
+        adapted = self.saved_adapter.put_on(model)
+        both = adapted.fill(fill)
+        assert both is not None
+        return model.eval(), both

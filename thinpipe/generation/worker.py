@@ -55,18 +55,20 @@ def generate(
     SetupError, on all workers, for what cannot be.
     """
     if world.workers > 1:
+        adapter = settings.saved_adapter
+        digest = world.together(lambda: None if adapter is None else adapter.digest())
         try:
-            versions = {"torch version": torch.__version__, "thinpipe version": __version__}
-            agree(settings.must_agree() | versions, world.control_group, CPU)
+            facts = {"torch version": torch.__version__, "thinpipe version": __version__, "adapter": digest}
+            agree(settings.must_agree() | facts, world.control_group, CPU)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
     ACTIVITY.note("loading the model")
     pretrained = settings.pretrained
     if world.workers == 1:
-        model = world.together(lambda: _whole(pretrained, world))
+        model = world.together(lambda: _whole(settings, world))
         assert prompts is not None
         return [_Client(model, pretrained, settings, prompts, world.device).run(show, make_streamer)]
-    part = world.together(lambda: _Part(pretrained, settings, world))
+    part = world.together(lambda: _Part(settings, world))
     ring, runs = Ring(world), list[Run]()
     for encoded in [True, False] if settings.compare else [settings.compress != "none"]:
         ring.sent_bytes = 0
@@ -89,23 +91,21 @@ def generate(
 def _show_nothing(text: str) -> None: ...
 
 
-def _whole(pretrained: PretrainedModel, world: World) -> nn.Module:
-    model = pretrained.hollow()
-    pretrained.fill(pretrained=True, seed=0)(
-        model, [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    )
-    return model.eval().to(world.device)
+def _whole(settings: Settings, world: World) -> nn.Module:
+    model, fill = settings.built()
+    fill(model, [name for name, _ in model.named_parameters(remove_duplicate=False)])
+    return model.to(world.device)
 
 
 class _Part:
     """What this worker has of the model."""
 
-    def __init__(self, pretrained: PretrainedModel, settings: Settings, world: World) -> None:
+    def __init__(self, settings: Settings, world: World) -> None:
         if world.is_client:
-            pretrained.check_generates()
-        model = pretrained.hollow().eval()
+            settings.pretrained.check_generates()
+        model, fill = settings.built()
         inputs = [Meta(EXAMPLE, torch.int64)] * (2 if takes(model, "attention_mask") else 1)
-        whole = cut_model(model, inputs, pretrained.fill(pretrained=True, seed=0))
+        whole = cut_model(model, inputs, fill)
         first, me = whole.units[0], world.worker
         assert isinstance(first, Head)
         self.cut, self._device = first.cut, world.device

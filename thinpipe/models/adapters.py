@@ -16,12 +16,14 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from thinpipe.codecs.rounding import rounding_key
@@ -33,8 +35,9 @@ from thinpipe.options import OptionError
 
 Fill = Callable[[nn.Module, Iterable[str]], None]
 ALL = "all-linear"  # in place of names, as peft has it
+MOST_RANK = 4096
 _NAME = "default"  # of the adapter, as peft has it
-_FILE = "adapter_model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"  # as peft calls it
 # Model types, and a layer of theirs whose weights are used without calling it: peft refuses that.
 _FUSED, _NOT_CALLED = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), "out_proj"
 # What a model of a class is for, as peft calls it, by the end of the class's name.
@@ -58,6 +61,7 @@ class Adapted:
     model: nn.Module
     config: Any  # peft's; None without adapters
     seed: int
+    saved: Path | None = None  # the file that adapters, and a classifier's head, are read from; None: they are drawn
 
     def fill(self, fill: Fill | None) -> Fill | None:
         """What gives parameters their values, from what does so for the plain model."""
@@ -65,10 +69,14 @@ class Adapted:
             return fill
 
         def fill_both(model: nn.Module, names: Iterable[str]) -> None:
-            wanted, adapters = set(names), set(adapter_names(model))
+            own = set(adapter_names(model) if self.saved is None else exported_names(model))
+            wanted = set(names)
             with without_adapters(model):
-                fill(model, [plain_name(name) for name in sorted(wanted - adapters)])
-            draw(model, wanted & adapters, self.seed)
+                fill(model, [plain_name(name) for name in sorted(wanted - own)])
+            if self.saved is None:
+                draw(model, wanted & own, self.seed)
+            else:
+                load_adapters(model, wanted & own, self.saved)
 
         return fill_both
 
@@ -79,7 +87,7 @@ def adapt(model: nn.Module, lora: Lora | None, frozen: Iterable[str], seed: int)
     ``frozen`` are patterns of names of parameters. OptionError where one matches none, or nothing is left.
     """
     config = None if lora is None else _add(model, lora)
-    if config is not None and not any(each.is_meta for each in model.parameters()):
+    if config is not None and not is_hollow(model):
         draw(model, adapter_names(model), seed)
     parameters = {plain_name(name): each for name, each in model.named_parameters(remove_duplicate=False)}
     for pattern in frozen:
@@ -100,7 +108,7 @@ def adapter_names(model: nn.Module) -> list[str]:
     """Of all parameters of adapters."""
     return [
         f"{path}.{name}"
-        for path, layer in _layers(model).items()
+        for path, layer in adapter_layers(model).items()
         for name, _ in layer.named_parameters()
         if not name.startswith("base_layer.")
     ]
@@ -120,10 +128,15 @@ def plain_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
+def saved_name(name: str) -> str:
+    """The name that peft saves a parameter under: without that of the adapter."""
+    return f"base_model.model.{name.replace(f'.{_NAME}.', '.')}"
+
+
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """The plain model, with the very same parameters."""
-    layers = _layers(model)
+    layers = adapter_layers(model)
     _put(model, {path: layer.base_layer for path, layer in layers.items()})
     try:
         yield
@@ -143,7 +156,7 @@ def merge(module: nn.Module) -> None:
 def merged(model: nn.Module, plain: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Some weights of a hollow model, by their plain names, with the adapters that belong to them added."""
     found = dict(plain)
-    for path, layer in _layers(model).items():
+    for path, layer in adapter_layers(model).items():
         given = {
             name: adapters.get(f"{path}.{name}", plain.get(plain_name(f"{path}.{name}"))) for name in layer.state_dict()
         }
@@ -158,7 +171,7 @@ def merged(model: nn.Module, plain: Mapping[str, Tensor], adapters: Mapping[str,
 def draw(model: nn.Module, wanted: Iterable[str], seed: int) -> None:
     """Give these adapters their values: as peft draws them, so that the model computes what it did before."""
     own = set(wanted)
-    for path, layer in _layers(model).items():
+    for path, layer in adapter_layers(model).items():
         mine = {name for name, _ in layer.named_parameters() if f"{path}.{name}" in own}
         if not mine:
             continue
@@ -170,6 +183,28 @@ def draw(model: nn.Module, wanted: Iterable[str], seed: int) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rounding_key(seed, *f"{path}.lora".encode()))  # not what its weights are drawn from
             layer.reset_lora_parameters(_NAME, True)
+
+
+@contextmanager
+def open_adapters(file: Path) -> Iterator[Any]:
+    """The tensors that peft saved, mapped, not read; ValueError if it is no such file."""
+    try:
+        with safe_open(file, framework="pt") as saved:
+            yield saved
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} cannot be read as adapters: {error}; bring the file that peft wrote") from None
+
+
+def load_adapters(model: nn.Module, wanted: Iterable[str], file: Path) -> None:
+    """Give these parameters the values that peft saved; no others are read."""
+    with open_adapters(file) as saved:
+        for name in sorted(wanted):
+            path, _, last = name.rpartition(".")
+            module = model.get_submodule(path)
+            before = module._parameters[last]
+            assert before is not None
+            values = saved.get_tensor(saved_name(name)).to(before.dtype, copy=True)  # not the file's own pages
+            module._parameters[last] = nn.Parameter(values, requires_grad=before.requires_grad)
 
 
 class AdapterForm(ModelForm):
@@ -189,17 +224,31 @@ class AdapterForm(ModelForm):
         }
         self._kept = {name: name for name in self.held}
         self.groups = {name: [name] for name in self.held}
-        self.files = {_FILE: TensorFile(self.converted(self.held), {"format": "pt"})}
-        self.file_of = dict.fromkeys(self.converted(self.held), _FILE)
+        self.files = {ADAPTER_FILE: TensorFile(self.converted(self.held), {"format": "pt"})}
+        self.file_of = dict.fromkeys(self.converted(self.held), ADAPTER_FILE)
         self.parameters = sum(each.numel() for each in self.held.values())
-        self.bytes = self.files[_FILE].bytes
+        self.bytes = self.files[ADAPTER_FILE].bytes
 
     def converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Under the names that peft saves: without that of the adapter."""
-        return {f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": each for name, each in tensors.items()}
+        """Under the names that peft saves."""
+        return {saved_name(name): each for name, each in tensors.items()}
 
     def small_files(self) -> dict[str, bytes]:
         return saved_files(self._config.save_pretrained)
+
+
+def inject(model: nn.Module, config: Any) -> None:
+    """Let peft put its layers in place; those of a hollow model are hollow."""
+    from peft import inject_adapter_in_model
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with hollow() if is_hollow(model) else nullcontext():
+            inject_adapter_in_model(config, model)
+
+
+def is_hollow(model: nn.Module) -> bool:
+    return any(each.is_meta for each in model.parameters())
 
 
 def _add(model: Any, lora: Lora) -> Any:
@@ -208,10 +257,10 @@ def _add(model: Any, lora: Lora) -> Any:
             f"{{lora}} adapts models of transformers, and this is a {type(model).__name__}: leave it out; {{freeze}} "
             "freezes parts of any model"
         )
-    from peft import LoraConfig, inject_adapter_in_model
+    from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D
 
-    heads = _heads(model)
+    heads = heads_of(model)
     targets, layers = _targets(model, lora.targets)
     config = LoraConfig(
         r=lora.rank,
@@ -221,24 +270,17 @@ def _add(model: Any, lora: Lora) -> Any:
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers),
         task_type=next((kind for end, kind in _PURPOSES.items() if type(model).__name__.endswith(end)), None),
     )
-    is_hollow = any(each.is_meta for each in model.parameters())
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            if is_hollow:
-                with hollow():
-                    inject_adapter_in_model(config, model)
-            else:
-                inject_adapter_in_model(config, model)
-        except (ValueError, NotImplementedError) as error:
-            raise OptionError(f"{{lora}}: peft has no adapter for these layers: {error}") from None
+    try:
+        inject(model, config)
+    except (ValueError, NotImplementedError) as error:
+        raise OptionError(f"{{lora}}: peft has no adapter for these layers: {error}") from None
     config.modules_to_save = heads or None  # told now: peft would have put copies in their place
     for name in heads:
         model.get_submodule(name).requires_grad_(True)
     return config
 
 
-def _heads(model: Any) -> list[str]:
+def heads_of(model: Any) -> list[str]:
     """What classifiers have beside their base model: new for every data set, and so trained."""
     if not type(model).__name__.endswith("Classification"):
         return []
@@ -294,7 +336,7 @@ def _matching(names: Iterable[str], paths: Iterable[str]) -> list[str]:
     return [path for path in paths if f".{path}".endswith(ends)] if ends else []
 
 
-def _layers(model: nn.Module) -> dict[str, Any]:
+def adapter_layers(model: nn.Module) -> dict[str, Any]:
     """The layers that have an adapter, by their paths."""
     if not hasattr(model, "peft_config"):
         return {}

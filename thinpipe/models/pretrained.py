@@ -89,11 +89,7 @@ class PretrainedModel:
     def _of_folder(self, folder: Path) -> Any:
         from transformers import AutoConfig
 
-        file = folder / "config.json"
-        if not file.is_file():
-            option = "model" if self.has_weights else "config"
-            rest = "adapters alone: export them with {merge}" if (folder / ADAPTER).is_file() else f"no {file.name}"
-            raise OptionError(f"{{{option}}} is a folder that save_pretrained wrote, and {folder} has {rest}")
+        file = self._described(folder)
         facts = read_json(file, _DESCRIPTION)
         if not isinstance(facts, dict):
             raise ValueError(f"{file} cannot be read as {_DESCRIPTION}: it is no object")
@@ -106,6 +102,16 @@ class PretrainedModel:
                 name, config = config._name_or_path, type(config)(**{**facts, **self.changes})
             config._name_or_path = name  # where its code is, if that comes with it
         return config
+
+    def _described(self, folder: Path) -> Path:
+        """The file with the description."""
+        file = folder / "config.json"
+        if file.is_file():
+            return file
+        option, rest = "model" if self.has_weights else "config", f"no {file.name}"
+        if (folder / ADAPTER).is_file():
+            rest = "adapters alone: evaluate and generate take it as {adapter}, for all else export it with {merge}"
+        raise OptionError(f"{{{option}}} is a folder that save_pretrained wrote, and {folder} has {rest}")
 
     def _check_kind(self, file: Path, facts: Mapping[str, Any]) -> None:
         code, (builder, words) = facts.get("auto_map"), _BUILDERS[self.kind]
@@ -132,7 +138,7 @@ class PretrainedModel:
     @property
     def has_tokenizer(self) -> bool:
         folder = self.tokenizer_folder or self.folder
-        return folder is not None and any((folder / name).is_file() for name in _TOKENIZER_FILES)
+        return folder is not None and has_tokenizer(folder)
 
     def tokenizer(self) -> Any:
         folder = self.tokenizer_folder or self.folder
@@ -156,6 +162,7 @@ class PretrainedModel:
     def check_weights(self) -> None:
         if self.has_weights:
             assert self.folder is not None
+            self._described(self.folder)
             weight_files(self.folder)
 
     def hollow(self) -> nn.Module:
@@ -218,6 +225,10 @@ class PretrainedModel:
                 config, dtype=getattr(torch, self.dtype), trust_remote_code=self.trusted
             )
         return model
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def read_tokenizer(folder: Path, *, trusted: bool) -> Any:

@@ -31,6 +31,7 @@ class LinkOptions:
     seed: int = 0  # of codecs that round at random (``+sr``). With the same one, a run repeats bit for bit
     samples: int | None = None  # how many different ones there are: ``forward="delta(...)"`` needs to know
     copies_in: Path | None = None  # where to keep its copies of them on disk; None: in memory
+    window: int = SendLink.window  # chunks that a link has under way before the worker waits for the oldest
     post_ahead: bool | None = None  # all receives of a step when it starts; None: where messages have tags (gloo)
     handover: Handover | None = None  # stages of one process talk through links too, by way of it
 
@@ -65,6 +66,8 @@ class Ends:
         self.forward_send: SendLink | None = end(SendLink, stage, stage + 1)
         self.backward_recv: RecvLink | None = end(RecvLink, stage + 1, stage)
         self.backward_send: SendLink | None = end(SendLink, stage, stage - 1)
+        for send in self.sends:
+            send.window = options.window
         self.set_seed(options.seed)
 
     def __iter__(self) -> Iterator[Link]:
@@ -104,6 +107,21 @@ class Ends:
         """Nothing upstream is trained: gradients that would be ``sent`` or ``received`` do not travel."""
         self.backward_send = None if sent else self.backward_send
         self.backward_recv = None if received else self.backward_recv
+
+    def expect_step(self) -> None:
+        """The next thing that happens is a training step like the last: its senders hear now that it is expected.
+
+        Otherwise they hear of it from the first action of a step, and wait for that.
+        """
+        for end in self.receives:
+            end.expect_step()
+
+    def call_off(self) -> None:
+        """It does not come, on no worker."""
+        for send in self.sends:
+            send.call_off()
+        for receive in self.receives:
+            receive.call_off()
 
     def begin_step(self, step: int) -> None:
         self.events.clear()

@@ -7,10 +7,13 @@ theirs, no combination of workers, chunks and order can deadlock.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
-Order = Literal["gpipe", "1f1b"]
+Order = str  # as ORDERS says
+ORDERS = "gpipe, 1f1b, or 1f1b:N with at most N chunks on their way"
 
 
 class Action(NamedTuple):
@@ -23,33 +26,53 @@ class Action(NamedTuple):
 
 def make_order(order: Order, placement: Sequence[int], chunks: int) -> dict[int, list[Action]]:
     """The actions of every worker; ``placement[stage]`` is the worker that has the stage."""
-    if order not in get_args(Order):
-        raise ValueError(f"an order is {' or '.join(map(repr, get_args(Order)))}, got {order!r}")
+    if not is_order(order):
+        raise ValueError(f"an order is {ORDERS}; got {order!r}")
     if chunks < 1:
         raise ValueError(f"a batch is cut into 1 chunk or more, got {chunks}")
-    return gpipe(placement, chunks) if order == "gpipe" else one_f_one_b(placement, chunks)
+    if order == "gpipe":
+        return gpipe(placement, chunks)
+    return one_f_one_b(placement, chunks, in_flight(order, len(placement), chunks))
+
+
+def is_order(text: str) -> bool:
+    return re.fullmatch(r"gpipe|1f1b(:[1-9]\d{0,5})?", text) is not None
+
+
+def in_flight(order: Order, stages: int, chunks: int) -> int:
+    """How many chunks the first stage computes before it needs the gradients of the first of them."""
+    name, _, most = order.partition(":")
+    return chunks if name == "gpipe" else int(most or stages)
 
 
 def gpipe(placement: Sequence[int], chunks: int) -> dict[int, list[Action]]:
-    """All forwards, then all backwards: simple, and every worker holds the activations of all chunks.
+    """All forwards, then all backwards; the last stage goes back with each chunk at once, and so fills the link.
 
-    The client of a pipeline with placement [0, 1, 0] and one chunk: F0 F2 B2 B0.
+    All stages but the last hold the activations of all chunks. The client of a pipeline with placement [0, 1, 0] and
+    two chunks: F0 F0 F2 B2 F2 B2 B0 B0.
     """
-    stages = range(len(placement))
+    *early, last = range(len(placement))
+
+    def each(stages: Sequence[int], kinds: Sequence[Literal["F", "B"]], worker: int) -> list[Action]:
+        here = [stage for stage in stages if placement[stage] == worker]
+        return [Action(stage, kind, chunk) for stage in here for chunk in range(chunks) for kind in kinds]
+
     return {
-        worker: [Action(s, "F", c) for s in stages if placement[s] == worker for c in range(chunks)]
-        + [Action(s, "B", c) for s in reversed(stages) if placement[s] == worker for c in range(chunks)]
+        worker: [*each(early, ["F"], worker), *each([last], ["F", "B"], worker), *each(early[::-1], ["B"], worker)]
         for worker in sorted(set(placement))
     }
 
 
-def one_f_one_b(placement: Sequence[int], chunks: int) -> dict[int, list[Action]]:
-    """A backward as soon as there is one: stage s of S holds the activations of at most S - s chunks.
+def one_f_one_b(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[Action]]:
+    """A backward as soon as there is one: the first stage holds the activations of ``most`` chunks, the last of one.
 
     Simulated: time passes, a forward takes 1 and a backward 2, and a free worker starts the first action that is
-    ready, backwards before forwards and late stages before early ones.
+    ready, backwards before forwards and late stages before early ones. With ``most`` as many as there are stages, links
+    take no time; every chunk more that a link may have on its way takes as long as a worker takes for one.
     """
     stages = len(placement)
+    links = max(stages - 1, 1)
+    on_link = max((most - 1) / links - 1, 0)  # chunks, there and back again
     workers = sorted(set(placement))
     done_at: dict[Action, float] = {}
     free_at = dict.fromkeys(workers, 0.0)
@@ -59,14 +82,15 @@ def one_f_one_b(placement: Sequence[int], chunks: int) -> dict[int, list[Action]
 
     def ready(action: Action) -> bool:
         stage, kind, chunk = action
-        if chunk >= chunks or (kind == "F" and chunk - started[stage, "B"] >= stages - stage):
+        held = chunk - started[stage, "B"]
+        if chunk >= chunks or (kind == "F" and held > math.ceil((most - 1) * (stages - 1 - stage) / links)):
             return False
-        needs = [Action(stage, "F", chunk)] if kind == "B" else []
+        needs = {Action(stage, "F", chunk): 0.0} if kind == "B" else {}
         if kind == "F" and stage > 0:
-            needs.append(Action(stage - 1, "F", chunk))
+            needs[Action(stage - 1, "F", chunk)] = 1.5 * on_link
         if kind == "B" and stage < stages - 1:
-            needs.append(Action(stage + 1, "B", chunk))
-        return all(done_at.get(need, float("inf")) <= time for need in needs)
+            needs[Action(stage + 1, "B", chunk)] = 1.5 * on_link
+        return all(done_at.get(need, float("inf")) + under_way <= time for need, under_way in needs.items())
 
     while len(done_at) < 2 * stages * chunks:
         for worker in workers:

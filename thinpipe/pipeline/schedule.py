@@ -64,7 +64,8 @@ class ClientServerSchedule(OrderedSchedule):
         stages: this worker's: stage 0 and stage R on the client, stage i on server i.
         n_microbatches: the chunks each batch is cut into, 1 or more.
         loss_fn: loss of the last stage's output and a chunk of the target; None for evaluation only.
-        order: ``"gpipe"``, all forwards before all backwards, or ``"1f1b"``, which holds fewer activations.
+        order: ``"gpipe"``, all forwards before all backwards; ``"1f1b"``, which holds fewer activations; or
+            ``"1f1b:N"``, which has N chunks on their way, for links that take long.
         torch_options: as torch's multi-stage schedules (``scale_grads``, ``args_chunk_spec`` ...).
     """
 

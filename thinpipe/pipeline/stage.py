@@ -55,8 +55,8 @@ class PipelineStage(LinkedStage):
         backward: codec of the gradients, likewise.
         deferred_batch_norm: running statistics see whole mini-batches, not chunks.
         recompute: keep only the inputs of each chunk and compute its activations again in backward.
-        options: of links, those of ``LinkOptions`` (``seed``, ``samples``, ``copies_in``, ``post_ahead``); and
-            everything else that torch's stage takes (``group``, ``input_args``, ``output_args`` ...).
+        options: of links, those of ``LinkOptions`` (``seed``, ``samples``, ``copies_in``, ``window``, ``post_ahead``);
+            and everything else that torch's stage takes (``group``, ``input_args``, ``output_args`` ...).
     """
 
     def __init__(

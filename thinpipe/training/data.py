@@ -12,6 +12,7 @@ from thinpipe.engines.shapes import Meta, meta_of
 from thinpipe.engines.world import SetupError, World
 from thinpipe.measure.memory import check_fits
 from thinpipe.models.adapters import adapt
+from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import choose_cuts
 from thinpipe.training.checkpoints.fingerprint import difference, fingerprint
@@ -41,13 +42,15 @@ class Facts:
         return Facts(Shape(**told["shape"]), told["train_samples"], told["validation_samples"], inputs)
 
 
-def check_possible(task: Task, settings: Settings) -> None:
+def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None = None) -> None:
     """ValueError for what can be told without reading samples or building the model."""
     source = settings.source
     units = task.look_for(source)
-    if settings.lora is not None or settings.freeze:
+    if settings.lora is not None or settings.freeze or adapter is not None:
         model = task.hollow(source)
-        if model is not None:
+        if model is not None and adapter is not None:
+            adapter.put_on(model, with_head=False)  # which classes there are is found in the data
+        elif model is not None:
             adapt(model, settings.adapters, settings.freeze, settings.seed)
     if source.width is not None:
         what = f"{{width}} {source.width:g}: the model, which each of {settings.workers} workers builds,"

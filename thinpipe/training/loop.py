@@ -108,6 +108,7 @@ class Loop:
             step=number + 1,
             clip_norm=settings.clip_norm,
             interrupted=interrupted,
+            another=not self._is_time_to_evaluate(number + 1),
         )
         seconds = time.perf_counter() - began
         for watcher in watching:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from thinpipe.codecs.spec import codec
 from thinpipe.options import OptionError, Rule, above, below, between, check, option, pair
 from thinpipe.pipeline.links.spec import check_directions
-from thinpipe.pipeline.order import Order
+from thinpipe.pipeline.order import ORDERS, Order, is_order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
 from thinpipe.training.trained import WHAT, Trained
@@ -68,7 +68,13 @@ class Settings(Trained):
         parse=pair("client_layers"),
         movable=True,
     )
-    schedule: Order = option("All forwards first, or backwards as soon as can be.", panel=_WHERE, usual="gpipe")
+    schedule: Order = option(
+        "All forwards first (gpipe), or backwards as soon as can be (1f1b; 1f1b:N with N chunks on their way).",
+        panel=_WHERE,
+        metavar="NAME",
+        rule=Rule(ORDERS, is_order),
+        usual="gpipe",
+    )
     chunks: int = option(  # that each worker cuts its batch into
         "Pieces of a batch that follow each other.",
         panel=_WHERE,

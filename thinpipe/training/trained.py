@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from thinpipe.models.adapters import Lora
+from thinpipe.models.adapters import MOST_RANK, Lora
 from thinpipe.options import OptionError, above, below, between, option
 from thinpipe.workloads.sources import HUB, parse_changes
 from thinpipe.workloads.task import Dtype, Source
@@ -104,7 +104,7 @@ class Trained:
         panel=WHAT,
         metavar="RANK",
         shown="train everything",
-        rule=between(1, 4096),
+        rule=between(1, MOST_RANK),
         default=None,
     )
     lora_target: str | None = option(

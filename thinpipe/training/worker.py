@@ -18,6 +18,7 @@ from thinpipe.engines.shapes import Meta
 from thinpipe.engines.units import cut_model
 from thinpipe.engines.world import SetupError, World
 from thinpipe.models.adapters import Adapted, adapt
+from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.options import named
 from thinpipe.training.batches import Samples
 from thinpipe.training.checkpoints.folder import (
@@ -114,7 +115,7 @@ def _train(
     check_room: CheckRoom,
     notices: list[str],
 ) -> Finished:
-    data, facts = read_data(task, settings, world, companions=_companions(settings, running))
+    data, facts = read_data(task, settings, world, companions=_companions(settings, running.resume))
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
     kept = {} if data is None else data.companions
     engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
@@ -164,17 +165,18 @@ def _train(
     return end
 
 
-def assess(task: Task, settings: Settings, world: World, *, run: Path | None, part: Part) -> Assessed:
-    """One worker's part in the evaluation of a model, with the weights of a run's newest checkpoint if one is named.
+def assess(
+    task: Task, settings: Settings, world: World, *, run: Path | None, adapter: SavedAdapter | None = None, part: Part
+) -> Assessed:
+    """One worker's part in the evaluation of a model: as it is, as a run's newest checkpoint has it, or with adapters.
 
     The client's result counts. Of a run, all workers see the folder.
     """
     if world.workers > 1:
-        _agree(settings.to_json() | {"run": run is not None, "part": part}, world)
-    data, facts = read_data(
-        task, settings, world, None if run is None or settings.config is None else companions_of(run), trains=False
-    )
-    engine, _, _ = _prepare(task, settings, Running(), world, facts, {})
+        digest = world.together(lambda: None if adapter is None else adapter.digest())
+        _agree(settings.to_json() | {"run": run is not None, "adapter": digest, "part": part}, world)
+    data, facts = read_data(task, settings, world, _companions(settings, run), trains=False)
+    engine, _, _ = _prepare(task, settings, Running(), world, facts, {}, adapter)
     engine.warm_up()
     if run is not None:
         load_newest(run, engine)
@@ -246,7 +248,13 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
 
 
 def _prepare(
-    task: Task, settings: Settings, running: Running, world: World, facts: Facts, kept: Mapping[str, bytes]
+    task: Task,
+    settings: Settings,
+    running: Running,
+    world: World,
+    facts: Facts,
+    kept: Mapping[str, bytes],
+    adapter: SavedAdapter | None = None,
 ) -> tuple[Engine, Exporter | None, dict[str, Any]]:
     """This worker's part of the model, what will export it, and what the model can be built again from.
 
@@ -265,7 +273,13 @@ def _prepare(
     model = world.together(build)
     about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}
     exported = world.together(export)  # of the model as it was built: cutting it changes its config
-    adapted = world.together(lambda: adapt(model, settings.adapters, settings.freeze, settings.seed))
+    adapted = world.together(
+        lambda: (
+            adapt(model, settings.adapters, settings.freeze, settings.seed)
+            if adapter is None
+            else adapter.put_on(model)
+        )
+    )
     engine = _make_engine(adapted, task, settings, running, world, facts)
     if running.export is None:
         return engine, None, about
@@ -332,9 +346,9 @@ def _save_bytes(running: Running, size: int) -> int:
     return size * max(1, running.keep + 1 - len(checkpoints(running.save)))
 
 
-def _companions(settings: Settings, running: Running) -> Path | None:
-    """Where a run from scratch that goes on has kept its tokenizer, if this worker sees it."""
-    return None if running.resume is None or settings.config is None else companions_of(running.resume)
+def _companions(settings: Settings, run: Path | None) -> Path | None:
+    """Where an earlier run from scratch has kept its tokenizer, if this worker sees it."""
+    return None if run is None or settings.config is None else companions_of(run)
 
 
 def _saver(

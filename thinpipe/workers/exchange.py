@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from thinpipe.workers.errors import ChecksumError, LinkError
 
 LARGEST = 1 << 24  # bytes that one worker may make another allocate
 _SUM_BYTES = 8
+_TAG = 1 << 29  # of sums that are awaited; links have tags from 1 << 30 on
 
 
 class DisagreementError(ValueError):
@@ -78,10 +79,38 @@ def agree(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: tor
 
 def add_up(numbers: Tensor, group: dist.ProcessGroup | None) -> None:
     """Add up a tensor on the CPU over all workers of a group of gloo, in place and in their order. A collective."""
-    parts = _all_gather(numbers, group, CPU)
-    numbers.zero_()
-    for part in parts:
-        numbers += part
+    numbers.copy_(_added(_all_gather(numbers, group, CPU)))
+
+
+class Sum:
+    """A sum of doubles over all workers of a group of gloo that is expected before its numbers are known.
+
+    gloo sends nothing before the other side has said that it waits for it. Here that is said when the sum is made: once
+    there are numbers, they reach the others after one delay of the network, where a collective takes two or more.
+    """
+
+    def __init__(self, count: int, *, worker: int, workers: int, group: dist.ProcessGroup | None) -> None:
+        self._worker, self._group = worker, group
+        self._parts = [torch.empty(count * 8 + _SUM_BYTES, dtype=torch.uint8) for _ in range(workers)]
+        self._peers = [peer for peer in range(workers) if peer != worker]
+        with _needing_all():
+            self._works = [dist.irecv(self._parts[peer], group=group, group_src=peer, tag=_TAG) for peer in self._peers]
+
+    def tell(self, numbers: Sequence[float]) -> None:
+        """This worker's, once."""
+        data = torch.tensor(numbers, dtype=torch.float64).view(torch.uint8)
+        message = self._parts[self._worker] = torch.cat([data, _checksum(data)])
+        with _needing_all():
+            self._works += [dist.isend(message, group=self._group, group_dst=peer, tag=_TAG) for peer in self._peers]
+
+    def heard(self) -> list[float]:
+        """Wait for all; added in the order of workers."""
+        with _needing_all():
+            for work in self._works:
+                assert work is not None  # torch returns None to workers outside the group
+                work.wait()
+        opened = [_opened(part, worker).view(torch.float64) for worker, part in enumerate(self._parts)]
+        return _added(opened).tolist()
 
 
 def tell(facts: Any, group: dist.ProcessGroup | None, peer: int, device: torch.device) -> None:
@@ -111,10 +140,22 @@ def _all_gather(tensor: Tensor, group: dist.ProcessGroup | None, device: torch.d
     data = tensor.contiguous().view(-1).view(torch.uint8)
     message = torch.cat([data, _checksum(data)]).to(device)
     parts = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]
-    with needing_peers("a word with all workers"):
+    with _needing_all():
         dist.all_gather(parts, message, group=group)
     opened = [_opened(part, worker) for worker, part in enumerate(parts)]
     return [received.view(tensor.dtype).view(tensor.shape) for received in opened]
+
+
+def _needing_all() -> AbstractContextManager[None]:
+    return needing_peers("a word with all workers")
+
+
+def _added(parts: Sequence[Tensor]) -> Tensor:
+    """In their order."""
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total += part
+    return total
 
 
 def _opened(message: Tensor, worker: int) -> Tensor:

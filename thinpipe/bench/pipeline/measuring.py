@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -79,20 +80,19 @@ class _Trainer:
         self.batch = Batch(inputs=tuple(mine[:-1]), labels=mine[-1])
         self._optimizer = torch.optim.SGD(engine.parameters(), lr=1e-3)
 
-    def step(self) -> None:
+    def step(self, *, another: bool = True) -> None:
         self._step += 1
-        train_step(self.engine, self._optimizer, self.batch, step=self._step)
+        train_step(self.engine, self._optimizer, self.batch, step=self._step, another=another)
+        if self.engine.world.device.type == "cuda":
+            torch.cuda.synchronize(self.engine.world.device)
 
-    def timed_step_ms(self) -> float:
-        """From when all workers begin until it is over for all."""
-        world = self.engine.world
-        world.barrier()
-        began = time.perf_counter()
-        self.step()
-        if world.device.type == "cuda":
-            torch.cuda.synchronize(world.device)
-        world.barrier()
-        return (time.perf_counter() - began) * 1e3
+    def timed_steps_ms(self, steps: int) -> tuple[float, ...]:
+        """Of steps that follow each other as in training: each from the end of the one before."""
+        ended = [time.perf_counter()]
+        for left in reversed(range(steps)):
+            self.step(another=left > 0)
+            ended.append(time.perf_counter())
+        return tuple((end - start) * 1e3 for start, end in itertools.pairwise(ended))
 
 
 def _measure(run: Run, settings: Settings, world: World, costs: Sequence[UnitCost] | None) -> Measured:
@@ -114,7 +114,7 @@ def _measure(run: Run, settings: Settings, world: World, costs: Sequence[UnitCos
     if peak_bytes is not None and world.device.type == "cpu" and is_built:
         peak_bytes += parameter_bytes  # which were there before, and on a GPU were not
     engine.collect_links()  # what the first steps cost is left out
-    samples_ms = tuple(trainer.timed_step_ms() for _ in range(settings.steps))
+    samples_ms = trainer.timed_steps_ms(settings.steps)
     update_ms = engine.updates.total_ms() / settings.steps
     stages = engine.compute_ms() if isinstance(engine, PipelineEngine) else {}
     chunks = settings.steps * (run.chunks or 1)

@@ -15,7 +15,7 @@ from thinpipe.codecs.recipes import RECIPES, directions
 from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.measure.memory import check_fits
 from thinpipe.options import OptionError, Rule, check, option, pair
-from thinpipe.pipeline.order import Order
+from thinpipe.pipeline.order import ORDERS, Order, is_order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.workers.network import check_launch
 from thinpipe.workers.shape import Shaping
@@ -101,7 +101,16 @@ class Settings:
         *get_args(Parallel),
     )
     layouts: tuple[Layout, ...] = _several("linear, client-server.", Layout, "client-server", name="layout")
-    schedules: tuple[Order, ...] = _several("gpipe, 1f1b.", Order, "gpipe", name="schedule")
+    schedules: tuple[Order, ...] = option(
+        "gpipe, 1f1b; 1f1b:N has N chunks on their way.",
+        panel=WHAT,
+        metavar="NAME,...",
+        parse=_words,
+        rule=Rule(f"{ORDERS}, separated by commas", lambda given: all(map(is_order, given))),
+        shown="gpipe",
+        default=("gpipe",),
+        name="schedule",
+    )
     chunks: tuple[int, ...] = option(
         "Parts that a batch is cut into.",
         panel=WHAT,

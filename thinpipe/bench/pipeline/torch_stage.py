@@ -51,6 +51,12 @@ class TorchStageEngine(PipelineEngine):
         self._steps += len(batches)
         return super().compute(*batches)
 
+    def expect_step(self) -> None:
+        """torch's stage posts a receive when it waits for it."""
+
+    def call_off(self) -> None:
+        """There is nothing to call off."""
+
     def collect_links(self) -> tuple[list[LinkReport], float]:
         super().collect_links()
         steps, self._steps = self._steps, 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -54,6 +57,10 @@ class Link:
         self.route.check_limits(chunks, len(slots))
         self.slots, self.chunks = slots, chunks
         self.encoding.configure(slots)
+
+    def all_messages(self) -> Iterator[tuple[int, int]]:
+        """Chunk and slot of everything that travels in a step."""
+        return itertools.product(range(self.chunks), range(len(self.slots)))
 
     def forget(self) -> None:
         """Start without any memory: what there was is for other slots."""

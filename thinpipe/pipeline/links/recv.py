@@ -22,10 +22,23 @@ class RecvLink(Link):
         self._messages: dict[tuple[int, int], Message] = {}  # by chunk and slot
         self._spare: dict[int, list[Tensor]] = {}  # by slot, to decode into
 
+    def expect_step(self) -> None:
+        """(0) Post the receives of the next step before it begins; how long its messages are is not known yet."""
+        for chunk, index in self.all_messages() if self.transport.ahead else ():
+            message = self._message(chunk, index)
+            message.buffer = message.room
+            self.transport.memory.reuse(message)
+            self.transport.start(message)
+
+    def call_off(self) -> None:
+        """That step does not come: wait for what the sender says instead."""
+        for message in self._messages.values():
+            if message.work is not None:
+                self.transport.await_work(message)
+
     def post(self) -> None:
         """(1) Expect the messages of a whole step, where the transport does so ahead."""
-        chunks, slots = range(self.chunks), range(len(self.slots))
-        self.transport.post((self._expect(chunk, index) for chunk in chunks for index in slots), self.trace)
+        self.transport.post((self._expect(chunk, index) for chunk, index in self.all_messages()), self.trace)
 
     def recv_ops(self, chunk: int) -> list[dist.P2POp]:
         """The receives of one chunk, where a schedule orders and awaits them."""
@@ -64,8 +77,8 @@ class RecvLink(Link):
             self._spare.setdefault(message.slot, []).append(message.lent)
             message.lent = None
 
-    def _expect(self, chunk: int, index: int) -> Message:
-        """The message of this step, with a place to arrive in."""
+    def _message(self, chunk: int, index: int) -> Message:
+        """Of any step, with a place to arrive in."""
         memory, message = self.transport.memory, self._messages.get((chunk, index))
         if message is None:
             integers = self.integers(self.slots[index])
@@ -73,6 +86,11 @@ class RecvLink(Link):
             if self.route.handover is None:  # or the sender's memory is used
                 most = memory.most_bytes(self.encoding.most_bytes(index), packed=integers is not None)
                 message.room = memory.buffer(most)
+        return message
+
+    def _expect(self, chunk: int, index: int) -> Message:
+        """The message of this step."""
+        memory, message = self.transport.memory, self._message(chunk, index)
         form = self.encoding.form(chunk, index)
         message.step, message.size, message.raw = self.step, form.wire_bytes, form.raw
         message.buffer = message.room[: memory.most_bytes(form.wire_bytes, packed=message.integers is not None)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -13,10 +14,6 @@ from thinpipe.pipeline.links.link import Link
 from thinpipe.pipeline.links.message import Message
 from thinpipe.pipeline.links.slot import Slot
 
-# Chunks a link has under way before its worker waits for the oldest: enough to keep the network busy while the next
-# ones are computed, few enough that 1F1B keeps its promise about memory.
-WINDOW = 4
-
 Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, what is to be sent
 
 
@@ -24,18 +21,26 @@ class SendLink(Link):
     """Encodes into buffers that are used again."""
 
     tap: Tap | None = None  # is shown every tensor before it is encoded
+    window = 4  # chunks under way before the worker waits for the oldest, whose wire takes memory
 
     def forget(self) -> None:
         self.transport.memory.forget()
 
     def send(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
-        """(2) Encode and send, or return the operations that send. Waits only if WINDOW chunks are under way."""
-        self.transport.await_sends(but=WINDOW - 1)
+        """(2) Encode and send, or return the operations that send. Waits only if a window of chunks is under way."""
+        self.transport.await_sends(but=self.window - 1)
         return self.transport.send([self._encode(chunk, index, tensor) for index, tensor in enumerate(tensors)])
 
     def finish(self) -> None:
         """(4) Wait until everything sent has left."""
         self.transport.await_sends()
+
+    def call_off(self) -> None:
+        """The step that the other end expects does not come: a byte in place of each message."""
+        for numbers in self.all_messages() if self.transport.ahead else ():
+            message = Message(self.step, *numbers, buffer=torch.zeros(1, dtype=torch.uint8))
+            self.transport.start(message)
+            self.transport.await_work(message)
 
     def _encode(self, chunk: int, index: int, tensor: Tensor) -> Message:
         slot, form = self.slots[index], self.encoding.form(chunk, index)

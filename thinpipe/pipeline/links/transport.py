@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
@@ -27,6 +27,8 @@ from thinpipe.workers.errors import ChecksumError, LinkError
 
 class Transport(ABC):
     """One end of a link, as messages see it; and what all ways have in common."""
+
+    ahead: ClassVar[bool] = True  # whether receives can be posted before anything is sent
 
     def __init__(self, route: Route, memory: InPlace, ledger: Ledger) -> None:
         self.route, self.memory, self.ledger = route, memory, ledger
@@ -157,9 +159,9 @@ class Direct(Transport):
     def post(self, messages: Iterable[Message], trace: bool) -> None:
         expected = list(messages)
         for message in expected:
-            self.memory.reuse(message)
-        for message in expected:
-            self.start(message)
+            if message.work is None:  # it was not posted before the step
+                self.memory.reuse(message)
+                self.start(message)
         if trace:
             self.watch(expected)
 
@@ -207,6 +209,8 @@ class Staged(Direct):
 
 class Scheduled(Transport):
     """A schedule starts and awaits everything."""
+
+    ahead = False
 
     def __init__(self, route: Route, memory: InPlace, ledger: Ledger) -> None:
         super().__init__(route, memory, ledger)

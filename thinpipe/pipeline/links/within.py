@@ -14,6 +14,8 @@ from thinpipe.pipeline.links.transport import Transport
 class Within(Transport):
     """Both ends are in one process, and what is sent is received next."""
 
+    ahead = False
+
     def begin_step(self) -> None:
         """Nothing is under way."""
 

@@ -20,6 +20,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -214,12 +215,13 @@ def sweep(directory: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def check_exported(model: str) -> None:
-    """OptionError if a folder that should have a model has a run's checkpoints."""
-    if is_complete(Path(model)) or checkpoints(Path(model)):
+def check_exported(folder: str, option: Literal["model", "adapter"] = "model") -> None:
+    """OptionError if a folder that should have a model, or adapters, has a run's checkpoints."""
+    if is_complete(Path(folder)) or checkpoints(Path(folder)):
+        kind = "transformers" if option == "model" else "peft"
         raise OptionError(
-            f"{{model}} is a folder of transformers, and {model} has checkpoints of a run: make one of them with "
-            f"`thinpipe export {model} DIR`"
+            f"{{{option}}} is a folder of {kind}, and {folder} has checkpoints of a run: make one of them with "
+            f"`thinpipe export {folder} DIR`"
         )
 
 
