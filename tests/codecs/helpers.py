@@ -36,6 +36,10 @@ SPECS = [
     "tile:4+rot",
     "tile:8/32+sr+zero",
     "tile:6/512+rot+sr",
+    "gauss:1",
+    "gauss:2/64",
+    "gauss:4",
+    "gauss:7/1024",
     "svd:2",
     "power:2",
     "topk:0.1",
@@ -43,6 +47,7 @@ SPECS = [
     "topk:1",
 ]
 TILES = [spec for spec in SPECS if spec.startswith("tile:")]
+GAUSS = [spec for spec in SPECS if spec.startswith("gauss:")]
 QUANTIZERS = [spec for spec in SPECS if spec.split(":")[0] in ("uniform", "sort", "fast", "kmeans")]
 
 

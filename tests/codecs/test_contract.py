@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinpipe
-from tests.codecs.helpers import QUANTIZERS, SPECS, TILES, round_trip
+from tests.codecs.helpers import GAUSS, QUANTIZERS, SPECS, TILES, round_trip
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 SHAPES = [(), (1,), (7,), (2048,), (2049,), (3, 5, 11), (4, 40, 60), (2, 3, 64, 64)]
@@ -141,7 +141,7 @@ def test_non_finite_values_are_not_hidden(spec, bad, dtype):
         assert not round_trip(spec, x).isfinite().all()
 
 
-@pytest.mark.parametrize("spec", [*QUANTIZERS, *TILES])
+@pytest.mark.parametrize("spec", [*QUANTIZERS, *TILES, *GAUSS])
 def test_float64_beyond_float32_is_not_hidden(spec):
     assert not round_trip(spec, torch.tensor([1e300, 0.0, 1.0], dtype=torch.float64)).isfinite().any()
 

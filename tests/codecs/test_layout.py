@@ -4,13 +4,12 @@ import pytest
 import torch
 
 import thinpipe
-from thinpipe.codecs.kernels import reference
-from thinpipe.codecs.layout import BLOCK, bucket_values, packed_bytes, planes
+from thinpipe.codecs.layout import BLOCK, bucket_values, pack, packed_bytes, planes, unpack
 
 
 def test_the_worked_example():
     wire = torch.empty(4, dtype=torch.uint8)
-    reference.pack(torch.tensor([1, 2, 3, 4, 5, 6, 7, 8]), wire, 4)
+    pack(torch.tensor([1, 2, 3, 4, 5, 6, 7, 8]), wire, 4)
     assert wire.tolist() == [0x51, 0x62, 0x73, 0x84]
 
 
@@ -28,8 +27,8 @@ def test_packing_is_undone_by_unpacking(count):
     for bits in WIDTHS:
         codes = torch.randint(0, 1 << bits, (count,))
         wire = torch.empty(packed_bytes(count, bits), dtype=torch.uint8)
-        reference.pack(codes, wire, bits)
-        assert torch.equal(reference.unpack(wire, count, bits), codes), bits
+        pack(codes, wire, bits)
+        assert torch.equal(unpack(wire, count, bits), codes), bits
 
 
 @pytest.mark.parametrize("count", [1, 9, BLOCK, 3 * BLOCK + 100, 50 * BLOCK + 3])

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import as_bytes
-from thinpipe.codecs.kernels.reference import pack, unpack
-from thinpipe.codecs.layout import packed_bytes
+from thinpipe.codecs.layout import pack, packed_bytes, unpack
 
 INTEGERS = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),

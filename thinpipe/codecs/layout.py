@@ -28,12 +28,21 @@ TILE_UNIT = 2.0**-12
 TILE_LEAST_STEP = 2.0**-126
 BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
 
+# Rotated blocks (thinpipe.codecs.gauss). Below the first of these a block is zeros, from the second on it counts as not
+# finite: between them no operation on it leaves the normal floats.
+GAUSS_LEAST = 2.0**-100
+GAUSS_HUGE = 2.0**126
+GAUSS_BY_LARGEST = 4  # bits from which a block's scale follows from its largest component
+# A channel's mean is that of so many of its values, summed up in so many strands.
+GAUSS_SAMPLES = 512
+GAUSS_STRANDS = 64
+
 HEADER_ALIGN = 16  # codes start at a multiple of this, so that a GPU can load and store 16 bytes at a time
 
 
-def header_bytes(floats: int) -> int:
-    """Bytes of a header of so many float32 values, padded."""
-    return -(-4 * floats // HEADER_ALIGN) * HEADER_ALIGN
+def header_bytes(values: int, size: int = 4) -> int:
+    """Bytes of a header of so many values, each of 4 bytes or another size, padded."""
+    return -(-size * values // HEADER_ALIGN) * HEADER_ALIGN
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -50,6 +59,44 @@ def planes(bits: int) -> list[tuple[int, int]]:
         parts.append((width, shift))
         shift += width
     return parts
+
+
+def pack(codes: Tensor, out: Tensor, bits: int) -> None:
+    """Pack integer codes, in plain torch: what other kernels are held against."""
+    count = codes.numel()
+    full = count - count % BLOCK
+    for start, stop in ((0, full), (full, count)):
+        if start == stop:
+            continue
+        piece = PIECE if stop == full else -(-(stop - start) // PIECES)
+        missing = -(stop - start) % (PIECES * piece)
+        blocks = torch.nn.functional.pad(codes[start:stop], (0, missing))
+        rows = []
+        for width, shift in planes(bits):
+            parts = ((blocks >> shift) & ((1 << width) - 1)).view(-1, PIECES // width, width, piece)
+            shifts = width * torch.arange(PIECES // width, device=codes.device)
+            rows.append((parts << shifts[:, None, None]).sum(1).to(torch.uint8))
+        out[packed_bytes(start, bits) : packed_bytes(stop, bits)].copy_(torch.cat(rows, 1).reshape(-1))
+
+
+def unpack(wire: Tensor, count: int, bits: int) -> Tensor:
+    """The inverse of ``pack``, as int64."""
+    full = count - count % BLOCK
+    codes = torch.empty(count, dtype=torch.int64, device=wire.device)
+    for start, stop in ((0, full), (full, count)):
+        if start == stop:
+            continue
+        piece = PIECE if stop == full else -(-(stop - start) // PIECES)
+        rows = wire[packed_bytes(start, bits) : packed_bytes(stop, bits)].view(-1, bits, piece).long()
+        blocks = torch.zeros(rows.shape[0], PIECES * piece, dtype=torch.int64, device=wire.device)
+        first = 0
+        for width, shift in planes(bits):
+            shifts = width * torch.arange(PIECES // width, device=wire.device)
+            parts = (rows[:, None, first : first + width] >> shifts[None, :, None, None]) & ((1 << width) - 1)
+            blocks |= parts.reshape(rows.shape[0], -1) << shift
+            first += width
+        codes[start:stop] = blocks.reshape(-1)[: stop - start]
+    return codes
 
 
 def write_header(wire: Tensor, values: Tensor) -> None:
@@ -149,3 +196,19 @@ def with_zero(codebook: Tensor) -> Tensor:
 def positions_are_bits(count: int, kept: int) -> bool:
     """Whether the positions of kept values travel as one bit per value: where that is smaller than an int32 each."""
     return -(-count // 8) <= 4 * kept
+
+
+def gauss_reach(tile: int) -> float:
+    """What a block's largest component is multiplied with for its scale: about 1 / (1.6 + log2(tile) / 5), a float32.
+
+    Found by trying on normal values: largest components lie there on average, and a little above from 5 bits on.
+    """
+    return round(2**16 / (1.6 + 0.2 * (tile.bit_length() - 1))) / 2**16
+
+
+def gauss_signs(tile: int) -> list[float]:
+    """What values of a block are multiplied with before it is rotated: the signs of Golay, Rudin and Shapiro.
+
+    A Hadamard transform alone gathers what is smooth, as images are, in its first components; these signs spread it.
+    """
+    return [1.0 - 2.0 * ((place & (place >> 1)).bit_count() & 1) for place in range(tile)]

@@ -27,7 +27,7 @@ def levels(bits: int) -> tuple[float, ...]:
 
 @lru_cache
 def boundaries(bits: int) -> tuple[float, ...]:
-    """What separates the levels, rising, each a float32: a value equal to one belongs to the level above."""
+    """What separates the levels, rising, each a float32."""
     chosen = levels(bits)
     return tuple(_float32((low + high) / 2) for low, high in itertools.pairwise(chosen))
 
@@ -41,6 +41,17 @@ def distortion(bits: int) -> float:
         # E[(x - l)^2] = E[x^2] - 2 l E[x] + l^2, cell by cell.
         kept += 2 * level * (_density(low) - _density(high)) - level * level * (_above(low) - _above(high))
     return 1.0 - kept
+
+
+def signed_levels(bits: int) -> tuple[float, ...]:
+    """All levels by codes whose highest bit is the sign: 2 bits are 0.453, 1.51, -0.453, -1.51."""
+    positive = levels(bits)[1 << (bits - 1) :]
+    return (*positive, *(-level for level in positive))
+
+
+def magnitude_boundaries(bits: int) -> tuple[float, ...]:
+    """What separates the positive levels."""
+    return boundaries(bits)[1 << (bits - 1) :]
 
 
 def _positive_levels(count: int) -> list[float]:

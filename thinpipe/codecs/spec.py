@@ -11,6 +11,7 @@ from typing import Literal
 from thinpipe.codecs.base import Codec, KernelCodec
 from thinpipe.codecs.buckets import Buckets
 from thinpipe.codecs.cast import Cast
+from thinpipe.codecs.gauss import Gauss
 from thinpipe.codecs.kernels import Kernels
 from thinpipe.codecs.kmeans import KMeans
 from thinpipe.codecs.lowrank import LowRank
@@ -90,6 +91,14 @@ def _tile(argument: str) -> Tile:
     )
 
 
+def _gauss(argument: str) -> Gauss:
+    size, plus, option = argument.partition("+")
+    if plus:
+        raise ValueError(f"there is no option +{option} here: every block is rotated, and no level is zero")
+    bits, slash, tile = size.partition("/")
+    return Gauss(_integer(bits), _integer(tile) if slash else DEFAULT_TILE)
+
+
 _TILE_RULE = (
     "the bits per value, from 1 to 8, and after a slash the values in a tile, a power of two from 16 to 4096; then "
     "+rot, +sr or +zero, of which +rot and +zero exclude each other and +zero needs 2 bits"
@@ -117,6 +126,11 @@ FAMILIES: dict[str, Family] = {
         parse=_one_number(KMeans),
     ),
     "tile": Family(usage="tile:4 or tile:2/64+sr", rule=_TILE_RULE, parse=_tile),
+    "gauss": Family(
+        usage="gauss:4 or gauss:2/512",
+        rule="the bits per value, from 1 to 8, and after a slash the values in a block, a power of two from 16 to 4096",
+        parse=_gauss,
+    ),
     "svd": Family(usage="svd:14", rule="the rank, 1 or more", parse=lambda a: LowRank("svd", _integer(a))),
     "power": Family(usage="power:14", rule="the rank, 1 or more", parse=lambda a: LowRank("power", _integer(a))),
     "topk": Family(

@@ -48,6 +48,11 @@ DEFAULT_TILE = 256
 LEAST_TILE, LARGEST_TILE = 16, 4096
 
 
+def check_tile(tile: int) -> None:
+    if not LEAST_TILE <= tile <= LARGEST_TILE or tile & (tile - 1):
+        raise ValueError(f"a tile of {tile} values is not a power of two from {LEAST_TILE} to {LARGEST_TILE}")
+
+
 @dataclass(frozen=True)
 class Tile(KernelCodec):
     """Outliers spoil the step of their own tile only."""
@@ -61,8 +66,7 @@ class Tile(KernelCodec):
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
             raise ValueError(f"{self.bits} bits are not from 1 to 8")
-        if not LEAST_TILE <= self.tile <= LARGEST_TILE or self.tile & (self.tile - 1):
-            raise ValueError(f"a tile of {self.tile} values is not a power of two from {LEAST_TILE} to {LARGEST_TILE}")
+        check_tile(self.tile)
         if self.zero and self.bits == 1:
             raise ValueError("+zero needs 2 bits or more: of 2 levels none is left for zero between both signs")
         if self.zero and self.rot:

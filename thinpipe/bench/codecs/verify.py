@@ -26,6 +26,7 @@ SKLEARN_BITS = range(1, 5)
 SKLEARN_LIMIT = 1.01
 RATIO_BYTES = 1_000_000  # below this a header may be more than 1%
 TILES = tuple(dict.fromkeys(spec for pair in RECIPES.values() for spec in pair if spec.startswith("tile")))
+GAUSS = ("gauss:2", "gauss:4")  # a scale by all components, and one by the largest
 HALF_A_STEP = 0.5 + 1e-3  # what float32 makes of (x - low) / step, of which there are at most 255
 RECIPE_BITS_MORE = 0.55  # of headers: four bytes for every 64 values or more, and for a last tile that is short
 
@@ -54,6 +55,8 @@ def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check
         yield _kmeans_against_uniform_and_sort(content, tensors, device)
     for content, tensors in contents.items():
         yield from _tiles_against_algorithm(content, tensors, device)
+    for content, tensors in contents.items():
+        yield _gauss_against_algorithm(content, tensors, device)
     yield from _wire_ratios([case for case in cases if 4 * case.count >= RATIO_BYTES])
 
 
@@ -134,6 +137,16 @@ def _tiles_against_algorithm(content: str, cases: Sequence[Case], device: torch.
     claim = f"{TILES[0]}..{TILES[-1]}, {content}"
     yield different.check(f"{claim}: bytes unlike the algorithm's", 0)
     yield steps.check(f"{claim}: decoded, off", HALF_A_STEP, " steps")
+
+
+def _gauss_against_algorithm(content: str, cases: Sequence[Case], device: torch.device) -> Check:
+    different = _Worst()
+    for case in cases:
+        x = case.load().to(device)
+        for spec in GAUSS:
+            unlike = codec(spec).encode(x) != codec(spec, kernels="reference").encode(x)
+            different.add(int(unlike.sum()), f"{spec} on {case.shape_text}")
+    return different.check(f"{GAUSS[0]}, {GAUSS[-1]}, {content}: bytes unlike the algorithm's", 0)
 
 
 def steps_apart(tile: Tile, wire: Tensor, x: Tensor, decoded: Tensor) -> float:

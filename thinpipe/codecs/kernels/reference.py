@@ -12,26 +12,31 @@ from thinpipe.codecs.kernels.axes import decode_axes as decode_axes
 from thinpipe.codecs.kernels.axes import encode_axes as encode_axes
 from thinpipe.codecs.layout import (
     BFLOAT16_MAX,
-    BLOCK,
-    PIECE,
-    PIECES,
+    GAUSS_BY_LARGEST,
+    GAUSS_HUGE,
+    GAUSS_LEAST,
+    GAUSS_SAMPLES,
+    GAUSS_STRANDS,
     TILE_HUGE,
     TILE_LEAST_STEP,
     TILE_UNIT,
     bucket_affine,
     bucket_bounds,
     bucket_values,
+    gauss_reach,
+    gauss_signs,
     header_bytes,
     midpoints,
     move_to_zero,
-    packed_bytes,
-    planes,
+    pack,
     positions_are_bits,
     read_header,
+    unpack,
     with_zero,
     write_header,
     write_poisoned,
 )
+from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
 _WORD = 0xFFFFFFFF
 _FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
@@ -159,15 +164,81 @@ def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero
     out.view(-1).copy_(rows.reshape(-1)[: out.numel()])
 
 
+def encode_gauss(x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
+    """As thinpipe.codecs.gauss says, on a matrix with a block in each row."""
+    values = x.reshape(-1).float()
+    blocks = -(-values.numel() // tile)
+    means = _channel_means(values.view(-1, channels, inner)) if channels else values.new_zeros(0)
+    centred = values - _of_every_value(means, values.numel(), inner)
+    rows = torch.nn.functional.pad(centred, (0, blocks * tile - values.numel())).view(blocks, tile)
+    rows = butterflies(rows * values.new_tensor(gauss_signs(tile)))
+    largest = rows.abs().amax(1)
+    finite = largest < GAUSS_HUGE
+    usual = finite & (largest >= GAUSS_LEAST)
+    rows = torch.where(usual[:, None], rows, 0)
+    power = torch.where(usual, (largest.view(torch.int32) & 0x7F800000).view(torch.float32), 1)
+    if bits >= GAUSS_BY_LARGEST:
+        s = largest / power * gauss_reach(tile)
+    else:
+        squares = (rows * (2.0**8 / power)[:, None]).square().to(torch.int32)
+        s = (squares.sum(1).float() * (2.0**-16 / tile)).sqrt()
+    s = torch.where(usual, _bfloat16_nearest(s), 1)
+    t = rows * (1 / power * (1 / s))[:, None]
+    codes = torch.bucketize(t.abs(), t.new_tensor(magnitude_boundaries(bits))) + (rows < 0) * (1 << (bits - 1))
+    scale = torch.where(usual, s * (1 / tile) * power, torch.where(finite, 0, torch.nan))
+    header = header_bytes(channels + blocks, 2)
+    wire[:header].zero_()
+    wire[: 2 * (channels + blocks)].copy_(_bfloat16_word(torch.cat([means, scale])).view(torch.uint8))
+    pack(codes.view(-1), wire[header:], bits)
+
+
+def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
+    blocks = -(-out.numel() // tile)
+    words = wire[: 2 * (channels + blocks)].clone().view(torch.bfloat16).float()
+    means, scale = words[:channels], words[channels:]
+    codes = unpack(wire[header_bytes(channels + blocks, 2) :], blocks * tile, bits).view(blocks, tile)
+    rows = butterflies(words.new_tensor(signed_levels(bits))[codes] * scale[:, None])
+    values = (rows * words.new_tensor(gauss_signs(tile))).view(-1)[: out.numel()]
+    out.view(-1).copy_(values + _of_every_value(means, out.numel(), inner))
+
+
+def _channel_means(values: Tensor) -> Tensor:
+    """The mean of a sample of every channel of [samples, channels, values of a channel], rounded to bfloat16."""
+    channels = values.shape[1]
+    rows = values.transpose(1, 2).reshape(-1, channels)
+    count = min(len(rows), GAUSS_SAMPLES)
+    sample = rows[torch.arange(count, device=values.device) * len(rows) // count]
+    strands = values.new_zeros(GAUSS_STRANDS, channels)
+    for part in sample.split(GAUSS_STRANDS):
+        strands[: len(part)] += part
+    while len(strands) > 1:
+        first, second = strands.chunk(2)
+        strands = first + second
+    means = _bfloat16_nearest(strands[0] / count)
+    return torch.where(means.isfinite(), means, 0)
+
+
+def _of_every_value(means: Tensor, count: int, inner: int) -> Tensor:
+    """The mean that belongs to each of so many values; 0 without means."""
+    if not len(means):
+        return means.new_zeros(count)
+    every = means.repeat_interleave(inner)
+    return every.repeat(count // len(every))
+
+
 def hadamard(rows: Tensor) -> Tensor:
-    """Each row times the orthogonal Hadamard matrix, which is its own inverse: neighbours first, then ever further."""
-    size = rows.shape[1]
+    """Each row times the orthogonal Hadamard matrix, which is its own inverse."""
+    return butterflies(rows) * rows.shape[1] ** -0.5
+
+
+def butterflies(rows: Tensor) -> Tensor:
+    """The sums and differences of each row's Hadamard transform: of neighbours first, then ever further apart."""
     h = 1
-    while h < size:
+    while h < rows.shape[1]:
         a, b = rows.view(rows.shape[0], -1, 2, h).unbind(2)
         rows = torch.stack([a + b, a - b], 2).view(rows.shape)
         h *= 2
-    return rows * size**-0.5
+    return rows
 
 
 def _tile_step(low: Tensor, hi: Tensor, top: int) -> Tensor:
@@ -204,6 +275,11 @@ def _bfloat16_down(x: Tensor) -> Tensor:
 def _bfloat16_up(x: Tensor) -> Tensor:
     """The smallest bfloat16 that is not below x >= 0, as float32."""
     return ((x.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
+
+
+def _bfloat16_nearest(x: Tensor) -> Tensor:
+    """x rounded to a bfloat16, halfway away from zero, as float32."""
+    return ((x.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
 
 
 def _next_bfloat16(x: Tensor) -> Tensor:
@@ -262,44 +338,6 @@ def write_topk(wire: Tensor, values: Tensor, where: Tensor, count: int) -> None:
         wire[4 * kept :].copy_((mask.view(-1, 8) * weights).sum(1, dtype=torch.uint8))
     else:
         wire[4 * kept :].copy_(where.to(torch.int32).view(torch.uint8))
-
-
-def pack(codes: Tensor, out: Tensor, bits: int) -> None:
-    """Pack integer codes as ``thinpipe.codecs.layout`` describes."""
-    count = codes.numel()
-    full = count - count % BLOCK
-    for start, stop in ((0, full), (full, count)):
-        if start == stop:
-            continue
-        piece = PIECE if stop == full else -(-(stop - start) // PIECES)
-        missing = -(stop - start) % (PIECES * piece)
-        blocks = torch.nn.functional.pad(codes[start:stop], (0, missing))
-        rows = []
-        for width, shift in planes(bits):
-            parts = ((blocks >> shift) & ((1 << width) - 1)).view(-1, PIECES // width, width, piece)
-            shifts = width * torch.arange(PIECES // width, device=codes.device)
-            rows.append((parts << shifts[:, None, None]).sum(1).to(torch.uint8))
-        out[packed_bytes(start, bits) : packed_bytes(stop, bits)].copy_(torch.cat(rows, 1).reshape(-1))
-
-
-def unpack(wire: Tensor, count: int, bits: int) -> Tensor:
-    """The inverse of ``pack``, as int64."""
-    full = count - count % BLOCK
-    codes = torch.empty(count, dtype=torch.int64, device=wire.device)
-    for start, stop in ((0, full), (full, count)):
-        if start == stop:
-            continue
-        piece = PIECE if stop == full else -(-(stop - start) // PIECES)
-        rows = wire[packed_bytes(start, bits) : packed_bytes(stop, bits)].view(-1, bits, piece).long()
-        blocks = torch.zeros(rows.shape[0], PIECES * piece, dtype=torch.int64, device=wire.device)
-        first = 0
-        for width, shift in planes(bits):
-            shifts = width * torch.arange(PIECES // width, device=wire.device)
-            parts = (rows[:, None, first : first + width] >> shifts[None, :, None, None]) & ((1 << width) - 1)
-            blocks |= parts.reshape(rows.shape[0], -1) << shift
-            first += width
-        codes[start:stop] = blocks.reshape(-1)[: stop - start]
-    return codes
 
 
 def _write_buckets(

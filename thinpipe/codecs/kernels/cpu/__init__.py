@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of
 from thinpipe.codecs.kernels.cpu.loops.axes import decode_planes, encode_planes
 from thinpipe.codecs.kernels.cpu.loops.codes import encode_buckets, encode_codebook
+from thinpipe.codecs.kernels.cpu.loops.gauss import channel_means, decode_blocks, encode_blocks
 from thinpipe.codecs.kernels.cpu.loops.largest import (
     count_bits,
     count_from,
@@ -24,9 +26,12 @@ from thinpipe.codecs.kernels.cpu.order import GRAIN, extent, key_floats, order_s
 from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import (
     BLOCK,
+    GAUSS_SAMPLES,
     bucket_affine,
     bucket_bounds,
     bucket_values,
+    gauss_reach,
+    gauss_signs,
     header_bytes,
     midpoints,
     move_to_zero,
@@ -36,7 +41,10 @@ from thinpipe.codecs.layout import (
     write_header,
     write_poisoned,
 )
+from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
+_ROTATED = 4096  # values that are rotated at a time: the largest tile, and all of it in the first-level cache
+_RUN = 64  # neighbouring values of one channel, from which on each such run is a loop of its own
 _INFINITY = 0x7F800000  # its key; the key of -infinity is ~_INFINITY
 
 
@@ -129,6 +137,60 @@ def _tile_shares(count: int, tile: int) -> list[tuple[int, int]]:
     """The units of the tile loops, which are whole tiles and whole blocks, as one share for each thread."""
     unit = max(tile, BLOCK)
     return split(-(-count // unit), GRAIN * BLOCK // unit)
+
+
+def encode_gauss(x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
+    values = _array(x)
+    means = np.zeros(channels, np.float32)
+    words = np.empty(-(-values.size // tile), np.uint16)
+    if channels:
+        of_each = values.size // channels
+        sample = np.arange(min(of_each, GAUSS_SAMPLES)) * of_each // min(of_each, GAUSS_SAMPLES)
+        places = sample // inner * (channels * inner) + sample % inner
+        parallel(
+            lambda first, last: channel_means(values, means, places, first, last, inner),
+            split(channels, -(-GRAIN * BLOCK // places.size)),
+        )
+    header, codes = np.split(wire.numpy(), [header_bytes(channels + words.size, 2)])
+    signs = _gauss_signs(tile)
+    reach, thresholds = np.float32(gauss_reach(tile)), np.array(magnitude_boundaries(bits), np.float32)
+    spread, run = _spread_means(means, inner, signs.size)
+    parallel(
+        lambda first, last: encode_blocks(
+            values, spread, words, codes, first, last, bits, tile, run, signs, thresholds, reach
+        ),
+        _tile_shares(values.size, signs.size),
+    )
+    written = np.concatenate([(means.view(np.uint32) >> 16).astype(np.uint16), words]).view(np.uint8)
+    header[: written.size] = written
+    header[written.size :] = 0
+
+
+def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
+    values = _array(out)
+    blocks = -(-values.size // tile)
+    header, codes = np.split(wire.numpy(), [header_bytes(channels + blocks, 2)])
+    means, words = np.split(header[: 2 * (channels + blocks)].copy().view(np.uint16), [channels])
+    signs, levels = _gauss_signs(tile), np.array(signed_levels(bits), np.float32)
+    spread, run = _spread_means((means.astype(np.uint32) << 16).view(np.float32), inner, signs.size)
+    parallel(
+        lambda first, last: decode_blocks(codes, words, spread, values, first, last, bits, tile, run, signs, levels),
+        _tile_shares(values.size, signs.size),
+    )
+
+
+@cache
+def _gauss_signs(tile: int) -> np.ndarray:
+    """The signs of a unit of the loops."""
+    return np.resize(np.array(gauss_signs(tile), np.float32), _ROTATED)
+
+
+def _spread_means(means: np.ndarray, inner: int, unit: int) -> tuple[np.ndarray, int]:
+    """Means and inner size as the loops want them: without long runs one for each of the places, and a unit more."""
+    if inner >= _RUN:
+        return means, inner
+    every = np.repeat(means, inner) if means.size else np.zeros(1, np.float32)
+    return np.resize(every, every.size + unit), 1
 
 
 def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.cuda import axes, codebook, codes, largest, places, tiles
+from thinpipe.codecs.kernels.cuda import axes, codebook, codes, gauss, largest, places, tiles
 from thinpipe.codecs.kernels.cuda.launch import Launch, launch
 from thinpipe.codecs.kernels.cuda.order import COOPERATIVE, extent, order_statistics, programs_on
 from thinpipe.codecs.layout import BLOCK, header_bytes, positions_are_bits
+from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
 ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}  # each operation rounded by itself, as everywhere
 TWO_WARPS = {"num_warps": 2, "enable_fp_fusion": False}
@@ -88,6 +90,54 @@ def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, lev
 
 def _axis_programs(z: Tensor) -> int:
     return z.shape[0] * -(-z.shape[1] // (8 * axes.STEP.value))
+
+
+def encode_gauss(x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
+    n, span = x.numel(), max(tile, BLOCK)
+    thresholds, _ = _normal(bits, x.device)
+    form, length = gauss.form_of(channels, inner, tile, span)
+    means = torch.empty(channels, dtype=torch.float32, device=x.device) if channels else thresholds
+    if channels:
+        programs = -(-channels // gauss.CHANNELS.value)
+        launch(Launch(gauss.channel_means_kernel, programs, (x, n, wire, means, channels, inner)))
+        means = _in_turn(means, form, length)
+    constants = (bits, tile, span, form)
+    if n >= span:
+        whole = (x, wire, means, thresholds, -(-n // tile), channels, length)
+        launch(Launch(gauss.encode_gauss_kernel, n // span, whole, constants, ONE_WARP))
+    if n % span:
+        spare = torch.empty(span, dtype=torch.uint8, device=x.device)
+        rest = (x, n, wire, means, thresholds, channels, length, spare)
+        launch(Launch(gauss.encode_rest_kernel, 1, rest, constants, ONE_WARP))
+
+
+def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
+    n, span = out.numel(), max(tile, BLOCK)
+    _, levels = _normal(bits, out.device)
+    form, length = gauss.form_of(channels, inner, tile, span)
+    means = torch.empty(channels, dtype=torch.float32, device=out.device) if channels else levels
+    if channels:
+        launch(Launch(gauss.read_means_kernel, -(-channels // gauss.READ.value), (wire, means, channels)))
+        means = _in_turn(means, form, length)
+    arguments, constants = (means, levels, -(-n // tile), channels, length), (bits, tile, span, form)
+    if n >= span:
+        launch(Launch(gauss.decode_gauss_kernel, n // span, (wire, out, *arguments), constants, ONE_WARP))
+    if n % span:
+        launch(Launch(gauss.decode_rest_kernel, 1, (wire, out, n, *arguments), constants, ONE_WARP))
+
+
+def _in_turn(means: Tensor, form: int, length: int) -> Tensor:
+    """Means one for each of so many places, as all forms but runs of one channel have them."""
+    if form == gauss.RUNS.value or len(means) == length:
+        return means
+    return means.repeat_interleave(length // len(means), output_size=length)
+
+
+@cache
+def _normal(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Boundaries between positive levels, then infinity, so that none is empty; and the levels of all codes."""
+    thresholds = [*magnitude_boundaries(bits), torch.inf]
+    return torch.tensor(thresholds, device=device), torch.tensor(signed_levels(bits), device=device)
 
 
 def _signed(word: int) -> int:

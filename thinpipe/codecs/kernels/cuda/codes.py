@@ -35,7 +35,7 @@ LOOKED_UP = tl.constexpr(12)  # bits of codes, at most, whose values are looked 
 
 
 @triton.jit
-def _bucket_of(values, thresholds, BUCKETS: tl.constexpr):
+def bucket_of(values, thresholds, BUCKETS: tl.constexpr):
     """How many of the first BUCKETS - 1 rising thresholds lie below each value: sixteenths one by one, then halving."""
     FIRST: tl.constexpr = BUCKETS if BUCKETS < 16 else 16
     STEP: tl.constexpr = BUCKETS // FIRST
@@ -55,7 +55,7 @@ def _bucket_of(values, thresholds, BUCKETS: tl.constexpr):
 def _codes_of(values, parameters, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr):
     """bucket * 2^LEVEL_BITS + round((x*p - offset)*scale), as every machine computes it; without levels, the bucket."""
     if LEVEL_BITS == 0:
-        return _bucket_of(values, parameters, BUCKETS)
+        return bucket_of(values, parameters, BUCKETS)
     else:
         ordinary = tl.load(parameters + ORDINARY) == 1
         if BUCKETS == 1:
@@ -64,7 +64,7 @@ def _codes_of(values, parameters, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexp
             offset, scale = tl.load(parameters + PAIRS), tl.load(parameters + PAIRS + 1)
             base = 0
         else:
-            bucket = _bucket_of(values, parameters, BUCKETS)
+            bucket = bucket_of(values, parameters, BUCKETS)
             if ~ordinary:
                 values = values * tl.load(parameters + FACTORS + bucket)
             pair = tl.load((parameters + PAIRS).to(tl.pointer_type(tl.int64)) + bucket)  # of one load

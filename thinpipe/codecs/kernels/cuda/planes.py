@@ -43,6 +43,21 @@ def store_short_codes(codes, piece, wire, BITS: tl.constexpr):
 
 
 @triton.jit
+def store_fewer_codes(codes, count, spare, wire, BITS: tl.constexpr, SPAN: tl.constexpr):
+    """The first so many codes of a span, which go through spare memory: they lie in shorter pieces."""
+    tl.store(spare + tl.arange(0, SPAN), codes.to(tl.uint8))
+    tl.debug_barrier()
+    index = tl.arange(0, BLOCK)
+    for block in tl.static_range(SPAN // BLOCK):
+        held = tl.minimum(tl.maximum(count - block * BLOCK, 0), BLOCK)
+        piece = tl.cdiv(held, 8)
+        at = index // PIECE * piece + index % PIECE
+        there = (index % PIECE < piece) & (at < held)
+        codes = tl.load(spare + block * BLOCK + at, mask=there, other=0).to(tl.int32)
+        store_short_codes(codes, piece, wire + block * (PIECE * BITS), BITS)
+
+
+@triton.jit
 def _store_plane(
     codes, wire, piece, BIT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, BLOCKS: tl.constexpr, SHORT: tl.constexpr
 ):  # fmt: skip

@@ -13,14 +13,7 @@ import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.codes import ROUND
 from thinpipe.codecs.kernels.cuda.device import bits_of, greater, lesser
-from thinpipe.codecs.kernels.cuda.planes import (
-    BLOCK,
-    PIECE,
-    load_codes,
-    load_short_codes,
-    store_codes,
-    store_short_codes,
-)
+from thinpipe.codecs.kernels.cuda.planes import load_codes, load_short_codes, store_codes, store_fewer_codes
 from thinpipe.codecs.layout import BFLOAT16_MAX as _BFLOAT16_MAX
 from thinpipe.codecs.layout import TILE_HUGE, TILE_LEAST_STEP, TILE_UNIT
 
@@ -32,8 +25,8 @@ FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
-def _transformed(values, SPAN: tl.constexpr, TILE: tl.constexpr):
-    """The Hadamard transform of every tile: pairs of neighbours first, then ever further apart."""
+def butterflies(values, SPAN: tl.constexpr, TILE: tl.constexpr):
+    """Sums and differences of every tile's Hadamard transform: of neighbours first, then ever further apart."""
     bits: tl.constexpr = bits_of(SPAN)
     cube = tl.reshape(values, [2] * bits)
     for stage in tl.static_range(bits_of(TILE)):
@@ -42,7 +35,7 @@ def _transformed(values, SPAN: tl.constexpr, TILE: tl.constexpr):
         sign = tl.reshape(1.0 - 2.0 * tl.arange(0, 2), [1] * (bits - stage - 1) + [2] + [1] * stage)
         # a + b in the place of a, a - b in that of b: a product with 1 or -1 is exact, fused or not.
         cube = tl.fma(cube, tl.broadcast_to(sign, cube.shape), other)
-    return tl.reshape(cube, [SPAN]) * TILE**-0.5
+    return tl.reshape(cube, [SPAN])
 
 
 @triton.jit
@@ -105,14 +98,14 @@ def _draw(start, key_low, key_high, SPAN: tl.constexpr):
 
 
 @triton.jit
-def _store_words(wire, index, values, there):
+def store_words(wire, index, values, there):
     """16 bits of each: a wire may start anywhere."""
     tl.store(wire + 2 * index, (values & 255).to(tl.uint8), mask=there)
     tl.store(wire + 2 * index + 1, ((values >> 8) & 255).to(tl.uint8), mask=there)
 
 
 @triton.jit
-def _load_words(wire, index, there):
+def load_words(wire, index, there):
     low = tl.load(wire + 2 * index, mask=there, other=0).to(tl.int32)
     return low | (tl.load(wire + 2 * index + 1, mask=there, other=0).to(tl.int32) << 8)
 
@@ -126,10 +119,10 @@ def _codes_of(
     COUNT: tl.constexpr = SPAN // TILE
     TOP: tl.constexpr = (1 << BITS) - 1
     if ROT:
-        values = _transformed(values, SPAN, TILE)
+        values = butterflies(values, SPAN, TILE) * TILE**-0.5
     rows = tl.reshape(values, [COUNT, TILE])
     lo, hi = tl.reduce(rows, 1, lesser), tl.reduce(rows, 1, greater)
-    lo, hi = _spread(lo, COUNT) + 0.0, _spread(hi, COUNT) + 0.0  # -0 is 0
+    lo, hi = spread(lo, COUNT) + 0.0, spread(hi, COUNT) + 0.0  # -0 is 0
     finite = (lo - lo == 0) & (hi - hi == 0)
     lo, hi = tl.where(finite, lo, 0.0), tl.where(finite, hi, 0.0)
     unit = tl.where(tl.maximum(tl.abs(lo), tl.abs(hi)) >= HUGE, UNIT, 1.0)
@@ -145,16 +138,16 @@ def _codes_of(
     inverse = tl.where(step > 0, tl.div_rn(0.0 * step + 1.0, tl.where(step > 0, step, 1.0)), 0.0)
     tile = start // TILE + tl.arange(0, COUNT)
     first = tl.where(finite, step * tl.where(unit < 1, 1 / UNIT, 1.0), float("nan")).to(tl.int32, bitcast=True) >> 16
-    _store_words(wire, tile, first, tile < tiles)
-    _store_words(wire + 2 * tiles, tile, second, tile < tiles)
+    store_words(wire, tile, first, tile < tiles)
+    store_words(wire + 2 * tiles, tile, second, tile < tiles)
     odd = tl.max(((unit < 1) | ~finite).to(tl.int32), axis=0) > 0
     least = -base * step if ZERO else base
     if odd:  # kept within the levels, which ordinary values are but for a rounding
         most = least + TOP * step
-        scaled = rows * _spread(unit, COUNT)[:, None]
-        scaled = tl.minimum(tl.maximum(scaled, _spread(least, COUNT)[:, None]), _spread(most, COUNT)[:, None])
-        rows = tl.where(_spread(finite.to(tl.int32), COUNT)[:, None] > 0, scaled, 0.0)
-    base, inverse = _spread(base, COUNT)[:, None], _spread(inverse, COUNT)[:, None]
+        scaled = rows * spread(unit, COUNT)[:, None]
+        scaled = tl.minimum(tl.maximum(scaled, spread(least, COUNT)[:, None]), spread(most, COUNT)[:, None])
+        rows = tl.where(spread(finite.to(tl.int32), COUNT)[:, None] > 0, scaled, 0.0)
+    base, inverse = spread(base, COUNT)[:, None], spread(inverse, COUNT)[:, None]
     t = rows * inverse + base if ZERO else (rows - base) * inverse
     t = tl.reshape(t, [SPAN])
     if SR:
@@ -167,7 +160,7 @@ def _codes_of(
 
 
 @triton.jit
-def _spread(each, COUNT: tl.constexpr):
+def spread(each, COUNT: tl.constexpr):
     """The same numbers, one to a thread: without this every thread would compute those of all tiles it has a part of.
 
     Called a second time, it hands them back to the threads of their tiles.
@@ -193,7 +186,7 @@ def encode_rest_kernel(
     x, n, wire, key_low, key_high, spare,
     BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, SR: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
-    """One program for what whole spans leave. Its codes go through spare memory: they lie in shorter pieces."""
+    """One program for what whole spans leave."""
     tiles = tl.cdiv(n, TILE)
     start = tl.cast(n, tl.int64) // SPAN * SPAN
     key_low, key_high = tl.cast(key_low, tl.int32), tl.cast(key_high, tl.int32)
@@ -205,16 +198,7 @@ def encode_rest_kernel(
         values = tl.load(x + tl.minimum(start + place, n - 1)).to(tl.float32)
         count = n - start
     codes = _codes_of(values, start, wire, tiles, key_low, key_high, BITS, TILE, SPAN, ROT, SR, ZERO)
-    tl.store(spare + place, codes.to(tl.uint8))
-    tl.debug_barrier()
-    index = tl.arange(0, BLOCK)
-    for block in tl.static_range(SPAN // BLOCK):
-        held = tl.minimum(tl.maximum(count - block * BLOCK, 0), BLOCK)
-        piece = tl.cdiv(held, 8)
-        at = index // PIECE * piece + index % PIECE
-        there = (index % PIECE < piece) & (at < held)
-        codes = tl.load(spare + block * BLOCK + at, mask=there, other=0).to(tl.int32)
-        store_short_codes(codes, piece, wire + 4 * tiles + (start + block * BLOCK) // 8 * BITS, BITS)
+    store_fewer_codes(codes, count, spare, wire + 4 * tiles + start // 8 * BITS, BITS, SPAN)
 
 
 @triton.jit
@@ -223,8 +207,8 @@ def _values_of(
 ):
     COUNT: tl.constexpr = SPAN // TILE
     tile = start // TILE + tl.arange(0, COUNT)
-    step = (_load_words(wire, tile, tile < tiles) << 16).to(tl.float32, bitcast=True)
-    second = _load_words(wire + 2 * tiles, tile, tile < tiles) << 16
+    step = (load_words(wire, tile, tile < tiles) << 16).to(tl.float32, bitcast=True)
+    second = load_words(wire + 2 * tiles, tile, tile < tiles) << 16
     rows = tl.reshape(codes, [COUNT, TILE])
     if ZERO:
         unit = tl.where(step >= HUGE, UNIT, 1.0)
@@ -238,7 +222,7 @@ def _values_of(
         scaled = tl.where(unit[:, None] < 1, kept_finite, scaled)
     values = tl.reshape(scaled, [SPAN])
     if ROT:
-        values = _transformed(values, SPAN, TILE)
+        values = butterflies(values, SPAN, TILE) * TILE**-0.5
     return values
 
 

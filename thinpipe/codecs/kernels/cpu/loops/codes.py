@@ -11,6 +11,31 @@ from thinpipe.codecs.layout import BLOCK, PIECE, PIECES
 
 
 @jit
+def _at(thresholds, i):
+    return thresholds[i] if i < thresholds.size else np.float32(np.inf)
+
+
+@jit
+def _count(values, thresholds, codes):
+    """Add how many of up to 8 thresholds lie below each value, in one pass."""
+    a, b, c, d = _at(thresholds, 0), _at(thresholds, 1), _at(thresholds, 2), _at(thresholds, 3)
+    e, f, g, h = _at(thresholds, 4), _at(thresholds, 5), _at(thresholds, 6), _at(thresholds, 7)
+    if thresholds.size <= 4:
+        for j in range(values.size):
+            above = np.int32(np.int32(values[j] > a) + np.int32(values[j] > b))
+            above = np.int32(above + np.int32(np.int32(values[j] > c) + np.int32(values[j] > d)))
+            codes[j] = np.uint16(codes[j] + np.uint16(above))
+        return
+    for j in range(values.size):
+        value = values[j]
+        above = np.int32(np.int32(value > a) + np.int32(value > b))
+        above = np.int32(above + np.int32(np.int32(value > c) + np.int32(value > d)))
+        above = np.int32(above + np.int32(np.int32(value > e) + np.int32(value > f)))
+        above = np.int32(above + np.int32(np.int32(value > g) + np.int32(value > h)))
+        codes[j] = np.uint16(codes[j] + np.uint16(above))
+
+
+@jit
 def search(values, thresholds, codes):
     """codes[j] = how many of the 2^k - 1 rising thresholds lie below values[j].
 
@@ -18,10 +43,9 @@ def search(values, thresholds, codes):
     """
     step = max(1, (thresholds.size + 1) // 16)
     codes[:] = 0
-    for i in range(step - 1, thresholds.size, step):
-        threshold = thresholds[i]
-        for j in range(values.size):
-            codes[j] = np.uint16(codes[j] + np.uint16(values[j] > threshold))
+    counted = thresholds[step - 1 :: step]
+    for i in range(0, counted.size, 8):
+        _count(values, counted[i : i + 8], codes)
     if step == 1:
         return
     for j in range(values.size):

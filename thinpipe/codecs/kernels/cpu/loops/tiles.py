@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit
+from thinpipe.codecs.kernels.cpu.loops.hadamard import butterflies
 from thinpipe.codecs.kernels.cpu.loops.pack import pack, unpack
 from thinpipe.codecs.kernels.cpu.loops.values import MAGNITUDE, bits_of, float_of, load_values, store_values
 from thinpipe.codecs.layout import BFLOAT16_MAX, BLOCK, PIECES, TILE_HUGE, TILE_LEAST_STEP, TILE_UNIT
@@ -18,29 +19,6 @@ _TILE_HUGE = np.float32(TILE_HUGE)
 _TILE_UNIT = np.float32(TILE_UNIT)
 _TILE_LEAST_STEP = np.float32(TILE_LEAST_STEP).view(np.int32)
 _DRAW = np.float32(2.0**-24)
-
-
-@jit
-def _rotate(values, scale):
-    """The Hadamard transform of a tile in place: distances 1, 2 and 4 on eight values at once, then the larger ones."""
-    for j in range(0, values.size, 8):
-        a, b, c, d = values[j], values[j + 1], values[j + 2], values[j + 3]
-        e, f, g, h = values[j + 4], values[j + 5], values[j + 6], values[j + 7]
-        a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
-        a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
-        values[j], values[j + 1], values[j + 2], values[j + 3] = a + e, b + f, c + g, d + h
-        values[j + 4], values[j + 5], values[j + 6], values[j + 7] = a - e, b - f, c - g, d - h
-    distance = 8
-    while distance < values.size:
-        for start in range(0, values.size, 2 * distance):
-            left, right = values[start : start + distance], values[start + distance : start + 2 * distance]
-            for j in range(distance):
-                a, b = left[j], right[j]
-                left[j] = a + b
-                right[j] = a - b
-        distance *= 2
-    for j in range(values.size):
-        values[j] *= scale
 
 
 @jit
@@ -126,7 +104,7 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
     words has a row of steps and a row of lows or points.
     """
     unit_size = max(tile, BLOCK)
-    block = np.empty(unit_size, np.float32)
+    block, other = np.empty(unit_size, np.float32), np.empty(unit_size, np.float32)
     codes = np.empty(unit_size, np.uint8)
     top = np.float32((1 << bits) - 1)
     nothing, half = np.float32(0), np.float32(0.5)
@@ -138,10 +116,10 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
         values = load_values(x, start, given, block)
         if rot:
             block[:given] = values
-            block[given:count] = 0
-            values = block[:count]
-            for s in range(0, count, tile):
-                _rotate(values[s : s + tile], scale)
+            block[given:] = 0
+            values = butterflies(block, other, tile)[0][:count]
+            for j in range(count):
+                values[j] *= scale
         for s in range(0, count, tile):
             part = values[s : min(s + tile, count)]
             chosen = codes[s : s + part.size]
@@ -183,7 +161,7 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
 def decode_tiles(wire, words, out, first, last, bits, tile, rot, zero):
     """Units first..last, as encode_tiles has them, of out."""
     unit_size = max(tile, BLOCK)
-    block = np.empty(unit_size, np.float32)
+    block, other = np.empty(unit_size, np.float32), np.empty(unit_size, np.float32)
     codes = np.empty(unit_size, np.uint8)
     scale = np.float32(tile**-0.5)
     total = words.shape[1] * tile if rot else out.size
@@ -212,6 +190,8 @@ def decode_tiles(wire, words, out, first, last, bits, tile, rot, zero):
                     value = part[j] / unit
                     value = _FLOAT32_MAX if value > _FLOAT32_MAX else value
                     part[j] = -_FLOAT32_MAX if value < -_FLOAT32_MAX else value
-            if rot:
-                _rotate(part, scale)
+        if rot:
+            values = butterflies(block, other, tile)[0][:count]
+            for j in range(count):
+                values[j] *= scale
         store_values(values[:wanted], out[start : start + wanted])

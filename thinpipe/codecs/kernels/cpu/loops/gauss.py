@@ -1,0 +1,204 @@
+"""Rotated blocks to packed codes of normal levels and back, as thinpipe.codecs.gauss has it.
+
+Means come in one of two forms. With an inner size of 1 they are those of places in turn, so many beyond the last
+channel's that a unit may begin at any channel; otherwise each belongs to so many neighbouring values.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thinpipe.codecs.kernels.cpu.compiling import jit
+from thinpipe.codecs.kernels.cpu.loops.codes import search
+from thinpipe.codecs.kernels.cpu.loops.hadamard import butterflies
+from thinpipe.codecs.kernels.cpu.loops.pack import pack, unpack
+from thinpipe.codecs.kernels.cpu.loops.values import MAGNITUDE, bits_of, float_of, load_values, store_values
+from thinpipe.codecs.layout import (
+    BLOCK,
+    GAUSS_BY_LARGEST,
+    GAUSS_HUGE,
+    GAUSS_LEAST,
+    GAUSS_STRANDS,
+    PIECES,
+)
+
+_INFINITY = np.int32(0x7F800000)
+_NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
+_ONE = np.int32(0x3F800000)
+_HUGE = np.float32(GAUSS_HUGE).view(np.int32)
+_LEAST = np.float32(GAUSS_LEAST).view(np.int32)
+_WIDTH = 64  # channels whose samples are summed up beside each other
+
+
+@jit
+def _nearest_bfloat16(x):
+    return np.int32(np.int32(bits_of(x) + 0x8000) & ~0xFFFF)
+
+
+@jit
+def channel_means(x, means, places, first, last, inner):
+    """Channels first..last: means of the values at places, which are those of channel 0."""
+    strands = np.empty((GAUSS_STRANDS, _WIDTH), np.float32)
+    block = np.empty(_WIDTH, np.float32)
+    channel = first
+    while channel < last:
+        width = min(_WIDTH, last - channel) if inner == 1 else 1
+        strands[:, :width] = 0
+        for k in range(places.size):
+            values, sums = load_values(x, places[k] + channel * inner, width, block), strands[k % GAUSS_STRANDS]
+            for j in range(width):
+                sums[j] += values[j]
+        half = GAUSS_STRANDS // 2
+        while half > 0:
+            for s in range(half):
+                for j in range(width):
+                    strands[s, j] += strands[s + half, j]
+            half //= 2
+        for j in range(width):
+            bits = _nearest_bfloat16(strands[0, j] / np.float32(places.size))
+            means[channel + j] = float_of(bits if (bits & MAGNITUDE) < _INFINITY else 0)
+        channel += width
+
+
+@jit
+def _centre(values, means, start, inner, signs, out):
+    """(x - mean) * sign of values from this place of the tensor on; 0 beyond them."""
+    if inner == 1:
+        mean = means[start % (means.size - signs.size) :]
+        for j in range(values.size):
+            out[j] = (values[j] - mean[j]) * signs[j]
+    else:
+        j = 0
+        while j < values.size:
+            place = start + j
+            run = min(inner - place % inner, values.size - j)
+            one = means[place // inner % means.size]
+            part, sign, target = values[j : j + run], signs[j : j + run], out[j : j + run]
+            for i in range(run):
+                target[i] = (part[i] - one) * sign[i]
+            j += run
+    out[values.size :] = 0
+
+
+@jit
+def _restore(values, means, start, inner, signs):
+    """x * sign + mean, in place."""
+    if inner == 1:
+        mean = means[start % (means.size - signs.size) :]
+        for j in range(values.size):
+            values[j] = values[j] * signs[j] + mean[j]
+        return
+    j = 0
+    while j < values.size:
+        place = start + j
+        run = min(inner - place % inner, values.size - j)
+        one = means[place // inner % means.size]
+        part, sign = values[j : j + run], signs[j : j + run]
+        for i in range(run):
+            part[i] = part[i] * sign[i] + one
+        j += run
+
+
+@jit
+def _scale(part, bits, reach):
+    """(the word of a block's scale, what its components are multiplied with)."""
+    image = part.view(np.int32)
+    largest = np.int32(0)
+    for j in range(image.size):
+        largest = max(largest, np.int32(image[j] & MAGNITUDE))
+    if largest >= _HUGE:
+        return _NAN_WORD, np.float32(0)
+    if largest < _LEAST:
+        return np.uint16(0), np.float32(0)
+    power = np.int32(largest & _INFINITY)
+    inverse = float_of(2 * _ONE - power)
+    if bits >= GAUSS_BY_LARGEST:
+        s = float_of(largest) * inverse * reach
+    else:
+        factor = inverse * np.float32(2.0**8)
+        total = np.int32(0)
+        for j in range(part.size):
+            component = part[j] * factor
+            total += np.int32(component * component)
+        s = np.sqrt(np.float32(total) * np.float32(2.0**-16 / part.size))
+    s = float_of(_nearest_bfloat16(s))
+    scale = s * np.float32(1 / part.size) * float_of(power)
+    return np.uint16(bits_of(scale) >> 16), inverse * (np.float32(1) / s)
+
+
+@jit
+def encode_blocks(x, means, words, wire, first, last, bits, tile, inner, signs, thresholds, reach):
+    """Units first..last of x: a rotated block or one of packed codes, whichever is larger, so that all are whole."""
+    unit = signs.size
+    block, other = np.empty(unit, np.float32), np.empty(unit, np.float32)
+    codes = np.empty(unit, np.uint16)
+    total = words.size * tile
+    sign = np.uint16(1 << (bits - 1))
+    for u in range(first, last):
+        start = u * unit
+        count, given = min(unit, total - start), min(unit, x.size - start)
+        _centre(load_values(x, start, given, other), means, start, inner, signs, block)
+        rotated, sizes = butterflies(block, other, tile)
+        for s in range(0, count, tile):
+            part, magnitudes = rotated[s : s + tile], sizes[s : s + tile]
+            word, factor = _scale(part, bits, reach)
+            words[(start + s) // tile] = word
+            if factor == 0:
+                part[:] = 0
+            for j in range(tile):
+                magnitudes[j] = abs(part[j] * factor)
+        search(sizes[:count], thresholds, codes[:count])
+        for j in range(count):
+            codes[j] = np.uint16(codes[j] + (sign if rotated[j] < 0 else np.uint16(0)))
+        for s in range(0, count, BLOCK):
+            here = min(BLOCK, count - s)
+            begin = (start + s) // PIECES * bits
+            pack(codes[s : s + here], wire[begin : begin + here // PIECES * bits], here // PIECES, bits)
+
+
+@jit
+def _look_up(codes, levels, scale, out):
+    """The level of each code times a scale: of up to 8 magnitudes chosen one after the other, faster than looked up."""
+    if levels.size > 16:
+        for j in range(codes.size):
+            out[j] = levels[codes[j]] * scale
+        return
+    half = np.uint8(levels.size // 2)
+    last = levels.size - 1  # fewer levels than 8: some of these are never chosen
+    a, b, c, d = levels[0] * scale, levels[1] * scale, levels[min(2, last)] * scale, levels[min(3, last)] * scale
+    e, f, g = levels[min(4, last)] * scale, levels[min(5, last)] * scale, levels[min(6, last)] * scale
+    h = levels[min(7, last)] * scale
+    for j in range(codes.size):
+        magnitude = np.uint8(codes[j] & np.uint8(half - np.uint8(1)))
+        value = a
+        value = b if magnitude > 0 else value
+        value = c if magnitude > 1 else value
+        value = d if magnitude > 2 else value
+        value = e if magnitude > 3 else value
+        value = f if magnitude > 4 else value
+        value = g if magnitude > 5 else value
+        value = h if magnitude > 6 else value
+        out[j] = -value if codes[j] >= half else value
+
+
+@jit
+def decode_blocks(wire, words, means, out, first, last, bits, tile, inner, signs, levels):
+    """Units first..last, as encode_blocks has them, of out."""
+    unit = signs.size
+    block, other = np.empty(unit, np.float32), np.empty(unit, np.float32)
+    codes = np.empty(unit, np.uint8)
+    total = words.size * tile
+    for u in range(first, last):
+        start = u * unit
+        count, wanted = min(unit, total - start), min(unit, out.size - start)
+        for s in range(0, count, BLOCK):
+            here = min(BLOCK, count - s)
+            begin = (start + s) // PIECES * bits
+            unpack(wire[begin : begin + here // PIECES * bits], codes[s : s + here], here // PIECES, bits)
+        for s in range(0, count, tile):
+            part, chosen = block[s : s + tile], codes[s : s + tile]
+            scale = float_of(np.int32(words[(start + s) // tile]) << 16)
+            _look_up(chosen, levels, scale, part)
+        rotated, _ = butterflies(block, other, tile)
+        _restore(rotated[:wanted], means, start, inner, signs)
+        store_values(rotated[:wanted], out[start : start + wanted])

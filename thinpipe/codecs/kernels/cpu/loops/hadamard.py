@@ -1,0 +1,75 @@
+"""The Hadamard transform of tiles, many at a time."""
+
+from __future__ import annotations
+
+from thinpipe.codecs.kernels.cpu.compiling import jit
+
+
+@jit
+def butterflies(values, spare, tile):
+    """Sums and differences of all pairs 1, 2, 4 ... tile/2 apart in every tile: the result, and the other array.
+
+    A step reads neighbours and writes sums to the first half, differences to the second: so the lowest bit of a place
+    becomes its highest, the next step finds the next distance in neighbours again, and all of it runs at full SIMD
+    width, which pairs inside a SIMD register would not. Two steps at a time, as far as that goes. When a place has got
+    all of its bits back, every value is where it was; the bits that say which tile it is in are moved without sums.
+    """
+    moved = 1
+    while moved < values.size:
+        if 4 * moved <= tile:
+            _add_fours(values, spare)
+            moved *= 4
+        elif moved < tile:
+            _add_pairs(values, spare)
+            moved *= 2
+        elif 4 * moved <= values.size:
+            _move_fours(values, spare)
+            moved *= 4
+        else:
+            _move_pairs(values, spare)
+            moved *= 2
+        values, spare = spare, values
+    return values, spare
+
+
+@jit
+def _add_fours(x, out):
+    size = x.size // 4
+    out0, out1, out2, out3 = out[:size], out[size : 2 * size], out[2 * size : 3 * size], out[3 * size :]
+    for j in range(size):
+        a, b, c, d = x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]
+        a, b, c, d = a + b, a - b, c + d, c - d
+        out0[j] = a + c
+        out1[j] = b + d
+        out2[j] = a - c
+        out3[j] = b - d
+
+
+@jit
+def _add_pairs(x, out):
+    half = x.size // 2
+    sums, differences = out[:half], out[half:]
+    for j in range(half):
+        a, b = x[2 * j], x[2 * j + 1]
+        sums[j] = a + b
+        differences[j] = a - b
+
+
+@jit
+def _move_fours(x, out):
+    size = x.size // 4
+    out0, out1, out2, out3 = out[:size], out[size : 2 * size], out[2 * size : 3 * size], out[3 * size :]
+    for j in range(size):
+        out0[j] = x[4 * j]
+        out1[j] = x[4 * j + 1]
+        out2[j] = x[4 * j + 2]
+        out3[j] = x[4 * j + 3]
+
+
+@jit
+def _move_pairs(x, out):
+    half = x.size // 2
+    even, odd = out[:half], out[half:]
+    for j in range(half):
+        even[j] = x[2 * j]
+        odd[j] = x[2 * j + 1]

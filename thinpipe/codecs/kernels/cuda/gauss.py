@@ -1,0 +1,231 @@
+"""Rotated blocks to packed codes of normal levels and back, each in one pass, as thinpipe.codecs.gauss has it.
+
+Programs, spans and what whole spans leave are as in tiles.py. Before them a small launch finds the means of channels,
+or reads them from the wire, which may start at any byte, into memory of their own.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from thinpipe.codecs.kernels.cuda.codes import bucket_of
+from thinpipe.codecs.kernels.cuda.device import bits_of, greater
+from thinpipe.codecs.kernels.cuda.planes import load_codes, load_short_codes, store_codes, store_fewer_codes
+from thinpipe.codecs.kernels.cuda.tiles import butterflies, load_words, spread, store_words
+from thinpipe.codecs.layout import (
+    GAUSS_BY_LARGEST,
+    GAUSS_HUGE,
+    GAUSS_LEAST,
+    GAUSS_SAMPLES,
+    GAUSS_STRANDS,
+    HEADER_ALIGN,
+    gauss_reach,
+)
+
+HUGE = tl.constexpr(GAUSS_HUGE)
+LEAST = tl.constexpr(GAUSS_LEAST)
+BY_LARGEST = tl.constexpr(GAUSS_BY_LARGEST)
+SAMPLES = tl.constexpr(GAUSS_SAMPLES)
+STRANDS = tl.constexpr(GAUSS_STRANDS)
+ALIGN = tl.constexpr(HEADER_ALIGN)
+CHANNELS = tl.constexpr(32)  # whose means a program finds
+READ = tl.constexpr(1024)  # means that a program reads
+ONE = tl.constexpr(0x3F800000)
+INFINITY = tl.constexpr(0x7F800000)
+
+# How means belong to values: of places in turn, of which whole blocks make a round, or any number; of runs of neighbours.
+WHOLE_BLOCKS = tl.constexpr(1)
+IN_TURN = tl.constexpr(2)
+RUNS = tl.constexpr(3)
+
+reach_of = triton.constexpr_function(gauss_reach)
+
+
+def form_of(channels: int, inner: int, tile: int, span: int) -> tuple[int, int]:
+    """The form of means, 0 for none, and its length: how many there are in turn, or values in a run."""
+    if inner >= span:
+        return RUNS.value, inner
+    every = channels * inner
+    return (0 if not channels else IN_TURN.value if every % tile else WHOLE_BLOCKS.value), every
+
+
+@triton.jit
+def _nearest_bfloat16(x):
+    return (x.to(tl.int32, bitcast=True) + 0x8000) & -65536
+
+
+@triton.jit(do_not_specialize=["n", "channels", "inner"])
+def channel_means_kernel(x, n, wire, means, channels, inner):
+    """Means of a sample of each channel, to the wire and to memory."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    there = channel < channels
+    of_each = tl.cast(n, tl.int64) // channels
+    count = tl.minimum(of_each, SAMPLES)
+    strands = tl.zeros([STRANDS, CHANNELS], tl.float32)
+    for step in tl.static_range(SAMPLES // STRANDS):
+        k = step * STRANDS + tl.arange(0, STRANDS).to(tl.int64)
+        place = tl.where(of_each < SAMPLES, k, k * of_each // SAMPLES)
+        row, within = place // inner, place % inner
+        at = (row[:, None] * channels + channel[None, :]) * inner + within[:, None]
+        sampled = (k < count)[:, None] & there[None, :]
+        strands += tl.load(x + at, mask=sampled, other=0.0).to(tl.float32)
+    for level in tl.static_range(bits_of(STRANDS)):
+        strands = tl.sum(tl.reshape(strands, [2, STRANDS >> (level + 1), CHANNELS]), axis=0)
+    total = tl.reshape(strands, [CHANNELS])
+    bits = _nearest_bfloat16(tl.div_rn(total, 0.0 * total + count.to(tl.float32)))
+    bits = tl.where((bits & 0x7FFFFFFF) < INFINITY, bits, 0)
+    store_words(wire, channel, bits >> 16, there)
+    tl.store(means + channel, bits.to(tl.float32, bitcast=True), mask=there)
+
+
+@triton.jit(do_not_specialize=["channels"])
+def read_means_kernel(wire, means, channels):
+    channel = tl.program_id(0) * READ + tl.arange(0, READ)
+    there = channel < channels
+    tl.store(means + channel, (load_words(wire, channel, there) << 16).to(tl.float32, bitcast=True), mask=there)
+
+
+@triton.jit
+def _means_at(means, start, channels, length, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr):
+    """The mean that belongs to every value of a span; 0 without means."""
+    place = tl.arange(0, SPAN)
+    if FORM == WHOLE_BLOCKS:
+        rounds = length // TILE
+        first = ((start // TILE % rounds).to(tl.int32) + tl.arange(0, SPAN // TILE)) % rounds * TILE
+        return tl.reshape(tl.load(means + first[:, None] + tl.arange(0, TILE)[None, :]), [SPAN])
+    elif FORM == IN_TURN:
+        at = (start % length).to(tl.int32) + place
+        if length > SPAN:
+            at = tl.where(at >= length, at - length, at)
+        else:  # at // length: the half keeps the quotient away from where rounding would matter
+            at -= ((at.to(tl.float32) + 0.5) * (1.0 / tl.cast(length, tl.float32))).to(tl.int32) * length
+        return tl.load(means + at)
+    elif FORM == RUNS:
+        run = start // length
+        here, following = tl.load(means + run % channels), tl.load(means + (run + 1) % channels)
+        return tl.where(place < ((run + 1) * length - start).to(tl.int32), here, following)
+    else:
+        return tl.zeros([SPAN], tl.float32)
+
+
+@triton.jit
+def _signed(values, SPAN: tl.constexpr, TILE: tl.constexpr):
+    """Values times the signs of thinpipe.codecs.layout.gauss_signs."""
+    place = tl.arange(0, TILE)
+    parity = place & (place >> 1)
+    parity ^= parity >> 8
+    parity ^= parity >> 4
+    parity ^= parity >> 2
+    parity ^= parity >> 1
+    sign = 1.0 - 2.0 * (parity & 1).to(tl.float32)
+    return tl.reshape(tl.reshape(values, [SPAN // TILE, TILE]) * sign[None, :], [SPAN])
+
+
+@triton.jit
+def _header(channels, blocks):
+    """Bytes of the header."""
+    return (tl.cast(channels, tl.int64) + blocks + (ALIGN // 2 - 1)) // (ALIGN // 2) * ALIGN
+
+
+@triton.jit
+def _codes_of(
+    values, start, wire, thresholds, blocks, channels, BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr
+):
+    """The codes of centred values; the scales of their blocks, those that there are, go to the wire."""
+    COUNT: tl.constexpr = SPAN // TILE
+    rows = tl.reshape(butterflies(_signed(values, SPAN, TILE), SPAN, TILE), [COUNT, TILE])
+    largest = spread(tl.reduce(tl.abs(rows), 1, greater), COUNT)
+    finite = largest < HUGE
+    usual = finite & (largest >= LEAST)
+    power = tl.where(usual, largest.to(tl.int32, bitcast=True) & INFINITY, ONE)
+    inverse = (0x7F000000 - power).to(tl.float32, bitcast=True)  # the exponents of both are 254 together
+    if BITS >= BY_LARGEST:
+        s = largest * inverse * reach_of(TILE)
+    else:
+        components = rows * spread(inverse * 256.0, COUNT)[:, None]
+        total = spread(tl.sum((components * components).to(tl.int32), axis=1), COUNT)
+        s = tl.sqrt_rn(total.to(tl.float32) * (2.0**-16 / TILE))
+    s = tl.where(usual, _nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
+    scale = tl.where(usual, s * (1.0 / TILE) * power.to(tl.float32, bitcast=True), 0.0)
+    scale = tl.where(finite, scale, float("nan"))
+    block = start // TILE + tl.arange(0, COUNT)
+    store_words(wire + 2 * channels, block, scale.to(tl.int32, bitcast=True) >> 16, block < blocks)
+    if start == 0:
+        place = tl.arange(0, ALIGN)
+        at = 2 * (tl.cast(channels, tl.int64) + blocks) + place
+        tl.store(wire + at, tl.zeros([ALIGN], tl.uint8), mask=at < _header(channels, blocks))
+    if tl.min(usual.to(tl.int32), axis=0) == 0:
+        rows = tl.where(spread(usual.to(tl.int32), COUNT)[:, None] > 0, rows, 0.0)
+    factor = inverse * tl.div_rn(0.0 * s + 1.0, s)
+    sizes = tl.abs(rows * spread(factor, COUNT)[:, None])
+    HALF: tl.constexpr = 1 << (BITS - 1)
+    codes = bucket_of(sizes, thresholds, HALF) + tl.where(rows < 0, HALF, 0)
+    return tl.reshape(codes, [SPAN])
+
+
+@triton.jit(do_not_specialize=["blocks", "channels", "length"])
+def encode_gauss_kernel(
+    x, wire, means, thresholds, blocks, channels, length,
+    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """A whole span for every program."""
+    start = tl.program_id(0).to(tl.int64) * SPAN
+    values = tl.load(x + start + tl.arange(0, SPAN)).to(tl.float32)
+    values -= _means_at(means, start, channels, length, TILE, SPAN, FORM)
+    codes = _codes_of(values, start, wire, thresholds, blocks, channels, BITS, TILE, SPAN)
+    store_codes(codes, wire + _header(channels, blocks) + start // 8 * BITS, BITS, SPAN)
+
+
+@triton.jit(do_not_specialize=["n", "channels", "length"])
+def encode_rest_kernel(
+    x, n, wire, means, thresholds, channels, length, spare,
+    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """One program for what whole spans leave."""
+    start = tl.cast(n, tl.int64) // SPAN * SPAN
+    blocks = tl.cdiv(n, TILE)
+    there = start + tl.arange(0, SPAN) < n
+    values = tl.load(x + start + tl.arange(0, SPAN), mask=there, other=0.0).to(tl.float32)
+    values = tl.where(there, values - _means_at(means, start, channels, length, TILE, SPAN, FORM), 0.0)
+    codes = _codes_of(values, start, wire, thresholds, blocks, channels, BITS, TILE, SPAN)
+    count = tl.cast(blocks, tl.int64) * TILE - start
+    store_fewer_codes(codes, count, spare, wire + _header(channels, blocks) + start // 8 * BITS, BITS, SPAN)
+
+
+@triton.jit
+def _values_of(
+    codes, start, wire, means, levels, blocks, channels, length,
+    TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    block = start // TILE + tl.arange(0, SPAN // TILE)
+    scale = (load_words(wire + 2 * channels, block, block < blocks) << 16).to(tl.float32, bitcast=True)
+    rows = tl.reshape(tl.load(levels + codes), [SPAN // TILE, TILE]) * scale[:, None]
+    values = _signed(butterflies(tl.reshape(rows, [SPAN]), SPAN, TILE), SPAN, TILE)
+    return values + _means_at(means, start, channels, length, TILE, SPAN, FORM)
+
+
+@triton.jit(do_not_specialize=["blocks", "channels", "length"])
+def decode_gauss_kernel(
+    wire, out, means, levels, blocks, channels, length,
+    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """The inverse of encode_gauss_kernel."""
+    start = tl.program_id(0).to(tl.int64) * SPAN
+    codes = load_codes(wire + _header(channels, blocks) + start // 8 * BITS, BITS, SPAN)
+    values = _values_of(codes, start, wire, means, levels, blocks, channels, length, TILE, SPAN, FORM)
+    tl.store(out + start + tl.arange(0, SPAN), values.to(out.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["n", "blocks", "channels", "length"])
+def decode_rest_kernel(
+    wire, out, n, means, levels, blocks, channels, length,
+    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """The inverse of encode_rest_kernel."""
+    start = tl.cast(n, tl.int64) // SPAN * SPAN
+    count = tl.cast(blocks, tl.int64) * TILE - start
+    codes = load_short_codes(wire + _header(channels, blocks) + start // 8 * BITS, count, BITS, SPAN)
+    values = _values_of(codes, start, wire, means, levels, blocks, channels, length, TILE, SPAN, FORM)
+    place = start + tl.arange(0, SPAN)
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=place < n)
