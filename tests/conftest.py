@@ -1,5 +1,8 @@
 """Every test starts from the same random state; those that need several processes share them."""
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +17,21 @@ def _reseed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_folder() -> Iterator[None]:
+    """Goes with the tests, and whatever torchrun or a process that was killed leaves in it."""
+    folder, before = tempfile.mkdtemp(prefix="tests-"), os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    yield
+    tempfile.tempdir = None
+    os.environ.pop("TMPDIR")
+    if before is not None:
+        os.environ["TMPDIR"] = before
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
-def _pools() -> Iterator[list[Pool]]:
+def _pools(_temporary_folder: None) -> Iterator[list[Pool]]:
     pools: list[Pool] = []
     yield pools
     for pool in pools:
