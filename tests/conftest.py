@@ -1,7 +1,6 @@
 """Every test starts from the same random state; those that need several processes share them."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +17,9 @@ def _reseed() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _temporary_folder() -> Iterator[None]:
-    """Goes with the tests, and whatever torchrun or a process that was killed leaves in it."""
-    folder, before = tempfile.mkdtemp(prefix="tests-"), os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-    yield
-    tempfile.tempdir = None
-    os.environ.pop("TMPDIR")
-    if before is not None:
-        os.environ["TMPDIR"] = before
-    shutil.rmtree(folder, ignore_errors=True)
+def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Among pytest's own, which it removes: what torchrun, or a process that was killed, leaves behind."""
+    os.environ["TMPDIR"] = tempfile.tempdir = str(tmp_path_factory.mktemp("tmp"))
 
 
 @pytest.fixture(scope="session")

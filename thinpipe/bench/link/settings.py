@@ -82,7 +82,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         check(self)
-
         if self.verify and not (self.probe_s and any(self.links)):
             raise OptionError("{verify} measures links that are shaped: name some with {link}, and {probe} above 0")
 
