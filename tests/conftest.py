@@ -1,7 +1,5 @@
 """Every test starts from the same random state; those that need several processes share them."""
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +14,8 @@ def _reseed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Among pytest's own, which it removes: what torchrun, or a process that was killed, leaves behind."""
-    os.environ["TMPDIR"] = tempfile.tempdir = str(tmp_path_factory.mktemp("tmp"))
-
-
 @pytest.fixture(scope="session")
-def _pools(_temporary_folder: None) -> Iterator[list[Pool]]:
+def _pools() -> Iterator[list[Pool]]:
     pools: list[Pool] = []
     yield pools
     for pool in pools:
