@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -47,10 +49,24 @@ print(os.waitstatus_to_exitcode(os.waitpid(forkserver._forkserver._forkserver_pi
 """
 
 
-def start(code: str, **env: str) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    command, given = [sys.executable, "-c", code], os.environ | {"PYTHONPATH": str(ROOT)} | env
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=given, start_new_session=True)
+@contextmanager
+def start(code: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """A program in a session of its own, of which nothing is left."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
