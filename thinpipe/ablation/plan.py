@@ -160,6 +160,7 @@ def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], settle: Settle) -> 
             raise ValueError(f"{_words(chosen)}{error}") from None
         known = {name: value for name, value in settings.items() if name not in _APART}
         known = json.loads(json.dumps(known | {"steps": options.get("steps")}))  # as it reads back: tuples are lists
+        known |= {name: value for name, value in _places(options) if Path(str(known.get(name))).is_absolute()}
         varied = {name: value for name, value in chosen.items() if name not in ("task", "compress", "seed")}
         words = (known["task"], codec_text(known), *(f"{name} {value}" for name, value in varied.items()))
         yield Run(
@@ -168,6 +169,11 @@ def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], settle: Settle) -> 
             varied=varied,
             settings=known,
         )
+
+
+def _places(options: Options) -> Iterator[tuple[str, str]]:
+    """Texts as the plan has them: a run is the same wherever the folder lies that its model and data are in."""
+    return ((name.replace("-", "_"), value) for name, value in options.items() if isinstance(value, str))
 
 
 def _words(chosen: Options) -> str:

@@ -159,12 +159,13 @@ def settle(options: dict[str, Any]) -> Any:
     """What thinpipe train would make of these options; its OptionError if it would refuse them."""
     from thinpipe.commands.train.settle import settle_run
 
-    return settle_run(options)[0]
+    return settle_run(options, here=False)[0]  # results may be of another machine
 
 
 def check_possible(plan: Path, runs: Sequence[Run]) -> None:
-    """ValueError for the first run that thinpipe train would refuse: no data, too many workers for the model."""
+    """ValueError for the first run that thinpipe train would refuse: no data, no GPU, too many workers."""
     from thinpipe.training import data
+    from thinpipe.training.running import check_devices
     from thinpipe.training.settings import Settings
     from thinpipe.workloads.tasks import task
 
@@ -172,11 +173,12 @@ def check_possible(plan: Path, runs: Sequence[Run]) -> None:
     for run in runs:
         settings = Settings.from_json({"threads": None, **{k: v for k, v in run.settings.items() if k != "steps"}})
         asked = repr((settings.task, settings.source, settings.parallel, settings.workers, settings.layout,
-                      settings.client_layers, settings.batch_size))  # fmt: skip
+                      settings.client_layers, settings.batch_size, settings.device))  # fmt: skip
         if asked in seen:  # codecs and seeds make no difference, and data sets take a while to look for
             continue
         seen.add(asked)
         try:
+            check_devices(settings)
             data.check_possible(task(settings.task), settings)
         except ValueError as error:
             raise ValueError(f"{plan}: the run {run.name!r}: {error}") from None

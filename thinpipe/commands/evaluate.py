@@ -20,7 +20,7 @@ from thinpipe.measure import report
 from thinpipe.measure.figures import columns_of, figure, row_of
 from thinpipe.measure.record import Record, check_writable
 from thinpipe.options import OptionError, flags_in_errors, like, option, read
-from thinpipe.training.running import Running
+from thinpipe.training.running import Running, check_devices
 from thinpipe.training.settings import PANELS, Settings
 from thinpipe.training.trained import WHAT, Trained
 from thinpipe.workers.errors import WorkerError
@@ -110,6 +110,7 @@ def evaluate(**given: Any) -> None:
         join_machines(asked.rank, asked.master, given["workers"])
         adapter = None if asked.adapter is None else SavedAdapter(Path(asked.adapter))
         settings = _settled(asked.run, given, adapter)
+        check_devices(settings)
         Running(link=asked.link, patience_s=asked.patience_s).check_with(settings)
         me = member()
         if me is None:

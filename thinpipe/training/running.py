@@ -181,12 +181,8 @@ class Running:
             raise OptionError(f"{{capture}} keeps what crosses the links {leave_out}")
 
     def check_with(self, settings: Settings) -> None:
-        """OptionError unless a run with these settings can be carried out so, on this machine."""
+        """OptionError unless a run with these settings can be carried out so."""
         parallel = settings.parallel
-        me = member()
-        here = settings.devices if me is None else [settings.devices[me.rank]]
-        if "cuda" in here and not torch.cuda.is_available():
-            raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
         self.check_watchable(settings)
         if self.export is not None:
             settings.check_export(merge=self.merge)
@@ -219,3 +215,11 @@ class Running:
     def processes(self, settings: Settings) -> int:
         """Workers that are started."""
         return 1 if self.in_process else settings.workers
+
+
+def check_devices(settings: Settings) -> None:
+    """OptionError where this machine has no GPU, and is to have one."""
+    me = member()
+    here = settings.devices if me is None else [settings.devices[me.rank]]
+    if "cuda" in here and not torch.cuda.is_available():
+        raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")

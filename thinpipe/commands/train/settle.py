@@ -12,20 +12,23 @@ import torch
 from thinpipe.options import OptionError, options_of, read
 from thinpipe.training.checkpoints.folder import candidates, check_unused, checkpoints, newest_manifest
 from thinpipe.training.resolve import settle, settle_again
-from thinpipe.training.running import Capture, Running
+from thinpipe.training.running import Capture, Running, check_devices
 from thinpipe.training.settings import Settings
 from thinpipe.workers.membership import become_member, member
 from thinpipe.workloads.tasks import task
 
 
-def settle_run(given: Mapping[str, Any]) -> tuple[Settings, Running]:
+def settle_run(given: Mapping[str, Any], *, here: bool = True) -> tuple[Settings, Running]:
     """What the run is and how it is carried out; OptionError if the options do not go together.
 
-    ``given`` are options by their names as on the command line; None, or missing, if they were not given.
+    ``given`` are options by their names as on the command line; None, or missing, if they were not given. Unless the run is
+    to be ``here``, it may be for a machine with a GPU where this one has none.
     """
     settings, running = _settle(
         read(Settings, given) | {"compress": given.get("compress")}, read(Running, given) | _capture(given)
     )
+    if here:
+        check_devices(settings)
     running.check_with(settings)
     return settings, running
 
