@@ -14,12 +14,12 @@ from thinpipe.bench.pipeline.bound import (
     bound_of_pipeline,
     bound_of_replicas,
     hops_of,
-    makespan,
     ring_bytes,
 )
 from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.measure.record import Column, Row
-from thinpipe.pipeline.order import Action, make_order
+from thinpipe.pipeline.flight import makespan
+from thinpipe.pipeline.order import Action, Order, in_flight, make_order
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.workers.shape import Shaping, link_text
 
@@ -36,6 +36,7 @@ COLUMNS = (
     Column(name="codec", heading="codec", key=True),
     Column(name="stage", heading="stage", key=True),  # torch's, where it is not ours
     Column(name="threads", heading="threads\neach", format="d"),
+    Column(name="in_flight", heading="chunks on\ntheir way", format="d"),
     Column(name="samples_per_s", heading="samples\nper s", format=".1f", better="higher"),
     Column(name="of_data_parallel", heading="of data-\nparallel", format=".2f", better="higher"),
     Column(name="of_uncompressed", heading="of un-\ncompressed", format=".2f", better="higher"),
@@ -70,6 +71,7 @@ class Measured:
     stage_ms: dict[int, tuple[float, float]]  # of a pipeline: of every stage here, a chunk's forward and backward
     links: tuple[LinkReport, ...]  # of the whole pipeline, sums of all timed steps
     cuts: tuple[int, ...]
+    order: Order | None = None  # of a pipeline: the schedule with the number of chunks that it has on their way
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -119,11 +121,12 @@ def make_row(settings: Settings, run: Run, link: Shaping | None, workers: Sequen
         "peak_mib": max((d["peak_mib"] for d in details if d["peak_mib"] is not None), default=None),
         "samples_ms": first.samples_ms,
         "cuts": first.cuts,
+        "in_flight": _in_flight(run, workers),
         "per_worker": details,
     }
     if run.parallel == "pipeline":
         row |= {part: _known(float(np.mean([d[part] for d in details], dtype=float))) for part in PARTS}
-        row |= {"bubble": _bubble(workers, steps, step_ms), "bubble_theory": _bubble_in_theory(run, workers, steps)}
+        row |= {"bubble": _bubble(workers, steps, step_ms), "bubble_theory": _bubble_in_theory(run, workers)}
     return row
 
 
@@ -174,14 +177,21 @@ def _known(ms: float) -> float | None:
     return None if math.isnan(ms) else ms
 
 
+def _in_flight(run: Run, workers: Sequence[Measured]) -> int | None:
+    """How many chunks of a pipeline are on their way at once."""
+    order, stages = workers[0].order, sum(len(measured.stage_ms) for measured in workers)
+    return None if order is None or run.chunks is None else min(in_flight(order, stages, run.chunks), run.chunks)
+
+
 def _bubble(workers: Sequence[Measured], steps: int, step_ms: float) -> float:
     """The part of all workers' time in which they compute nothing."""
     return 1 - sum(measured.module_ms for measured in workers) / (len(workers) * step_ms)
 
 
-def _bubble_in_theory(run: Run, workers: Sequence[Measured], steps: int) -> float:
+def _bubble_in_theory(run: Run, workers: Sequence[Measured]) -> float:
     """What of it is the order's: the same, on links that take no time and with codecs that cost nothing."""
-    assert run.schedule is not None
+    order = workers[0].order
+    assert order is not None
     assert run.chunks is not None
     cost = {stage: times for measured in workers for stage, times in measured.stage_ms.items()}
     placement = [stage % len(workers) for stage in range(len(cost))]
@@ -189,6 +199,6 @@ def _bubble_in_theory(run: Run, workers: Sequence[Measured], steps: int) -> floa
     def cost_of(action: Action) -> float:
         return cost[action.stage]["FB".index(action.kind)]
 
-    orders = make_order(run.schedule, placement, run.chunks)
+    orders = make_order(order, placement, run.chunks)
     work = sum(cost_of(action) for actions in orders.values() for action in actions)
     return 1 - work / (len(workers) * makespan(orders, cost_of))

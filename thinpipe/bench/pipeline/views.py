@@ -14,7 +14,16 @@ from thinpipe.workers.shape import parse_link
 _ONE_RATE = re.compile(r"none|[\d.]+[kmg]bit")
 _BY_NAME = {column.name: column for column in COLUMNS}
 _KEYS = tuple(column for column in COLUMNS if column.key)
-_SPEED = ("threads", "samples_per_s", "of_data_parallel", "of_uncompressed", "of_torch", "step_ms", "step_p95_ms")
+_SPEED = (
+    "threads",
+    "in_flight",
+    "samples_per_s",
+    "of_data_parallel",
+    "of_uncompressed",
+    "of_torch",
+    "step_ms",
+    "step_p95_ms",
+)
 _BOUND = (
     "busiest_compute_ms",
     "busiest_wire_ms",
@@ -59,7 +68,8 @@ def describe(row: Row) -> str:
     if row["parallel"] != "pipeline":
         return f"{ {'none': 'single process', 'data': 'data-parallel'}[row['parallel']] }, {row['workers']}{link}"
     how = f"{row['layout']} {row['schedule']}, {row['workers']}{link}"
-    return f"{how}, {row['chunks']} chunks, {_sender(row)}"
+    under_way = "" if row["in_flight"] in (None, row["chunks"]) else f", {row['in_flight']} on their way"
+    return f"{how}, {row['chunks']} chunks{under_way}, {_sender(row)}"
 
 
 def result_tables(rows: Sequence[Row]) -> list[Table]:
