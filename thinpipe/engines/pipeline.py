@@ -127,12 +127,10 @@ class PipelineEngine(Engine):
 
     def _choose_order(self, operations: Sequence[int]) -> Order:
         """With as many chunks on their way as links ask for; ``operations`` of every unit."""
-        parts = [operations[start:end] for start, end in pairwise((0, *self.cuts, len(operations)))]
+        stages = [sum(operations[start:end]) for start, end in pairwise((0, *self.cuts, len(operations)))]
         chunks, placement = self._cutting.chunks, [index % self._workers for index in range(self.stage_count)]
         wire_bytes = {(link.source, link.target): link.wire_bytes // chunks for link in self.link_plans()}
-        return choose_order(
-            self._cutting.order, placement, chunks, self._links.shaping, wire_bytes, list(map(sum, parts))
-        )
+        return choose_order(self._cutting.order, placement, chunks, self._links.shaping, wire_bytes, stages)
 
     def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
         links = self._links

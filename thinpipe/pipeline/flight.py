@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from thinpipe.pipeline.order import Action, Order, make_order
-from thinpipe.workers.shape import Queue, Shaping
+from thinpipe.workers.shape import Queue, Shape, Shaping
 
 Hop = tuple[int, int]  # from a stage to its neighbour
 _SLACK = 1.01  # of numbers of chunks that take up to 1 % longer than the best, the smallest is taken: it needs memory
@@ -39,7 +39,7 @@ def choose_order(
 
     ``wire_bytes`` are those of one chunk, ``operations`` those of every stage.
     """
-    passages = {} if links is None else _passages(links, placement, wire_bytes)
+    passages = passages_of(links, placement, wire_bytes, patient=True)
     if order != "1f1b" or not any(each.delay_ms for each in passages.values()):
         return order
     load: dict[Queue, float] = defaultdict(float)
@@ -103,12 +103,21 @@ def makespan(
     return max(free.values())
 
 
-def _passages(links: Shaping, placement: Sequence[int], wire_bytes: Mapping[Hop, int]) -> dict[Hop, Passage]:
-    ways = links.ways(max(placement) + 1)
+def passages_of(
+    links: Shaping | None, placement: Sequence[int], wire_bytes: Mapping[Hop, int], *, patient: bool = False
+) -> dict[Hop, Passage]:
+    """The ways of one chunk's bytes; ``patient``: with the longest delay, and twice that where packets are lost.
+
+    TCP sends a lost packet again a round trip later, and what came after it waits: one delay, or three, and so two.
+    """
+    ways = (links or Shaping(Shape())).ways(max(placement) + 1)
     found = {}
     for (source, target), size in wire_bytes.items():
         way = ways[placement[source], placement[target]]
-        found[source, target] = Passage(way.queues, size, way.shape.delay_ms + way.shape.jitter_ms)
+        delay_ms = way.shape.delay_ms
+        if patient:
+            delay_ms = (delay_ms + way.shape.jitter_ms) * (2 if way.shape.loss else 1)
+        found[source, target] = Passage(way.queues, size, delay_ms)
     return found
 
 

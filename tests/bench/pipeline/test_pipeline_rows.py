@@ -51,6 +51,15 @@ def test_how_many_chunks_are_on_their_way():
     assert "1f1b, 2 over none, 4 chunks, 2 on their way, " in describe(row)
 
 
+def test_what_the_order_takes_on_its_links():
+    """Of each of four chunks 20 ms up and 10 ms down; when all are up, the last one is computed and returns."""
+    links = [link(0, 1, 1_000_000 * STEPS), link(1, 0, 500_000 * STEPS, stages=(1, 0))]
+    workers = [measured(links=links, stage_ms={index: (1.0, 2.0)}) for index in range(2)]
+    row = make_row(settings(), replace(PIPELINE, layout="linear"), shaping_of(100.0), workers)
+    assert row["order_ms"] == pytest.approx(1 + 4 * 20 + 1 + 2 + 10 + 2)
+    assert row["bubble_theory"] == pytest.approx(1 - 24 / (2 * 15))
+
+
 def test_the_bound_is_the_busier_of_worker_and_direction():
     thin, wide = pipeline_row(100.0), pipeline_row(1000.0)
     assert (thin["busiest_compute_ms"], thin["busiest_wire_ms"], thin["bound_ms"]) == (32.0, 80.0, 80.0)

@@ -18,7 +18,7 @@ from thinpipe.bench.pipeline.bound import (
 )
 from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.measure.record import Column, Row
-from thinpipe.pipeline.flight import makespan
+from thinpipe.pipeline.flight import makespan, passages_of
 from thinpipe.pipeline.order import Action, Order, in_flight, make_order
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.workers.shape import Shaping, link_text
@@ -47,6 +47,7 @@ COLUMNS = (
     Column(name="busiest_wire_ms", heading="busiest\nlink ms", format=".1f"),
     Column(name="delay_ms", heading="delays\nms", format=".1f"),
     Column(name="bound_ms", heading="bound\nms", format=".1f"),
+    Column(name="order_ms", heading="order\nms", format=".1f"),
     Column(name="of_bound", heading="bound /\nstep", format=".2f", better="higher"),
     Column(name="tensor_bytes", heading="tensor\nbytes", format="d"),
     Column(name="wire_bytes", heading="wire\nbytes", format="d", better="lower"),
@@ -126,7 +127,7 @@ def make_row(settings: Settings, run: Run, link: Shaping | None, workers: Sequen
     }
     if run.parallel == "pipeline":
         row |= {part: _known(float(np.mean([d[part] for d in details], dtype=float))) for part in PARTS}
-        row |= {"bubble": _bubble(workers, steps, step_ms), "bubble_theory": _bubble_in_theory(run, workers)}
+        row |= {"bubble": _bubble(workers, step_ms), **_theory(run, link, workers, steps)}
     return row
 
 
@@ -183,22 +184,29 @@ def _in_flight(run: Run, workers: Sequence[Measured]) -> int | None:
     return None if order is None or run.chunks is None else min(in_flight(order, stages, run.chunks), run.chunks)
 
 
-def _bubble(workers: Sequence[Measured], steps: int, step_ms: float) -> float:
+def _bubble(workers: Sequence[Measured], step_ms: float) -> float:
     """The part of all workers' time in which they compute nothing."""
     return 1 - sum(measured.module_ms for measured in workers) / (len(workers) * step_ms)
 
 
-def _bubble_in_theory(run: Run, workers: Sequence[Measured]) -> float:
-    """What of it is the order's: the same, on links that take no time and with codecs that cost nothing."""
-    order = workers[0].order
+def _theory(run: Run, link: Shaping | None, workers: Sequence[Measured], steps: int) -> dict[str, float]:
+    """What the order itself takes, on these workers and links, with codecs that cost nothing and bytes without headers.
+
+    And the bubble that it has on links that take no time.
+    """
+    order, chunks = workers[0].order, run.chunks
     assert order is not None
-    assert run.chunks is not None
+    assert chunks is not None
     cost = {stage: times for measured in workers for stage, times in measured.stage_ms.items()}
     placement = [stage % len(workers) for stage in range(len(cost))]
 
     def cost_of(action: Action) -> float:
         return cost[action.stage]["FB".index(action.kind)]
 
-    orders = make_order(order, placement, run.chunks)
+    orders = make_order(order, placement, chunks)
     work = sum(cost_of(action) for actions in orders.values() for action in actions)
-    return 1 - work / (len(workers) * makespan(orders, cost_of))
+    sizes = {(each.source, each.target): each.wire_bytes // (steps * chunks) for each in workers[0].links}
+    return {
+        "order_ms": makespan(orders, cost_of, passages_of(link, placement, sizes)),
+        "bubble_theory": 1 - work / (len(workers) * makespan(orders, cost_of)),
+    }

@@ -29,6 +29,7 @@ _BOUND = (
     "busiest_wire_ms",
     "delay_ms",
     "bound_ms",
+    "order_ms",
     "step_ms",
     "of_bound",
     "bubble",
@@ -46,8 +47,9 @@ _PER_WORKER = (
 
 BOUND_NOTE = (
     "bound: the most that a worker computes or a direction of a link needs for its bytes, with the delays that\n"
-    "must pass before and after; at least the delays of one chunk, there and back. bubble: time in which workers\n"
-    "do not compute; in theory: with links that take no time."
+    "must pass before and after; at least the delays of one chunk, there and back. order: what the schedule takes\n"
+    "on such workers and links, without codecs and headers. bubble: time in which workers do not compute; in\n"
+    "theory: with links that take no time."
 )
 PARTS_NOTE = (
     "compute: forward, backward, update. wait: for a sender that has nothing yet. transfer: for a message on\n"
