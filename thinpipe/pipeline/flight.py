@@ -16,6 +16,7 @@ from thinpipe.workers.shape import Queue, Shape, Shaping
 
 Hop = tuple[int, int]  # from a stage to its neighbour
 _SLACK = 1.01  # of numbers of chunks that take up to 1 % longer than the best, the smallest is taken: it needs memory
+_ENOUGH = 256  # chunks that are looked at, which takes a second for many stages: longer steps go on alike
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def choose_order(
         for worker in set(placement)
     ]
     ms = wire_ms / max(worker_operations)
+    chunks = min(chunks, _ENOUGH)
 
     def cost(action: Action) -> float:
         return operations[action.stage] * ms * (1 if action.kind == "F" else 2) / 3
