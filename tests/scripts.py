@@ -21,11 +21,12 @@ def run_script(
     limit_s: float = LIMIT_S,
     interrupt_when: Callable[[], bool] | None = None,
     interrupt_with: signal.Signals = signal.SIGINT,
+    **env: str,
 ) -> tuple[int, str]:
     """Exit code and output of a script in a session of its own; when it is over, so must be all its workers.
 
     ``interrupt_when`` says when to press Ctrl-C, which reaches the script and its workers alike; other signals, as of
-    ``kill``, reach the script alone.
+    ``kill``, reach the script alone. ``env`` is added to the environment.
     """
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -33,7 +34,7 @@ def run_script(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
     )
     until = time.monotonic() + limit_s
     try:

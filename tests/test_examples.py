@@ -26,9 +26,10 @@ SIZES = r"(\d+) bytes of tensors, (\d+) on the wire"
     ],
 )
 def test_example_learns_and_compresses(
-    name: str, launcher: tuple[str, ...], links: int, ratio: tuple[float, float]
+    name: str, launcher: tuple[str, ...], links: int, ratio: tuple[float, float], tmp_path: Path
 ) -> None:
-    code, output = run_script(*launcher, str(EXAMPLES / f"{name}.py"))
+    temporary = {"TMPDIR": str(tmp_path)} if launcher else {}  # torchrun leaves a folder
+    code, output = run_script(*launcher, str(EXAMPLES / f"{name}.py"), **temporary)
     assert code == 0, output
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", output)]
     assert len(losses) == 20

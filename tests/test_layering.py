@@ -18,7 +18,7 @@ ALLOWED = {
     },
     "thinpipe.version": set(),
     "thinpipe.options": set(),
-    "thinpipe.__main__": {"thinpipe.cli"},
+    "thinpipe.__main__": {"thinpipe.cli", "thinpipe.workers.errors"},
     "thinpipe.cli": {"thinpipe.commands"},
     "thinpipe.codecs": {"thinpipe.codecs"},
     "thinpipe.workers": {"thinpipe.workers", "thinpipe.measure.readable"},

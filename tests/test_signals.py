@@ -1,14 +1,18 @@
 """A signal before a verb has begun its work ends the program with one line; after it, it changes nothing."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.scripts import ROOT
+
 PROGRAM = """
 import atexit, sys, time
-from thinpipe import cli
+from thinpipe import __main__, cli
 
 cli.VERBS["diff"] = ("sleeping:verb", "")
 sys.modules["sleeping"] = sys.modules["__main__"]
@@ -26,39 +30,57 @@ def tidy_up() -> None:
 
 
 sys.argv = ["thinpipe", "diff"]
-cli.main()
+__main__.main()
 """
+# Stands where the command line's library does, and goes on whatever comes: as libraries do that try an import.
+IMPORTED = """
+from thinpipe.workers.forking import temporary_folder
+
+temporary_folder()
+try:
+    print("there", flush=True)
+    input()
+except BaseException:
+    pass
+"""
+WORDS = [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM"), (signal.SIGHUP, "ended by SIGHUP")]
 
 
-def start(seconds: float) -> subprocess.Popen[str]:
-    program = PROGRAM.replace("SECONDS", str(seconds))
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM"), (signal.SIGHUP, "ended by SIGHUP")],
-)
-def test_one_line_and_the_code_that_shells_expect(number: int, words: str) -> None:
-    process = start(60)
+def signalled(number: int, *command: str, lines: int = 1, **env: str) -> tuple[str, int]:
+    """What a program says on stderr and how it ends that gets a signal when it has said so many lines."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | env,
+    )
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
+        assert [process.stdout.readline() for _ in range(lines)] == ["there\n", "done\n"][:lines]
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert (said, process.returncode) == (f"thinpipe: {words}\n", 128 + number)
+    return said, process.returncode
+
+
+@pytest.mark.parametrize(("number", "words"), WORDS)
+def test_one_line_and_the_code_that_shells_expect(number: int, words: str) -> None:
+    ended = signalled(number, "-c", PROGRAM.replace("SECONDS", "60"))
+    assert ended == (f"thinpipe: {words}\n", 128 + number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_after_its_work_a_program_ends_well(number: int) -> None:
-    process = start(0)
-    try:
-        assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(2)] == ["there\n", "done\n"]
-        process.send_signal(number)
-        _, said = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert (said, process.returncode) == ("", 0)
+    assert signalled(number, "-c", PROGRAM.replace("SECONDS", "0"), lines=2) == ("", 0)
+
+
+@pytest.mark.parametrize(("number", "words"), WORDS)
+def test_while_it_is_imported_nothing_is_lost_and_nothing_left(number: int, words: str, tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(IMPORTED)
+    (tmp_path / "tmp").mkdir()
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path / "tmp")}
+    assert signalled(number, "-m", "thinpipe", "--help", **env) == (f"thinpipe: {words}\n", 128 + number)
+    assert not list((tmp_path / "tmp").iterdir())

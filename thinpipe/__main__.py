@@ -1,6 +1,54 @@
-"""``python -m thinpipe``: the command line, also where nothing is installed, and for torchrun's ``-m``."""
+"""The program ``thinpipe``, also as ``python -m thinpipe``; light, so that signals find it ready before all else."""
 
-from thinpipe.cli import main
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from types import FrameType
+
+from thinpipe.workers.errors import ended_by
+
+
+def main() -> None:
+    end, numbers = _End(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
+            signal.signal(number, end)
+    try:
+        from thinpipe.cli import app
+
+        app()
+    finally:
+        # All is said and done: Python would die without a word of a signal that comes while it tidies up.
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+
+
+class _End:
+    """What a signal does until a verb takes signals itself: one line, and the exit code that shells expect."""
+
+    def __init__(self) -> None:
+        self._is_told = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_told:
+            self._is_told = True
+            os.write(2, f"thinpipe: {ended_by(number)}\n".encode())  # print may be what was interrupted
+        if _is_importing(frame):
+            # An exception can be lost there: libraries try imports and go on without. Nothing of ours is half done.
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            os._exit(128 + number)
+        raise SystemExit(128 + number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
 
 if __name__ == "__main__":
     main()

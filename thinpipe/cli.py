@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -59,12 +57,6 @@ class _Verbs(TyperGroup):
         verb = " ".join(part for part in (self.name if self.name == "bench" else "", name) if part)
         return name, load(verb) if verb in VERBS else command, rest
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            _end(signal.SIGINT)
-
 
 app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 bench = typer.Typer(cls=_Verbs, no_args_is_help=True, help="Measure: codecs, links, pipelines, data-parallel training.")
@@ -87,22 +79,3 @@ def thinpipe(
     ] = False,
 ) -> None:
     """Train a model whose layers live on several machines, over links too thin for it."""
-
-
-def _end(number: int, _frame: object = None) -> NoReturn:
-    word = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
-    print(f"thinpipe: {word}", file=sys.stderr, flush=True)
-    raise SystemExit(128 + number)
-
-
-def main() -> None:
-    # While verbs are imported; what they do afterwards they end themselves.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
-    try:
-        app()
-    finally:
-        # All is said and done: Python would die without a word of a signal that comes while it tidies up.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)

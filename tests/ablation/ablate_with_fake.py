@@ -3,8 +3,8 @@
 from functools import partial
 
 from tests.ablation.helpers import FAKE_TRAIN
+from thinpipe.__main__ import main
 from thinpipe.ablation import runner
-from thinpipe.cli import main
 
 if __name__ == "__main__":
     runner.carry_out = partial(runner.carry_out, train=FAKE_TRAIN)

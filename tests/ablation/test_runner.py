@@ -9,7 +9,7 @@ import pytest
 
 from tests.ablation.helpers import FAKE_TRAIN, make_plan, starts
 from thinpipe.ablation import runner
-from thinpipe.ablation.runner import carry_out, last_error, threads_of
+from thinpipe.ablation.runner import carry_out, last_error, processes_of, threads_of
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -65,6 +65,8 @@ def test_workers_of_all_jobs_share_the_cores(tmp_path: Path, fake_log: Path, mon
     assert fake_log.read_text().splitlines() == ["fp16 seed 0 threads 2"]
     (told,) = make_plan(tmp_path, "seed = [0]", "threads = 5").runs
     assert threads_of(told, 8) == 5
+    (alone,) = make_plan(tmp_path, "seed = [0]", "workers = 2\nin-process = true").runs
+    assert (processes_of(alone), processes_of(run)) == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_ends_with_table_record_page_and_plot(tmp_path: Path, fake_log: Path) ->
     lines = [line for line in result.stderr.splitlines() if line.startswith("[")]
     assert len(lines) == 6
     assert re.fullmatch(r"\[6/6\] digits .* seed \d: accuracy 9\d\.0%, \d+ s", lines[-1])
-    assert "3 at a time, 2 workers each, OMP_NUM_THREADS=" in result.stderr
+    assert "3 at a time, 2 processes each, OMP_NUM_THREADS=" in result.stderr
     assert [row["codec"] for row in Record.read(outputs[0]).rows] == ["none", "sort:6+2"]
     assert "| sort:6+2 |" in outputs[1].read_text()
     assert outputs[2].read_bytes().startswith(b"\x89PNG")

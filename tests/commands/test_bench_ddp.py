@@ -47,7 +47,7 @@ def run(tmp_path):
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=tmp_path,
-            env=environment | {"PYTHONPATH": path},
+            env=environment | {"PYTHONPATH": path, "TMPDIR": str(tmp_path)},  # torchrun leaves a folder
             capture_output=True,
             text=True,
             timeout=120,

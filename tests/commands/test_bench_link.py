@@ -83,7 +83,7 @@ def test_joins_under_torchrun_and_one_worker_prints(tmp_path):
     launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "thinpipe", "bench", "link", "--probe", "0"]
     done = subprocess.run(
         [sys.executable, *launch, "--sizes", "1kB", "--repeat", "2", "--json", str(tmp_path / "r.json")],
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        env=os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(tmp_path)},  # torchrun leaves a folder
         capture_output=True,
         text=True,
         timeout=120,

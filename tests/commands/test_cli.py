@@ -163,8 +163,7 @@ def test_only_a_broken_promise_fails_the_run(measured, required, exit_code, monk
 
 
 def test_runs_as_a_program(tmp_path):
-    program = [sys.executable, "-c", "from thinpipe.cli import main; main()"]
-    command = [*program, *SMALL, "--json", str(tmp_path / "r.json")]
+    command = [sys.executable, "-m", "thinpipe", *SMALL, "--json", str(tmp_path / "r.json")]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}, check=True)
     assert done.stdout.count("what travels and what is lost") == 1
     assert done.stderr == f"wrote {tmp_path / 'r.json'}\n"

@@ -26,9 +26,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_together(commands: list[list[str]]) -> list[tuple[str, str]]:
+def run_together(commands: list[list[str]], temporary: Path) -> list[tuple[str, str]]:
     """Output and errors of commands that need each other; all are ended if one fails or is late."""
-    environment = os.environ | {"COLUMNS": "80"}
+    environment = os.environ | {"COLUMNS": "80", "TMPDIR": str(temporary)}  # torchrun leaves a folder
     processes = [
         subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         for each in commands
@@ -68,7 +68,7 @@ def test_two_agents_train_as_one_machine_does(pool, tmp_path):
     path, port = tmp_path / "r.json", free_port()
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     agent += ["--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank"]
-    outputs = run_together([[*agent, str(rank), *PROGRAM[1:], "--json", str(path)] for rank in (0, 1)])
+    outputs = run_together([[*agent, str(rank), *PROGRAM[1:], "--json", str(path)] for rank in (0, 1)], tmp_path)
     row = Record.read(path).rows[0]
     here = pool.run(train_here, 2)[0]
     assert row["parameters_sha256"] == here.end.parameters_sha256

@@ -1,15 +1,17 @@
-"""What verbs write at their end: a disk that is full after all loses no record."""
+"""How verbs end: told which signal it was; a disk that is full after all loses no record."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 import typer
 
-from thinpipe.commands.terminal import Outputs
+from thinpipe.commands.terminal import Outputs, takes
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Record
+from thinpipe.workers.errors import Interrupted, Terminated
 
 RECORD = Record(
     kind="k", config={}, columns=(Column(name="ms", heading="ms"),), rows=({"ms": 1.5},), environment={"torch": "2"}
@@ -48,3 +50,24 @@ def test_a_page_and_a_plot_that_cannot_be_written_are_one_line(
     assert "r.md cannot be written: No such file or directory; " in line
     assert line.endswith("r.png cannot be written: No space left on device")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "words", "code"),
+    [
+        (KeyboardInterrupt(), "interrupted", 130),
+        (Terminated(129), "ended by SIGHUP", 129),  # the launcher of workers
+        (Interrupted(signal.SIGTERM), "ended by SIGTERM", 143),  # a worker that was started elsewhere
+    ],
+)
+def test_a_verb_whose_workers_were_ended_says_by_which_signal(
+    raised: BaseException, words: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @takes(panels=())
+    def verb() -> None:
+        raise raised
+
+    with pytest.raises(SystemExit) as ended:
+        verb()
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"thinpipe: {words}\n"

@@ -58,8 +58,12 @@ def threads_of(run: Run, jobs: int) -> int:
     """Threads of each worker, so that all runs together have no more than there are cores."""
     if "threads" in run.options:
         return int(run.options["threads"])
-    processes = 1 if run.options.get("in-process") else int(run.settings["workers"])
-    return max(1, cores() // (jobs * processes))
+    return max(1, cores() // (jobs * processes_of(run)))
+
+
+def processes_of(run: Run) -> int:
+    """That compute: its workers, or the one that has the stages of all."""
+    return 1 if run.options.get("in-process") else int(run.settings["workers"])
 
 
 def cores() -> int:

@@ -26,7 +26,7 @@ import time
 from types import TracebackType
 
 from thinpipe.ablation.plan import Plan, Run
-from thinpipe.ablation.runner import cores, threads_of
+from thinpipe.ablation.runner import cores, processes_of, threads_of
 from thinpipe.ablation.store import Result, Store
 from thinpipe.commands.terminal import duration, progress_bar
 
@@ -255,10 +255,11 @@ class Progress:
 
 
 def _sharing(pending: Sequence[Run], jobs: int) -> str:
-    workers = max(int(run.settings["workers"]) for run in pending)
+    processes = max(map(processes_of, pending))
     threads = min(threads_of(run, jobs) for run in pending)
-    text = f"{jobs} at a time, {workers} workers each, OMP_NUM_THREADS={threads}, {cores()} cores"
-    return text if jobs * workers * threads <= cores() else f"{text}: they have to share, and speeds suffer"
+    each = f"{processes} process{'es' * (processes > 1)} each"
+    text = f"{jobs} at a time, {each}, OMP_NUM_THREADS={threads}, {cores()} cores"
+    return text if jobs * processes * threads <= cores() else f"{text}: they have to share, and speeds suffer"
 
 
 def _outcome(result: Result) -> str:

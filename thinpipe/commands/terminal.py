@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from thinpipe.measure.atomic import written_whole
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Record, check_writable
 from thinpipe.options import Option, OptionError, flag, flags_in_errors, named, option, options_of
+from thinpipe.workers.errors import Terminated, ended_by
 
 Command = Callable[..., None]
 RESULTS = "What comes out"  # the panel of the help that files of results stand in
@@ -42,7 +44,8 @@ def takes(
     def decorate(command: Command) -> Command:
         @wraps(command)
         def run(**given: Any) -> None:
-            command(**_by_new_names(given, renamed))
+            with _end_told():
+                command(**_by_new_names(given, renamed))
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         arguments = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -77,6 +80,21 @@ def _by_new_names(given: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[
             typer.echo(f"thinpipe: {flag(old)} is called {flag(new)} now", err=True)
             result[new] = given[old]
     return result
+
+
+@contextmanager
+def _end_told() -> Iterator[None]:
+    """Say of a verb that was asked to end, and whose workers have, by which signal."""
+    try:
+        yield
+    except Terminated as error:
+        code = error.code
+    except KeyboardInterrupt as error:
+        code = 128 + getattr(error, "number", signal.SIGINT)
+    else:
+        return
+    typer.echo(f"thinpipe: {ended_by(code - 128)}", err=True)
+    raise SystemExit(code)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from typing import Any, Literal
 
 import torch
@@ -22,7 +22,7 @@ from thinpipe.models.compare import compare
 from thinpipe.models.forward import call_model, takes
 from thinpipe.models.tiny import WORDS, shrunken
 from thinpipe.models.unknown import UnknownValueError
-from thinpipe.workers.signals import end_with_parent
+from thinpipe.workers.signals import end_with_parent, signals_blocked, unblock_signals
 
 Outcome = Literal["exact", "different", "refused", "not buildable"]
 KINDS = {
@@ -93,7 +93,9 @@ def verify(wanted: Sequence[tuple[str, str]], processes: int = PROCESSES) -> Ite
     """Verify (kind, type) one after the other in a few processes, each with one thread; yields as they are done."""
     # A fresh interpreter for each: this one may have threads, which a forked process would wait for.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin) as pool:
-        waiting = [pool.submit(verify_type, kind, name) for kind, name in wanted]
+        resource_tracker.ensure_running()  # ahead, since it unblocks signals
+        with signals_blocked():  # the processes start here
+            waiting = [pool.submit(verify_type, kind, name) for kind, name in wanted]
         try:
             for done in as_completed(waiting):
                 yield done.result()
@@ -102,6 +104,8 @@ def verify(wanted: Sequence[tuple[str, str]], processes: int = PROCESSES) -> Ite
 
 
 def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the command has words for it
+    unblock_signals()
     end_with_parent()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")

@@ -45,6 +45,11 @@ class StoppedTogether(Interrupted):
         self.worker = worker
 
 
+def ended_by(number: int) -> str:
+    """A signal that ended a process, in the words of its one line."""
+    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+
+
 def root_of(error: BaseException) -> BaseException:
     """What an error was raised from: torch's stages wrap what happens in a module. Ours say all there is to say."""
     while error.__cause__ is not None and not isinstance(error, (LinkError, ChecksumError)):

@@ -9,8 +9,10 @@ import re
 import shutil
 import tempfile
 from functools import cache
-from multiprocessing import forkserver, process
+from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
+
+from thinpipe.workers.signals import signals_blocked
 
 _PREFIX = "thinpipe-"  # of temporary folders
 _LONGEST = 50  # characters of a path that leaves room for a socket's name below it
@@ -24,7 +26,14 @@ def import_ahead(*modules: str) -> None:
     """
     temporary_folder()
     multiprocessing.set_forkserver_preload(["thinpipe.workers.preload", *modules])
-    forkserver.ensure_running()
+    ensure_server()
+
+
+def ensure_server() -> None:
+    """Start the server that forks workers, unless it runs."""
+    resource_tracker.ensure_running()  # ahead, since it unblocks signals
+    with signals_blocked():
+        forkserver.ensure_running()
 
 
 @cache

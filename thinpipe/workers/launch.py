@@ -29,7 +29,7 @@ from typing import Any
 
 from thinpipe.workers.control import GRACE_S
 from thinpipe.workers.errors import Interrupted, Terminated, WorkerError, debugging, noted_cause
-from thinpipe.workers.forking import import_ahead, temporary_folder
+from thinpipe.workers.forking import ensure_server, import_ahead, temporary_folder
 from thinpipe.workers.local_worker import Job, Network, leave, work
 from thinpipe.workers.membership import PATIENCE_S, joined, member
 from thinpipe.workers.signals import ENDING, RaisedSignal, end_with_parent, raise_signals
@@ -173,6 +173,7 @@ def _start(job: Job, rank: int) -> _Worker:
     results, sender = context.Pipe(duplex=False)
     worker = context.Process(target=work, args=(job, rank, sender), name=f"thinpipe-worker-{rank}")
     try:
+        ensure_server()  # it may have been killed
         worker.start()
     except (EOFError, ConnectionError):
         raise WorkerError(

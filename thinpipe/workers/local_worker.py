@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from thinpipe.workers.errors import Interrupted, debugging, is_effect, noted_cause
 from thinpipe.workers.membership import joined, set_member
-from thinpipe.workers.signals import end_with_parent, raise_signals
+from thinpipe.workers.signals import end_with_parent, raise_signals, unblock_signals
 
 
 class Network(Protocol):
@@ -57,6 +57,7 @@ def work(job: Job, rank: int, sender: connection.Connection) -> None:
     """What a worker's process does. It always says how it ended, unless it is killed."""
     report = _Report(sender, job.folder)
     raise_signals(report.leave, job.ignored)
+    unblock_signals()  # as the server has done, if it could import its part
     end_with_parent()  # the server
     threading.Thread(target=_end_with_launcher, name="thinpipe-launcher", daemon=True).start()
     backend = job.backend

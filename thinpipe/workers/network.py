@@ -40,6 +40,7 @@ from thinpipe.workers import forwarder
 from thinpipe.workers.forwarder import CLONE_NEWNET, NAMESPACES
 from thinpipe.workers.membership import member
 from thinpipe.workers.shape import Shaping, Way, shaping_of
+from thinpipe.workers.signals import signals_blocked
 
 INTERFACE = "thinpipe"  # of every worker, in a namespace where there is no other but loopback
 _TUN = Path("/dev/net/tun")
@@ -155,13 +156,14 @@ def _beside(prefix: str) -> Iterator[subprocess.Popen[str]]:
     """The process that removes a network, whatever becomes of this one; with the context, the network is removed."""
     # -I and -S: nothing of the user's is imported, so that it starts at once.
     command = [sys.executable, "-I", "-S", forwarder.__file__, prefix]
-    keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with signals_blocked():
+        keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert keeper.stdin is not None
     assert keeper.stdout is not None
     try:
         yield keeper
     finally:
-        with _impatience_blocked():
+        with signals_blocked():  # a second Ctrl-C must not leave half
             with suppress(OSError):  # it was killed
                 keeper.stdin.close()
             keeper.wait()
@@ -281,20 +283,10 @@ def _owner_lives(name: str) -> bool:
 
 
 def _remove(names: Iterator[str]) -> None:
-    with _impatience_blocked():
+    with signals_blocked():  # a second Ctrl-C must not leave half
         for name in names:
             # Another process may have removed a dead one's already.
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-
-
-@contextmanager
-def _impatience_blocked() -> Iterator[None]:
-    """Inside, a second Ctrl-C waits: it must not leave half."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

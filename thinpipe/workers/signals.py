@@ -41,6 +41,24 @@ class RaisedSignal(Noted):
             raise Interrupted(number)
 
 
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Inside, signals of ENDING wait. A process that is started inside begins so, and unblocks them when it is ready.
+
+    Until then Python would answer them with a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_signals() -> None:
+    """This process is ready for them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
 def end_with_parent() -> None:
     """Get SIGTERM when the process that started this one was killed; torch's own SIGINT would wait for Python."""
     if _prctl is not None:

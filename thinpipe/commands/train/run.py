@@ -25,7 +25,7 @@ from thinpipe.training.checkpoints.part import DamagedError, verify_part
 from thinpipe.training.events import Listener
 from thinpipe.training.running import Running
 from thinpipe.training.settings import Settings
-from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError
+from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError, ended_by
 from thinpipe.workers.membership import member
 from thinpipe.workers.network import thin_network
 from thinpipe.workloads.task import DataError, Task
@@ -64,9 +64,9 @@ def carry_out(
                 outcome = run_workers(_work, *arguments, workers=workers, **options)[0]
         except KeyboardInterrupt as error:
             number = error.number if isinstance(error, Interrupted) else signal.SIGINT
-            return _tell(128 + number, _ended_by(number), running)
+            return _tell(128 + number, ended_by(number), running)
         except Terminated as error:
-            return _tell(error.code, _ended_by(error.code - 128), running)
+            return _tell(error.code, ended_by(error.code - 128), running)
         except WorkerError as error:
             if not restarts_left or error.code != 1:  # the others would end alike: bad input, a signal
                 return _tell(error.code, str(error), running)
@@ -148,12 +148,8 @@ def _train(
         return Outcome(1, str(error))
     except StoppedTogether as error:
         who = "" if error.worker is None else f"worker {error.worker} was "
-        return Outcome(128 + error.number, who + _ended_by(error.number))
+        return Outcome(128 + error.number, who + ended_by(error.number))
     return Outcome(0)
-
-
-def _ended_by(number: int) -> str:
-    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
 
 
 def _check_room(running: Running, sizes: Mapping[str, int]) -> None:

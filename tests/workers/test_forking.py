@@ -1,0 +1,114 @@
+"""Signals to the server that forks workers, before it is ready and after, and to workers that are not ready yet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import ROOT
+
+ENDING = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+# In the place of what it imports, which takes seconds.
+HELD = """
+import importlib, os, signal, sys
+importlib.import_module = lambda name: (print("there", flush=True), sys.stdin.readline())
+"""
+SERVER = f"""{HELD}
+import thinpipe.workers.preload
+"""
+WORKER = f"""{HELD}
+sys.stdin = open(os.devnull)
+import thinpipe.workers.preload
+process = os.fork()
+if process == 0:
+    print("forked", flush=True)
+    while True:
+        signal.pause()
+print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+"""
+# An interpreter reads this before anything else.
+CUSTOM = """
+import os, sys
+if any("forkserver import main" in word for word in sys.orig_argv):
+    print(os.getpid(), flush=True)
+    open(os.environ["HELD"]).readline()
+"""
+LAUNCHER = """
+import os
+from multiprocessing import forkserver
+from thinpipe.workers.forking import import_ahead
+import_ahead()
+print(os.waitstatus_to_exitcode(os.waitpid(forkserver._forkserver._forkserver_pid, 0)[1]), flush=True)
+"""
+
+
+@contextmanager
+def start(code: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """A program in a session of its own, of which nothing is left."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@ENDING
+def test_a_server_that_imports_ends_without_a_word(number: signal.Signals) -> None:
+    with start(SERVER) as server:
+        assert line_of(server) == "there"
+        server.send_signal(number)
+        assert server.communicate(timeout=30) == ("", "")
+    assert server.returncode == 128 + number
+
+
+def test_a_server_ignores_what_the_user_wants_ignored() -> None:
+    ignoring = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with start(ignoring + SERVER) as server:
+        assert line_of(server) == "there"
+        server.send_signal(signal.SIGHUP)
+        assert server.communicate("go on\n", timeout=30) == ("", "")
+    assert server.returncode == 0
+
+
+@ENDING
+def test_a_worker_that_is_not_ready_ends_and_its_server_tells(number: signal.Signals) -> None:
+    with start(WORKER) as server:
+        assert [line_of(server), line_of(server)] == ["there", "forked"]
+        os.killpg(server.pid, number)
+        assert server.communicate(timeout=30) == (f"{128 + number}\n", "")
+    assert server.returncode == 0
+
+
+@ENDING
+def test_a_server_whose_interpreter_starts_ends_without_a_word(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CUSTOM)
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    with start(LAUNCHER, PYTHONPATH=f"{tmp_path}:{ROOT}", HELD=str(held)) as launcher:
+        os.kill(int(line_of(launcher)), number)
+        with held.open("r+b", buffering=0) as both_ends:  # so that this never waits
+            both_ends.write(b"\n")
+            assert launcher.communicate(timeout=30) == (f"{128 + number}\n", "")
+    assert launcher.returncode == 0
