@@ -97,6 +97,16 @@ def test_a_first_stage_does_not_wait_for_gradients_that_are_on_their_way() -> No
     assert kinds == "FFFF" + "BF" * 12 + "BBBB"
 
 
+def test_a_client_sends_gradients_between_activations() -> None:
+    """So that a server has backwards to compute while activations are on their way."""
+    client, server = (
+        " ".join(f"{action.kind}{action.stage}" for action in actions)
+        for actions in make_order("1f1b:5", [0, 1, 0], 16).values()
+    )
+    assert client == "F0 F0 F0 F2 B2 F0 F2 B2 " + "F0 F2 B2 B0 " * 12 + "F2 B2 B0 F2 B2 B0 B0 B0"
+    assert server == "F1 F1 F1 " + "B1 F1 " * 13 + "B1 B1 B1"
+
+
 @pytest.mark.parametrize("order", ["zero", "gpipe:3", "1f1b:0", "1f1b:", "1f1b:-1", "1F1B"])
 def test_refuses_what_is_no_order(order: str) -> None:
     with pytest.raises(ValueError, match=f"gpipe, 1f1b, or 1f1b:N .*; got '{order}'"):

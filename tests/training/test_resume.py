@@ -13,7 +13,9 @@ from tests.pool import Pool
 from tests.training.toy import Ears, ToyTask, run_toy, saved_model, train_toy
 from thinpipe.training.checkpoints.folder import checkpoints, load, newest
 from thinpipe.training.checkpoints.manifest import read_manifest
+from thinpipe.training.resolve import settle_again
 from thinpipe.training.running import Running
+from thinpipe.workers.shape import parse_link
 
 
 def train(pool: Pool, workers: int, kind: str, running: Running, given: dict[str, Any]) -> Ears:
@@ -54,6 +56,23 @@ def test_from_any_checkpoint_the_end_is_the_same(
         assert rest.epochs[-1].train_loss == whole.epochs[-1].train_loss
         assert rest.epochs[-1].validation_loss == whole.epochs[-1].validation_loss
         assert rest.end.best_metric == whole.end.best_metric
+
+
+def test_over_other_links_as_many_chunks_are_on_their_way(pool: Pool, tmp_path: Path) -> None:
+    """What a client with both ends draws at random depends on it."""
+    given = {"schedule": "1f1b", "chunks": 9, "client_layers": (1, 2)}
+    saving = Running(save=tmp_path, save_every=1, keep=9, link=parse_link("10mbit,25ms"))
+    whole = pool.run(train_toy, 2, "dropout", saving, given)[0]
+    assert whole.plan.schedule == "1f1b:9"
+    saved = read_manifest(tmp_path / "step-00000005").settings
+    again = settle_again(given, saved)
+    assert again.schedule == saved.schedule == "1f1b:9"
+    rest = Running(resume=tmp_path / "step-00000005")
+    ended = pool.run(train_toy, 2, "dropout", rest, given | {"schedule": again.schedule})[0].end
+    assert ended.parameters_sha256 == whole.end.parameters_sha256
+    without = pool.run(train_toy, 2, "dropout", Running(), given)[0]
+    assert without.plan.schedule == "1f1b"
+    assert without.end.parameters_sha256 != whole.end.parameters_sha256
 
 
 @pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2"])

@@ -94,6 +94,9 @@ def test_resuming_needs_no_options_again_and_takes_the_same_ones() -> None:
     saved = settled(lr=0.2, compress="power:4")
     assert settle_again({"lr": None, "seed": None}, saved) == saved
     assert settle_again({"lr": 0.2, "compress": "power:4"}, saved) == saved
+    assert settle_again({"schedule": "1f1b"}, settled(schedule="1f1b:5")) == settled(schedule="1f1b:5")
+    with pytest.raises(ValueError, match=r"schedule.*: 1f1b:5 when it was saved, 1f1b:6 now"):
+        settle_again({"schedule": "1f1b:6"}, settled(schedule="1f1b:5"))
 
 
 def test_other_options_are_an_error_that_names_each_with_both_values() -> None:

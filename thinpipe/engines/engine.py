@@ -14,6 +14,7 @@ from thinpipe.engines.loss import Loss
 from thinpipe.engines.plan import Holding, LinkPlan
 from thinpipe.engines.world import World
 from thinpipe.pipeline.links.counters import DeviceClock
+from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.workloads.task import Batch
 
@@ -53,6 +54,7 @@ class Engine(ABC):
     owns_state: bool  # False on replicas whose tensors worker 0 has as well
     loss: Loss  # of what this worker's last stage returns
     client_has_outcome: bool  # loss and predictions are on worker 0; otherwise they are sent there
+    order: Order | None = None  # of a pipeline
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -6,10 +6,9 @@ leaves it as it is, its bytes do not count as training's, and nothing is set up 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,14 @@ from thinpipe.codecs.rounding import rounding_key
 from thinpipe.engines.engine import Engine, NamedModule, to_device
 from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
 from thinpipe.engines.loss import Loss
-from thinpipe.engines.plan import Holding, LinkPlan, counts
+from thinpipe.engines.plan import Holding, LinkPlan, counts, plan_link
 from thinpipe.engines.shapes import Meta, costs_of
 from thinpipe.engines.units import Units, check_private, check_shared, cut_model
 from thinpipe.engines.world import World
 from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError
 from thinpipe.pipeline.balance import UnitCost
-from thinpipe.pipeline.links.message import checksum_bytes, is_packed, most_bytes
+from thinpipe.pipeline.flight import choose_order
 from thinpipe.pipeline.links.send import SendLink, Tap
 from thinpipe.pipeline.links.slot import Handover, Slot
 from thinpipe.pipeline.links.spec import encoding, once
@@ -35,6 +34,7 @@ from thinpipe.pipeline.order import Order, in_flight
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, OrderedSchedule
+from thinpipe.workers.shape import Shaping
 from thinpipe.workloads.task import Batch
 
 
@@ -59,6 +59,7 @@ class Links:
     seed: int = 0  # of codecs that round at random
     samples: int | None = None  # how many there are: for delta(...), which keeps copies of them
     copies_in: Path | None = None  # where, on disk; None: in memory
+    shaping: Shaping | None = None  # what they are, where it is known
 
 
 class PipelineEngine(Engine):
@@ -90,11 +91,13 @@ class PipelineEngine(Engine):
         )
         modules = cut_units(units, self.cuts)
         # The tensors before the first stage, between stages, and after the last.
-        ends = [*self.cuts, len(units)]
-        outputs = [traced[end - 1].outputs for end in ends]
+        outputs = [traced[end - 1].outputs for end in (*self.cuts, len(units))]
         self._between = [chunk_inputs, *_with_gradients(outputs, modules)]
         self._holdings = self._describe(modules, whole.names)
         self.stage_count = len(modules)
+        self.order: Order = self._choose_order([max(unit.flops, 1) for unit in traced])
+        for module in modules:
+            module.plan += f", {self.order}"  # which workers compare
         mine = stages_of(world.worker, world.workers, cutting.layout)
         if cutting.in_process is not None:
             mine = list(range(len(modules)))
@@ -122,6 +125,13 @@ class PipelineEngine(Engine):
         self._predictions = 0  # since the last step of training
         self._sent_before = 0  # bytes, before the counters were last reset
 
+    def _choose_order(self, operations: Sequence[int]) -> Order:
+        """With as many chunks on their way as links ask for; ``operations`` of every unit."""
+        stages = [sum(operations[start:end]) for start, end in pairwise((0, *self.cuts, len(operations)))]
+        chunks, placement = self._cutting.chunks, [index % self._workers for index in range(self.stage_count)]
+        wire_bytes = {(link.source, link.target): link.wire_bytes // chunks for link in self.link_plans()}
+        return choose_order(self._cutting.order, placement, chunks, self._links.shaping, wire_bytes, stages)
+
     def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
         links = self._links
         return CheckedStage(
@@ -132,7 +142,7 @@ class PipelineEngine(Engine):
             samples=links.samples,
             copies_in=links.copies_in,
             # As many as the order has on their way: a worker that could compute does not wait for a link.
-            window=in_flight(self._cutting.order, self.stage_count, self._cutting.chunks),
+            window=in_flight(self.order, self.stage_count, self._cutting.chunks),
             handover=self._handover,
             deferred_batch_norm=training,
             recompute=training and self._recompute,
@@ -153,7 +163,7 @@ class PipelineEngine(Engine):
         )
 
     def _schedule(self, stages: list[CheckedStage], loss: Any) -> Any:
-        chunks, order = self._cutting.chunks, self._cutting.order
+        chunks, order = self._cutting.chunks, self.order
         if self._cutting.in_process is not None:
             return OrderedSchedule(list(stages), chunks, loss, order=order, scale_grads=False)
         if self._cutting.layout == "client-server":
@@ -341,42 +351,15 @@ class PipelineEngine(Engine):
     def link_plans(self) -> tuple[LinkPlan, ...]:
         pairs = [(index, index + 1) for index in range(self.stage_count - 1)]
         gradients = {there: [meta for meta in self._between[there] if meta.has_gradient] for _, there in pairs}
-        return tuple(
-            [self._link_plan(here, there, self._between[there], self._links.forward) for here, there in pairs]
-            + [
-                self._link_plan(there, here, gradients[there], self._links.backward)
-                for here, there in pairs
-                if gradients[there]
-            ]
-        )
+        chunks, workers = self._cutting.chunks, self._workers
 
-    def _link_plan(self, source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
-        slots = [Slot.of(meta) for meta in metas]
-        chunks, group, device = self._cutting.chunks, self.world.group, self.world.device
-        forms = [encoding(spec).forms(slot, chunks) for slot in slots]
-        checksum, packed = checksum_bytes(group, device), [is_packed(slot.dtype, group, device) for slot in slots]
+        def plan(source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
+            slots = [Slot.of(meta) for meta in metas]
+            return plan_link((source, target), slots, spec, chunks=chunks, workers=workers, world=self.world)
 
-        def sizes(which: int) -> list[int]:
-            """Of all chunks' messages for each slot."""
-            pairs = zip(forms, packed, strict=True)
-            return [chunks * most_bytes(form[which].wire_bytes, packed=each, checksum=checksum) for form, each in pairs]
-
-        learned = [encoding(spec).learned_bytes(slot, chunks) for slot in slots]
-        learned_bytes = sum(math.ceil(size / every) for size, every in learned)
-        return LinkPlan(
-            source=source,
-            target=target,
-            source_worker=source % self._workers,
-            target_worker=target % self._workers,
-            direction="forward" if target > source else "backward",
-            spec=spec,
-            shapes=tuple(meta.shape for meta in metas),
-            tensor_bytes=chunks * sum(slot.tensor_bytes for slot in slots),
-            wire_bytes=sum(sizes(-1)) + learned_bytes,
-            integer_bytes=sum(compress(sizes(-1), packed)),
-            first_wire_bytes=sum(sizes(0)) if any(len(form) > 1 for form in forms) else None,
-            learned_bytes=learned_bytes,
-        )
+        forward = [plan(here, there, self._between[there], self._links.forward) for here, there in pairs]
+        back = [plan(there, here, gradients[there], self._links.backward) for here, there in pairs if gradients[there]]
+        return (*forward, *back)
 
 
 def _sends(stages: Sequence[CheckedStage]) -> list[SendLink]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Literal
 
 from torch import nn
+
+from thinpipe.engines.world import World
+from thinpipe.pipeline.links.message import checksum_bytes, is_packed, most_bytes
+from thinpipe.pipeline.links.slot import Slot
+from thinpipe.pipeline.links.spec import encoding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +52,35 @@ class LinkPlan:
     # Of a step whose samples were never sent before (delta), or before the first axes are known.
     first_wire_bytes: int | None = None
     learned_bytes: int = 0  # of ``wire_bytes``, axes that travel every so many steps: their mean
+
+
+def plan_link(
+    stages: tuple[int, int], slots: Sequence[Slot], spec: str, *, chunks: int, workers: int, world: World
+) -> LinkPlan:
+    """The link from one stage to another, stage i on worker i mod ``workers``."""
+    source, target = stages
+    forms = [encoding(spec).forms(slot, chunks) for slot in slots]
+    checksum = checksum_bytes(world.group, world.device)
+    packed = [is_packed(slot.dtype, world.group, world.device) for slot in slots]
+
+    def sizes(which: int) -> list[int]:
+        """Of all chunks' messages for each slot."""
+        pairs = zip(forms, packed, strict=True)
+        return [chunks * most_bytes(form[which].wire_bytes, packed=each, checksum=checksum) for form, each in pairs]
+
+    learned = [encoding(spec).learned_bytes(slot, chunks) for slot in slots]
+    learned_bytes = sum(math.ceil(size / every) for size, every in learned)
+    return LinkPlan(
+        source=source,
+        target=target,
+        source_worker=source % workers,
+        target_worker=target % workers,
+        direction="forward" if target > source else "backward",
+        spec=spec,
+        shapes=tuple(tuple(slot.shape) for slot in slots),
+        tensor_bytes=chunks * sum(slot.tensor_bytes for slot in slots),
+        wire_bytes=sum(sizes(-1)) + learned_bytes,
+        integer_bytes=sum(compress(sizes(-1), packed)),
+        first_wire_bytes=sum(sizes(0)) if any(len(form) > 1 for form in forms) else None,
+        learned_bytes=learned_bytes,
+    )

@@ -64,15 +64,38 @@ def gpipe(placement: Sequence[int], chunks: int) -> dict[int, list[Action]]:
 
 
 def one_f_one_b(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[Action]]:
-    """A backward as soon as there is one: the first stage holds the activations of ``most`` chunks, the last of one.
+    """A backward as soon as there is one: the first stage holds the activations of ``most`` chunks, the last of one."""
+    return _spaced(placement, chunks, most) if most > len(placement) else _simulated(placement, chunks, most)
 
-    Simulated: time passes, a forward takes 1 and a backward 2, and a free worker starts the first action that is
-    ready, backwards before forwards and late stages before early ones. With ``most`` as many as there are stages, links
-    take no time; every chunk more that a link may have on its way takes as long as a worker takes for one.
+
+def _spaced(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[Action]]:
+    """For links that take long: ``most`` chunks, evenly spaced on their way through all stages and back again.
+
+    A chunk starts every ``apart`` ticks and is at its next place ``most`` - 1 ticks later, however long a worker or a
+    link takes for it: no worker waits for what has just been sent, and gradients leave between activations, not behind
+    them. The client of a pipeline with placement [0, 1, 0] and ``most`` 5: F0 F0 F0, F2 B2 F0 twice, F2 B2 B0 F0 ...
+    """
+    last = len(placement) - 1
+    apart = max(2 * last, 1)
+
+    def tick(action: Action) -> tuple[int, int, bool]:
+        place = action.stage if action.kind == "F" else 2 * last - action.stage
+        return action.chunk * apart + place * (most - 1), place, action.kind == "B"
+
+    # What an action needs is at an earlier tick, or, on the last stage, just before it.
+    actions = [Action(stage, kind, c) for stage in range(last + 1) for kind in ("F", "B") for c in range(chunks)]
+    actions.sort(key=tick)
+    workers = sorted(set(placement))
+    return {worker: [action for action in actions if placement[action.stage] == worker] for worker in workers}
+
+
+def _simulated(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[Action]]:
+    """For links that take no time: a forward takes 1 and a backward 2.
+
+    A free worker starts the first action that is ready, backwards before forwards and late stages before early ones.
     """
     stages = len(placement)
     links = max(stages - 1, 1)
-    on_link = max((most - 1) / links - 1, 0)  # chunks, there and back again
     workers = sorted(set(placement))
     done_at: dict[Action, float] = {}
     free_at = dict.fromkeys(workers, 0.0)
@@ -85,12 +108,12 @@ def one_f_one_b(placement: Sequence[int], chunks: int, most: int) -> dict[int, l
         held = chunk - started[stage, "B"]
         if chunk >= chunks or (kind == "F" and held > math.ceil((most - 1) * (stages - 1 - stage) / links)):
             return False
-        needs = {Action(stage, "F", chunk): 0.0} if kind == "B" else {}
+        needs = [Action(stage, "F", chunk)] if kind == "B" else []
         if kind == "F" and stage > 0:
-            needs[Action(stage - 1, "F", chunk)] = 1.5 * on_link
+            needs.append(Action(stage - 1, "F", chunk))
         if kind == "B" and stage < stages - 1:
-            needs[Action(stage + 1, "B", chunk)] = 1.5 * on_link
-        return all(done_at.get(need, float("inf")) + under_way <= time for need, under_way in needs.items())
+            needs.append(Action(stage + 1, "B", chunk))
+        return all(done_at.get(need, float("inf")) <= time for need in needs)
 
     while len(done_at) < 2 * stages * chunks:
         for worker in workers:

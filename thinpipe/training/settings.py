@@ -69,7 +69,8 @@ class Settings(Trained):
         movable=True,
     )
     schedule: Order = option(
-        "All forwards first (gpipe), or backwards as soon as can be (1f1b; 1f1b:N with N chunks on their way).",
+        "All forwards first (gpipe), or backwards as soon as can be (1f1b: as many chunks on their way as the delay of "
+        "{link} asks for; 1f1b:N: N).",
         panel=_WHERE,
         metavar="NAME",
         rule=Rule(ORDERS, is_order),

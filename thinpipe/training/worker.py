@@ -119,6 +119,7 @@ def _train(
     fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
     kept = {} if data is None else data.companions
     engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
+    settings = replace(settings, schedule=engine.order or settings.schedule)  # a run goes on with it over any links
     if running.save is not None or running.resume is not None:
         frozen = frozen_hash(engine)
         about |= {} if frozen is None else {"frozen": frozen}
@@ -317,6 +318,7 @@ def _make_engine(
         seed=settings.seed,
         samples=facts.train_samples,
         copies_in=running.delta_cache,
+        shaping=running.link,
     )
     engine = world.together(
         lambda: PipelineEngine(model, chunk, cutting, links, world, amp=settings.amp, recompute=settings.recompute)
@@ -394,4 +396,5 @@ def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine
         holdings=holdings,
         links=engine.link_plans(),
         accumulate=settings.accumulate,
+        schedule=engine.order,
     )

@@ -63,6 +63,10 @@ class Queue:
     name: str
     mbit_per_s: float | None  # None: as fast as it goes
 
+    def wire_ms(self, wire_bytes: float) -> float:
+        """The time so many bytes take."""
+        return 0.0 if self.mbit_per_s is None else wire_bytes * 8 / (self.mbit_per_s * 1e3)
+
 
 @dataclass(frozen=True)
 class Way:

@@ -8,7 +8,7 @@ from made_links import link
 from thinpipe.bench.models import Shapes
 from thinpipe.bench.pipeline.rows import COLUMNS, Measured, compare, make_row
 from thinpipe.bench.pipeline.settings import Run, Settings
-from thinpipe.bench.pipeline.views import plot_speed, result_tables, row_line
+from thinpipe.bench.pipeline.views import describe, plot_speed, result_tables, row_line
 from thinpipe.workers.shape import shaping_of
 
 STEPS, BATCH = 2, 16
@@ -29,7 +29,7 @@ def settings(**changed):
 def measured(step_ms=100.0, module_ms=30.0, links=(), stage_ms=None):
     return Measured(
         samples_ms=(step_ms, step_ms), peak_bytes=2**20, parameter_bytes=1_000_000, threads=1, module_ms=module_ms,
-        update_ms=2.0, stage_ms=stage_ms or {}, links=tuple(links), cuts=(),
+        update_ms=2.0, stage_ms=stage_ms or {}, links=tuple(links), cuts=(), order="gpipe" if stage_ms else None,
     )  # fmt: skip
 
 
@@ -41,6 +41,23 @@ def pipeline_row(link_mbit_per_s=100.0, step_ms=100.0):
         measured(step_ms, 30.0, links, {1: (1.0, 2.0)}),
     ]
     return make_row(settings(), PIPELINE, link_mbit_per_s and shaping_of(link_mbit_per_s), workers)
+
+
+def test_how_many_chunks_are_on_their_way():
+    assert pipeline_row()["in_flight"] == PIPELINE.chunks
+    workers = [replace(measured(stage_ms={index: (1.0, 2.0)}), order="1f1b:2") for index in range(2)]
+    row = make_row(settings(), replace(PIPELINE, layout="linear", schedule="1f1b"), None, workers)
+    assert (row["schedule"], row["in_flight"]) == ("1f1b", 2)
+    assert "1f1b, 2 over none, 4 chunks, 2 on their way, " in describe(row)
+
+
+def test_what_the_order_takes_on_its_links():
+    """Of each of four chunks 20 ms up and 10 ms down; when all are up, the last one is computed and returns."""
+    links = [link(0, 1, 1_000_000 * STEPS), link(1, 0, 500_000 * STEPS, stages=(1, 0))]
+    workers = [measured(links=links, stage_ms={index: (1.0, 2.0)}) for index in range(2)]
+    row = make_row(settings(), replace(PIPELINE, layout="linear"), shaping_of(100.0), workers)
+    assert row["order_ms"] == pytest.approx(1 + 4 * 20 + 1 + 2 + 10 + 2)
+    assert row["bubble_theory"] == pytest.approx(1 - 24 / (2 * 15))
 
 
 def test_the_bound_is_the_busier_of_worker_and_direction():

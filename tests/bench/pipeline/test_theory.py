@@ -1,4 +1,4 @@
-"""Bounds and bubbles, held against what is known of them."""
+"""Bounds, held against what is known of them."""
 
 import pytest
 from made_links import link
@@ -9,12 +9,9 @@ from thinpipe.bench.pipeline.bound import (
     bound_of_pipeline,
     bound_of_replicas,
     hops_of,
-    makespan,
     ring_bytes,
-    wire_ms,
 )
-from thinpipe.pipeline.order import make_order
-from thinpipe.workers.shape import Queue, Shape, Shaping, parse_link, shaping_of
+from thinpipe.workers.shape import Shape, Shaping, parse_link, shaping_of
 
 IDLE = Busy(0.0, 0.0)
 MB = 1_000_000  # 80 ms at 100 Mbit/s
@@ -82,21 +79,3 @@ def test_what_a_ring_sends():
     bound = bound_of_replicas(parse_link("100mbit/10mbit,20ms"), MB, [Busy(30.0, 2.0), IDLE])
     assert (bound.compute_ms, bound.wire_ms, bound.wire_bytes, bound.least_ms) == (32, 800, MB, 820)
     assert bound_of_replicas(None, MB, [Busy(30.0, 2.0)]).least_ms == 32
-
-
-def test_bytes_over_a_rate():
-    assert wire_ms(MB, Queue("", 100)) == pytest.approx(80)
-    assert wire_ms(MB, Queue("", None)) == 0
-
-
-@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("workers", "chunks"), [(2, 4), (3, 8), (4, 4)])
-def test_a_line_of_equal_stages_has_the_bubble_of_the_books(order, workers, chunks):
-    orders = make_order(order, list(range(workers)), chunks)
-    took = makespan(orders, lambda action: 1.0 if action.kind == "F" else 2.0)
-    assert took == 3 * (chunks + workers - 1)
-
-
-def test_a_client_with_both_ends():
-    orders = make_order("gpipe", [0, 1, 0], 1)
-    assert makespan(orders, lambda action: 1.0) == 6  # one chunk: everything after everything

@@ -11,11 +11,10 @@ link towards it is busy from the beginning, but what it brings last must be answ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from thinpipe.pipeline.order import Action
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.workers.shape import Queue, Shape, Shaping
 
@@ -66,7 +65,7 @@ def bound_of_pipeline(link: Shaping | None, hops: Sequence[Hop], workers: Sequen
     for queue in dict.fromkeys(queue for hop in hops for queue in ways[hop.source, hop.target].queues):
         places = [place for place, hop in enumerate(hops) if queue in ways[hop.source, hop.target].queues]
         wire_bytes[queue] = sum(hops[place].wire_bytes for place in places)
-        least.append(before[places[0]] + wire_ms(wire_bytes[queue], queue) + after[places[-1]])
+        least.append(before[places[0]] + queue.wire_ms(wire_bytes[queue]) + after[places[-1]])
     for worker, busy in enumerate(workers):
         places = [place for place in range(len(before)) if worker in _workers_at(hops, place)] or [0]
         begun_ms = before[places[0]] + busy.module_ms
@@ -84,13 +83,13 @@ def bound_of_replicas(link: Shaping | None, parameter_bytes: int, workers: Seque
         way = ways[source, (source + 1) % size]
         wire_bytes |= dict.fromkeys(way.queues, ring_bytes(parameter_bytes, size))
         delay_ms = max(delay_ms, way.shape.delay_ms)
-    wires = [wire_ms(size, queue) for queue, size in wire_bytes.items()]
+    wires = [queue.wire_ms(size) for queue, size in wire_bytes.items()]
     return _bound(workers, wire_bytes, delay_ms, max(wires, default=0.0) + delay_ms)
 
 
 def _bound(workers: Sequence[Busy], wire_bytes: Mapping[Queue, int], delay_ms: float, least_ms: float) -> Bound:
     compute_ms = max(busy.module_ms + busy.update_ms for busy in workers)
-    busiest = max(((wire_ms(size, queue), size) for queue, size in wire_bytes.items()), default=(0.0, 0))
+    busiest = max(((queue.wire_ms(size), size) for queue, size in wire_bytes.items()), default=(0.0, 0))
     return Bound(compute_ms, *busiest, delay_ms, max(least_ms, compute_ms))
 
 
@@ -103,33 +102,3 @@ def _workers_at(hops: Sequence[Hop], place: int) -> set[int]:
 def ring_bytes(gradient_bytes: int, workers: int) -> int:
     """What each replica sends to average gradients with all others in a ring: all but its own part, twice."""
     return 2 * (workers - 1) * gradient_bytes // workers
-
-
-def wire_ms(wire_bytes: float, queue: Queue) -> float:
-    """The time so many bytes take at the rate of a queue; none where it has none."""
-    return 0.0 if queue.mbit_per_s is None else wire_bytes * 8 / (queue.mbit_per_s * 1e3)
-
-
-def makespan(orders: Mapping[int, Sequence[Action]], cost: Callable[[Action], float]) -> float:
-    """How long an order takes on links that take no time.
-
-    Two stages on two workers, 4 chunks, a forward takes 1, a backward 2: 3 x 4 for the work, 3 to fill and drain.
-    """
-    done: dict[Action, float] = {}
-    stages = 1 + max(action.stage for actions in orders.values() for action in actions)
-    free = dict.fromkeys(orders, 0.0)
-    todo = {worker: list(actions) for worker, actions in orders.items()}
-    while any(todo.values()):
-        for worker, actions in todo.items():
-            while actions and (ready := _ready_at(actions[0], stages, done)) is not None:
-                action = actions.pop(0)
-                free[worker] = done[action] = max(free[worker], ready) + cost(action)
-    return max(free.values())
-
-
-def _ready_at(action: Action, stages: int, done: Mapping[Action, float]) -> float | None:
-    """When what an action needs from a neighbour is there; None if that is not known yet."""
-    neighbour = action.stage + (-1 if action.kind == "F" else 1)
-    if not 0 <= neighbour < stages:
-        return 0.0
-    return done.get(Action(neighbour, action.kind, action.chunk))

@@ -55,7 +55,7 @@ def measure_runs(
     costs = _measure_costs(settings, world) if is_measured else None
     rows = []
     for run in runs:
-        everyone = world.gather(_measure(run, settings, world, costs).to_json())
+        everyone = world.gather(_measure(run, settings, world, costs, link).to_json())
         if world.is_client:
             rows.append(make_row(settings, run, link, [Measured.from_json(told) for told in everyone]))
             on_row(rows[-1])
@@ -95,14 +95,16 @@ class _Trainer:
         return tuple((end - start) * 1e3 for start, end in itertools.pairwise(ended))
 
 
-def _measure(run: Run, settings: Settings, world: World, costs: Sequence[UnitCost] | None) -> Measured:
+def _measure(
+    run: Run, settings: Settings, world: World, costs: Sequence[UnitCost] | None, link: Shaping | None
+) -> Measured:
     gc.collect()  # stages and their schedule hold each other: the last run's would stay in memory
     _warm_codecs(run, world.device)
     model, batch = _build(run, settings, world)
     trainers: list[_Trainer] = []
 
     def first_steps() -> None:
-        trainers.append(_Trainer(_make_engine(run, settings, world, costs, model, batch), batch))
+        trainers.append(_Trainer(_make_engine(run, settings, world, costs, link, model, batch), batch))
         trainers[0].engine.warm_up()
         for _ in range(settings.warmup):
             trainers[0].step()
@@ -128,6 +130,7 @@ def _measure(run: Run, settings: Settings, world: World, costs: Sequence[UnitCos
         stage_ms={stage: (forward / chunks, backward / chunks) for stage, (forward, backward) in stages.items()},
         links=tuple(engine.collect_links()[0]),
         cuts=engine.cuts if isinstance(engine, PipelineEngine) else (),
+        order=engine.order,
     )
 
 
@@ -145,6 +148,7 @@ def _make_engine(
     settings: Settings,
     world: World,
     costs: Sequence[UnitCost] | None,
+    link: Shaping | None,
     model: torch.nn.Module | Units,
     batch: Batch,
 ) -> Engine:
@@ -163,9 +167,10 @@ def _make_engine(
         costs=costs,
     )
     forward, backward = directions(run.compress)
+    links = Links(forward=forward, backward=backward, shaping=link)
     chunk = meta_of([part.chunk(run.chunks)[0] for part in batch.inputs])
     kind = PipelineEngine if run.stage is None else TorchStageEngine
-    return kind(model, chunk, cutting, Links(forward=forward, backward=backward), world)
+    return kind(model, chunk, cutting, links, world)
 
 
 def _alone_ms(engine: Engine, batch: Batch) -> float:

@@ -14,12 +14,12 @@ from thinpipe.bench.pipeline.bound import (
     bound_of_pipeline,
     bound_of_replicas,
     hops_of,
-    makespan,
     ring_bytes,
 )
 from thinpipe.bench.pipeline.settings import Run, Settings
 from thinpipe.measure.record import Column, Row
-from thinpipe.pipeline.order import Action, make_order
+from thinpipe.pipeline.flight import makespan, passages_of
+from thinpipe.pipeline.order import Action, Order, in_flight, make_order
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.workers.shape import Shaping, link_text
 
@@ -36,6 +36,7 @@ COLUMNS = (
     Column(name="codec", heading="codec", key=True),
     Column(name="stage", heading="stage", key=True),  # torch's, where it is not ours
     Column(name="threads", heading="threads\neach", format="d"),
+    Column(name="in_flight", heading="chunks on\ntheir way", format="d"),
     Column(name="samples_per_s", heading="samples\nper s", format=".1f", better="higher"),
     Column(name="of_data_parallel", heading="of data-\nparallel", format=".2f", better="higher"),
     Column(name="of_uncompressed", heading="of un-\ncompressed", format=".2f", better="higher"),
@@ -46,6 +47,7 @@ COLUMNS = (
     Column(name="busiest_wire_ms", heading="busiest\nlink ms", format=".1f"),
     Column(name="delay_ms", heading="delays\nms", format=".1f"),
     Column(name="bound_ms", heading="bound\nms", format=".1f"),
+    Column(name="order_ms", heading="order\nms", format=".1f"),
     Column(name="of_bound", heading="bound /\nstep", format=".2f", better="higher"),
     Column(name="tensor_bytes", heading="tensor\nbytes", format="d"),
     Column(name="wire_bytes", heading="wire\nbytes", format="d", better="lower"),
@@ -70,6 +72,7 @@ class Measured:
     stage_ms: dict[int, tuple[float, float]]  # of a pipeline: of every stage here, a chunk's forward and backward
     links: tuple[LinkReport, ...]  # of the whole pipeline, sums of all timed steps
     cuts: tuple[int, ...]
+    order: Order | None = None  # of a pipeline: the schedule with the number of chunks that it has on their way
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -119,11 +122,12 @@ def make_row(settings: Settings, run: Run, link: Shaping | None, workers: Sequen
         "peak_mib": max((d["peak_mib"] for d in details if d["peak_mib"] is not None), default=None),
         "samples_ms": first.samples_ms,
         "cuts": first.cuts,
+        "in_flight": _in_flight(run, workers),
         "per_worker": details,
     }
     if run.parallel == "pipeline":
         row |= {part: _known(float(np.mean([d[part] for d in details], dtype=float))) for part in PARTS}
-        row |= {"bubble": _bubble(workers, steps, step_ms), "bubble_theory": _bubble_in_theory(run, workers, steps)}
+        row |= {"bubble": _bubble(workers, step_ms), **_theory(run, link, workers, steps)}
     return row
 
 
@@ -174,21 +178,35 @@ def _known(ms: float) -> float | None:
     return None if math.isnan(ms) else ms
 
 
-def _bubble(workers: Sequence[Measured], steps: int, step_ms: float) -> float:
+def _in_flight(run: Run, workers: Sequence[Measured]) -> int | None:
+    """How many chunks of a pipeline are on their way at once."""
+    order, stages = workers[0].order, sum(len(measured.stage_ms) for measured in workers)
+    return None if order is None or run.chunks is None else min(in_flight(order, stages, run.chunks), run.chunks)
+
+
+def _bubble(workers: Sequence[Measured], step_ms: float) -> float:
     """The part of all workers' time in which they compute nothing."""
     return 1 - sum(measured.module_ms for measured in workers) / (len(workers) * step_ms)
 
 
-def _bubble_in_theory(run: Run, workers: Sequence[Measured], steps: int) -> float:
-    """What of it is the order's: the same, on links that take no time and with codecs that cost nothing."""
-    assert run.schedule is not None
-    assert run.chunks is not None
+def _theory(run: Run, link: Shaping | None, workers: Sequence[Measured], steps: int) -> dict[str, float]:
+    """What the order itself takes, on these workers and links, with codecs that cost nothing and bytes without headers.
+
+    And the bubble that it has on links that take no time.
+    """
+    order, chunks = workers[0].order, run.chunks
+    assert order is not None
+    assert chunks is not None
     cost = {stage: times for measured in workers for stage, times in measured.stage_ms.items()}
     placement = [stage % len(workers) for stage in range(len(cost))]
 
     def cost_of(action: Action) -> float:
         return cost[action.stage]["FB".index(action.kind)]
 
-    orders = make_order(run.schedule, placement, run.chunks)
+    orders = make_order(order, placement, chunks)
     work = sum(cost_of(action) for actions in orders.values() for action in actions)
-    return 1 - work / (len(workers) * makespan(orders, cost_of))
+    sizes = {(each.source, each.target): each.wire_bytes // (steps * chunks) for each in workers[0].links}
+    return {
+        "order_ms": makespan(orders, cost_of, passages_of(link, placement, sizes)),
+        "bubble_theory": 1 - work / (len(workers) * makespan(orders, cost_of)),
+    }

@@ -103,7 +103,7 @@ class Settings:
     )
     layouts: tuple[Layout, ...] = _several("linear, client-server.", Layout, "client-server", name="layout")
     schedules: tuple[Order, ...] = option(
-        "gpipe, 1f1b; 1f1b:N has N chunks on their way.",
+        "gpipe; 1f1b has as many chunks on their way as the delay of a link asks for; 1f1b:N has N.",
         panel=WHAT,
         metavar="NAME,...",
         parse=_words,

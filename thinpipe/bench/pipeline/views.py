@@ -14,12 +14,22 @@ from thinpipe.workers.shape import parse_link
 _ONE_RATE = re.compile(r"none|[\d.]+[kmg]bit")
 _BY_NAME = {column.name: column for column in COLUMNS}
 _KEYS = tuple(column for column in COLUMNS if column.key)
-_SPEED = ("threads", "samples_per_s", "of_data_parallel", "of_uncompressed", "of_torch", "step_ms", "step_p95_ms")
+_SPEED = (
+    "threads",
+    "in_flight",
+    "samples_per_s",
+    "of_data_parallel",
+    "of_uncompressed",
+    "of_torch",
+    "step_ms",
+    "step_p95_ms",
+)
 _BOUND = (
     "busiest_compute_ms",
     "busiest_wire_ms",
     "delay_ms",
     "bound_ms",
+    "order_ms",
     "step_ms",
     "of_bound",
     "bubble",
@@ -37,8 +47,9 @@ _PER_WORKER = (
 
 BOUND_NOTE = (
     "bound: the most that a worker computes or a direction of a link needs for its bytes, with the delays that\n"
-    "must pass before and after; at least the delays of one chunk, there and back. bubble: time in which workers\n"
-    "do not compute; in theory: with links that take no time."
+    "must pass before and after; at least the delays of one chunk, there and back. order: what the schedule takes\n"
+    "on such workers and links, without codecs and headers. bubble: time in which workers do not compute; in\n"
+    "theory: with links that take no time."
 )
 PARTS_NOTE = (
     "compute: forward, backward, update. wait: for a sender that has nothing yet. transfer: for a message on\n"
@@ -59,7 +70,8 @@ def describe(row: Row) -> str:
     if row["parallel"] != "pipeline":
         return f"{ {'none': 'single process', 'data': 'data-parallel'}[row['parallel']] }, {row['workers']}{link}"
     how = f"{row['layout']} {row['schedule']}, {row['workers']}{link}"
-    return f"{how}, {row['chunks']} chunks, {_sender(row)}"
+    under_way = "" if row["in_flight"] in (None, row["chunks"]) else f", {row['in_flight']} on their way"
+    return f"{how}, {row['chunks']} chunks{under_way}, {_sender(row)}"
 
 
 def result_tables(rows: Sequence[Row]) -> list[Table]:

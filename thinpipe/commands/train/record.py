@@ -43,6 +43,7 @@ class Figures:
 
     result: Result
     parallel: str = figure("parallel")
+    schedule: str | None = figure("schedule")
     forward: str = figure("forward")
     backward: str = figure("backward")
     seed: int = figure("seed", format="d")
@@ -145,6 +146,7 @@ class RecordFile:
         return Figures(
             result=result,
             parallel=self.plan.parallel,
+            schedule=self.plan.schedule,
             **self.settings,
             steps=end.steps,
             parameters=self.plan.parameters,

@@ -94,7 +94,8 @@ def worker_rows(plan: Plan, end: Finished) -> list[Row]:
 def _title(plan: Plan) -> str:
     workers = f"{plan.workers} worker" + "s" * (plan.workers != 1)
     how = {"pipeline": f"pipeline of {workers}", "data": f"data-parallel, {workers}", "none": "one process"}
-    chunks = f" in {plan.chunks} chunks" if plan.parallel == "pipeline" else ""
+    order = f", {plan.schedule}" if plan.schedule not in (None, "gpipe") else ""
+    chunks = f" in {plan.chunks} chunks{order}" if plan.parallel == "pipeline" else ""
     steps = f", {plan.accumulate} to a step" if plan.accumulate > 1 else ""
     trained = f", {plan.trained:,} of them trained" if plan.trained < plan.parameters else ""
     return (
