@@ -2,7 +2,7 @@
 
     python benchmarks/axes_speed.py cuda axes:2 32,128,768
 
-A step is one tensor, encoded and decoded; the learning thread runs beside it. Prints milliseconds per step, mean of many.
+A step is one tensor, encoded and decoded; the learning thread runs beside it. Prints milliseconds per step.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from thinpipe.workloads.tasks import task
 def settle_run(given: Mapping[str, Any], *, here: bool = True) -> tuple[Settings, Running]:
     """What the run is and how it is carried out; OptionError if the options do not go together.
 
-    ``given`` are options by their names as on the command line; None, or missing, if they were not given. Unless the run is
-    to be ``here``, it may be for a machine with a GPU where this one has none.
+    ``given`` are options by their names as on the command line; None, or missing, if they were not given.
+    Not ``here``: it may be for a machine that has a GPU where this one has none.
     """
     settings, running = _settle(
         read(Settings, given) | {"compress": given.get("compress")}, read(Running, given) | _capture(given)
