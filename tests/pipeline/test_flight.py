@@ -68,7 +68,7 @@ def test_gradients_between_activations_keep_a_server_busy():
         (None, ROUND, 16, "1f1b"),
         ("100mbit/20mbit", ROUND, 16, "1f1b"),  # without a delay as ever
         ("100mbit/20mbit,25ms", ROUND, 16, "1f1b:5"),
-        ("100mbit/20mbit,25ms,0.1%", ROUND, 16, "1f1b:7"),
+        ("100mbit/20mbit,25ms,0.1%", ROUND, 16, "1f1b:10"),
         ("100mbit/20mbit,25-50ms", ROUND, 16, "1f1b:7"),
         ("100mbit/20mbit,100ms", ROUND, 16, "1f1b:10"),
         ("100mbit/20mbit,25ms", LINE, 32, "1f1b:6"),  # 114 ms there and back, 20 for the bytes of each

@@ -108,9 +108,9 @@ def makespan(
 def passages_of(
     links: Shaping | None, placement: Sequence[int], wire_bytes: Mapping[Hop, int], *, patient: bool = False
 ) -> dict[Hop, Passage]:
-    """The ways of one chunk's bytes; ``patient``: with the longest delay, and twice that where packets are lost.
+    """The ways of one chunk's bytes; ``patient``: with the longest delay, and three times that where packets are lost.
 
-    TCP sends a lost packet again a round trip later, and what came after it waits: one delay, or three, and so two.
+    TCP sends a lost packet again a round trip later, and what came after it waits.
     """
     ways = (links or Shaping(Shape())).ways(max(placement) + 1)
     found = {}
@@ -118,7 +118,7 @@ def passages_of(
         way = ways[placement[source], placement[target]]
         delay_ms = way.shape.delay_ms
         if patient:
-            delay_ms = (delay_ms + way.shape.jitter_ms) * (2 if way.shape.loss else 1)
+            delay_ms = (delay_ms + way.shape.jitter_ms) * (3 if way.shape.loss else 1)
         found[source, target] = Passage(way.queues, size, delay_ms)
     return found
 
