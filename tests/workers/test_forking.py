@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -112,3 +115,25 @@ def test_a_server_whose_interpreter_starts_ends_without_a_word(number: signal.Si
             both_ends.write(b"\n")
             assert launcher.communicate(timeout=30) == (f"{128 + number}\n", "")
     assert launcher.returncode == 0
+
+
+def test_a_server_whose_launcher_is_killed_leaves_no_folder(tmp_path: Path) -> None:
+    """Which no worker can remove: there is none yet."""
+    (tmp_path / "sitecustomize.py").write_text(CUSTOM)
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    short = Path(tempfile.mkdtemp(dir="/tmp"))  # for a socket's path
+    try:
+        with start(LAUNCHER, PYTHONPATH=f"{tmp_path}:{ROOT}", HELD=str(held), TMPDIR=str(short)) as launcher:
+            server = int(line_of(launcher))
+            assert [path.name.split("-")[1] for path in short.iterdir()] == [str(launcher.pid)]
+            launcher.kill()
+            launcher.wait()
+            with held.open("r+b", buffering=0) as both_ends:
+                both_ends.write(b"\n")
+                ended = os.pidfd_open(server)
+                assert select.select([ended], [], [], 30)[0]
+                os.close(ended)
+        assert not list(short.iterdir())
+    finally:
+        shutil.rmtree(short)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from thinpipe.workers.signals import signals_blocked
 
+LAUNCHER = "THINPIPE_LAUNCHER"  # tells the server of workers who has started it
 _PREFIX = "thinpipe-"  # of temporary folders
 _LONGEST = 50  # characters of a path that leaves room for a socket's name below it
 
@@ -32,21 +33,38 @@ def import_ahead(*modules: str) -> None:
 def ensure_server() -> None:
     """Start the server that forks workers, unless it runs."""
     resource_tracker.ensure_running()  # ahead, since it unblocks signals
+    os.environ[LAUNCHER] = str(os.getpid())
     with signals_blocked():
         forkserver.ensure_running()
+    del os.environ[LAUNCHER]
 
 
 @cache
 def temporary_folder() -> str:
     """This process's temporary folder. Those of processes that were killed are removed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for path in _place().glob(f"{_PREFIX}*"):
         match = re.match(rf"{_PREFIX}(\d+)-", path.name)
-        if match and not Path("/proc", match[1]).exists() and path.is_dir() and path.stat().st_uid == os.getuid():
-            shutil.rmtree(path, ignore_errors=True)
-    # A socket's path has at most 107 bytes, and temporary folders of clusters can be longer.
-    where = None if len(tempfile.gettempdir()) < _LONGEST else "/tmp"
-    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=where)
+        if match and not Path("/proc", match[1]).exists():
+            _remove(path)
+    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_place())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # Where multiprocessing keeps its socket: one folder is enough, and workers can remove it if this process is killed.
+    # Where multiprocessing keeps its socket: one folder is enough, and others can remove it if this process is killed.
     process.current_process()._config.setdefault("tempdir", folder)  # type: ignore[attr-defined]
     return folder
+
+
+def remove_folders_of(process_id: int) -> None:
+    """Those that a process, which was killed, has left."""
+    for path in _place().glob(f"{_PREFIX}{process_id}-*"):
+        _remove(path)
+
+
+def _place() -> Path:
+    """A socket's path has at most 107 bytes, and temporary folders of clusters can be longer."""
+    usual = tempfile.gettempdir()
+    return Path(usual if len(usual) < _LONGEST else "/tmp")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and path.stat().st_uid == os.getuid():
+        shutil.rmtree(path, ignore_errors=True)
