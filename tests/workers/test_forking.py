@@ -129,11 +129,11 @@ def test_a_server_whose_launcher_is_killed_leaves_no_folder(tmp_path: Path) -> N
             assert [path.name.split("-")[1] for path in short.iterdir()] == [str(launcher.pid)]
             launcher.kill()
             launcher.wait()
+            ended = os.pidfd_open(server)  # before it may end
             with held.open("r+b", buffering=0) as both_ends:
                 both_ends.write(b"\n")
-                ended = os.pidfd_open(server)
                 assert select.select([ended], [], [], 30)[0]
-                os.close(ended)
+            os.close(ended)
         assert not list(short.iterdir())
     finally:
         shutil.rmtree(short)

@@ -34,9 +34,11 @@ def ensure_server() -> None:
     """Start the server that forks workers, unless it runs."""
     resource_tracker.ensure_running()  # ahead, since it unblocks signals
     os.environ[LAUNCHER] = str(os.getpid())
-    with signals_blocked():
-        forkserver.ensure_running()
-    del os.environ[LAUNCHER]
+    try:
+        with signals_blocked():
+            forkserver.ensure_running()
+    finally:
+        del os.environ[LAUNCHER]
 
 
 @cache
