@@ -33,7 +33,6 @@ def main() -> None:
 
     if replica == 0:
         print(f"gradients: {state.gradient_bytes} bytes of tensors, {state.wire_bytes} on the wire")
-    dist.barrier()  # lets the thread of the last exchange finish before Python ends
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""A signal before a verb has begun its work ends the program with one line; after it, it changes nothing."""
+"""How the program ends: signals before and after a verb's work, and a full disk, are one line or nothing."""
 
 import os
 import signal
@@ -70,6 +70,15 @@ def signalled(number: int, *command: str, lines: int = 1, **env: str) -> tuple[s
 def test_one_line_and_the_code_that_shells_expect(number: int, words: str) -> None:
     ended = signalled(number, "-c", PROGRAM.replace("SECONDS", "60"))
     assert ended == (f"thinpipe: {words}\n", 128 + number)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["models"]])
+def test_a_full_disk_for_what_is_printed(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "thinpipe", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (ended.stderr, ended.returncode) == ("thinpipe: OSError: [Errno 28] No space left on device\n", 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import sys
 from types import FrameType
+from typing import NoReturn
 
-from thinpipe.workers.errors import ended_by
+from thinpipe.workers.errors import debugging, ended_by, leave, tell_system
 
 
 def main() -> None:
@@ -16,14 +16,22 @@ def main() -> None:
     for number in numbers:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
             signal.signal(number, end)
+    code = 0
     try:
         from thinpipe.cli import app
 
         app()
-    finally:
-        # All is said and done: Python would die without a word of a signal that comes while it tidies up.
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except OSError as error:
+        if debugging():
+            raise
+        code = tell_system(error)
+    # All is said and done. Python's own end would take a second with torch in memory, die without a word of a signal
+    # that comes meanwhile, and abort where a thread of gloo still needs Python.
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+    _leave(code)
 
 
 class _End:
@@ -38,10 +46,13 @@ class _End:
             os.write(2, f"thinpipe: {ended_by(number)}\n".encode())  # print may be what was interrupted
         if _is_importing(frame):
             # An exception can be lost there: libraries try imports and go on without. Nothing of ours is half done.
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            os._exit(128 + number)
+            _leave(128 + number)
         raise SystemExit(128 + number)
+
+
+def _leave(code: int) -> NoReturn:
+    atexit._run_exitfuncs()
+    leave(code)
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinpipe
 from thinpipe.codecs.tile import Tile
-from thinpipe.ddp import DDPState
+from thinpipe.ddp import DDPState, hook
 
 SIZES = {"0.weight": 24 * 48, "0.bias": 48, "2.weight": 48 * 40, "2.bias": 40}
 
@@ -130,3 +130,11 @@ def overflow(group: Any) -> tuple[bool, bool]:
     seen = not gradients(model)["0.weight"].isfinite().all()
     backward(model, 0, group.rank())
     return seen, all(bool(gradient.isfinite().all()) for gradient in gradients(model).values())
+
+
+def threads_at_the_end(group: Any) -> list[str]:
+    """What gloo's threads do when a program that has used the hook would end."""
+    model, _ = wrapped(group, "uniform:8")
+    backward(model, 0, group.rank())
+    hook._let_go()
+    return list(hook._gloo_states())

@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from tests.ddp.replica import SIZES, count, feed_back, overflow, refuse, resume, rounding_keys, run
+from tests.ddp.replica import (
+    SIZES,
+    count,
+    feed_back,
+    overflow,
+    refuse,
+    resume,
+    rounding_keys,
+    run,
+    threads_at_the_end,
+)
 
 SPECS = ["fp16", "uniform:8", "uniform:2", "sort:8", "kmeans:4", "tile:4+sr", "power:4", "topk:0.1"]
 
@@ -97,3 +107,9 @@ def test_memory_of_another_run_is_refused(pool, change, message):
 
 def test_an_overflow_is_seen_by_all_and_forgotten_by_the_next_step(pool):
     assert pool.run(overflow, 2) == [(True, True)] * 2
+
+
+def test_a_program_ends_when_threads_of_gloo_have_let_go(pool):
+    for states in pool.run(threads_at_the_end, 2):
+        assert states, "torch has another name for them"
+        assert set(states) == {"S"}

@@ -99,7 +99,7 @@ def evaluate(**given: Any) -> None:
         import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *modules)
     from thinpipe.models.saved_adapter import SavedAdapter
     from thinpipe.training.data import check_possible
-    from thinpipe.workers.launch import leave, run_workers
+    from thinpipe.workers.launch import run_workers
     from thinpipe.workers.network import thin_network
     from thinpipe.workloads.tasks import task as find_task
 
@@ -126,8 +126,6 @@ def evaluate(**given: Any) -> None:
         typer.echo(f"thinpipe: {outcome}", err=True)
     elif me is None or me.rank == 0:
         code = _finish(asked, settings, outcome)
-    if me is not None:
-        leave(code)  # this process is a worker
     raise typer.Exit(code)
 
 

@@ -78,7 +78,7 @@ def generate(prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT
     from thinpipe.generation.prompts import encode, read_prompts
     from thinpipe.models.saved_adapter import SavedAdapter
     from thinpipe.training.checkpoints.folder import check_exported
-    from thinpipe.workers.launch import leave, run_workers
+    from thinpipe.workers.launch import run_workers
     from thinpipe.workers.network import thin_network
 
     if asked.debug:
@@ -112,8 +112,6 @@ def generate(prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT
         typer.echo(f"thinpipe: {outcome}", err=True)
     elif prompts is not None:
         code = _finish(asked, settings, [each.text for each in prompts], outcome)
-    if me is not None:
-        leave(code)  # this process is a worker
     raise typer.Exit(code)
 
 

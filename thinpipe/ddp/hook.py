@@ -16,9 +16,13 @@ Every replica decodes the same messages and adds them in the same order, so all 
 
 # No `from __future__ import annotations` here: DDP reads the hook's annotations and wants types, not their names.
 
+import atexit
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -29,6 +33,7 @@ from thinpipe.codecs.spec import codec
 from thinpipe.ddp.state import DDPState, Memory
 
 SMALL = 256  # a gradient with fewer values travels as it is: compressing it costs more time than it saves
+LETTING_GO_S = 10.0  # the longest that a program waits at its end for threads of gloo
 ALIGNMENT = 16  # bytes: where a part of a message starts, so that kernels and views find their numbers aligned
 
 _AS_IT_IS = codec("none")
@@ -60,6 +65,7 @@ def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[T
     state.wire_bytes += size
     state.steps += bucket.is_last()
 
+    _register_end()
     messages = list(wire.new_empty(state.replicas * size).split(size))
     work = dist.all_gather(messages, wire, group=state.process_group, async_op=True)
     assert work is not None  # which it is on those that are not in the group, and DDP calls hooks on those that are
@@ -70,6 +76,31 @@ def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[T
         return buffer
 
     return work.get_future().then(finish)
+
+
+@cache
+def _register_end() -> None:
+    atexit.register(_let_go)
+
+
+def _let_go() -> None:
+    """Wait until gloo's threads, which DDP never ends, have let go of the tensors of the last exchange.
+
+    These are Python's as well, and a thread that needs Python's lock when Python has ended aborts the program.
+    """
+    deadline = time.monotonic() + LETTING_GO_S
+    while time.monotonic() < deadline:
+        time.sleep(0.005)  # and leave Python's lock to them
+        if all(state == "S" for state in _gloo_states()):  # asleep, so waiting for work
+            return
+
+
+def _gloo_states() -> Iterator[str]:
+    """What Linux says of each thread that carries out gloo's collectives."""
+    for thread in Path("/proc/self/task").glob("*/stat"):
+        name, _, rest = thread.read_text().partition("(")[2].rpartition(")")
+        if name == "pt_gloo_runloop":
+            yield rest.split()[0]
 
 
 def _parts(state: DDPState, bucket: dist.GradBucket) -> Iterator[_Part]:

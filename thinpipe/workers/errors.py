@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import traceback
+from contextlib import suppress
+from typing import NoReturn
 
 
 class LinkError(RuntimeError):
@@ -48,6 +51,26 @@ class StoppedTogether(Interrupted):
 def ended_by(number: int) -> str:
     """A signal that ended a process, in the words of its one line."""
     return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once. Threads of torch that wait for a lost peer would abort an ordinary exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:  # closed by the shell
+                stream.flush()
+        except BrokenPipeError:
+            continue  # nobody reads any more
+        except OSError as error:
+            code = code or tell_system(error)
+    os._exit(code)
+
+
+def tell_system(error: OSError) -> int:
+    """What the system refused, such as a table on a full disk, in one line; returns the exit code."""
+    with suppress(OSError):
+        os.write(2, f"thinpipe: {describe(error)}\n".encode())
+    return 1
 
 
 def root_of(error: BaseException) -> BaseException:

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from thinpipe.workers.control import GRACE_S
-from thinpipe.workers.errors import Interrupted, Terminated, WorkerError, debugging, noted_cause
+from thinpipe.workers.errors import Interrupted, Terminated, WorkerError, debugging, leave, noted_cause
 from thinpipe.workers.forking import ensure_server, import_ahead, temporary_folder
-from thinpipe.workers.local_worker import Job, Network, leave, work
+from thinpipe.workers.local_worker import Job, Network, work
 from thinpipe.workers.membership import PATIENCE_S, joined, member
 from thinpipe.workers.signals import ENDING, RaisedSignal, end_with_parent, raise_signals
 

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any, Protocol
 
-from thinpipe.workers.errors import Interrupted, debugging, is_effect, noted_cause
+from thinpipe.workers.errors import Interrupted, debugging, is_effect, leave, noted_cause
 from thinpipe.workers.membership import joined, set_member
 from thinpipe.workers.signals import end_with_parent, raise_signals, unblock_signals
 
@@ -44,13 +43,6 @@ class Job:
     folder: str  # this process's
     meeting_file: str
     ignored: frozenset[int]  # signals
-
-
-def leave(code: int) -> None:
-    """End this process at once. Threads of torch that wait for a lost peer would abort an ordinary exit."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def work(job: Job, rank: int, sender: connection.Connection) -> None:

@@ -70,7 +70,6 @@ def train(**given: Any) -> None:
     from thinpipe.commands.train.run import already_there, carry_out
     from thinpipe.commands.train.settle import join_machines, settle_run
     from thinpipe.training.data import check_possible
-    from thinpipe.workers.launch import leave
 
     if asked.debug:
         os.environ["THINPIPE_DEBUG"] = "1"
@@ -96,6 +95,4 @@ def train(**given: Any) -> None:
         json=asked.json,
     )
     code = carry_out(settings, running, listener)
-    if me is not None:
-        leave(code)  # this process is a worker
     raise typer.Exit(code)

@@ -25,7 +25,7 @@ from thinpipe.training.checkpoints.part import DamagedError, verify_part
 from thinpipe.training.events import Listener
 from thinpipe.training.running import Running
 from thinpipe.training.settings import Settings
-from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError, ended_by
+from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError, ended_by, leave
 from thinpipe.workers.membership import member
 from thinpipe.workers.network import thin_network
 from thinpipe.workloads.task import DataError, Task
@@ -48,7 +48,7 @@ def carry_out(
     find_task: Callable[[str], Task] = task,
 ) -> int:
     """Run to the end and return the exit code. A worker's death is told, or made up for as often as was asked."""
-    from thinpipe.workers.launch import leave, run_workers
+    from thinpipe.workers.launch import run_workers
 
     workers = None if member() is not None else running.processes(settings)
 
