@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from thinpipe.commands.ahead import begin
 from thinpipe.version import __version__
 
 # Verb -> the function that carries it out, and the first line of its help.
@@ -55,6 +56,7 @@ class _Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         verb = " ".join(part for part in (self.name if self.name == "bench" else "", name) if part)
+        begin(verb, rest)
         return name, load(verb) if verb in VERBS else command, rest
 
 

@@ -92,11 +92,6 @@ def evaluate(**given: Any) -> None:
 
     Example: thinpipe evaluate --run run/ --compress 4bit
     """
-    from thinpipe.workers.forking import import_ahead
-
-    if given["rank"] is None and member() is None:
-        modules = ("transformers", *(("peft",) if given["adapter"] is not None else ()))
-        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *modules)
     from thinpipe.models.saved_adapter import SavedAdapter
     from thinpipe.training.data import check_possible
     from thinpipe.workers.launch import run_workers

@@ -69,12 +69,7 @@ def generate(prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT
 
     Example: thinpipe generate --model llama --compress 8bit "Once upon a time"
     """
-    from thinpipe.workers.forking import import_ahead
-
     asked = Asked(**read(Asked, given))
-    if asked.rank is None and member() is None:
-        modules = ("transformers", *(("peft",) if given["adapter"] is not None else ()))
-        import_ahead("thinpipe.generation.worker", "thinpipe.codecs.kernels.cpu", *modules)
     from thinpipe.generation.prompts import encode, read_prompts
     from thinpipe.models.saved_adapter import SavedAdapter
     from thinpipe.training.checkpoints.folder import check_exported

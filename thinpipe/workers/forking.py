@@ -20,25 +20,28 @@ _LONGEST = 50  # characters of a path that leaves room for a socket's name below
 
 
 @cache
-def import_ahead(*modules: str) -> None:
+def import_ahead(*modules: str, **environment: str) -> None:
     """Let the server of workers start now and import these while this process does something else.
 
-    Only the first call of a process starts it; workers import for themselves what it has not.
+    Modules find in the server's ``environment`` what they should know. Only the first call of a
+    process starts it; workers import for themselves what it has not.
     """
     temporary_folder()
     multiprocessing.set_forkserver_preload(["thinpipe.workers.preload", *modules])
-    ensure_server()
+    ensure_server(**environment)
 
 
-def ensure_server() -> None:
+def ensure_server(**environment: str) -> None:
     """Start the server that forks workers, unless it runs."""
     resource_tracker.ensure_running()  # ahead, since it unblocks signals
-    os.environ[LAUNCHER] = str(os.getpid())
+    environment[LAUNCHER] = str(os.getpid())
+    os.environ |= environment
     try:
         with signals_blocked():
             forkserver.ensure_running()
     finally:
-        del os.environ[LAUNCHER]
+        for name in environment:
+            del os.environ[name]
 
 
 @cache

@@ -17,7 +17,6 @@ from thinpipe.training.running import Capture, Running
 from thinpipe.training.settings import LINKS, MACHINES, OUT, PANELS, Settings
 from thinpipe.workers.membership import member
 from thinpipe.workers.shape import link_facts
-from thinpipe.workloads.tasks import TASKS
 from thinpipe.workloads.tasks import task as find_task
 
 
@@ -55,16 +54,10 @@ def train(**given: Any) -> None:
 
     Example: thinpipe train --task digits --compress 4bit --epochs 10
     """
-    # Not at the top: the help need not wait for what training needs.
-    from thinpipe.workers.forking import import_ahead
-
     asked = Asked(**read(Asked, given))
     if given["task"] is None and (given["model"] is not None or given["config"] is not None):
         given["task"] = "lm"  # what can be done with a model alone
-    if asked.rank is None and member() is None:
-        known = TASKS.get(given["task"] or "digits")
-        modules = (*(known.modules if known else ()), *(("peft",) if given["lora"] is not None else ()))
-        import_ahead("thinpipe.training.worker", "thinpipe.codecs.kernels.cpu", *modules)
+    # Not at the top: the help need not wait for what training needs.
     from thinpipe.commands.train.listeners import make_listener
     from thinpipe.commands.train.preflight import preflight
     from thinpipe.commands.train.run import already_there, carry_out

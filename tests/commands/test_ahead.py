@@ -1,0 +1,57 @@
+"""What is imported ahead for the workers of a verb, guessed from its arguments."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from thinpipe.commands import ahead
+from thinpipe.workloads.tasks import TASKS
+
+CPU = "thinpipe.codecs.kernels.cpu"
+TRAINING, GENERATION, TASK = "thinpipe.training.worker", "thinpipe.generation.worker", "thinpipe.workloads.preload"
+
+
+@pytest.mark.parametrize(
+    ("command", "modules", "task"),
+    [
+        ("train", (TRAINING, CPU, TASK), "digits"),
+        ("train --epochs 1 --task grammar", (TRAINING, CPU, TASK), "grammar"),
+        ("train --task=grammar", (TRAINING, CPU, TASK), "grammar"),
+        ("train --model folder --lora 8", (TRAINING, CPU, "peft", "transformers"), None),
+        ("train --resume runs/a", (TRAINING, CPU), None),
+        ("evaluate --run runs/a", (TRAINING, CPU, "transformers"), None),
+        ("generate --adapter folder", (GENERATION, CPU, "peft", "transformers"), None),
+    ],
+)
+def test_workers_find_imported_what_they_need(
+    command: str, modules: tuple[str, ...], task: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(ahead, "import_ahead", lambda *modules, **told: asked.append((modules, told)))
+    verb, *arguments = command.split()
+    ahead.begin(verb, arguments)
+    assert asked == [(modules, {} if task is None else {"THINPIPE_TASK": task})]
+
+
+@pytest.mark.parametrize(
+    "command", ["train --help", "train --rank 1 --master a:1", "train --rank=1", "diff a b", "models"]
+)
+def test_nothing_starts_where_no_worker_will(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "import_ahead", None)
+    verb, *arguments = command.split()
+    ahead.begin(verb, arguments)
+
+
+def test_nothing_starts_where_this_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "import_ahead", None)
+    monkeypatch.setenv("RANK", "0")
+    ahead.begin("train", [])
+
+
+def test_the_server_imports_what_a_task_names() -> None:
+    script = "import sys, thinpipe.workloads.preload; print(*sys.modules)"
+    task = os.environ | {"THINPIPE_TASK": "digits"}
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=task)
+    assert set(told.stdout.split()) >= set(TASKS["digits"].modules), told.stderr
