@@ -3,7 +3,7 @@
 import pytest
 
 from thinpipe.pipeline.flight import Passage, choose_order, makespan
-from thinpipe.pipeline.order import Action, make_order
+from thinpipe.pipeline.order import Action, in_flight, make_order
 from thinpipe.workers.shape import Queue, parse_link
 
 MB = 1_000_000  # 80 ms at 100 Mbit/s
@@ -97,3 +97,19 @@ def test_more_delay_never_means_fewer_chunks_and_thinner_wires_need_more():
     assert delays == sorted(delays)
     assert delays[0] < delays[-1]
     assert most("20mbit,25ms", 8) > most("20mbit,25ms")
+
+
+@pytest.mark.parametrize(("most", "chosen"), [(64, "1f1b:12"), (9, "1f1b:8"), (5, "1f1b:5"), (2, "1f1b"), (1, "1f1b")])
+def test_no_more_chunks_than_memory_has_room_for(most, chosen):
+    placement, wire_bytes, operations = LINE
+
+    def fits(order: str) -> bool:
+        return in_flight(order, len(placement), 64) <= most
+
+    assert choose_order("1f1b", placement, 64, WAN, wire_bytes, operations, fits) == chosen
+
+
+def test_without_a_rate_as_many_as_memory_has_room_for():
+    placement, wire_bytes, operations = LINE
+    link = parse_link("25ms")
+    assert choose_order("1f1b", placement, 64, link, wire_bytes, operations, lambda order: order != "1f1b:64") != "1f1b"

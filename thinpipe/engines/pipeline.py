@@ -6,7 +6,7 @@ leaves it as it is, its bytes do not count as training's, and nothing is set up 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.engines.engine import Engine, NamedModule, to_device
 from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
+from thinpipe.engines.kept import kept_bytes, most_kept
 from thinpipe.engines.loss import Loss
-from thinpipe.engines.plan import Holding, LinkPlan, counts, plan_link
+from thinpipe.engines.plan import Holding, LinkPlan, holdings_of, plan_link
 from thinpipe.engines.shapes import Meta, costs_of
 from thinpipe.engines.units import Units, check_private, check_shared, cut_model
 from thinpipe.engines.world import World
@@ -30,7 +31,7 @@ from thinpipe.pipeline.flight import choose_order
 from thinpipe.pipeline.links.send import SendLink, Tap
 from thinpipe.pipeline.links.slot import Handover, Slot
 from thinpipe.pipeline.links.spec import encoding, once
-from thinpipe.pipeline.order import Order, in_flight
+from thinpipe.pipeline.order import Order, in_flight, make_order
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, OrderedSchedule
@@ -47,6 +48,7 @@ class Cutting:
     chunks: int  # of a batch
     client_layers: tuple[int, int] | None = None  # units that stay with the client at both ends; None: as costs say
     costs: Sequence[UnitCost] | None = None  # of the units; None: their operations are counted
+    memory_limit: int | None = None  # the most bytes that a worker keeps of chunks on their way
     in_process: int | None = None  # the stages of so many workers, all on this one; None: of this worker alone
 
 
@@ -64,6 +66,8 @@ class Links:
 
 class PipelineEngine(Engine):
     """This worker's stages of a model that every worker has built alike."""
+
+    order: Order
 
     def __init__(
         self,
@@ -93,11 +97,10 @@ class PipelineEngine(Engine):
         # The tensors before the first stage, between stages, and after the last.
         outputs = [traced[end - 1].outputs for end in (*self.cuts, len(units))]
         self._between = [chunk_inputs, *_with_gradients(outputs, modules)]
-        self._holdings = self._describe(modules, whole.names)
+        self._holdings = holdings_of(modules, whole.names, workers)
         self.stage_count = len(modules)
-        self.order: Order = self._choose_order([max(unit.flops, 1) for unit in traced])
-        for module in modules:
-            module.plan += f", {self.order}"  # which workers compare
+        operations = [max(unit.flops, 1) for unit in traced]
+        self._operations = [sum(operations[start:end]) for start, end in pairwise((0, *self.cuts, len(units)))]
         mine = stages_of(world.worker, world.workers, cutting.layout)
         if cutting.in_process is not None:
             mine = list(range(len(modules)))
@@ -115,6 +118,9 @@ class PipelineEngine(Engine):
         self.reads_labels = self.stage_count - 1 in mine
         self.owns_state = True
         self.client_has_outcome = cutting.layout == "client-server" or cutting.in_process is not None
+        self.order = self._choose_order({index: modules[index] for index in mine})
+        for module in modules:
+            module.plan += f", {self.order}"  # which workers compare
         self.training_stages = [self._stage(modules[index], index, training=True) for index in mine]
         self._evaluation_stages = [self._stage(modules[index], index, training=False) for index in mine]
         self.loss = Loss(whole.tail, device=world.device, amp=amp)
@@ -125,12 +131,46 @@ class PipelineEngine(Engine):
         self._predictions = 0  # since the last step of training
         self._sent_before = 0  # bytes, before the counters were last reset
 
-    def _choose_order(self, operations: Sequence[int]) -> Order:
-        """With as many chunks on their way as links ask for; ``operations`` of every unit."""
-        stages = [sum(operations[start:end]) for start, end in pairwise((0, *self.cuts, len(operations)))]
+    def _choose_order(self, mine: Mapping[int, StageModule]) -> Order:
+        """With as many chunks on their way as links ask for and memory is enough for."""
         chunks, placement = self._cutting.chunks, [index % self._workers for index in range(self.stage_count)]
         wire_bytes = {(link.source, link.target): link.wire_bytes // chunks for link in self.link_plans()}
-        return choose_order(self._cutting.order, placement, chunks, self._links.shaping, wire_bytes, stages)
+        limit, kept = self._cutting.memory_limit, self._kept_bytes(mine)
+
+        def needed(order: Order) -> int:
+            return most_kept(make_order(order, placement, chunks), kept)
+
+        def fits(order: Order) -> bool:
+            return limit is None or needed(order) <= limit
+
+        links = self._links.shaping
+        order = choose_order(self._cutting.order, placement, chunks, links, wire_bytes, self._operations, fits)
+        if limit is not None and not fits(order):
+            raise OptionError(
+                f"a worker keeps {size_text(needed(order))} of chunks on their way, and {{memory_limit}} allows "
+                f"{size_text(limit)}. Allow more; cut a batch into more {{chunks}}, which are smaller; take "
+                "{schedule} 1f1b, which has fewer on their way; or {recompute}"
+            )
+        return order
+
+    def _kept_bytes(self, mine: Mapping[int, StageModule]) -> dict[int, int]:
+        """Of one chunk, by every stage of the pipeline; nothing where nobody asks. A collective."""
+        if self._cutting.memory_limit is None:
+            return {}
+        device = self.world.device
+
+        def measure() -> dict[str, int]:
+            sizes = {}
+            for index, module in mine.items():
+                beside = self._whole.beside(module.asks, [meta.zeros(device) for meta in self._between[0]])
+                inputs = [meta.zeros(device, gradient=index > 0) for meta in self._between[index]]
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._amp):
+                    sizes[str(index)] = kept_bytes(module, inputs, beside, recompute=self._recompute)
+            return sizes
+
+        # Together: a worker may have failed before it came here.
+        told = self.world.gather(self.world.together(measure))
+        return {int(index): size for each in told for index, size in each.items()}
 
     def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
         links = self._links
@@ -329,24 +369,6 @@ class PipelineEngine(Engine):
 
     def holdings(self) -> tuple[Holding, ...]:
         return self._holdings
-
-    def _describe(self, modules: Sequence[StageModule], names: Sequence[str]) -> tuple[Holding, ...]:
-        """What two stages share is the first one's."""
-        parameters: list[dict[int, nn.Parameter]] = []
-        for module in modules:
-            known = {each for earlier in parameters for each in earlier}
-            parameters.append({id(each): each for each in module.parameters() if id(each) not in known})
-        return tuple(
-            Holding(
-                stage=index,
-                worker=index % self._workers,
-                first_unit=first,
-                units=len(module.units),
-                unit_names=tuple(names[first : first + len(module.units)]),
-                **counts(parameters[index].values()),
-            )
-            for index, (first, module) in enumerate(zip((0, *self.cuts), modules, strict=True))
-        )
 
     def link_plans(self) -> tuple[LinkPlan, ...]:
         pairs = [(index, index + 1) for index in range(self.stage_count - 1)]

@@ -14,6 +14,7 @@ from thinpipe.engines.world import World
 from thinpipe.pipeline.links.message import checksum_bytes, is_packed, most_bytes
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.links.spec import encoding
+from thinpipe.pipeline.partition import StageModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,27 @@ def counts(parameters: Iterable[nn.Parameter]) -> dict[str, int]:
     """How many values these hold, and how many of them are trained: two fields of a holding."""
     sizes = [(each.numel(), each.requires_grad) for each in parameters]
     return {"parameters": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
+
+
+def holdings_of(modules: Sequence[StageModule], names: Sequence[str], workers: int) -> tuple[Holding, ...]:
+    """The stages of a model whose units have these names; what two stages share is the first one's."""
+    holdings: list[Holding] = []
+    known: set[int] = set()
+    for stage, module in enumerate(modules):
+        own = {id(each): each for each in module.parameters() if id(each) not in known}
+        known |= own.keys()
+        first = sum(each.units for each in holdings)
+        holdings.append(
+            Holding(
+                stage=stage,
+                worker=stage % workers,
+                first_unit=first,
+                units=len(module.units),
+                unit_names=tuple(names[first : first + len(module.units)]),
+                **counts(own.values()),
+            )
+        )
+    return tuple(holdings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,10 @@ class Meta:
         tensor = torch.empty(self.shape, dtype=self.dtype, device=device)
         return tensor.requires_grad_(gradient and self.has_gradient)
 
+    def zeros(self, device: torch.device, *, gradient: bool = False) -> Tensor:
+        """An example that any unit can compute with: zero is a token, too."""
+        return self.example(device, gradient=False).zero_().requires_grad_(gradient and self.has_gradient)
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -52,7 +56,7 @@ def trace_units(units: Sequence[nn.Module], inputs: Sequence[Meta], *, amp: bool
     alike.
     """
     modes = [unit.training for unit in units]
-    values: tuple[Tensor, ...] = tuple(torch.zeros(meta.shape, dtype=meta.dtype, device=device) for meta in inputs)
+    values: tuple[Tensor, ...] = tuple(meta.zeros(device) for meta in inputs)
     traced = []
     try:
         with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=amp):

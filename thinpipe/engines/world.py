@@ -64,6 +64,8 @@ class World:
         result, problem = None, None
         try:
             result = function()
+        except SetupError:  # which all know of
+            raise
         except ValueError as error:
             problem = str(error)
         problems = [each for each in self.gather(problem) if each is not None]

@@ -35,10 +35,12 @@ def choose_order(
     links: Shaping | None,
     wire_bytes: Mapping[Hop, int],
     operations: Sequence[float],
+    fits: Callable[[Order], bool] = lambda order: True,
 ) -> Order:
     """``1f1b`` as ``1f1b:N`` where links have a delay; every other order as it is.
 
-    ``wire_bytes`` are those of one chunk, ``operations`` those of every stage.
+    ``wire_bytes`` are those of one chunk, ``operations`` those of every stage. ``fits``: whether memory is enough for
+    an order; where it is enough for none, ``1f1b`` stays as it is.
     """
     passages = passages_of(links, placement, wire_bytes, patient=True)
     if order != "1f1b" or not any(each.delay_ms for each in passages.values()):
@@ -48,21 +50,24 @@ def choose_order(
         for queue in each.queues:
             load[queue] += queue.wire_ms(each.wire_bytes)
     wire_ms = max(load.values())
+    if wire_ms:
+        chunks = min(chunks, _ENOUGH)
+    candidates = [each for each in _candidates(len(placement), chunks) if fits(_named(each, placement))]
+    if not candidates:
+        return order
     if not wire_ms:  # no number of chunks fills a link without a rate
-        return _named(max(chunks, len(placement)), placement)
+        return _named(candidates[-1], placement)
     worker_operations = [
         sum(count for count, place in zip(operations, placement, strict=True) if place == worker)
         for worker in set(placement)
     ]
     ms = wire_ms / max(worker_operations)
-    chunks = min(chunks, _ENOUGH)
 
     def cost(action: Action) -> float:
         return operations[action.stage] * ms * (1 if action.kind == "F" else 2) / 3
 
     took = {
-        most: makespan(make_order(_named(most, placement), placement, chunks), cost, passages)
-        for most in _candidates(len(placement), chunks)
+        most: makespan(make_order(_named(most, placement), placement, chunks), cost, passages) for most in candidates
     }
     return _named(next(most for most in took if took[most] <= _SLACK * min(took.values())), placement)
 

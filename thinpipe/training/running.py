@@ -101,6 +101,14 @@ class Running:
         parse=_one_link,
         default=None,
     )
+    memory_limit: int | None = option(  # bytes
+        "The most that a worker keeps of chunks on their way; 1f1b over links with delay has fewer of them then.",
+        panel=LINKS,
+        metavar="SIZE",
+        shown="none",
+        parse=parse_size,
+        default=None,
+    )
     in_process: bool = option(
         "The stages of all workers in one process, through the same codecs: for ablations on one GPU.",
         panel=LINKS,
@@ -179,6 +187,8 @@ class Running:
             raise OptionError(f"{{trace}} shows the stages {leave_out}")
         if self.capture is not None:
             raise OptionError(f"{{capture}} keeps what crosses the links {leave_out}")
+        if self.memory_limit is not None:
+            raise OptionError(f"{{memory_limit}} is for chunks on their way through the stages {leave_out}")
 
     def check_with(self, settings: Settings) -> None:
         """OptionError unless a run with these settings can be carried out so."""

@@ -12,12 +12,8 @@ import torch
 from torch import nn
 
 from thinpipe.engines.engine import Engine
-from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
-from thinpipe.engines.replica import ReplicaEngine
-from thinpipe.engines.shapes import Meta
-from thinpipe.engines.units import cut_model
 from thinpipe.engines.world import SetupError, World
-from thinpipe.models.adapters import Adapted, adapt
+from thinpipe.models.adapters import adapt
 from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.options import named
 from thinpipe.training.batches import Samples
@@ -34,6 +30,7 @@ from thinpipe.training.checkpoints.resume import Resumed, first_units, load_newe
 from thinpipe.training.checkpoints.saving import Saver, UnsavedError
 from thinpipe.training.checkpoints.state import frozen_hash, seed_worker, trained_tensors
 from thinpipe.training.data import Facts, fingerprint_together, read_data
+from thinpipe.training.engine import make_engine
 from thinpipe.training.evaluate import Evaluated, evaluate
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.export import Export, Exporter
@@ -240,10 +237,8 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
     return settings.to_json() | {
         # Whether there are such files; where is each machine's own affair.
         **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture", "export")},
-        **{
-            name: getattr(running, name)
-            for name in ("save_local", "save_every", "keep", "steps", "evaluate_every", "patience_s", "merge")
-        },
+        **{name: getattr(running, name) for name in ("save_local", "save_every", "keep", "steps", "evaluate_every")},
+        **{name: getattr(running, name) for name in ("patience_s", "merge", "memory_limit")},
         "captured": None if capture is None else [capture.steps, capture.chunks, capture.limit],
     }
 
@@ -281,50 +276,12 @@ def _prepare(
             else adapter.put_on(model)
         )
     )
-    engine = _make_engine(adapted, task, settings, running, world, facts)
+    engine = make_engine(adapted, task, settings, running, world, facts)
     if running.export is None:
         return engine, None, about
     if exported is not None and adapted.config is not None and not running.merge:
         exported = exported.of_adapter(adapted)
     return engine, world.together(lambda: Exporter(engine, exported, model, with_adapters=running.merge)), about
-
-
-def _make_engine(
-    adapted: Adapted, task: Task, settings: Settings, running: Running, world: World, facts: Facts
-) -> Engine:
-    chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
-    fill = adapted.fill(task.fill(settings.source, settings.seed))
-    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
-    if settings.parallel != "pipeline":
-        return ReplicaEngine(
-            model,
-            world,
-            chunks=settings.chunks,
-            compress=settings.compress_backward,
-            error_feedback=settings.error_feedback,
-            seed=settings.seed,
-            amp=settings.amp,
-        )
-    cutting = Cutting(
-        layout=settings.layout,
-        order=settings.schedule,
-        chunks=settings.chunks,
-        client_layers=settings.client_layers,
-        in_process=settings.workers if running.in_process else None,
-    )
-    links = Links(
-        forward=settings.compress_forward,
-        backward=settings.compress_backward,
-        seed=settings.seed,
-        samples=facts.train_samples,
-        copies_in=running.delta_cache,
-        shaping=running.link,
-    )
-    engine = world.together(
-        lambda: PipelineEngine(model, chunk, cutting, links, world, amp=settings.amp, recompute=settings.recompute)
-    )
-    world.together(lambda: engine.reserve_copies(running.delta_cache_limit))
-    return engine
 
 
 def _state_bytes(engine: Engine, settings: Settings) -> int:
