@@ -21,6 +21,7 @@ class Expected:
     cause: str = ""  # pattern of the one line that says why; of any such line where it is empty
     within_s: float = END_S  # from the fault to the end, where the run does not go on
     silent: frozenset[int] = frozenset()  # machines that are killed outright, and cannot say why
+    sweeps: bool = False  # nobody is left who could tidy up: the next start on this machine does
     codes_of: Mapping[int, frozenset[int]] = field(default_factory=dict)  # of machines that end unlike the others
     told: str = ""  # pattern of a line on stderr that a run that goes on must have
     foreign_words: bool = False  # torchrun says things of its own

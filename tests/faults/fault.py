@@ -98,7 +98,8 @@ def _recover(run: Run, fault: Fault, undisturbed: Undisturbed, result: Result, *
     ended_well = all(machine.code == 0 for machine in run.machines)
     if fault.expected.completes or (ended_well and steps and steps[-1] == STEPS):
         check_result(run.saved, undisturbed.sha256(run.setting), result)
-    elif any(run.saved.glob("step-*")):  # else there is nothing that a second start would meet
+    elif any(run.saved.glob("step-*")) or (fault.expected.sweeps and any(run.tmp.iterdir())):
+        # Else there is nothing that a second start would meet.
         sha256 = undisturbed.sha256(run.setting)
         check_recovery(run, sha256, result, at_least=known, options=fault.recover_options)
 

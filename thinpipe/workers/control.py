@@ -31,6 +31,10 @@ from thinpipe.workers.activity import ACTIVITY
 from thinpipe.workers.errors import describe, is_effect
 
 IDLE_S, INTERVAL_S = 5, 3
+# Of the patience: the longest pause before TCP sends again what was not acknowledged. It doubles each time, so it may
+# be as long as a link was down; a worker would then be silent for twice that.
+RETRY = 0.2
+_TCP_RTO_MAX_MS = 44  # of <linux/tcp.h>, from Linux 6.15 on; 1 to 120 s
 
 _seen: set[tuple[int, str]] = set()  # descriptors that were looked at, with what they were
 
@@ -68,7 +72,8 @@ def _set(descriptor: int, patience_s: float) -> None:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, INTERVAL_S)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(patience_s / INTERVAL_S)))
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(patience_s * 1000))
-    except OSError:  # closed meanwhile, or no socket after all
+            peer.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, round(min(max(patience_s * RETRY, 1), 120) * 1000))
+    except OSError:  # closed meanwhile, no socket after all, or an older Linux, of which the last is unknown
         return
 
 

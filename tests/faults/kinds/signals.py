@@ -37,7 +37,7 @@ def _expected(number: signal.Signals, target: str, worker: int | None, *, late: 
     if target == "forking server":  # it ignores some, and its workers end with it
         return Expected("may", frozenset({1, 128 + number, 128 + signal.SIGTERM}))
     if worker is None and number == signal.SIGKILL:  # nobody is left who could say anything
-        return Expected(goes_on, frozenset({128 + number}), silent=frozenset({0}))
+        return Expected(goes_on, frozenset({128 + number}), silent=frozenset({0}), sweeps=target == "group")
     shell = frozenset({128 + number})
     if worker is None:
         return Expected(goes_on, shell, cause="interrupted" if number == signal.SIGINT else number.name)
