@@ -101,9 +101,8 @@ class PipelineEngine(Engine):
         self.stage_count = len(modules)
         operations = [max(unit.flops, 1) for unit in traced]
         self._operations = [sum(operations[start:end]) for start, end in pairwise((0, *self.cuts, len(units)))]
-        mine = stages_of(world.worker, world.workers, cutting.layout)
-        if cutting.in_process is not None:
-            mine = list(range(len(modules)))
+        own = stages_of(world.worker, world.workers, cutting.layout)
+        mine = own if cutting.in_process is None else list(range(len(modules)))
         check_shared(modules, workers)
         check_private(modules, self._between)
         whole.fill_own(modules[index] for index in mine)
