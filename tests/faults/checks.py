@@ -78,7 +78,8 @@ def check_recovery(run: Run, sha256: str, result: Result, *, at_least: int, opti
     """Taken up again, the run goes on at the last checkpoint and ends where an undisturbed one does."""
     again = Run(run.folder, run.setting)
     again.machines = list(run.machines)  # the files of their words stay
-    there = ["--resume", str(run.saved)] if run.steps() else [*run.setting.options(), "--save", str(run.saved)]
+    anew = ["--workers", str(run.setting.workers), *run.setting.options(), "--save", str(run.saved)]
+    there = ["--resume", str(run.saved)] if run.steps() else anew
     machine = again.command("-m", "thinpipe", "train", *there, *options)
     ended = again.wait(LIMIT_S)
     run.machines = again.machines
