@@ -112,4 +112,6 @@ def test_no_more_chunks_than_memory_has_room_for(most, chosen):
 def test_without_a_rate_as_many_as_memory_has_room_for():
     placement, wire_bytes, operations = LINE
     link = parse_link("25ms")
-    assert choose_order("1f1b", placement, 64, link, wire_bytes, operations, lambda order: order != "1f1b:64") != "1f1b"
+    assert choose_order("1f1b", placement, 64, link, wire_bytes, operations) == "1f1b:64"
+    fewer = choose_order("1f1b", placement, 64, link, wire_bytes, operations, lambda order: order != "1f1b:64")
+    assert 32 < in_flight(fewer, len(placement), 64) < 64

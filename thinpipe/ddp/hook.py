@@ -20,6 +20,7 @@ import atexit
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -98,9 +99,10 @@ def _let_go() -> None:
 def _gloo_states() -> Iterator[str]:
     """What Linux says of each thread that carries out gloo's collectives."""
     for thread in Path("/proc/self/task").glob("*/stat"):
-        name, _, rest = thread.read_text().partition("(")[2].rpartition(")")
-        if name == "pt_gloo_runloop":
-            yield rest.split()[0]
+        with suppress(OSError):  # it has ended meanwhile
+            name, _, rest = thread.read_text().partition("(")[2].rpartition(")")
+            if name == "pt_gloo_runloop":
+                yield rest.split()[0]
 
 
 def _parts(state: DDPState, bucket: dist.GradBucket) -> Iterator[_Part]:
