@@ -69,6 +69,14 @@ def check() -> None:
     print(f"largest difference from bitsandbytes: {(ours - theirs).abs().max():.1e} of {x.abs().max():.1f}")
 
 
+def _parse(argument: str) -> Codec:
+    if argument:
+        raise ValueError(f"{argument!r} is one argument too many")
+    return NormalFloat()
+
+
+FAMILIES["nf4"] = Family(usage="nf4", rule="no argument", parse=_parse)  # in workers, too, which import this file
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["check"]:
         check()
@@ -76,9 +84,5 @@ if __name__ == "__main__":
         from thinpipe.__main__ import main
         from thinpipe.ablation import runner
 
-        def parse(argument: str) -> Codec:
-            return NormalFloat()
-
-        FAMILIES["nf4"] = Family(usage="nf4", rule="no argument", parse=parse)
         runner.carry_out = partial(runner.carry_out, train=(sys.executable, __file__, "train"))
         main()
