@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import preloaded
 from tests.pool import Pool
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None):  # one server for all of them, which imports when it is needed
+        preloaded.start()
+
+
+def pytest_unconfigure() -> None:
+    preloaded.stop()
 
 
 @pytest.fixture(autouse=True)
