@@ -1,5 +1,6 @@
 """Every test starts from the same random state; those that need several processes share them."""
 
+import gc
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -20,6 +21,10 @@ def pytest_configure(config: pytest.Config) -> None:
     forkserver.set_forkserver_preload = _preload
     if getattr(config.option, "numprocesses", None):  # one server for all of them, which imports when it is needed
         preloaded.start()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported by now stays to the end: it need not be looked through for what can go
 
 
 def pytest_unconfigure() -> None:

@@ -10,6 +10,7 @@ tests of imports, of signals meanwhile and of commands that are looked for start
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -22,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,22 +41,27 @@ _IMPORTED = [
     "matplotlib.pyplot",
 ]
 _own: list[Any] = []  # the server that this process has started, and its folder
+_starting = threading.Lock()
 
 
 def start() -> None:
     """Start the server, unless it runs; it ends with this process."""
-    if PLACE not in os.environ:
+    with _starting:
+        if PLACE in os.environ:
+            return
         folder = tempfile.TemporaryDirectory(prefix="preloaded-")
-        os.environ[PLACE] = f"{folder.name}/socket"
+        place = f"{folder.name}/socket"
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(os.environ[PLACE])
+            listener.bind(place)
             listener.listen()
-            # Its stdin is never written to: that it ends says that this process has.
             command = [sys.executable, "-m", "tests.preloaded", str(listener.fileno())]
+            # Its stdin is never written to: that it ends says that this process has.
             server = subprocess.Popen(
                 command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], cwd=ROOT, start_new_session=True
             )
         _own[:] = [server, folder]
+        os.environ[PLACE] = place
+        atexit.register(stop)
 
 
 def stop() -> None:
@@ -78,13 +85,13 @@ class Program(subprocess.Popen[str]):
 
     def _execute_child(self, *given: Any) -> None:
         """Called by ``Popen`` with all that was asked for and both ends of its pipes, or -1 where there is none."""
-        arguments, _, _, _, _, folder, env, _, _, _, stdin, _, _, stdout, _, stderr = given[:16]
+        arguments, _, _, _, _, folder, env, _, _, _, *pipes = given[:16]
+        stdin, _, _, stdout, _, stderr = pipes
         request = {"arguments": arguments, "folder": str(folder or os.getcwd()), "env": dict(env or os.environ)}
         files = [number if number >= 0 else usual for usual, number in enumerate((stdin, stdout, stderr))]
         _send(self._server, request, files, os.environ[PLACE])
         self.pid, self._child_created = _number(self._server), True
-        for number in {stdin, stdout, stderr} - {-1}:
-            os.close(number)
+        self._close_pipe_fds(*pipes)
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
         self._server.setblocking(not flags & os.WNOHANG)
