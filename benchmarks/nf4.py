@@ -1,6 +1,7 @@
 """thinpipe with one codec more, nf4, the 4-bit type of QLoRA: to compare with, not to use.
 
     python benchmarks/nf4.py train --compress nf4 ...
+    python benchmarks/nf4.py ablate benchmarks/nf4.toml ...
     python benchmarks/nf4.py check                      # against bitsandbytes, where that is installed
 
 Blocks of 64 values, each divided by its largest magnitude, a float32, and rounded to the nearest of 16 levels: 4.5 bits
@@ -13,6 +14,7 @@ import math
 import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -67,14 +69,20 @@ def check() -> None:
     print(f"largest difference from bitsandbytes: {(ours - theirs).abs().max():.1e} of {x.abs().max():.1f}")
 
 
+def _parse(argument: str) -> Codec:
+    if argument:
+        raise ValueError(f"{argument!r} is one argument too many")
+    return NormalFloat()
+
+
+FAMILIES["nf4"] = Family(usage="nf4", rule="no argument", parse=_parse)  # in workers, too, which import this file
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["check"]:
         check()
     else:
         from thinpipe.__main__ import main
+        from thinpipe.ablation import runner
 
-        def parse(argument: str) -> Codec:
-            return NormalFloat()
-
-        FAMILIES["nf4"] = Family(usage="nf4", rule="no argument", parse=parse)
+        runner.carry_out = partial(runner.carry_out, train=(sys.executable, __file__, "train"))
         main()

@@ -40,6 +40,7 @@ SPECS = [
     "gauss:2/64",
     "gauss:4",
     "gauss:7/1024",
+    "gauss:3+unbiased",
     "svd:2",
     "power:2",
     "topk:0.1",

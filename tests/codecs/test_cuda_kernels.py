@@ -20,7 +20,7 @@ from torch import Tensor
 import thinpipe
 from tests.codecs.helpers import content
 from thinpipe.codecs.kernels import Kernels, cpu, select
-from thinpipe.codecs.layout import header_bytes, packed_bytes
+from thinpipe.codecs.layout import GAUSS_SEED, header_bytes, packed_bytes
 
 tl = pytest.importorskip("triton.language")
 cuda = pytest.importorskip("thinpipe.codecs.kernels.cuda")
@@ -274,15 +274,15 @@ def assert_tiles_alike(spec: str, x: Tensor) -> None:
     assert torch.equal(ours.nan_to_num(0), right.nan_to_num(0))
 
 
-def assert_gauss_alike(x: Tensor, bits: int, tile: int, channels: int, inner: int) -> Tensor:
+def assert_gauss_alike(x: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool = False) -> Tensor:
     """Calls of kernels, not of a codec: what the interpreter can encode is too small to have means of many channels."""
     blocks = -(-x.numel() // tile)
-    size = header_bytes(channels + blocks, 2) + packed_bytes(blocks * tile, bits)
+    size = header_bytes(channels + blocks + GAUSS_SEED, 2) + packed_bytes(blocks * tile, bits)
     wires = {module: torch.full((size + 1,), 0xA5, dtype=torch.uint8) for module in (cuda, cpu)}
     outs = {module: torch.full((x.numel(),), 12345.0) for module in (cuda, cpu)}
     for module, device in ((cuda, DEVICE), (cpu, torch.device("cpu"))):
         wire, out = wires[module].to(device)[1:], outs[module].to(device)
-        module.encode_gauss(x.to(device), wire, bits, tile, channels, inner)
+        module.encode_gauss(x.to(device), wire, bits, tile, channels, inner, unbiased, 0xFEDCBA98)
         module.decode_gauss(wire, out, bits, tile, channels, inner)
         wires[module], outs[module] = wire.cpu(), out.cpu()
     assert torch.equal(wires[cuda], wires[cpu])
@@ -307,6 +307,8 @@ def test_normal_levels_are_those_of_the_cpu(count: int, bits: int, tile: int, ch
     x = torch.randn(count, generator=torch.Generator().manual_seed(count))
     x[: count // 2] *= torch.logspace(-10, 10, count // 2)
     assert_gauss_alike(x + 3, bits, tile, channels, inner)
+    if bits <= 3:
+        assert_gauss_alike(x + 3, bits, tile, channels, inner, unbiased=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -314,12 +316,12 @@ def test_normal_levels_of_other_float_types(dtype: torch.dtype) -> None:
     assert_gauss_alike(torch.randn(300, generator=torch.Generator().manual_seed(0)).to(dtype), 4, 64, 5, 1)
 
 
-@pytest.mark.parametrize("bits", [2, 4])
-def test_odd_rotated_blocks_are_odd_alone(bits: int) -> None:
+@pytest.mark.parametrize("spec", ["gauss:2/64", "gauss:4/64", "gauss:3/64+unbiased"])
+def test_odd_rotated_blocks_are_odd_alone(spec: str) -> None:
     x = torch.randn(640, generator=torch.Generator().manual_seed(0))
     x[10], x[70], x[130], x[192:256], x[256:320] = torch.nan, torch.inf, 1e38, 0.0, 1e-35
-    out = decoded(f"gauss:{bits}/64", encoded(f"gauss:{bits}/64", x), x)
-    assert torch.equal(encoded(f"gauss:{bits}/64", x), encoded(f"gauss:{bits}/64", x, cpu))
+    out = decoded(spec, encoded(spec, x), x)
+    assert torch.equal(encoded(spec, x), encoded(spec, x, cpu))
     assert out.isnan().view(-1, 64).all(1).tolist() == [True] * 3 + [False] * 7
     assert out[192:320].eq(0).all()
     assert out[320:].isfinite().all()

@@ -48,11 +48,13 @@ def agree(spec: str, x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_both_kernels_make_the_same_bytes(shape):
-    for i, spec in enumerate([*GAUSS, "gauss:3/16", "gauss:5/4096", "gauss:6/32", "gauss:8/128", "gauss:2/2048"]):
+    for i, spec in enumerate(
+        [*GAUSS, "gauss:3/16", "gauss:5/4096", "gauss:6/32", "gauss:8/128", "gauss:2/2048", "gauss:1/32+unbiased"]
+    ):
         agree(spec, (3 * normal(shape, i) + 5).to(FLOATS[i % 4]))
 
 
-@pytest.mark.parametrize("spec", ["gauss:2", "gauss:4/64"])
+@pytest.mark.parametrize("spec", ["gauss:2", "gauss:4/64", "gauss:3+unbiased"])
 @pytest.mark.parametrize(
     "kind", ["zeros", "constant", "tiny", "below what has a scale", "large", "beyond it", "every scale", "NaN", "relu"]
 )
@@ -100,6 +102,9 @@ def test_the_error_is_that_of_a_normal_distribution(bits, kind):
         "rows of a model": lambda: normal((300, 512)) * torch.logspace(-3, 3, 300)[:, None],
     }
     assert relative_error(f"gauss:{bits}", made[kind]()) < 1.07 * distortion(bits)
+    if bits <= 3:
+        unbiased = distortion(bits) / (1 - distortion(bits))
+        assert relative_error(f"gauss:{bits}+unbiased", made[kind]()) < 1.07 * unbiased
 
 
 def test_means_of_channels_cost_nothing():
@@ -118,8 +123,8 @@ def test_means_are_sent_where_channels_have_many_values():
     assert channels_of(torch.Size((2, 3, 8, 8))) == (3, 64)
     assert channels_of(torch.Size((2, 3, 2, 8, 8))) == (3, 128)
     codec = thinpipe.codec("gauss:4/64")
-    assert codec.wire_bytes((127, 8), torch.float32) == 2 * 16 + 16 * 32
-    assert codec.wire_bytes((128, 8), torch.float32) == 2 * (8 + 16) + 16 * 32
+    assert codec.wire_bytes((127, 8), torch.float32) == 48 + 16 * 32  # 16 scales and the seed, padded
+    assert codec.wire_bytes((128, 8), torch.float32) == 64 + 16 * 32
 
 
 def test_a_mean_is_one_of_512_values():
@@ -131,10 +136,40 @@ def test_a_mean_is_one_of_512_values():
 
 
 @pytest.mark.parametrize("tile", [16, 256, 4096])
-def test_signs_spread_what_is_constant_evenly(tile):
-    spectrum = butterflies(torch.tensor([gauss_signs(tile)])).abs()
-    assert spectrum.max() == tile**0.5  # the least that a largest component can be
-    assert spectrum.min() == tile**0.5
+def test_signs_are_as_if_drawn_for_each_block(tile):
+    signs = gauss_signs(400, tile)
+    assert signs.mean().abs() < 5 / signs.numel() ** 0.5
+    alike = (signs @ signs.T / tile).fill_diagonal_(0)
+    assert alike.square().mean() < 1.2 / tile  # of any two blocks
+    assert alike.mean().abs() < 0.1 / tile**0.5
+    assert (gauss_signs(400, tile, seed=12345) * signs).mean().abs() < 5 / signs.numel() ** 0.5
+    spectra = butterflies(signs) / tile**0.5  # of what is constant
+    assert spectra.square().mean(0).sub(1).abs().max() < 6 * (2 / 400) ** 0.5  # any component as large as another
+
+
+def test_no_two_messages_have_the_same_errors():
+    """The next step's gradient is much like this one's: their errors must not be."""
+    x, codec = normal((64, 256)), thinpipe.codec("gauss:2+unbiased")
+    errors = [codec.decode(codec.encode(x, key=key), torch.empty_like(x)) - x for key in (1, 1, 2, 1 << 40)]
+    assert torch.equal(errors[0], errors[1])
+    for other in errors[2:]:
+        alike = (errors[0] * other).sum() / errors[0].square().sum()
+        assert abs(alike) < 0.05
+
+
+@pytest.mark.parametrize("spec", ["gauss:1+unbiased", "gauss:2+unbiased", "gauss:3/64+unbiased"])
+def test_unbiased_errors_average_out(spec):
+    """Of one gradient that many samples have, some with the other sign: it comes back, as large as it was."""
+    row = normal((256,))
+    sizes = torch.linspace(0.5, 2, 200).view(-1, 1) * torch.tensor([[1.0], [-1.0]]).repeat(100, 1)
+    x = sizes * row
+    came = (round_trip(spec, x) * sizes).sum(0) / sizes.square().sum()
+    single = relative_error(spec, x)
+    assert (came - row).square().sum() / row.square().sum() < 0.03 * single
+    assert came @ row / row.square().sum() == pytest.approx(1, abs=0.01)
+    least = spec.removesuffix("+unbiased")
+    assert (round_trip(least, x) * x).sum() / x.square().sum() < 0.98
+    assert relative_error(least, x) < single
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -17,6 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from thinpipe.models.pretrained import check_cut
 from thinpipe.models.tiny import LAYERS, shrunken
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192, "rope_theta": 5e5}
@@ -40,6 +42,13 @@ def test_a_large_model_becomes_small_and_runs() -> None:
 def test_keys_are_shared_as_they_were(queries: int, keys: int, left: int) -> None:
     small = shrunken(LlamaConfig(num_attention_heads=queries, num_key_value_heads=keys))
     assert (small.num_attention_heads, small.num_key_value_heads) == (4, left)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_a_model_of_few_heads_can_be_cut(heads: int) -> None:
+    for model_type, keys in (("llama", {"num_key_value_heads": heads}), ("gpt2", {})):
+        config = AutoConfig.for_model(model_type, num_attention_heads=heads, hidden_size=32 * heads, **keys)
+        check_cut(config, AutoModelForCausalLM.from_config, "causal")
 
 
 def test_rotary_embeddings_caps_and_ties_stay() -> None:

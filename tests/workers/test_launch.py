@@ -31,6 +31,13 @@ def test_starts_local_workers_and_returns_their_results() -> None:
     assert results == [(0, 2, "the client's"), (10, 2, "nothing")]
 
 
+def test_workers_have_the_environment_of_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server that forks them may have started long before."""
+    run_workers(os.getenv, "THINPIPE_DEBUG", workers=1)
+    monkeypatch.setenv("THINPIPE_DEBUG", "1")
+    assert run_workers(os.getenv, "THINPIPE_DEBUG", workers=2) == ["1", "1"]
+
+
 def test_workers_of_a_killed_process_end() -> None:
     """They hang in a receive that never comes, where Python sees no signal."""
     wait = "import torch, torch.distributed as dist; print('!', end='', flush=True); dist.recv(torch.empty(1))"

@@ -44,12 +44,13 @@ class _Started:
 
 
 def compile_kernels(runs: Sequence[Run]) -> None:
-    """Encode and decode once with every codec of the runs; what numba compiles for that stays in its cache on disk.
+    """Encode and decode once with every codec of runs on the CPU; what numba compiles stays in its cache on disk.
 
     Otherwise the first runs all compile, and their speed is that of a compiler.
     """
     x = torch.randn(16, 16, _WARM_VALUES // 256, generator=torch.Generator().manual_seed(0))
-    for spec in {str(run.settings[f"compress_{side}"]) for run in runs for side in ("forward", "backward")}:
+    here = [run.settings for run in runs if run.settings["device"] == "cpu" or not torch.cuda.is_available()]
+    for spec in {str(settings[f"compress_{side}"]) for settings in here for side in ("forward", "backward")}:
         for used in encoding(spec).codecs:
             used.decode(used.encode(x), torch.empty_like(x))
 

@@ -10,11 +10,14 @@ import torch
 
 from thinpipe.bench.codecs.bitsandbytes import NAMES as OUTSIDE_NAMES
 from thinpipe.bench.codecs.bitsandbytes import outside_codec
-from thinpipe.codecs import Codec
+from thinpipe.bench.codecs.learned import Learned
+from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
-from thinpipe.codecs.recipes import codecs_of
+from thinpipe.codecs.recipes import codecs_of, directions
 from thinpipe.codecs.spec import split_specs
 from thinpipe.options import OptionError, Rule, between, option
+from thinpipe.pipeline.links.axes import Axes
+from thinpipe.pipeline.links.spec import encoding
 from thinpipe.workers.shape import parse_links
 
 PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "What comes out"  # of the help, in this order
@@ -66,16 +69,24 @@ def shared(name: str, help: str = "", **facts: Any) -> Any:
 
 
 def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
-    """Specs separated by commas, a recipe for its two; none twice. ``outside``: quantizers of others, too."""
+    """Specs separated by commas, a recipe for its two; none twice.
+
+    ``outside``: also what only the codec benchmark knows, quantizers of others and axes without a link.
+    """
     chosen: dict[Codec, None] = {}
     for spec in split_specs(text):
         if outside and spec in OUTSIDE_NAMES:
             chosen[outside_codec(spec)] = None
         else:
-            chosen |= dict.fromkeys(codecs_of(spec))
+            chosen |= dict.fromkeys(map(_codec_or_axes, directions(spec)) if outside else codecs_of(spec))
     if not chosen:
         raise OptionError("{compress} takes specs and recipes separated by commas, as in 8bit,sort:8; got none")
     return list(chosen)
+
+
+def _codec_or_axes(spec: str) -> Codec:
+    found = encoding(spec)
+    return Learned(found.bits) if isinstance(found, Axes) else codec(spec)
 
 
 def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:

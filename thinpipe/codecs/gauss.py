@@ -3,8 +3,9 @@
 A rotation makes any values nearly normal: every component is a sum of all of them. Then the best levels are known ahead
 (thinpipe.codecs.normal), and of a block only its scale travels. What channels have in common, their mean, is sent once.
 
-The wire is the mean of every channel, the scale of every block, both bfloat16, padded to whole 16 bytes; then the codes
-of all components as ``layout`` packs them, those of a last block that is short as well: beyond the end values are 0.
+The wire is the mean of every channel, the scale of every block, both bfloat16, and the seed of the signs, an int32,
+padded to whole 16 bytes; then the codes of all components as ``layout`` packs them, those of a last block that is short
+as well: beyond the end values are 0.
 
 Channels are the last dimension, in tensors of four and more dimensions, which are images, the second. Means travel
 where a channel has at least 128 values, an eighth of a bit each at most, else they count as 0. They are means of a
@@ -15,13 +16,16 @@ All arithmetic is float32, each operation rounded by itself, none fused, so all 
     mean    of K = min(N, 512) of the channel's N values: the k-th is at place k * N // K. Strand s of 64 is the sum of
             samples s, s + 64, s + 128 ..., in this order; then the second half of the strands is added to the first
             until one is left, which is divided by K and rounded to the nearest bfloat16; 0 if that is not finite
-    v       (x - mean) * sign, with the signs of ``layout.gauss_signs``
+    v       (x - mean) * sign, with the signs of ``layout.gauss_signs``, others for each block and seed, which follows
+            from the message's key: low word ^ high word
     w       the Hadamard transform of the block: for h = 1, 2, 4 ... T/2 all pairs h apart become (a + b, a - b)
     p       the power of two with p <= the largest |w| < 2 p
     s       4 bits and more: (the largest |w| / p) * ``layout.gauss_reach``
             up to 3 bits: sqrt(the mean of all w^2 / p^2), each of them rounded down to a multiple of 2^-16
             rounded to the nearest bfloat16
     code    how many boundaries between positive levels lie below |w * (1/p * (1/s))|; the highest bit says w < 0
+            +unbiased: s is then the sum of w^2 / p^2, as above, over that of |w| / p * level, each rounded down to a
+            multiple of 2^-16: what comes back has the product with w that w has with itself
     scale   s * p / T
     value   (the Hadamard transform of level * scale) * sign + mean
 
@@ -39,7 +43,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import KernelCodec
-from thinpipe.codecs.layout import header_bytes, packed_bytes
+from thinpipe.codecs.layout import GAUSS_BY_LARGEST, GAUSS_SEED, header_bytes, packed_bytes
 from thinpipe.codecs.normal import MAX_BITS
 from thinpipe.codecs.tile import DEFAULT_TILE, check_tile
 
@@ -49,27 +53,38 @@ IMAGE_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class Gauss(KernelCodec):
-    """Outliers are spread over their block, and its codes are those of normal values whatever they were."""
+    """Outliers are spread over their block, and its codes are those of normal values whatever they were.
+
+    Levels of least squared error are too near to zero on average. Where errors are to average out, as those of
+    gradients over a batch, ``unbiased`` makes up for that.
+    """
 
     bits: int
     tile: int = DEFAULT_TILE
+    unbiased: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"{self.bits} bits are not from 1 to {MAX_BITS}")
         check_tile(self.tile)
+        if self.unbiased and self.bits >= GAUSS_BY_LARGEST:
+            raise ValueError(
+                f"+unbiased is for 1 to {GAUSS_BY_LARGEST - 1} bits: more of them have no bias to speak of"
+            )
 
     @property
     def spec(self) -> str:
-        return f"gauss:{self.bits}" + (f"/{self.tile}" if self.tile != DEFAULT_TILE else "")
+        size = f"/{self.tile}" if self.tile != DEFAULT_TILE else ""
+        return f"gauss:{self.bits}{size}{'+unbiased' * self.unbiased}"
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         blocks = -(-math.prod(shape) // self.tile)
         channels, _ = channels_of(shape)
-        return header_bytes(channels + blocks, 2) + packed_bytes(blocks * self.tile, self.bits)
+        return header_bytes(channels + blocks + GAUSS_SEED, 2) + packed_bytes(blocks * self.tile, self.bits)
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
-        self.kernels_on(x.device).encode_gauss(x, wire, self.bits, self.tile, *channels_of(x.shape))
+        seed, channels = (key ^ key >> 32) & 0xFFFFFFFF, channels_of(x.shape)
+        self.kernels_on(x.device).encode_gauss(x, wire, self.bits, self.tile, *channels, self.unbiased, seed)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
         self.kernels_on(out.device).decode_gauss(wire, out, self.bits, self.tile, *channels_of(out.shape))

@@ -33,6 +33,9 @@ BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
 GAUSS_LEAST = 2.0**-100
 GAUSS_HUGE = 2.0**126
 GAUSS_BY_LARGEST = 4  # bits from which a block's scale follows from its largest component
+GAUSS_SEED = 2  # words of the header that tell the seed of signs
+# How signs follow from seed, number of a block and place in it: see gauss_signs.
+GAUSS_BLOCK, GAUSS_PLACE, GAUSS_MIX = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 # A channel's mean is that of so many of its values, summed up in so many strands.
 GAUSS_SAMPLES = 512
 GAUSS_STRANDS = 64
@@ -206,9 +209,14 @@ def gauss_reach(tile: int) -> float:
     return round(2**16 / (1.6 + 0.2 * (tile.bit_length() - 1))) / 2**16
 
 
-def gauss_signs(tile: int) -> list[float]:
-    """What values of a block are multiplied with before it is rotated: the signs of Golay, Rudin and Shapiro.
+def gauss_signs(blocks: int, tile: int, seed: int = 0) -> Tensor:
+    """What values of blocks are multiplied with before they are rotated; a block in each row.
 
-    A Hadamard transform alone gathers what is smooth, as images are, in its first components; these signs spread it.
+    Others for each block and each message, as if drawn: gradients of many samples, and of steps that follow each other,
+    have much in common, and so would errors that depended on nothing else. They would not average out, and training
+    from scratch fails with them.
     """
-    return [1.0 - 2.0 * ((place & (place >> 1)).bit_count() & 1) for place in range(tile)]
+    block, place = torch.arange(blocks)[:, None] + seed, torch.arange(tile)
+    mixed = block * GAUSS_BLOCK + place * GAUSS_PLACE & 0xFFFFFFFF
+    mixed = (mixed ^ (mixed >> 15)) * GAUSS_MIX & 0xFFFFFFFF
+    return (1 - 2 * (mixed >> 31)).float()

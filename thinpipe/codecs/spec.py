@@ -92,11 +92,9 @@ def _tile(argument: str) -> Tile:
 
 
 def _gauss(argument: str) -> Gauss:
-    size, plus, option = argument.partition("+")
-    if plus:
-        raise ValueError(f"there is no option +{option} here: every block is rotated, and no level is zero")
+    size, options = _options(argument, ["unbiased"])
     bits, slash, tile = size.partition("/")
-    return Gauss(_integer(bits), _integer(tile) if slash else DEFAULT_TILE)
+    return Gauss(_integer(bits), _integer(tile) if slash else DEFAULT_TILE, "unbiased" in options)
 
 
 _TILE_RULE = (
@@ -128,7 +126,8 @@ FAMILIES: dict[str, Family] = {
     "tile": Family(usage="tile:4 or tile:2/64+sr", rule=_TILE_RULE, parse=_tile),
     "gauss": Family(
         usage="gauss:4 or gauss:2/512",
-        rule="the bits per value, from 1 to 8, and after a slash the values in a block, a power of two from 16 to 4096",
+        rule="the bits per value, from 1 to 8, and after a slash the values in a block, a power of two from 16 to "
+        "4096; up to 3 bits +unbiased",
         parse=_gauss,
     ),
     "svd": Family(usage="svd:14", rule="the rank, 1 or more", parse=lambda a: LowRank("svd", _integer(a))),

@@ -6,29 +6,22 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import TracebackType
+from typing import Annotated, Any
 
 import typer
 
-from thinpipe.commands.terminal import RESULTS, Outputs, one_line_errors, takes
+from thinpipe.ablation import rows, runner, views
+from thinpipe.ablation.plan import Plan, Run, read_plan
+from thinpipe.ablation.store import Result, Store
+from thinpipe.commands.terminal import RESULTS, Outputs, duration, one_line_errors, progress_bar, takes
 from thinpipe.measure import report
 from thinpipe.options import OptionError, between, check, option, read
-
-if TYPE_CHECKING:
-    from thinpipe.ablation.plan import Plan, Run
-    from thinpipe.ablation.store import Store
-
-import time
-from types import TracebackType
-
-from thinpipe.ablation.plan import Plan, Run
-from thinpipe.ablation.runner import cores, processes_of, threads_of
-from thinpipe.ablation.store import Result, Store
-from thinpipe.commands.terminal import duration, progress_bar
 
 _WHICH, _HOW = "Which runs", "How they are run"
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
@@ -89,11 +82,6 @@ def ablate(
 
     Example: thinpipe ablate ablations/digits.toml --jobs 2 --plot digits.png
     """
-    # Not at the top: the help need not wait for what training needs.
-    from thinpipe.ablation.plan import read_plan
-    from thinpipe.ablation.store import Store
-    from thinpipe.commands.ablate import show_runs
-
     with one_line_errors():
         asked, outputs = Asked(**read(Asked, given)), Outputs(**read(Outputs, given))
         wanted = read_plan(plan, settle, asked.set)
@@ -119,9 +107,6 @@ def ablate(
 
 def _carry_out(wanted: Plan, chosen: Sequence[Run], pending: Sequence[Run], store: Store, jobs: int) -> None:
     """Until all are done, or somebody interrupts."""
-    from thinpipe.ablation import runner
-    from thinpipe.commands.ablate import Progress
-
     progress = Progress(wanted, chosen, pending, store, jobs)
     try:
         with ExitStack() as stack:
@@ -144,8 +129,6 @@ def _carry_out(wanted: Plan, chosen: Sequence[Run], pending: Sequence[Run], stor
 
 
 def _show_results(wanted: Plan, store: Store, outputs: Outputs) -> None:
-    from thinpipe.ablation import rows, views
-
     found = rows.methods(wanted.runs, store)
     config = {"command": ["thinpipe", *sys.argv[1:]], "title": wanted.title, **wanted.fixed}
     record = rows.to_record(found, config)
@@ -257,11 +240,11 @@ class Progress:
 
 
 def _sharing(pending: Sequence[Run], jobs: int) -> str:
-    processes = max(map(processes_of, pending))
-    threads = min(threads_of(run, jobs) for run in pending)
+    processes = max(map(runner.processes_of, pending))
+    threads = min(runner.threads_of(run, jobs) for run in pending)
     each = f"{processes} process{'es' * (processes > 1)} each"
-    text = f"{jobs} at a time, {each}, OMP_NUM_THREADS={threads}, {cores()} cores"
-    return text if jobs * processes * threads <= cores() else f"{text}: they have to share, and speeds suffer"
+    text = f"{jobs} at a time, {each}, OMP_NUM_THREADS={threads}, {runner.cores()} cores"
+    return text if jobs * processes * threads <= runner.cores() else f"{text}: they have to share, and speeds suffer"
 
 
 def _outcome(result: Result) -> str:

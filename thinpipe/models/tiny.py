@@ -130,10 +130,18 @@ def _at_most(limit: int) -> Callable[[int, Values], int]:
     return lambda value, values: min(value, limit)
 
 
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
+
+
+def _small_heads(value: int, values: Values) -> int:
+    """One and two stay; three would not divide the width."""
+    return HEADS if value == 3 == _first(values, *_HEADS) else min(value, HEADS)
+
+
 def _small_key_heads(value: int, values: Values) -> int:
     """As many as queries have, one, or some in between, as before."""
-    heads = _first(values, "num_attention_heads", "num_heads", "n_heads", "n_head", "linear_num_value_heads")
-    return HEADS if value == heads else min(value, HEADS // 2)
+    heads = _first(values, *_HEADS, "linear_num_value_heads")
+    return _small_heads(value, values) if value == heads else min(value, HEADS // 2)
 
 
 def _small_head(value: int, values: Values) -> int:
@@ -141,7 +149,7 @@ def _small_head(value: int, values: Values) -> int:
     rope, nope = values.get("qk_rope_head_dim"), values.get("qk_nope_head_dim")
     if rope is not None:
         return 2 * HEAD if nope is not None and value == rope + nope and value != rope else HEAD
-    heads = _first(values, "num_attention_heads", "num_heads", "n_heads", "n_head")
+    heads = _first(values, *_HEADS)
     hidden = _first(values, "hidden_size", "d_model", "n_embd", "dim")
     return HEAD if heads is None or hidden is None or heads * value == hidden else 2 * HEAD
 
@@ -187,7 +195,7 @@ _RULES: tuple[tuple[str, Callable[[int, Values], int]], ...] = (
     (r"(qk_\w+|v)_head_dim$|mamba\w*head_?dim$|mamba_d_head$|^linear\w*head_dim$", lambda value, values: HEAD),
     (r"head_?dim$|d_head$|dim_head$|d_kv$|kv_channels$|attention_head_size$", _small_head),
     (r"kv_heads$|key_value_heads$|kv_n_heads$|num_query_groups$|num_key_heads$", _small_key_heads),
-    (r"heads?$", _at_most(HEADS)),
+    (r"heads?$", _small_heads),
     (
         r"intermediate(_size)?(_mlp)?$|ffn_\w*(dim|size)$|d_ff$|^dff$|dim_ff$|feed_forward_size$|d_inner$|mlp_dim$",
         _at_most(WIDE),

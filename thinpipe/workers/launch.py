@@ -120,6 +120,7 @@ def run_workers(
         folder=folder,
         meeting_file=str(Path(folder) / f"meeting-{next(_serial)}"),
         ignored=frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN),
+        environment=dict(os.environ),
     )
     with _signals_raised():
         started: list[_Worker] = []

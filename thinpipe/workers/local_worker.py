@@ -43,10 +43,12 @@ class Job:
     folder: str  # this process's
     meeting_file: str
     ignored: frozenset[int]  # signals
+    environment: dict[str, str]  # of the process that starts it, which may have changed it since the server runs
 
 
 def work(job: Job, rank: int, sender: connection.Connection) -> None:
     """What a worker's process does. It always says how it ended, unless it is killed."""
+    os.environ |= job.environment
     report = _Report(sender, job.folder)
     raise_signals(report.leave, job.ignored)
     unblock_signals()  # as the server has done, if it could import its part

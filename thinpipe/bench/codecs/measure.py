@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.bench.codecs.figures import Figures, Times, measure_losses
+from thinpipe.bench.codecs.learned import Learned
 from thinpipe.bench.codecs.settings import Settings
 from thinpipe.bench.codecs.synthetic import Case
 from thinpipe.codecs import Codec, codec
@@ -24,6 +25,10 @@ def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: Set
         x = case.load().to(settings.found_device)
         with_reference = settings.reference == "all" or (settings.reference == "largest" and case is largest)
         for each in codecs:
+            if isinstance(each, Learned):
+                if case.load_before is None or not each.takes(x.shape):
+                    continue
+                each.learn(case.load_before().to(settings.found_device))
             yield row_of(_measure(case, x, each, settings, with_reference))
 
 

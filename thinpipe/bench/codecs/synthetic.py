@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from thinpipe.measure.readable import check_regular, errors_named
 
+STEP = re.compile(r"/step\d+(?=/)")  # in the names of captured tensors
 _FLOAT_NAMES = ("F16", "BF16", "F32", "F64")  # what safetensors calls the types that codecs compress
 
 OUTLIER_CHANNELS = 6
@@ -26,6 +28,8 @@ class Case:
     content: str
     shape: tuple[int, ...]
     load: Callable[[], Tensor]
+    # One like it that came before, for what learns; None: there was none.
+    load_before: Callable[[], Tensor] | None = None
 
     @property
     def count(self) -> int:
@@ -81,14 +85,19 @@ DEFAULT_GPU_CONTENTS = ("relu6", "outliers", "heavy")  # on which kernels differ
 def made_cases(shapes: Sequence[tuple[int, ...]], contents: Sequence[str]) -> list[Case]:
     """Every shape with every content; the same numbers each time."""
     return [
-        Case(content=content, shape=shape, load=partial(_make, content, shape))
+        Case(
+            content=content,
+            shape=shape,
+            load=partial(_make, content, shape),
+            load_before=partial(_make, content, shape, seed=1),
+        )
         for shape in shapes
         for content in contents
     ]
 
 
-def _make(content: str, shape: tuple[int, ...]) -> Tensor:
-    return CONTENTS[content](shape, torch.Generator().manual_seed(0))
+def _make(content: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    return CONTENTS[content](shape, torch.Generator().manual_seed(seed))
 
 
 def cases_from_file(path: Path) -> list[Case]:
@@ -100,11 +109,14 @@ def cases_from_file(path: Path) -> list[Case]:
     with errors_named(path, what), safe_open(path, framework="pt") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
         found = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
-    cases = [
-        Case(content=name, shape=shape, load=partial(_read, path, name))
-        for name, (shape, dtype) in found.items()
-        if math.prod(shape) and dtype in _FLOAT_NAMES
-    ]
+    cases = []
+    before: dict[tuple[object, ...], Callable[[], Tensor]] = {}
+    for name in sorted(found):  # of captured tensors the steps as they came
+        shape, dtype = found[name]
+        if math.prod(shape) and dtype in _FLOAT_NAMES:
+            load, place = partial(_read, path, name), (shape, *STEP.split(name))
+            cases.append(Case(content=name, shape=shape, load=load, load_before=before.get(place)))
+            before[place] = load
     if not cases:
         raise ValueError(f"{path}: none of its {len(found)} tensors is one of floats; name a file that has some")
     return cases

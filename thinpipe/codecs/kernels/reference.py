@@ -16,6 +16,7 @@ from thinpipe.codecs.layout import (
     GAUSS_HUGE,
     GAUSS_LEAST,
     GAUSS_SAMPLES,
+    GAUSS_SEED,
     GAUSS_STRANDS,
     TILE_HUGE,
     TILE_LEAST_STEP,
@@ -164,14 +165,16 @@ def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero
     out.view(-1).copy_(rows.reshape(-1)[: out.numel()])
 
 
-def encode_gauss(x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
+def encode_gauss(
+    x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
+) -> None:
     """As thinpipe.codecs.gauss says, on a matrix with a block in each row."""
     values = x.reshape(-1).float()
     blocks = -(-values.numel() // tile)
     means = _channel_means(values.view(-1, channels, inner)) if channels else values.new_zeros(0)
     centred = values - _of_every_value(means, values.numel(), inner)
     rows = torch.nn.functional.pad(centred, (0, blocks * tile - values.numel())).view(blocks, tile)
-    rows = butterflies(rows * values.new_tensor(gauss_signs(tile)))
+    rows = butterflies(rows * gauss_signs(blocks, tile, seed).to(x.device))
     largest = rows.abs().amax(1)
     finite = largest < GAUSS_HUGE
     usual = finite & (largest >= GAUSS_LEAST)
@@ -180,25 +183,33 @@ def encode_gauss(x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, i
     if bits >= GAUSS_BY_LARGEST:
         s = largest / power * gauss_reach(tile)
     else:
-        squares = (rows * (2.0**8 / power)[:, None]).square().to(torch.int32)
-        s = (squares.sum(1).float() * (2.0**-16 / tile)).sqrt()
+        squares = (rows * (2.0**8 / power)[:, None]).square().to(torch.int32).sum(1)
+        s = (squares.float() * (2.0**-16 / tile)).sqrt()
     s = torch.where(usual, _bfloat16_nearest(s), 1)
     t = rows * (1 / power * (1 / s))[:, None]
-    codes = torch.bucketize(t.abs(), t.new_tensor(magnitude_boundaries(bits))) + (rows < 0) * (1 << (bits - 1))
+    codes = torch.bucketize(t.abs(), t.new_tensor(magnitude_boundaries(bits)))
+    if unbiased:
+        chosen = t.new_tensor(signed_levels(bits))[codes] * 2.0**8
+        products = ((rows * (2.0**8 / power)[:, None]).abs() * chosen).to(torch.int32).sum(1)
+        s = torch.where(usual, _bfloat16_nearest(squares.float() / products.float()), 1)
+    codes += (rows < 0) * (1 << (bits - 1))
     scale = torch.where(usual, s * (1 / tile) * power, torch.where(finite, 0, torch.nan))
-    header = header_bytes(channels + blocks, 2)
+    end, header = 2 * (channels + blocks), header_bytes(channels + blocks + GAUSS_SEED, 2)
     wire[:header].zero_()
-    wire[: 2 * (channels + blocks)].copy_(_bfloat16_word(torch.cat([means, scale])).view(torch.uint8))
+    wire[:end].copy_(_bfloat16_word(torch.cat([means, scale])).view(torch.uint8))
+    wire[end : end + 4].copy_(torch.tensor(list(seed.to_bytes(4, "little"))))
     pack(codes.view(-1), wire[header:], bits)
 
 
 def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
     blocks = -(-out.numel() // tile)
-    words = wire[: 2 * (channels + blocks)].clone().view(torch.bfloat16).float()
+    end = 2 * (channels + blocks)
+    words = wire[:end].clone().view(torch.bfloat16).float()
+    seed = int.from_bytes(wire[end : end + 4].tolist(), "little")
     means, scale = words[:channels], words[channels:]
-    codes = unpack(wire[header_bytes(channels + blocks, 2) :], blocks * tile, bits).view(blocks, tile)
+    codes = unpack(wire[header_bytes(channels + blocks + GAUSS_SEED, 2) :], blocks * tile, bits).view(blocks, tile)
     rows = butterflies(words.new_tensor(signed_levels(bits))[codes] * scale[:, None])
-    values = (rows * words.new_tensor(gauss_signs(tile))).view(-1)[: out.numel()]
+    values = (rows * gauss_signs(blocks, tile, seed).to(out.device)).view(-1)[: out.numel()]
     out.view(-1).copy_(values + _of_every_value(means, out.numel(), inner))
 
 

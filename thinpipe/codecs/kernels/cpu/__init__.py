@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of
 from thinpipe.codecs.kernels.cpu.loops.axes import decode_planes, encode_planes
 from thinpipe.codecs.kernels.cpu.loops.codes import encode_buckets, encode_codebook
-from thinpipe.codecs.kernels.cpu.loops.gauss import channel_means, decode_blocks, encode_blocks
+from thinpipe.codecs.kernels.cpu.loops.gauss import UNIT, channel_means, decode_blocks, encode_blocks
 from thinpipe.codecs.kernels.cpu.loops.largest import (
     count_bits,
     count_from,
@@ -27,11 +26,11 @@ from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import (
     BLOCK,
     GAUSS_SAMPLES,
+    GAUSS_SEED,
     bucket_affine,
     bucket_bounds,
     bucket_values,
     gauss_reach,
-    gauss_signs,
     header_bytes,
     midpoints,
     move_to_zero,
@@ -43,7 +42,6 @@ from thinpipe.codecs.layout import (
 )
 from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
-_ROTATED = 4096  # values that are rotated at a time: the largest tile, and all of it in the first-level cache
 _RUN = 64  # neighbouring values of one channel, from which on each such run is a loop of its own
 _INFINITY = 0x7F800000  # its key; the key of -infinity is ~_INFINITY
 
@@ -139,7 +137,9 @@ def _tile_shares(count: int, tile: int) -> list[tuple[int, int]]:
     return split(-(-count // unit), GRAIN * BLOCK // unit)
 
 
-def encode_gauss(x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
+def encode_gauss(
+    x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
+) -> None:
     values = _array(x)
     means = np.zeros(channels, np.float32)
     words = np.empty(-(-values.size // tile), np.uint16)
@@ -151,17 +151,18 @@ def encode_gauss(x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, i
             lambda first, last: channel_means(values, means, places, first, last, inner),
             split(channels, -(-GRAIN * BLOCK // places.size)),
         )
-    header, codes = np.split(wire.numpy(), [header_bytes(channels + words.size, 2)])
-    signs = _gauss_signs(tile)
+    header, codes = np.split(wire.numpy(), [header_bytes(channels + words.size + GAUSS_SEED, 2)])
     reach, thresholds = np.float32(gauss_reach(tile)), np.array(magnitude_boundaries(bits), np.float32)
-    spread, run = _spread_means(means, inner, signs.size)
+    levels = np.array(signed_levels(bits)[: 1 << (bits - 1)] if unbiased else (), np.float32)
+    spread, run = _spread_means(means, inner, UNIT)
     parallel(
         lambda first, last: encode_blocks(
-            values, spread, words, codes, first, last, bits, tile, run, signs, thresholds, reach
+            values, spread, words, codes, first, last, tile, run, thresholds, levels, reach, seed
         ),
-        _tile_shares(values.size, signs.size),
+        _tile_shares(values.size, UNIT),
     )
-    written = np.concatenate([(means.view(np.uint32) >> 16).astype(np.uint16), words]).view(np.uint8)
+    told = np.array([seed & 0xFFFF, seed >> 16], np.uint16)
+    written = np.concatenate([(means.view(np.uint32) >> 16).astype(np.uint16), words, told]).view(np.uint8)
     header[: written.size] = written
     header[written.size :] = 0
 
@@ -169,20 +170,15 @@ def encode_gauss(x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, i
 def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
     values = _array(out)
     blocks = -(-values.size // tile)
-    header, codes = np.split(wire.numpy(), [header_bytes(channels + blocks, 2)])
-    means, words = np.split(header[: 2 * (channels + blocks)].copy().view(np.uint16), [channels])
-    signs, levels = _gauss_signs(tile), np.array(signed_levels(bits), np.float32)
-    spread, run = _spread_means((means.astype(np.uint32) << 16).view(np.float32), inner, signs.size)
+    header, codes = np.split(wire.numpy(), [header_bytes(channels + blocks + GAUSS_SEED, 2)])
+    means, words, told = np.split(header.copy().view(np.uint16), [channels, channels + blocks])
+    seed = int(told[0]) | int(told[1]) << 16
+    levels = np.array(signed_levels(bits), np.float32)
+    spread, run = _spread_means((means.astype(np.uint32) << 16).view(np.float32), inner, UNIT)
     parallel(
-        lambda first, last: decode_blocks(codes, words, spread, values, first, last, bits, tile, run, signs, levels),
-        _tile_shares(values.size, signs.size),
+        lambda first, last: decode_blocks(codes, words, spread, values, first, last, bits, tile, run, levels, seed),
+        _tile_shares(values.size, UNIT),
     )
-
-
-@cache
-def _gauss_signs(tile: int) -> np.ndarray:
-    """The signs of a unit of the loops."""
-    return np.resize(np.array(gauss_signs(tile), np.float32), _ROTATED)
 
 
 def _spread_means(means: np.ndarray, inner: int, unit: int) -> tuple[np.ndarray, int]:

@@ -92,34 +92,36 @@ def _axis_programs(z: Tensor) -> int:
     return z.shape[0] * -(-z.shape[1] // (8 * axes.STEP.value))
 
 
-def encode_gauss(x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
-    n, span = x.numel(), max(tile, BLOCK)
-    thresholds, _ = _normal(bits, x.device)
+def encode_gauss(
+    x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
+) -> None:
+    n, span = x.numel(), gauss.span_of(tile)
+    tables, _ = _normal(bits, x.device)
     form, length = gauss.form_of(channels, inner, tile, span)
-    means = torch.empty(channels, dtype=torch.float32, device=x.device) if channels else thresholds
+    means = torch.empty(channels, dtype=torch.float32, device=x.device) if channels else tables
     if channels:
         programs = -(-channels // gauss.CHANNELS.value)
         launch(Launch(gauss.channel_means_kernel, programs, (x, n, wire, means, channels, inner)))
         means = _in_turn(means, form, length)
-    constants = (bits, tile, span, form)
+    constants = (bits, tile, form + gauss.UNBIASED * unbiased)
     if n >= span:
-        whole = (x, wire, means, thresholds, -(-n // tile), channels, length)
+        whole = (x, wire, means, tables, -(-n // tile), channels, length, _signed(seed))
         launch(Launch(gauss.encode_gauss_kernel, n // span, whole, constants, ONE_WARP))
     if n % span:
         spare = torch.empty(span, dtype=torch.uint8, device=x.device)
-        rest = (x, n, wire, means, thresholds, channels, length, spare)
+        rest = (x, n, wire, means, tables, channels, length, spare, _signed(seed))
         launch(Launch(gauss.encode_rest_kernel, 1, rest, constants, ONE_WARP))
 
 
 def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
-    n, span = out.numel(), max(tile, BLOCK)
+    n, span = out.numel(), gauss.span_of(tile)
     _, levels = _normal(bits, out.device)
     form, length = gauss.form_of(channels, inner, tile, span)
     means = torch.empty(channels, dtype=torch.float32, device=out.device) if channels else levels
     if channels:
         launch(Launch(gauss.read_means_kernel, -(-channels // gauss.READ.value), (wire, means, channels)))
         means = _in_turn(means, form, length)
-    arguments, constants = (means, levels, -(-n // tile), channels, length), (bits, tile, span, form)
+    arguments, constants = (means, levels, -(-n // tile), channels, length), (bits, tile, form)
     if n >= span:
         launch(Launch(gauss.decode_gauss_kernel, n // span, (wire, out, *arguments), constants, ONE_WARP))
     if n % span:
@@ -135,9 +137,10 @@ def _in_turn(means: Tensor, form: int, length: int) -> Tensor:
 
 @cache
 def _normal(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Boundaries between positive levels, then infinity, so that none is empty; and the levels of all codes."""
-    thresholds = [*magnitude_boundaries(bits), torch.inf]
-    return torch.tensor(thresholds, device=device), torch.tensor(signed_levels(bits), device=device)
+    """Boundaries between positive levels, infinity and these levels; and the levels of all codes."""
+    levels = signed_levels(bits)
+    tables = [*magnitude_boundaries(bits), torch.inf, *levels[: len(levels) // 2]]
+    return torch.tensor(tables, device=device), torch.tensor(levels, device=device)
 
 
 def _signed(word: int) -> int:

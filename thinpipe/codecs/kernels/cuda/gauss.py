@@ -14,10 +14,15 @@ from thinpipe.codecs.kernels.cuda.device import bits_of, greater
 from thinpipe.codecs.kernels.cuda.planes import load_codes, load_short_codes, store_codes, store_fewer_codes
 from thinpipe.codecs.kernels.cuda.tiles import butterflies, load_words, spread, store_words
 from thinpipe.codecs.layout import (
+    BLOCK,
+    GAUSS_BLOCK,
     GAUSS_BY_LARGEST,
     GAUSS_HUGE,
     GAUSS_LEAST,
+    GAUSS_MIX,
+    GAUSS_PLACE,
     GAUSS_SAMPLES,
+    GAUSS_SEED,
     GAUSS_STRANDS,
     HEADER_ALIGN,
     gauss_reach,
@@ -26,7 +31,12 @@ from thinpipe.codecs.layout import (
 HUGE = tl.constexpr(GAUSS_HUGE)
 LEAST = tl.constexpr(GAUSS_LEAST)
 BY_LARGEST = tl.constexpr(GAUSS_BY_LARGEST)
+BLOCK_FACTOR, PLACE_FACTOR, MIX_FACTOR = (
+    tl.constexpr(factor - (1 << 32))
+    for factor in (GAUSS_BLOCK, GAUSS_PLACE, GAUSS_MIX)  # as int32, which wraps alike
+)
 SAMPLES = tl.constexpr(GAUSS_SAMPLES)
+SEED = tl.constexpr(GAUSS_SEED)
 STRANDS = tl.constexpr(GAUSS_STRANDS)
 ALIGN = tl.constexpr(HEADER_ALIGN)
 CHANNELS = tl.constexpr(32)  # whose means a program finds
@@ -38,8 +48,15 @@ INFINITY = tl.constexpr(0x7F800000)
 WHOLE_BLOCKS = tl.constexpr(1)
 IN_TURN = tl.constexpr(2)
 RUNS = tl.constexpr(3)
+UNBIASED = 4  # added to one of them
 
 reach_of = triton.constexpr_function(gauss_reach)
+
+
+@triton.constexpr_function
+def span_of(tile):
+    """Values of a program: a rotated block or one of packed codes, whichever is larger, so that all are whole."""
+    return max(tile, BLOCK)
 
 
 def form_of(channels: int, inner: int, tile: int, span: int) -> tuple[int, int]:
@@ -90,18 +107,18 @@ def read_means_kernel(wire, means, channels):
 def _means_at(means, start, channels, length, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr):
     """The mean that belongs to every value of a span; 0 without means."""
     place = tl.arange(0, SPAN)
-    if FORM == WHOLE_BLOCKS:
+    if FORM & 3 == WHOLE_BLOCKS:
         rounds = length // TILE
         first = ((start // TILE % rounds).to(tl.int32) + tl.arange(0, SPAN // TILE)) % rounds * TILE
         return tl.reshape(tl.load(means + first[:, None] + tl.arange(0, TILE)[None, :]), [SPAN])
-    elif FORM == IN_TURN:
+    elif FORM & 3 == IN_TURN:
         at = (start % length).to(tl.int32) + place
         if length > SPAN:
             at = tl.where(at >= length, at - length, at)
         else:  # at // length: the half keeps the quotient away from where rounding would matter
             at -= ((at.to(tl.float32) + 0.5) * (1.0 / tl.cast(length, tl.float32))).to(tl.int32) * length
         return tl.load(means + at)
-    elif FORM == RUNS:
+    elif FORM & 3 == RUNS:
         run = start // length
         here, following = tl.load(means + run % channels), tl.load(means + (run + 1) % channels)
         return tl.where(place < ((run + 1) * length - start).to(tl.int32), here, following)
@@ -110,34 +127,37 @@ def _means_at(means, start, channels, length, TILE: tl.constexpr, SPAN: tl.const
 
 
 @triton.jit
-def _signed(values, SPAN: tl.constexpr, TILE: tl.constexpr):
+def _change_signs(values, start, seed, SPAN: tl.constexpr, TILE: tl.constexpr):
     """Values times the signs of thinpipe.codecs.layout.gauss_signs."""
-    place = tl.arange(0, TILE)
-    parity = place & (place >> 1)
-    parity ^= parity >> 8
-    parity ^= parity >> 4
-    parity ^= parity >> 2
-    parity ^= parity >> 1
-    sign = 1.0 - 2.0 * (parity & 1).to(tl.float32)
-    return tl.reshape(tl.reshape(values, [SPAN // TILE, TILE]) * sign[None, :], [SPAN])
+    place = tl.arange(0, SPAN)
+    block = (start // TILE).to(tl.int32) + place // TILE + seed
+    mixed = block * BLOCK_FACTOR + place % TILE * PLACE_FACTOR
+    mixed = (mixed ^ ((mixed >> 15) & 0x1FFFF)) * MIX_FACTOR
+    return (values.to(tl.int32, bitcast=True) ^ (mixed & -(2**31))).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _header(channels, blocks):
     """Bytes of the header."""
-    return (tl.cast(channels, tl.int64) + blocks + (ALIGN // 2 - 1)) // (ALIGN // 2) * ALIGN
+    return (tl.cast(channels, tl.int64) + blocks + SEED + (ALIGN // 2 - 1)) // (ALIGN // 2) * ALIGN
 
 
 @triton.jit
 def _codes_of(
-    values, start, wire, thresholds, blocks, channels, BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr
-):
-    """The codes of centred values; the scales of their blocks, those that there are, go to the wire."""
+    values, start, wire, tables, blocks, channels, seed,
+    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """The codes of centred values; the scales of their blocks, those that there are, go to the wire.
+
+    tables: HALF boundaries, of which the last is infinity, then as many positive levels.
+    """
     COUNT: tl.constexpr = SPAN // TILE
-    rows = tl.reshape(butterflies(_signed(values, SPAN, TILE), SPAN, TILE), [COUNT, TILE])
+    rows = tl.reshape(butterflies(_change_signs(values, start, seed, SPAN, TILE), SPAN, TILE), [COUNT, TILE])
     largest = spread(tl.reduce(tl.abs(rows), 1, greater), COUNT)
     finite = largest < HUGE
     usual = finite & (largest >= LEAST)
+    if tl.min(usual.to(tl.int32), axis=0) == 0:
+        rows = tl.where(spread(usual.to(tl.int32), COUNT)[:, None] > 0, rows, 0.0)
     power = tl.where(usual, largest.to(tl.int32, bitcast=True) & INFINITY, ONE)
     inverse = (0x7F000000 - power).to(tl.float32, bitcast=True)  # the exponents of both are 254 together
     if BITS >= BY_LARGEST:
@@ -147,6 +167,14 @@ def _codes_of(
         total = spread(tl.sum((components * components).to(tl.int32), axis=1), COUNT)
         s = tl.sqrt_rn(total.to(tl.float32) * (2.0**-16 / TILE))
     s = tl.where(usual, _nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
+    factor = inverse * tl.div_rn(0.0 * s + 1.0, s)
+    HALF: tl.constexpr = 1 << (BITS - 1)
+    codes = bucket_of(tl.abs(rows * spread(factor, COUNT)[:, None]), tables, HALF)
+    if FORM > RUNS:
+        chosen = tl.load(tables + HALF + codes) * 256.0
+        products = spread(tl.sum((tl.abs(components) * chosen).to(tl.int32), axis=1), COUNT)
+        s = tl.div_rn(total.to(tl.float32), tl.maximum(products, 1).to(tl.float32))
+        s = tl.where(usual, _nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
     scale = tl.where(usual, s * (1.0 / TILE) * power.to(tl.float32, bitcast=True), 0.0)
     scale = tl.where(finite, scale, float("nan"))
     block = start // TILE + tl.arange(0, COUNT)
@@ -154,41 +182,37 @@ def _codes_of(
     if start == 0:
         place = tl.arange(0, ALIGN)
         at = 2 * (tl.cast(channels, tl.int64) + blocks) + place
-        tl.store(wire + at, tl.zeros([ALIGN], tl.uint8), mask=at < _header(channels, blocks))
-    if tl.min(usual.to(tl.int32), axis=0) == 0:
-        rows = tl.where(spread(usual.to(tl.int32), COUNT)[:, None] > 0, rows, 0.0)
-    factor = inverse * tl.div_rn(0.0 * s + 1.0, s)
-    sizes = tl.abs(rows * spread(factor, COUNT)[:, None])
-    HALF: tl.constexpr = 1 << (BITS - 1)
-    codes = bucket_of(sizes, thresholds, HALF) + tl.where(rows < 0, HALF, 0)
-    return tl.reshape(codes, [SPAN])
+        told = tl.where(place < 4, seed >> (8 * tl.minimum(place, 3)), 0)
+        tl.store(wire + at, (told & 255).to(tl.uint8), mask=at < _header(channels, blocks))
+    return tl.reshape(codes + tl.where(rows < 0, HALF, 0), [SPAN])
 
 
-@triton.jit(do_not_specialize=["blocks", "channels", "length"])
+@triton.jit(do_not_specialize=["blocks", "channels", "length", "seed"])
 def encode_gauss_kernel(
-    x, wire, means, thresholds, blocks, channels, length,
-    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
+    x, wire, means, tables, blocks, channels, length, seed, BITS: tl.constexpr, TILE: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """A whole span for every program."""
+    SPAN: tl.constexpr = span_of(TILE)
     start = tl.program_id(0).to(tl.int64) * SPAN
     values = tl.load(x + start + tl.arange(0, SPAN)).to(tl.float32)
     values -= _means_at(means, start, channels, length, TILE, SPAN, FORM)
-    codes = _codes_of(values, start, wire, thresholds, blocks, channels, BITS, TILE, SPAN)
+    codes = _codes_of(values, start, wire, tables, blocks, channels, seed, BITS, TILE, SPAN, FORM)
     store_codes(codes, wire + _header(channels, blocks) + start // 8 * BITS, BITS, SPAN)
 
 
-@triton.jit(do_not_specialize=["n", "channels", "length"])
+@triton.jit(do_not_specialize=["n", "channels", "length", "seed"])
 def encode_rest_kernel(
-    x, n, wire, means, thresholds, channels, length, spare,
-    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
+    x, n, wire, means, tables, channels, length, spare, seed,
+    BITS: tl.constexpr, TILE: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """One program for what whole spans leave."""
+    SPAN: tl.constexpr = span_of(TILE)
     start = tl.cast(n, tl.int64) // SPAN * SPAN
     blocks = tl.cdiv(n, TILE)
     there = start + tl.arange(0, SPAN) < n
     values = tl.load(x + start + tl.arange(0, SPAN), mask=there, other=0.0).to(tl.float32)
     values = tl.where(there, values - _means_at(means, start, channels, length, TILE, SPAN, FORM), 0.0)
-    codes = _codes_of(values, start, wire, thresholds, blocks, channels, BITS, TILE, SPAN)
+    codes = _codes_of(values, start, wire, tables, blocks, channels, seed, BITS, TILE, SPAN, FORM)
     count = tl.cast(blocks, tl.int64) * TILE - start
     store_fewer_codes(codes, count, spare, wire + _header(channels, blocks) + start // 8 * BITS, BITS, SPAN)
 
@@ -201,16 +225,18 @@ def _values_of(
     block = start // TILE + tl.arange(0, SPAN // TILE)
     scale = (load_words(wire + 2 * channels, block, block < blocks) << 16).to(tl.float32, bitcast=True)
     rows = tl.reshape(tl.load(levels + codes), [SPAN // TILE, TILE]) * scale[:, None]
-    values = _signed(butterflies(tl.reshape(rows, [SPAN]), SPAN, TILE), SPAN, TILE)
+    told = wire + 2 * (tl.cast(channels, tl.int64) + blocks)
+    seed = load_words(told, 0, True) | (load_words(told, 1, True) << 16)
+    values = _change_signs(butterflies(tl.reshape(rows, [SPAN]), SPAN, TILE), start, seed, SPAN, TILE)
     return values + _means_at(means, start, channels, length, TILE, SPAN, FORM)
 
 
 @triton.jit(do_not_specialize=["blocks", "channels", "length"])
 def decode_gauss_kernel(
-    wire, out, means, levels, blocks, channels, length,
-    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
-):  # fmt: skip
+    wire, out, means, levels, blocks, channels, length, BITS: tl.constexpr, TILE: tl.constexpr, FORM: tl.constexpr
+):
     """The inverse of encode_gauss_kernel."""
+    SPAN: tl.constexpr = span_of(TILE)
     start = tl.program_id(0).to(tl.int64) * SPAN
     codes = load_codes(wire + _header(channels, blocks) + start // 8 * BITS, BITS, SPAN)
     values = _values_of(codes, start, wire, means, levels, blocks, channels, length, TILE, SPAN, FORM)
@@ -219,10 +245,10 @@ def decode_gauss_kernel(
 
 @triton.jit(do_not_specialize=["n", "blocks", "channels", "length"])
 def decode_rest_kernel(
-    wire, out, n, means, levels, blocks, channels, length,
-    BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
-):  # fmt: skip
+    wire, out, n, means, levels, blocks, channels, length, BITS: tl.constexpr, TILE: tl.constexpr, FORM: tl.constexpr
+):
     """The inverse of encode_rest_kernel."""
+    SPAN: tl.constexpr = span_of(TILE)
     start = tl.cast(n, tl.int64) // SPAN * SPAN
     count = tl.cast(blocks, tl.int64) * TILE - start
     codes = load_short_codes(wire + _header(channels, blocks) + start // 8 * BITS, count, BITS, SPAN)

@@ -15,18 +15,24 @@ from thinpipe.codecs.kernels.cpu.loops.pack import pack, unpack
 from thinpipe.codecs.kernels.cpu.loops.values import MAGNITUDE, bits_of, float_of, load_values, store_values
 from thinpipe.codecs.layout import (
     BLOCK,
+    GAUSS_BLOCK,
     GAUSS_BY_LARGEST,
     GAUSS_HUGE,
     GAUSS_LEAST,
+    GAUSS_MIX,
+    GAUSS_PLACE,
     GAUSS_STRANDS,
     PIECES,
 )
 
+UNIT = 4096  # values that are rotated at a time: the largest tile, and all of it in the first-level cache
 _INFINITY = np.int32(0x7F800000)
 _NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
 _ONE = np.int32(0x3F800000)
 _HUGE = np.float32(GAUSS_HUGE).view(np.int32)
 _LEAST = np.float32(GAUSS_LEAST).view(np.int32)
+_BLOCK, _PLACE, _MIX = np.uint32(GAUSS_BLOCK), np.uint32(GAUSS_PLACE), np.uint32(GAUSS_MIX)
+_SIGN = np.uint32(0x80000000)
 _WIDTH = 64  # channels whose samples are summed up beside each other
 
 
@@ -61,41 +67,54 @@ def channel_means(x, means, places, first, last, inner):
 
 
 @jit
-def _centre(values, means, start, inner, signs, out):
-    """(x - mean) * sign of values from this place of the tensor on; 0 beyond them."""
+def _change_signs(values, start, tile, seed):
+    """As ``layout.gauss_signs`` says, in place: of whole blocks from this place of the tensor on."""
+    image = values.view(np.int32)
+    for s in range(0, values.size, tile):
+        part = image[s : s + tile]
+        block = np.uint32(np.uint32((start + s) // tile + seed) * _BLOCK)
+        for j in range(tile):
+            mixed = np.uint32(block + np.uint32(np.uint32(j) * _PLACE))
+            mixed = np.uint32(np.uint32(mixed ^ (mixed >> np.uint32(15))) * _MIX)
+            part[j] ^= np.int32(mixed & _SIGN)
+
+
+@jit
+def _centre(values, means, start, inner, out):
+    """x - mean of values from this place of the tensor on; 0 beyond them."""
     if inner == 1:
-        mean = means[start % (means.size - signs.size) :]
+        mean = means[start % (means.size - UNIT) :]
         for j in range(values.size):
-            out[j] = (values[j] - mean[j]) * signs[j]
+            out[j] = values[j] - mean[j]
     else:
         j = 0
         while j < values.size:
             place = start + j
             run = min(inner - place % inner, values.size - j)
             one = means[place // inner % means.size]
-            part, sign, target = values[j : j + run], signs[j : j + run], out[j : j + run]
+            part, target = values[j : j + run], out[j : j + run]
             for i in range(run):
-                target[i] = (part[i] - one) * sign[i]
+                target[i] = part[i] - one
             j += run
     out[values.size :] = 0
 
 
 @jit
-def _restore(values, means, start, inner, signs):
-    """x * sign + mean, in place."""
+def _restore(values, means, start, inner):
+    """x + mean, in place."""
     if inner == 1:
-        mean = means[start % (means.size - signs.size) :]
+        mean = means[start % (means.size - UNIT) :]
         for j in range(values.size):
-            values[j] = values[j] * signs[j] + mean[j]
+            values[j] += mean[j]
         return
     j = 0
     while j < values.size:
         place = start + j
         run = min(inner - place % inner, values.size - j)
         one = means[place // inner % means.size]
-        part, sign = values[j : j + run], signs[j : j + run]
+        part = values[j : j + run]
         for i in range(run):
-            part[i] = part[i] * sign[i] + one
+            part[i] += one
         j += run
 
 
@@ -127,17 +146,43 @@ def _scale(part, bits, reach):
 
 
 @jit
-def encode_blocks(x, means, words, wire, first, last, bits, tile, inner, signs, thresholds, reach):
-    """Units first..last of x: a rotated block or one of packed codes, whichever is larger, so that all are whole."""
-    unit = signs.size
-    block, other = np.empty(unit, np.float32), np.empty(unit, np.float32)
-    codes = np.empty(unit, np.uint16)
+def _unbiased(word, part, codes, levels):
+    """The word of a block's scale with which what comes back has its product with the block itself."""
+    if word == 0 or word == _NAN_WORD:
+        return word
+    image = part.view(np.int32)
+    largest = np.int32(0)
+    for j in range(image.size):
+        largest = max(largest, np.int32(image[j] & MAGNITUDE))
+    power = np.int32(largest & _INFINITY)
+    factor = float_of(2 * _ONE - power) * np.float32(2.0**8)
+    squares = products = np.int32(0)
+    for j in range(part.size):
+        component = abs(part[j] * factor)
+        squares += np.int32(component * component)
+        products += np.int32(component * (levels[codes[j]] * np.float32(2.0**8)))
+    s = float_of(_nearest_bfloat16(np.float32(squares) / np.float32(products)))
+    return np.uint16(bits_of(s * np.float32(1 / part.size) * float_of(power)) >> 16)
+
+
+@jit
+def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, levels, reach, seed):
+    """Units first..last of x, each of whole blocks, rotated and packed.
+
+    levels: the positive ones where scales are to be unbiased, else none.
+    """
+    bits = 1
+    while 1 << (bits - 1) <= thresholds.size:
+        bits += 1
+    block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
+    codes = np.empty(UNIT, np.uint16)
     total = words.size * tile
     sign = np.uint16(1 << (bits - 1))
     for u in range(first, last):
-        start = u * unit
-        count, given = min(unit, total - start), min(unit, x.size - start)
-        _centre(load_values(x, start, given, other), means, start, inner, signs, block)
+        start = u * UNIT
+        count, given = min(UNIT, total - start), min(UNIT, x.size - start)
+        _centre(load_values(x, start, given, other), means, start, inner, block)
+        _change_signs(block, start, tile, seed)
         rotated, sizes = butterflies(block, other, tile)
         for s in range(0, count, tile):
             part, magnitudes = rotated[s : s + tile], sizes[s : s + tile]
@@ -148,6 +193,10 @@ def encode_blocks(x, means, words, wire, first, last, bits, tile, inner, signs, 
             for j in range(tile):
                 magnitudes[j] = abs(part[j] * factor)
         search(sizes[:count], thresholds, codes[:count])
+        if levels.size:
+            for s in range(0, count, tile):
+                b = (start + s) // tile
+                words[b] = _unbiased(words[b], rotated[s : s + tile], codes[s : s + tile], levels)
         for j in range(count):
             codes[j] = np.uint16(codes[j] + (sign if rotated[j] < 0 else np.uint16(0)))
         for s in range(0, count, BLOCK):
@@ -182,15 +231,14 @@ def _look_up(codes, levels, scale, out):
 
 
 @jit
-def decode_blocks(wire, words, means, out, first, last, bits, tile, inner, signs, levels):
+def decode_blocks(wire, words, means, out, first, last, bits, tile, inner, levels, seed):
     """Units first..last, as encode_blocks has them, of out."""
-    unit = signs.size
-    block, other = np.empty(unit, np.float32), np.empty(unit, np.float32)
-    codes = np.empty(unit, np.uint8)
+    block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
+    codes = np.empty(UNIT, np.uint8)
     total = words.size * tile
     for u in range(first, last):
-        start = u * unit
-        count, wanted = min(unit, total - start), min(unit, out.size - start)
+        start = u * UNIT
+        count, wanted = min(UNIT, total - start), min(UNIT, out.size - start)
         for s in range(0, count, BLOCK):
             here = min(BLOCK, count - s)
             begin = (start + s) // PIECES * bits
@@ -200,5 +248,6 @@ def decode_blocks(wire, words, means, out, first, last, bits, tile, inner, signs
             scale = float_of(np.int32(words[(start + s) // tile]) << 16)
             _look_up(chosen, levels, scale, part)
         rotated, _ = butterflies(block, other, tile)
-        _restore(rotated[:wanted], means, start, inner, signs)
+        _change_signs(rotated, start, tile, seed)
+        _restore(rotated[:wanted], means, start, inner)
         store_values(rotated[:wanted], out[start : start + wanted])
