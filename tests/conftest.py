@@ -1,12 +1,34 @@
 """Every test starts from the same random state; those that need several processes share them."""
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.pool import Pool
+from tests import preloaded
+from tests.pool import PRELOADED, Pool
+
+
+def _preload(modules: list[str], known: Callable[[list[str]], None] = forkserver.set_forkserver_preload) -> None:
+    """Whoever starts the server of workers first: pools and commands in this process share it to the end."""
+    known([*PRELOADED, *modules])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    forkserver.set_forkserver_preload = _preload
+    if getattr(config.option, "numprocesses", None):  # one server for all of them, which imports when it is needed
+        preloaded.start()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported by now stays to the end: it need not be looked through for what can go
+
+
+def pytest_unconfigure() -> None:
+    preloaded.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -8,17 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from subprocess import PIPE, STDOUT
 
+from tests.preloaded import ROOT, Program
 from tests.processes import processes_of
 
-ROOT = Path(__file__).parents[1]
 LIMIT_S = 150  # of which importing torch in three processes on two busy cores may take a fifth
 
 
 def run_script(
     *command: str,
     limit_s: float = LIMIT_S,
+    fresh: bool = False,
     interrupt_when: Callable[[], bool] | None = None,
     interrupt_with: signal.Signals = signal.SIGINT,
     **env: str,
@@ -26,16 +27,16 @@ def run_script(
     """Exit code and output of a script in a session of its own; when it is over, so must be all its workers.
 
     ``interrupt_when`` says when to press Ctrl-C, which reaches the script and its workers alike; other signals, as of
-    ``kill``, reach the script alone. ``env`` is added to the environment.
+    ``kill``, reach the script alone. ``fresh``: in an interpreter that has imported nothing. ``env`` is added to the
+    environment.
     """
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
-    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | env
+    if fresh:
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=PIPE, stderr=STDOUT, text=True, start_new_session=True, env=env
+        )
+    else:
+        process = Program(*command, stdout=PIPE, stderr=STDOUT, env=env)
     until = time.monotonic() + limit_s
     try:
         if interrupt_when is not None:

@@ -70,7 +70,7 @@ def test_the_commands_are_found() -> None:
 @pytest.mark.timeout(240)
 def test_the_tour_trains_resumes_and_compares(directory: Path) -> None:
     train, resume, diff = ([*command.split()[1:]] for command in TOUR)
-    code, output = run_script("-m", "thinpipe", *train, *TINY.split())
+    code, output = run_script("-m", "thinpipe", *train, *TINY.split(), fresh=True)
     assert code == 0, output
     assert "Where the time of a step goes" in output
     assert list((directory / "runs" / "curves").iterdir())

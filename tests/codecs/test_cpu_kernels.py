@@ -230,10 +230,12 @@ print("checked", len(SPECS))
 """
 
 
-def test_no_loop_leaves_its_arrays(tmp_path):
+def test_no_loop_leaves_its_arrays():
     """The same loops compiled with bounds checks, which raise: on tensors, and on wires of noise.
 
-    Of one type: loops have the same places in all of them, and are compiled for each.
+    Of one type: loops have the same places in all of them, and are compiled for each. Kept beside the others, by the
+    same rule, since compiling takes half a minute.
     """
-    done = run(BOUNDS_CHECK.replace("SPECS", repr(SPECS)), NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
+    kept_in = compiling.folder().parent / "bounds-checked"
+    done = run(BOUNDS_CHECK.replace("SPECS", repr(SPECS)), NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(kept_in))
     assert done == ["checked", str(len(SPECS))]

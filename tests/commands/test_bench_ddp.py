@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.preloaded import Program
 from thinpipe.bench.ddp.rows import PERCENTILES
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
@@ -44,14 +44,12 @@ def run(tmp_path):
     def run(*arguments):
         environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
         path = os.pathsep.join([os.getcwd(), environment.get("PYTHONPATH", "")])
-        return subprocess.run(
-            [sys.executable, "-m", *arguments],
-            cwd=tmp_path,
-            env=environment | {"PYTHONPATH": path, "TMPDIR": str(tmp_path)},  # torchrun leaves a folder
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        environment |= {"PYTHONPATH": path, "TMPDIR": str(tmp_path)}  # torchrun leaves a folder
+        given = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = ["-m", *arguments]
+        with Program(*command, **given) as process:
+            out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return run
 

@@ -1,12 +1,9 @@
 """thinpipe bench link as a program: real messages, late senders, files."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
+from tests.scripts import run_script
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES
@@ -81,15 +78,10 @@ def test_a_link_with_delay_and_two_rates_is_measured(tmp_path):
 
 def test_joins_under_torchrun_and_one_worker_prints(tmp_path):
     launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "thinpipe", "bench", "link", "--probe", "0"]
-    done = subprocess.run(
-        [sys.executable, *launch, "--sizes", "1kB", "--repeat", "2", "--json", str(tmp_path / "r.json")],
-        env=os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(tmp_path)},  # torchrun leaves a folder
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Transfers") == 1
+    sizes = ["--sizes", "1kB", "--repeat", "2", "--json", str(tmp_path / "r.json")]
+    code, output = run_script(*launch, *sizes, limit_s=120, TMPDIR=str(tmp_path))  # torchrun leaves a folder
+    assert code == 0, output
+    assert output.count("Transfers") == 1
     assert len(Record.read(tmp_path / "r.json").rows) == 2
 
 

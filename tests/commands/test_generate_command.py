@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.preloaded import Program
 from tests.processes import processes_of
-from tests.scripts import LIMIT_S, ROOT
+from tests.scripts import LIMIT_S
 from tests.workloads.written import write_language_model
 
 PROMPT = "a client keeps"
@@ -25,15 +25,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def start(*options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "thinpipe", "generate", *options],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return Program("-m", "thinpipe", "generate", *options, **pipes)
 
 
 def expected(model: Path, tokens: int) -> tuple[list[int], str]:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from tests.preloaded import Program
 from tests.processes import Process, processes_of
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ class Setting:
 class Machine:
     """One command: the launcher of all workers, or one of several machines."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[Any]
     out: Path
     err: Path
     strays: str | None = None  # in the commands of processes that agents of torchrun start in sessions of their own
@@ -96,8 +97,8 @@ class Machine:
 class Run:
     """A run of one setting in a folder: checkpoints in `saved`, temporary files in `tmp`."""
 
-    def __init__(self, folder: Path, setting: Setting, how: How = "launcher") -> None:
-        self.folder, self.setting, self.how = folder, setting, how
+    def __init__(self, folder: Path, setting: Setting, how: How = "launcher", *, is_safe: bool = False) -> None:
+        self.folder, self.setting, self.how, self.is_safe = folder, setting, how, is_safe
         self.saved, self.tmp = folder / "saved", folder / "tmp"
         self.machines: list[Machine] = []
         self.port = _free_port() if how != "launcher" else 0
@@ -122,20 +123,23 @@ class Run:
     def command(
         self, *arguments: str, env: Mapping[str, str] | None = None, limits: Callable[[], None] | None = None
     ) -> Machine:
-        """`python ARGUMENTS` as a machine of this run, in a session of its own, its words kept in files."""
+        """`python ARGUMENTS` as a machine of this run, in a session of its own, its words kept in files.
+
+        Where nothing will be done to it, it is forked by what has imported everything.
+        """
         number = len(self.machines)
         out, err = self.folder / f"out-{number}.txt", self.folder / f"err-{number}.txt"
         inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.tmp), "OMP_NUM_THREADS": "1"}
         with out.open("wb") as out_file, err.open("wb") as err_file:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out_file,
-                stderr=err_file,
-                start_new_session=True,
-                env=inherited | ours | dict(env or {}),
-                preexec_fn=limits,
+            files = {"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file}
+            env = inherited | ours | dict(env or {})
+            process = (
+                Program(*arguments, env=env, **files)
+                if self.is_safe
+                else subprocess.Popen(
+                    [sys.executable, *arguments], start_new_session=True, env=env, preexec_fn=limits, **files
+                )
             )
         strays = str(self.folder) if self.how == "torchrun" else None
         self.machines.append(Machine(process, out, err, strays))

@@ -68,3 +68,17 @@ def test_a_known_mask_picks_a_known_number_of_unknown_values():
         picked = states[mask]
     assert is_unknown(picked)
     assert picked.shape == (3, 8)
+
+
+def test_a_question_that_was_asked_before_has_an_answer_of_its_own():
+    tokens, states = unknown((2, 5), torch.int64, CPU), unknown((2, 5, 8), torch.float32, CPU)
+    with UnknownFlow(CPU), torch.no_grad():
+        for _ in range(2):
+            types = [(tokens * number).dtype for number in (1, 1.0, True)]
+            assert types == [torch.int64, torch.float32, torch.int64]
+            assert (tokens * tokens).shape == (2, 5)
+            assert (states.mT.stride(), states.sum(-1).shape) == ((40, 1, 8), (2, 5))
+            turned = states + 1
+            turned.transpose_(1, 2)
+        assert (turned.meta.shape, (states + 1).meta.shape) == ((2, 8, 5), (2, 5, 8))
+        assert (states + 1) is not (states + 1)

@@ -61,6 +61,12 @@ def test_balance_is_as_good_as_trying_everything(seed: int, together: bool, mbit
     assert slowest(costs, cuts, together, mbit) <= best * SLACK * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["linear", "client-server"])
+def test_balance_of_as_many_stages_as_units_gives_each_one(together: bool) -> None:
+    costs = [UnitCost(ms, 1000) for ms in (1.0, 5.0, 2.0, 9.0, 3.0)]
+    assert balance(costs, len(costs), together) == (1, 2, 3, 4)
+
+
 def test_balance_sends_little_where_time_allows() -> None:
     costs = [UnitCost(10, 1000), UnitCost(0.1, 10), UnitCost(10, 1000), UnitCost(0.1, 10)]
     assert balance(costs, 2) == (2,)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,8 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.pipeline.scenario import train
+from tests.preloaded import Program
 from tests.processes import local_workers
-from tests.scripts import ROOT, run_script, running
+from tests.scripts import run_script, running
 from thinpipe.workers.control import GRACE_S
 from thinpipe.workers.errors import WorkerError
 from thinpipe.workers.launch import run_workers
@@ -42,13 +42,7 @@ def test_workers_of_a_killed_process_end() -> None:
     """They hang in a receive that never comes, where Python sees no signal."""
     wait = "import torch, torch.distributed as dist; print('!', end='', flush=True); dist.recv(torch.empty(1))"
     code = f"from thinpipe.workers.launch import run_workers; run_workers(exec, {wait!r}, workers=2)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    process = Program("-c", code, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         assert process.stdout.read(2) == "!!"  # both are there

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.preloaded import Program
 from tests.processes import processes_of
 from thinpipe.workers import network
 from thinpipe.workers.launch import WorkerError, run_workers
@@ -51,12 +51,7 @@ def shown(command: list[str]) -> str:
 
 def hold_networks(busy: bool = False) -> tuple[subprocess.Popen[str], set[str]]:
     """A process that holds a network of either kind, with workers in one if that is busy, and their namespaces."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, *KINDS, *(["busy"] if busy else [])],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    process = Program("-c", HOLD, *KINDS, *(["busy"] if busy else []), stdout=subprocess.PIPE)
     assert process.stdout is not None
     names = set(process.stdout.readline().split())
     for _ in range(2 if busy else 0):
