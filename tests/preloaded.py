@@ -102,10 +102,17 @@ class Program(subprocess.Popen[str]):
         self._server.close()
         return self.pid, status
 
-    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+    def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
+        """``_deadstate``: what is said of a program that a test has forgotten, if its end cannot be known any more."""
         with self._waitpid_lock:
             if self.returncode is None:
-                pid, status = self._try_wait(os.WNOHANG)
+                try:
+                    pid, status = self._try_wait(os.WNOHANG)
+                except OSError:
+                    if _deadstate is None:
+                        raise
+                    self.returncode = _deadstate
+                    return self.returncode
                 if pid:
                     self._handle_exitstatus(status)
         return self.returncode
