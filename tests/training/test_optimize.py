@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 import torch
 from torch import nn
@@ -53,7 +55,7 @@ def test_adamw_decays_weights_but_no_biases_and_no_norms() -> None:
 
 
 def test_adamw_in_slices_is_torchs_to_the_bit_and_needs_no_copies_of_a_parameter() -> None:
-    shapes = [(8, SLICE), (2, SLICE // 2 + 77), (5, 7), (1, SLICE + 1), (SLICE, 2)]
+    shapes = [(12, SLICE), (2, SLICE // 2 + 77), (5, 7), (1, SLICE + 1), (SLICE, 2)]
     mine, theirs = ([nn.Parameter(torch.randn(shape)) for shape in shapes] for _ in range(2))
     for p, q in zip(mine, theirs, strict=True):
         q.data.copy_(p.data)
@@ -61,17 +63,20 @@ def test_adamw_in_slices_is_torchs_to_the_bit_and_needs_no_copies_of_a_parameter
         parameters[-1].data = parameters[-1].data.t().contiguous().t()
     sliced = make_optimizer(mine, name="adamw", lr=0.1, momentum=0.9, weight_decay=0.5)
     plain = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.5)
-    for _ in range(3):
+    extra: list[list[int]] = []
+    for _ in range(4):
         for p, q in zip(mine, theirs, strict=True):
             p.grad = torch.randn_like(p)
             q.grad = p.grad.clone()
-        extra = [peak_extra_bytes(optimizer.step) or 0 for optimizer in (sliced, plain)]
+        extra.append([peak_extra_bytes(optimizer.step) or 0 for optimizer in (sliced, plain)])
         for p, q in zip(mine, theirs, strict=True):
             assert torch.equal(p, q)
             assert sliced.state[p].keys() == plain.state[q].keys()
             assert all(torch.equal(sliced.state[p][name], plain.state[q][name]) for name in plain.state[q])
-    limit = 3 * 4 * 2 * SLICE + (4 << 20)  # three of the one that is not cut
-    assert extra[0] < limit < 4 * 8 * SLICE < extra[1]
+    # The first step allocates its state. Of the others the middle one: single ones were seen 8 MB off either way.
+    mine_extra, their_extra = (statistics.median(each) for each in zip(*extra[1:], strict=True))
+    limit = 4 * 12 * SLICE  # one copy of the largest; three of the last one, which is not cut, are half of it
+    assert mine_extra < limit < their_extra
 
 
 def test_sgd_has_momentum_and_decays_everything() -> None:
