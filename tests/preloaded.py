@@ -18,6 +18,7 @@ import multiprocessing.util
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -40,7 +41,7 @@ _IMPORTED = [
     "torch.utils.tensorboard",
     "matplotlib.pyplot",
 ]
-_own: list[Any] = []  # the server that this process has started, and its folder
+_own: list[Any] = []  # the server that this process has started
 _starting = threading.Lock()
 
 
@@ -49,8 +50,7 @@ def start() -> None:
     with _starting:
         if PLACE in os.environ:
             return
-        folder = tempfile.TemporaryDirectory(prefix="preloaded-")
-        place = f"{folder.name}/socket"
+        place = f"{tempfile.mkdtemp(prefix='preloaded-')}/socket"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(place)
             listener.listen()
@@ -59,7 +59,7 @@ def start() -> None:
             server = subprocess.Popen(
                 command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], cwd=ROOT, start_new_session=True
             )
-        _own[:] = [server, folder]
+        _own.append(server)
         os.environ[PLACE] = place
         atexit.register(stop)
 
@@ -67,10 +67,9 @@ def start() -> None:
 def stop() -> None:
     """End the server, if this process has started it."""
     if _own:
-        server, folder = _own
+        (server,) = _own
         server.stdin.close()
-        server.wait()
-        folder.cleanup()
+        server.wait()  # it removes its folder
         del os.environ[PLACE]
         _own.clear()
 
@@ -281,4 +280,6 @@ def _become_server(end: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _listener = socket.socket(fileno=int(sys.argv[1]))
+    _serve(_listener)
+    shutil.rmtree(Path(_listener.getsockname()).parent, ignore_errors=True)  # whoever made it may have been killed

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.preloaded import Program
+from tests.preloaded import PLACE, ROOT, Program
 
 SAYS = """
 import json, os, sys
@@ -49,3 +51,15 @@ def test_a_signal_and_an_exception_end_it_as_they_end_python() -> None:
     _, err = failed.communicate(timeout=30)
     assert failed.returncode == 1
     assert err.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_the_server_and_its_folder_go_with_whoever_started_it() -> None:
+    code = "from tests.preloaded import PLACE, start; import os; start(); print(os.environ[PLACE], flush=True); input()"
+    environment = {name: value for name, value in os.environ.items() if name != PLACE} | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code], **PIPES, env=environment, text=True) as starter:
+        assert starter.stdout is not None
+        place = Path(starter.stdout.readline().strip())
+        assert place.exists()
+        starter.kill()
+    while place.parent.exists():  # pytest's limit ends a test that would wait for ever
+        time.sleep(0.05)

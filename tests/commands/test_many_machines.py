@@ -3,11 +3,11 @@
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.preloaded import Program
 from tests.training.toy import Ears, run_toy
 from thinpipe.measure.record import Record
 from thinpipe.workloads.tasks import task
@@ -17,7 +17,7 @@ TINY = [
     *("--samples", "64", "--batch-size", "32", "--chunks", "2", "--epochs", "1"),
     *("--image-size", "16", "--threads", "1"),
 ]
-PROGRAM = [sys.executable, "-m", "thinpipe", "train", *TINY]
+PROGRAM = ["-m", "thinpipe", "train", *TINY]
 
 
 def free_port() -> int:
@@ -29,10 +29,7 @@ def free_port() -> int:
 def run_together(commands: list[list[str]], temporary: Path) -> list[tuple[str, str]]:
     """Output and errors of commands that need each other; all are ended if one fails or is late."""
     environment = os.environ | {"COLUMNS": "80", "TMPDIR": str(temporary)}  # torchrun leaves a folder
-    processes = [
-        subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        for each in commands
-    ]
+    processes = [Program(*each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) for each in commands]
     try:
         outputs = [process.communicate(timeout=LIMIT_S) for process in processes]
     finally:
@@ -66,9 +63,9 @@ def train_here(group) -> Ears:
 @pytest.mark.timeout(2 * LIMIT_S + 60)
 def test_two_agents_train_as_one_machine_does(pool, tmp_path):
     path, port = tmp_path / "r.json", free_port()
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    agent = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     agent += ["--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank"]
-    outputs = run_together([[*agent, str(rank), *PROGRAM[1:], "--json", str(path)] for rank in (0, 1)], tmp_path)
+    outputs = run_together([[*agent, str(rank), *PROGRAM, "--json", str(path)] for rank in (0, 1)], tmp_path)
     row = Record.read(path).rows[0]
     here = pool.run(train_here, 2)[0]
     assert row["parameters_sha256"] == here.end.parameters_sha256
