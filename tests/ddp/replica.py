@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -138,3 +140,16 @@ def threads_at_the_end(group: Any) -> list[str]:
     backward(model, 0, group.rank())
     hook._let_go()
     return list(hook._gloo_states())
+
+
+def without_a_peer(group: Any) -> str:
+    """What DDP says when an exchange fails, as it does when another replica is gone."""
+    model, _ = wrapped(group, "uniform:8")
+    failed: torch.futures.Future[Any] = torch.futures.Future()
+    failed.set_exception(RuntimeError("Connection closed by peer"))
+    with mock.patch.object(hook.dist, "all_gather", return_value=SimpleNamespace(get_future=lambda: failed)):
+        try:
+            backward(model, 0, group.rank())
+        except RuntimeError as error:
+            return str(error)
+    return "nothing"

@@ -13,6 +13,7 @@ from tests.ddp.replica import (
     rounding_keys,
     run,
     threads_at_the_end,
+    without_a_peer,
 )
 
 SPECS = ["fp16", "uniform:8", "uniform:2", "sort:8", "kmeans:4", "tile:4+sr", "power:4", "topk:0.1"]
@@ -113,3 +114,7 @@ def test_a_program_ends_when_threads_of_gloo_have_let_go(pool):
     for states in pool.run(threads_at_the_end, 2):
         assert states, "torch has another name for them"
         assert set(states) == {"S"}
+
+
+def test_an_exchange_that_failed_is_an_error(pool):
+    assert all("Connection closed by peer" in said for said in pool.run(without_a_peer, 2))

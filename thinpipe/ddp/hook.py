@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -38,6 +37,7 @@ LETTING_GO_S = 10.0  # the longest that a program waits at its end for threads o
 ALIGNMENT = 16  # bytes: where a part of a message starts, so that kernels and views find their numbers aligned
 
 _AS_IT_IS = codec("none")
+_groups: list[dist.ProcessGroup | None] = []  # one at most
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,13 @@ def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[T
     state.wire_bytes += size
     state.steps += bucket.is_last()
 
-    _register_end()
+    _keep_until_the_end(state.process_group or dist.group.WORLD)
     messages = list(wire.new_empty(state.replicas * size).split(size))
     work = dist.all_gather(messages, wire, group=state.process_group, async_op=True)
     assert work is not None  # which it is on those that are not in the group, and DDP calls hooks on those that are
 
-    def finish(_: object) -> Tensor:
+    def finish(gathered: torch.futures.Future[list[Tensor]]) -> Tensor:
+        gathered.wait()  # raises if it failed: a replica is gone, and these messages are nobody's
         for part in parts:
             _average(part, messages, state.rank)
         return buffer
@@ -79,21 +80,28 @@ def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[T
     return work.get_future().then(finish)
 
 
-@cache
-def _register_end() -> None:
-    atexit.register(_let_go)
+def _keep_until_the_end(group: dist.ProcessGroup | None) -> None:
+    """Hold on to the group of the last exchange.
+
+    ``destroy_process_group`` leaves a group to the DDP module, which ends gloo's threads when it goes: with Python's
+    lock in its hands, so that it waits for ever for a thread that needs the lock to let go of ``finish``.
+    """
+    if not _groups:
+        atexit.register(_let_go)
+    _groups[:] = [group]
 
 
 def _let_go() -> None:
-    """Wait until gloo's threads, which DDP never ends, have let go of the tensors of the last exchange.
+    """Wait until gloo's threads have let go of the tensors of the last exchange, then of its group.
 
     These are Python's as well, and a thread that needs Python's lock when Python has ended aborts the program.
     """
     deadline = time.monotonic() + LETTING_GO_S
-    while time.monotonic() < deadline:
+    is_busy = True
+    while is_busy and time.monotonic() < deadline:
         time.sleep(0.005)  # and leave Python's lock to them
-        if all(state == "S" for state in _gloo_states()):  # asleep, so waiting for work
-            return
+        is_busy = any(state != "S" for state in _gloo_states())  # S: asleep, so waiting for work
+    _groups.clear()
 
 
 def _gloo_states() -> Iterator[str]:
