@@ -4,8 +4,10 @@
     Program("script.py")  ->  imports at the first request,  ->   own session, environment, folder, files;
     waits for it          <-  forks, says how it ended            the server of its workers is forked likewise
 
-What differs from a fresh interpreter: modules are there before they are imported, and /proc names another command. So
-tests of imports, of signals meanwhile and of commands that are looked for start Python itself. So does torchrun.
+What a program starts with this Python (torchrun its workers, an ablation its trainings) is forked likewise. What
+differs from a fresh interpreter: modules are there before they are imported, /proc names another command, the parent is
+another process, and nothing runs in between (``preexec_fn``). So tests of imports, of signals meanwhile, of commands
+that are looked for and of what ends with its parent start Python itself.
 """
 
 from __future__ import annotations
@@ -74,21 +76,22 @@ def stop() -> None:
         _own.clear()
 
 
-class Program(subprocess.Popen[str]):
-    """``Popen`` for what would follow ``python`` on a command line: a script, ``-m MODULE`` or ``-c CODE``."""
-
-    def __init__(self, *arguments: str, **given: Any) -> None:
-        start()
-        self._server = socket.socket(socket.AF_UNIX)
-        super().__init__(arguments, text=True, start_new_session=True, **given)
+class Forked(subprocess.Popen[Any]):
+    """``Popen`` of a command that starts with this Python."""
 
     def _execute_child(self, *given: Any) -> None:
         """Called by ``Popen`` with all that was asked for and both ends of its pipes, or -1 where there is none."""
-        arguments, _, _, _, _, folder, env, _, _, _, *pipes = given[:16]
+        (_, *arguments), _, _, _, _, folder, env, _, _, _, *pipes = given[:16]
         stdin, _, _, stdout, _, stderr = pipes
-        request = {"arguments": arguments, "folder": str(folder or os.getcwd()), "env": dict(env or os.environ)}
+        place = os.environ[PLACE]
+        request = {
+            "arguments": arguments,
+            "folder": str(folder or os.getcwd()),
+            "env": {**(env or os.environ), PLACE: place},
+        }
         files = [number if number >= 0 else usual for usual, number in enumerate((stdin, stdout, stderr))]
-        _send(self._server, request, files, os.environ[PLACE])
+        self._server = socket.socket(socket.AF_UNIX)
+        _send(self._server, request, files, place)
         self.pid, self._child_created = _number(self._server), True
         self._close_pipe_fds(*pipes)
 
@@ -115,6 +118,14 @@ class Program(subprocess.Popen[str]):
                 if pid:
                     self._handle_exitstatus(status)
         return self.returncode
+
+
+class Program(Forked):
+    """``Popen`` for what would follow ``python`` on a command line: a script, ``-m MODULE`` or ``-c CODE``."""
+
+    def __init__(self, *arguments: str, **given: Any) -> None:
+        start()
+        super().__init__([sys.executable, *arguments], text=True, start_new_session=True, **given)
 
 
 def _send(connection: socket.socket, request: dict[str, Any], files: Sequence[int], place: str | None = None) -> None:
@@ -201,7 +212,12 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.chdir(request["folder"])
     _set_environment(request["env"])
     _keep_a_server()
-    first, *rest = request["arguments"]
+    subprocess.Popen.__new__ = _fork_or_start
+    arguments = request["arguments"]
+    if arguments[0] == "-u":
+        sys.stdout.reconfigure(write_through=True)
+        arguments = arguments[1:]
+    first, *rest = arguments
     path = [entry for entry in sys.path[1:] if entry not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if first in ("-m", "-c"):
@@ -217,6 +233,13 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     else:
         runpy.run_path(first, run_name="__main__")
     sys.exit(0)
+
+
+def _fork_or_start(kind: type[Any], args: Any = None, *_: Any, **__: Any) -> Any:
+    """What ``Popen`` makes in a program, its class not being asked: an object of this one, or of the other."""
+    command = [args] if isinstance(args, str) else [*args]
+    is_python = command[0] == sys.executable and (command[1] in ("-u", "-m", "-c") or command[1].endswith(".py"))
+    return object.__new__(Forked if kind is subprocess.Popen and is_python else kind)
 
 
 def _set_environment(env: dict[str, str]) -> None:

@@ -125,7 +125,7 @@ class Run:
     ) -> Machine:
         """`python ARGUMENTS` as a machine of this run, in a session of its own, its words kept in files.
 
-        Where nothing will be done to it, it is forked by what has imported everything.
+        Where nothing will be done to it (``is_safe``), it is forked by what has imported everything.
         """
         number = len(self.machines)
         out, err = self.folder / f"out-{number}.txt", self.folder / f"err-{number}.txt"
