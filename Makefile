@@ -29,10 +29,11 @@ format: .venv/installed
 	$(BIN)/ruff format .
 
 # torch first and alone: its CPU build is found under the constraints, and nothing after it pulls another one.
+# Modules are compiled when they are first imported: most of what comes with torch and transformers never is.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 clean:

@@ -19,7 +19,7 @@ from tests.faults.kinds.machines import draw_absent, draw_machine, draw_options,
 from tests.faults.kinds.memory import draw_memory
 from tests.faults.kinds.rest import draw_rest
 from tests.faults.kinds.signals import draw_signal, draw_stop
-from tests.faults.runs import Setting
+from tests.faults.runs import Run, Setting
 from tests.faults.undisturbed import Undisturbed
 
 # Kind -> how many of a hundred cases are of it.
@@ -60,9 +60,12 @@ def seeds(first: int, cases: int, only: str | None) -> list[int]:
 
 
 def run_case(
-    seed: int, undisturbed: Undisturbed, *, setting: Setting | None = None, keep: bool = False
+    seed: int, undisturbed: Undisturbed, *, setting: Setting | None = None, keep: bool = False, forked: bool = False
 ) -> tuple[Result, Path]:
-    """Carry out the case of a seed, in its setting or another one; its folder stays if asked for, or if it failed."""
+    """Carry out the case of a seed, in its setting or another one; its folder stays if asked for, or if it failed.
+
+    ``forked``: its commands are, which is quicker.
+    """
     drawn, kind, began = random.Random(f"{seed}"), kind_of(seed), time.monotonic()
     own = draw_setting(drawn)
     setting = setting or own
@@ -72,7 +75,7 @@ def run_case(
         draw = partial(draw_rest, undisturbed=undisturbed) if kind == "rest" else _DRAW[kind]
         fault = draw(drawn, setting)
         result.words = f"{setting}: {fault.words}"
-        carry_out(fault, setting, folder, undisturbed, result)
+        carry_out(fault, Run(folder, setting, fault.how, forked=forked), undisturbed, result)
     except Impossible as error:
         result.skipped = str(error)
     result.seconds = time.monotonic() - began

@@ -76,7 +76,7 @@ def check_clean(run: Run, result: Result) -> None:
 
 def check_recovery(run: Run, sha256: str, result: Result, *, at_least: int, options: tuple[str, ...] = ()) -> None:
     """Taken up again, the run goes on at the last checkpoint and ends where an undisturbed one does."""
-    again = Run(run.folder, run.setting, is_safe=True)  # nothing more is done to it
+    again = Run(run.folder, run.setting, forked=True)
     again.machines = list(run.machines)  # the files of their words stay
     anew = ["--workers", str(run.setting.workers), *run.setting.options(), "--save", str(run.saved)]
     there = ["--resume", str(run.saved)] if run.steps() else anew

@@ -54,9 +54,8 @@ def starting(*options: str, env: Mapping[str, str] | None = None, save_every: in
     return start
 
 
-def carry_out(fault: Fault, setting: Setting, folder: Path, undisturbed: Undisturbed, result: Result) -> None:
+def carry_out(fault: Fault, run: Run, undisturbed: Undisturbed, result: Result) -> None:
     """The case, from its start to the last check."""
-    run = Run(folder, setting, fault.how)
     try:
         fault.start(run)
         struck = await_moment(run, fault.moment, LIMIT_S, lambda: fault.target(run))

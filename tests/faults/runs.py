@@ -84,8 +84,9 @@ class Machine:
 
     def forking_server(self) -> int | None:
         """The process that a launcher's workers are forked from."""
-        found = [each.pid for each in self.processes() if each.parent == self.pid and "forkserver" in each.command]
-        return found[0] if found else None
+        names = ("multiprocessing.forkserver", "tests.preloaded")
+        mine = (each for each in self.processes() if each.parent == self.pid)
+        return next((each.pid for each in mine if any(name in each.command for name in names)), None)
 
     def stdout(self) -> str:
         return self.out.read_text(errors="replace")
@@ -97,8 +98,8 @@ class Machine:
 class Run:
     """A run of one setting in a folder: checkpoints in `saved`, temporary files in `tmp`."""
 
-    def __init__(self, folder: Path, setting: Setting, how: How = "launcher", *, is_safe: bool = False) -> None:
-        self.folder, self.setting, self.how, self.is_safe = folder, setting, how, is_safe
+    def __init__(self, folder: Path, setting: Setting, how: How = "launcher", *, forked: bool = False) -> None:
+        self.folder, self.setting, self.how, self.forked = folder, setting, how, forked
         self.saved, self.tmp = folder / "saved", folder / "tmp"
         self.machines: list[Machine] = []
         self.port = _free_port() if how != "launcher" else 0
@@ -125,7 +126,7 @@ class Run:
     ) -> Machine:
         """`python ARGUMENTS` as a machine of this run, in a session of its own, its words kept in files.
 
-        Where nothing will be done to it (``is_safe``), it is forked by what has imported everything.
+        ``forked``: by what has imported everything, so nothing can be done to it while it starts.
         """
         number = len(self.machines)
         out, err = self.folder / f"out-{number}.txt", self.folder / f"err-{number}.txt"
@@ -136,7 +137,7 @@ class Run:
             env = inherited | ours | dict(env or {})
             process = (
                 Program(*arguments, env=env, **files)
-                if self.is_safe
+                if self.forked
                 else subprocess.Popen(
                     [sys.executable, *arguments], start_new_session=True, env=env, preexec_fn=limits, **files
                 )

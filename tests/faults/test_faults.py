@@ -27,7 +27,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 )
 def test_a_fault_ends_or_is_survived_as_promised(undisturbed: Undisturbed, seed: int, kind: str) -> None:
     assert kind_of(seed) == kind
-    result, folder = run_case(seed, undisturbed, setting=SETTING)
+    result, folder = run_case(seed, undisturbed, setting=SETTING, forked=True)
     if result.skipped:
         pytest.skip(result.skipped)
     assert not result.missed, result.words

@@ -48,7 +48,7 @@ class Undisturbed:
 
 
 def _carry_out(folder: Path, setting: Setting) -> None:
-    run = Run(folder, setting, is_safe=True)
+    run = Run(folder, setting, forked=True)
     run.start("--save", str(run.saved), "--save-every", "1", "--keep", "99")
     ended = run.wait(LIMIT_S)
     run.end()

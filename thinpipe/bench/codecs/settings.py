@@ -41,7 +41,8 @@ class Settings:
     compress: str = shared(
         "compress",
         f"Codecs by their specs, separated by commas; a recipe, {', '.join(RECIPES)}, is its two. The families: "
-        f"{', '.join(FAMILIES)}. To compare with: {', '.join(OUTSIDE_NAMES)} of bitsandbytes, if installed.",
+        f"{', '.join(FAMILIES)}; axes, learned from the tensor of the step before. To compare with: "
+        f"{', '.join(OUTSIDE_NAMES)} of bitsandbytes, if installed.",
         shown="the recipes, and several of each family",
         default=DEFAULT_CODECS,
         was="codecs",
