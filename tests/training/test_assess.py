@@ -54,7 +54,7 @@ def test_of_a_run(pool: Pool, tmp_path: Path) -> None:
 def test_with_the_axes_that_links_had_learned(pool: Pool, tmp_path: Path) -> None:
     write_language_model(tmp_path / "model", TEXT)
     (tmp_path / "text.txt").write_text(TEXT)
-    end = pool.run(train_here, 2, tmp_path, {"compress": None, "compress_forward": "axes:2", "epochs": 2})[0].end
+    end = pool.run(train_here, 2, tmp_path, {"compress": None, "compress_forward": "axes:2+now", "epochs": 2})[0].end
     again = pool.run(assess_here, 2, tmp_path, {})[0]
     assert again.found.loss == end.validation_loss
     exact = pool.run(assess_here, 2, tmp_path, {"compress": "none"})[0]

@@ -36,14 +36,14 @@ def counted(group: Any, given: dict[str, Any]) -> tuple[Ears, int]:
 
 
 def test_bytes_are_those_that_shapes_and_steps_say(pool: Pool) -> None:
-    given = {"compress_forward": "axes:2", "compress_backward": "none", "epochs": EPOCHS}
+    given = {"compress_forward": "axes:2+now", "compress_backward": "none", "epochs": EPOCHS}
     results = pool.run(counted, 2, given)
     ears = results[0][0]
     rows = rows_of(SHAPE, 2, CHUNKS)
     assert rows is not None
     first, again = codec("tile:8").wire_bytes(SHAPE, torch.float32), rows.wire_bytes(2)
     part = -(-rows.learned_bytes // CHUNKS)
-    carries = [is_due(step - 1, rows, 2, CHUNKS) for step in range(STEPS)]
+    carries = [is_due(step - 1, rows, 2, CHUNKS, 0) for step in range(STEPS)]
     known = [any(carries[:step]) for step in range(STEPS)]
     assert {(False, False), (False, True), (True, False), (True, True)} == set(zip(known, carries, strict=True))
     messages = [

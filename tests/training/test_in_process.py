@@ -25,7 +25,7 @@ def outcome(group: Any, running: Running, given: dict[str, Any]) -> Any:
         {"compress_forward": "tile:4+sr", "compress_backward": "tile:4+zero", "layout": "linear"},
         {"compress_forward": "delta(tile:2)", "compress_backward": "none", "schedule": "1f1b"},
         {"compress_forward": "power:2", "compress_backward": "kmeans:2", "accumulate": 2},
-        {"compress_forward": "axes:2", "compress_backward": "tile:4+zero", "epochs": 3},
+        {"compress_forward": "axes:2+now", "compress_backward": "tile:4+zero", "epochs": 3},
     ],
     ids=lambda given: given["compress_forward"],
 )

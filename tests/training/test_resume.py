@@ -31,7 +31,7 @@ def train(pool: Pool, workers: int, kind: str, running: Running, given: dict[str
         pytest.param(2, "dropout", {"compress": "power:4"}, id="warm-started codec, dropout"),
         pytest.param(2, "batchnorm", {"compress": "tile:4+sr"}, id="stochastic rounding"),
         pytest.param(2, "dropout", {"compress_forward": "delta(tile:2+sr)"}, id="copies of samples, dropout"),
-        pytest.param(2, "dropout", {"compress_forward": "axes:2"}, id="learned axes, dropout"),
+        pytest.param(2, "dropout", {"compress_forward": "axes:2+now"}, id="learned axes, dropout"),
         pytest.param(3, "dropout", {"layout": "linear", "optimizer": "adamw"}, id="a line, adamw"),
         pytest.param(2, "dropout", {"parallel": "data"}, id="two replicas"),
         pytest.param(3, "dropout", {"parallel": "data", "compress": "uniform:4"}, id="three replicas, error feedback"),
@@ -75,7 +75,7 @@ def test_over_other_links_as_many_chunks_are_on_their_way(pool: Pool, tmp_path: 
     assert without.end.parameters_sha256 != whole.end.parameters_sha256
 
 
-@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2"])
+@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2+now"])
 def test_links_that_forget_end_elsewhere(pool: Pool, tmp_path: Path, spec: str) -> None:
     """What the test above holds for links that remember something is not so by chance."""
     given = {"compress_forward": spec}
@@ -94,7 +94,7 @@ def _train_forgetting(group: Any, running: Running, given: dict[str, Any]) -> Ea
         PipelineEngine.recall = remember  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2"])
+@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2+now"])
 def test_evaluation_changes_nothing(pool: Pool, tmp_path: Path, spec: str) -> None:
     """Stopping in the middle of an epoch evaluates once more than an unbroken run; the end is the same."""
     given = {"compress_forward": spec}

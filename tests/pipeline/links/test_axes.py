@@ -10,7 +10,7 @@ import thinpipe
 from tests.codecs.test_axes import correlated, error
 from thinpipe.codecs.axes import rows_of
 from thinpipe.codecs.spec import codec
-from thinpipe.pipeline.links.axes import FIRST, Axes, is_due
+from thinpipe.pipeline.links.axes import FIRST, START, Axes, is_due
 from thinpipe.pipeline.links.encoding import RAW_BELOW, Encoding
 from thinpipe.pipeline.links.slot import Route, Slot
 from thinpipe.pipeline.links.spec import check_directions, encoding, once
@@ -24,7 +24,7 @@ assert ROWS is not None
 class Link:
     """A sender, a receiver, and the bytes of each message between them."""
 
-    def __init__(self, spec: str = "axes:2", shapes: tuple[tuple[int, ...], ...] = (SHAPE,)) -> None:
+    def __init__(self, spec: str = "axes:2+now", shapes: tuple[tuple[int, ...], ...] = (SHAPE,)) -> None:
         self.sender, self.receiver = (self._end(spec, sends) for sends in (True, False))
         self.configure(shapes)
         self.sizes: list[list[int]] = []  # of the chunks of each step
@@ -94,7 +94,7 @@ def test_first_at_eight_bits_then_at_two_and_sizes_are_known_from_shapes_and_ste
         errors.append(error(link.step(x)[0], x))
     plain, first = ROWS.wire_bytes(2), FIRST.wire_bytes(SHAPE, torch.float32)
     part = -(-ROWS.learned_bytes // CHUNKS)
-    due = [step for step in range(30) if is_due(step, ROWS, 2, CHUNKS)]
+    due = [step for step in range(30) if is_due(step, ROWS, 2, CHUNKS, 0)]
     assert due == [1, 2, 3, 5, 6, 11, 16, 21, 26]  # after 1, 2, 4 steps, then every 5
     expected = [(first if step < 3 else plain) + (part if step - 1 in due else 0) for step in range(30)]
     assert link.sizes == [[size] * CHUNKS for size in expected]
@@ -105,6 +105,15 @@ def test_first_at_eight_bits_then_at_two_and_sizes_are_known_from_shapes_and_ste
     slot = Slot(torch.Size(SHAPE), torch.float32)
     assert [form.wire_bytes for form in encoding("axes:2").forms(slot, CHUNKS)] == [first, plain]
     assert encoding("axes:2").learned_bytes(slot, CHUNKS) == (CHUNKS * part, 5)
+
+
+def test_unless_told_to_begin_now_it_waits_until_a_model_has_settled() -> None:
+    link = Link("axes:2")
+    for seed in range(START + 3):
+        link.step(batch(seed))
+    part = -(-ROWS.learned_bytes // CHUNKS)
+    plain, first = ROWS.wire_bytes(2), FIRST.wire_bytes(SHAPE, torch.float32)
+    assert [sizes[0] for sizes in link.sizes] == [first] * (START + 1) + [first + part, plain + part]
 
 
 def test_axes_follow_what_changes() -> None:
@@ -215,7 +224,7 @@ def test_warm_up_touches_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "canonical"), [("axes:2", "axes:2"), (" axes:1.50", "axes:1.5"), ("axes:.5", "axes:0.5")]
+    ("written", "canonical"), [("axes:2", "axes:2"), (" axes:1.50", "axes:1.5"), ("axes:.5 + now", "axes:0.5+now")]
 )
 def test_specs(written: str, canonical: str) -> None:
     found = encoding(written)
@@ -223,7 +232,7 @@ def test_specs(written: str, canonical: str) -> None:
     assert found.spec == once(written) == canonical
 
 
-@pytest.mark.parametrize("spec", ["axes:0.4", "axes:9", "axes:", "axes:two", "axes:nan"])
+@pytest.mark.parametrize("spec", ["axes:0.4", "axes:9", "axes:", "axes:two", "axes:nan", "axes:2+", "axes:2+soon"])
 def test_what_makes_no_sense_is_told_the_rule(spec: str) -> None:
     with pytest.raises(ValueError, match=r"makes no sense: .*from 0.5 to 8, as in axes:2 or axes:1.5"):
         encoding(spec)

@@ -4,6 +4,7 @@ tile:4                              every tensor through this codec
 delta(kmeans:2)                     the change of each sample since it was last sent through this codec
 delta(kmeans:2,first=fp16)          and a sample that was never sent before through that one
 axes:2                              rows of values along axes that the sender learns, so many bits for each value
+axes:2+now                          from the first steps on: for a model that was trained before
 """
 
 from __future__ import annotations
@@ -65,13 +66,15 @@ def check_directions(forward: str | Codec, backward: str | Codec) -> None:
 
 
 def _axes(spec: str) -> Axes:
-    text = spec.removeprefix("axes:").strip()
+    bits, plus, now = spec.removeprefix("axes:").partition("+")
     try:
-        return Axes(float(text))
+        if plus and now.strip() != "now":
+            raise ValueError(f"its option is now, not {now.strip()!r}")
+        return Axes(float(bits), now=bool(plus))
     except ValueError as error:
         raise ValueError(
             f"{spec!r} makes no sense: {error}; axes takes the bits per value on average, from 0.5 to 8, as in axes:2 "
-            "or axes:1.5"
+            "or axes:1.5, and +now to begin at once"
         ) from None
 
 
