@@ -236,9 +236,9 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 
 
 def _fork_or_start(kind: type[Any], args: Any = None, *_: Any, **__: Any) -> Any:
-    """What ``Popen`` makes in a program, its class not being asked: an object of this one, or of the other."""
-    command = [args] if isinstance(args, str) else [*args]
-    is_python = command[0] == sys.executable and (command[1] in ("-u", "-m", "-c") or command[1].endswith(".py"))
+    """``Popen.__new__`` in a program, so that it also counts for who has imported the class by its name."""
+    executable, option = [*([args] if isinstance(args, str) else args), ""][:2]
+    is_python = executable == sys.executable and (option in ("-u", "-m", "-c") or option.endswith(".py"))
     return object.__new__(Forked if kind is subprocess.Popen and is_python else kind)
 
 

@@ -137,7 +137,7 @@ class Run:
             env = inherited | ours | dict(env or {})
             process = (
                 Program(*arguments, env=env, **files)
-                if self.forked
+                if self.forked and limits is None  # which are set in between
                 else subprocess.Popen(
                     [sys.executable, *arguments], start_new_session=True, env=env, preexec_fn=limits, **files
                 )
