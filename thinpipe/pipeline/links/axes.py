@@ -31,8 +31,8 @@ from thinpipe.pipeline.links.slot import Slot
 
 FIRST = codec("tile:8")
 # What a model that begins to learn sends changes more from a step to the next than axes can follow, and what is lost
-# then is not made up for: a small language model had a loss of 1.71 uncompressed, of 1.74 with axes:2.25 from step 30
-# on, and of 1.76, 1.80 and 1.90 from steps 16, 8 and 1 on.
+# then is not made up for: after 250 steps a small language model (6 layers, 128 wide, one seed) had a validation loss
+# of 1.919 uncompressed, 1.934 with axes:2.25, and 2.258 with axes:2.25+now.
 START = 32
 
 
