@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,7 +91,7 @@ class Rows:
     @property
     def learned_bytes(self) -> int:
         """Of mean, deviation, axes and bits: see ``Basis``."""
-        return self.groups * self.size * (self.size + 9)
+        return sum(_sizes(self))
 
     def every(self, bits: float, chunks: int) -> int:
         """Steps of so many chunks from one learning to the next."""
@@ -162,13 +163,12 @@ class Basis:
     forth: Tensor | None  # float32 [groups, axes, values], of a sender
 
     @staticmethod
-    def read(learned: Tensor, rows: Rows, *, sends: bool) -> Basis:
+    def read(learned: Tensor, rows: Rows, forth: Tensor | None = None) -> Basis:
         """From bytes that may be anything: mean and deviations, float32; axes, int8, rows of a matrix; bits.
 
-        A deviation is that of the component times what makes an axis of the int8.
+        A deviation is that of the component times what makes an axis of the int8. ``forth``: of a sender.
         """
-        total = rows.groups * rows.size
-        mean, deviation, axes, each = learned.split([4 * total, 4 * total, total * rows.size, total])
+        mean, deviation, axes, each = learned.split(_sizes(rows))
         mean, deviation = (as_dtype(part, torch.float32).view(rows.groups, rows.size, 1) for part in (mean, deviation))
         matrix = axes.view(torch.int8).view(rows.groups, rows.size, rows.size).float()
         each = each.clamp(max=MAX_BITS)
@@ -179,9 +179,22 @@ class Basis:
             share=has_bits.sum().clamp(min=1).rsqrt(),
             mean=mean,
             back=(matrix * deviation).mT.contiguous(),
-            # inv_ex does not look whether there is an inverse, for which it would wait for a GPU.
-            forth=torch.where(has_bits, torch.linalg.inv_ex(matrix.mT).inverse / deviation, 0.0) if sends else None,
+            forth=forth,
         )
+
+
+def forth_of(learned: np.ndarray, rows: Rows) -> np.ndarray:
+    """What a sender multiplies rows with. It is found on the CPU: a GPU takes longer for it than for all the rest."""
+    _, deviation, axes, each = np.split(learned, np.cumsum(_sizes(rows))[:-1])
+    matrix = axes.view(np.int8).reshape(rows.groups, rows.size, rows.size).swapaxes(1, 2).astype(np.float64)
+    each, deviation = (part.reshape(rows.groups, rows.size, 1) for part in (each, deviation.view(np.float32)))
+    return np.where(each > 0, np.linalg.inv(matrix) / deviation, 0.0).astype(np.float32)
+
+
+def _sizes(rows: Rows) -> list[int]:
+    """Bytes of mean, deviations, axes and bits."""
+    total = rows.groups * rows.size
+    return [4 * total, 4 * total, total * rows.size, total]
 
 
 def encode(columns: Tensor, basis: Basis, rows: Rows, wire: Tensor, kernels: str | Kernels = "auto") -> None:

@@ -9,18 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.axes import Rows
-from thinpipe.codecs.base import as_bytes
+from thinpipe.codecs.axes import Rows, forth_of
 from thinpipe.codecs.normal import MAX_BITS, distortion
 
 RATE = 0.2  # of a step among all
 LEAST_DEVIATION = 1e-12  # of what never changed
 ENOUGH = 4  # rows for each axis before there is a first basis
 PLENTY = 8  # rows for each axis in a step: more of them say nothing new
+
+
+class Lesson(NamedTuple):
+    """What was learned, on the device that sends."""
+
+    told: Tensor  # uint8: what travels of it
+    forth: Tensor  # see ``axes.Basis``
 
 
 class Learner:
@@ -33,7 +41,7 @@ class Learner:
         self._seen = 0  # rows of the step under way
         self._sum, self._products = torch.empty(0), torch.empty(0)
         self._thread: ThreadPoolExecutor | None = None
-        self._future: Future[Tensor] | None = None
+        self._future: Future[Lesson] | None = None
 
     def add(self, columns: Tensor) -> None:
         """A tensor of the step under way, as ``Rows.columns`` has it."""
@@ -68,26 +76,38 @@ class Learner:
         moments, device = dict(self.kept), self.kept["weight"].device
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
-        def work() -> Tensor:
-            here = moments
-            if ready is not None:
-                with torch.cuda.stream(torch.cuda.Stream(device)):  # not behind what the worker has queued since then
-                    torch.cuda.current_stream(device).wait_event(ready)
-                    here = {name: each.cpu() for name, each in moments.items()}
-            return learn(here, self.rows, self.bits, self._step_rows)
+        def work() -> Lesson:
+            if ready is None:
+                return self._lesson(moments)
+            with torch.cuda.stream(torch.cuda.Stream(device)):  # not behind what the worker has queued since
+                torch.cuda.current_stream(device).wait_event(ready)
+                found = self._lesson({name: each.cpu() for name, each in moments.items()})
+                there = Lesson(*(each.pin_memory().to(device, non_blocking=True) for each in found))
+                torch.cuda.current_stream(device).synchronize()
+            return there
 
         self._future = self._thread.submit(work)
 
-    def take(self) -> Tensor:
-        """What was learned, here or before this run was taken up; on the CPU."""
-        self.settle()
-        return self.kept.pop("next").cpu()
+    def _lesson(self, moments: dict[str, Tensor]) -> Lesson:
+        told = learn({name: each.numpy() for name, each in moments.items()}, self.rows, self.bits, self._step_rows)
+        return Lesson(torch.from_numpy(told), torch.from_numpy(forth_of(told, self.rows)))
+
+    def take(self) -> Lesson:
+        """What was learned, here or before this run was taken up."""
+        if self._future is None:
+            told = self.kept.pop("next")
+            return Lesson(told, sender_side(told, self.rows))
+        lesson, self._future = self._future.result(), None
+        if lesson.told.is_cuda:
+            for each in lesson:  # of the thread's stream
+                each.record_stream(torch.cuda.current_stream(each.device))
+        return lesson
 
     def settle(self) -> None:
         """Leave everything in the mapping."""
         self.fold()
         if self._future is not None:
-            self.kept["next"], self._future = self._future.result(), None
+            self.kept["next"], self._future = self._future.result().told, None
 
 
 def stride_of(rows: Rows, chunks: int) -> int:
@@ -100,48 +120,57 @@ def stride_of(rows: Rows, chunks: int) -> int:
     return stride
 
 
-def learn(moments: dict[str, Tensor], rows: Rows, bits: float, step_rows: int) -> Tensor:
-    """What travels of a basis, see ``axes.Basis``; all on the CPU."""
-    weight = moments["weight"].double().clamp(min=1e-9)
-    mean = moments["mean"].double() / weight
-    covariance = moments["products"].double() / weight - mean @ mean.mT
-    covariance = _shrunk((covariance + covariance.mT) / 2, step_rows / RATE * float(weight))
-    axes = torch.linalg.eigh(covariance).eigenvectors
-    units = axes.abs().amax(1, keepdim=True) / 127
-    whole = (axes / units).round()  # each column an axis, as it travels: 1 / units long
-    inverse = torch.linalg.inv(whole)
+def sender_side(told: Tensor, rows: Rows) -> Tensor:
+    """What a sender makes of what it told the other end, or had told before this run was taken up."""
+    return torch.from_numpy(forth_of(told.cpu().numpy(), rows)).to(told.device)
+
+
+def learn(moments: dict[str, np.ndarray], rows: Rows, bits: float, step_rows: int) -> np.ndarray:
+    """What travels of a basis, see ``axes.Basis``.
+
+    NumPy's: torch's would run on threads of their own in this one, and where there are more of those than cores, the
+    OpenMP that both have makes all of them sleep between any two loops. Training on two cores took twice as long.
+    """
+    mean, products, origin = (moments[name].astype(np.float64) for name in ("mean", "products", "origin"))
+    weight = max(float(moments["weight"]), 1e-9)
+    mean /= weight
+    covariance = products / weight - mean @ mean.swapaxes(1, 2)
+    covariance = _shrunk((covariance + covariance.swapaxes(1, 2)) / 2, step_rows / RATE * weight)
+    axes = np.linalg.eigh(covariance).eigenvectors
+    units = np.abs(axes).max(1, keepdims=True) / 127
+    whole = np.rint(axes / units)  # each column an axis, as it travels: 1 / units long
+    inverse = np.linalg.inv(whole)
     variances = ((inverse @ covariance) * inverse).sum(2)
-    mean += moments["origin"].double()
+    mean += origin
     # No deviation is less than what float32 makes of the mean, so that no component overflows.
-    least = max(LEAST_DEVIATION, float(mean.abs().max()) * torch.finfo(torch.float32).eps)
-    deviations = torch.maximum(variances.clamp(min=0).sqrt(), least * units.flatten(1))
-    bits_of = allocate((deviations / units.flatten(1)).square().view(-1), rows.planes(bits))
-    parts = mean.float(), deviations.float(), whole.mT.to(torch.int8), bits_of
-    return torch.cat([as_bytes(part.contiguous()) for part in parts])
+    least = max(LEAST_DEVIATION, float(np.abs(mean).max()) * float(np.finfo(np.float32).eps))
+    deviations = np.maximum(np.sqrt(variances.clip(min=0)), least * units[:, 0])
+    bits_of = allocate(np.square(deviations / units[:, 0]).reshape(-1), rows.planes(bits))
+    parts = mean.astype(np.float32), deviations.astype(np.float32), whole.swapaxes(1, 2).astype(np.int8), bits_of
+    return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
 
 
-def allocate(variances: Tensor, total: int) -> Tensor:
+def allocate(variances: np.ndarray, total: int) -> np.ndarray:
     """So many bits over normal variables, 0 to 8 each, for the least sum of squared errors; uint8.
 
     A bit takes less error away than the one before it, so the best ones are the best of all.
     """
-    errors = torch.tensor([distortion(bits) for bits in range(MAX_BITS + 1)], dtype=torch.float64)
-    gains = variances.double()[:, None] * (errors[:-1] - errors[1:])
-    chosen = torch.zeros(gains.numel(), dtype=torch.uint8)
-    chosen[gains.view(-1).topk(total).indices] = 1
-    return chosen.view(gains.shape).sum(1, dtype=torch.uint8)
+    errors = np.array([distortion(bits) for bits in range(MAX_BITS + 1)])
+    gains = variances[:, None] * (errors[:-1] - errors[1:])
+    chosen = np.zeros(gains.size, np.uint8)
+    chosen[np.argsort(-gains.reshape(-1), kind="stable")[:total]] = 1
+    return chosen.reshape(gains.shape).sum(1, dtype=np.uint8)
 
 
-def _shrunk(covariance: Tensor, rows: float) -> Tensor:
+def _shrunk(covariance: np.ndarray, rows: float) -> np.ndarray:
     """Nearer to a multiple of the identity the fewer rows it is of (Chen et al., 2010: the oracle approximation).
 
     So no axis has no deviation at all: a value that was constant so far may change.
     """
     size = covariance.shape[-1]
-    trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
-    squares = covariance.square().sum((-2, -1))
-    spread = (squares - trace.square() / size).clamp(min=1e-300)
-    part = ((1 - 2 / size) * squares + trace.square()) / ((rows + 1 - 2 / size) * spread)
-    part = part.clamp(max=1.0)[:, None, None]
-    level = (trace / size)[:, None, None] * torch.eye(size, dtype=covariance.dtype)
-    return covariance + part * (level - covariance)
+    trace = np.trace(covariance, axis1=1, axis2=2)
+    squares = np.square(covariance).sum((1, 2))
+    spread = (squares - np.square(trace) / size).clip(min=1e-300)
+    part = ((1 - 2 / size) * squares + np.square(trace)) / ((rows + 1 - 2 / size) * spread)
+    level = (trace / size)[:, None, None] * np.eye(size)
+    return covariance + part.clip(max=1.0)[:, None, None] * (level - covariance)

@@ -39,7 +39,8 @@ class Learned(Codec):
         learner.add(rows.columns(x))
         learner.fold()
         learner.start()
-        self._bases[x.shape] = axes.Basis.read(learner.take().to(x.device), rows, sends=True)
+        told, forth = learner.take()
+        self._bases[x.shape] = axes.Basis.read(told, rows, forth)
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         rows = self._rows(shape)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from thinpipe.codecs.axes import LEAST_BITS, Basis, Rows, decode, encode, rows_of
 from thinpipe.codecs.normal import MAX_BITS
-from thinpipe.codecs.principal import ENOUGH, Learner
+from thinpipe.codecs.principal import ENOUGH, Learner, sender_side
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.links.encoding import Form, Plain
 from thinpipe.pipeline.links.slot import Slot
@@ -60,13 +60,16 @@ class _Learned:
     steps: int = 0  # of training
     started: bool = False  # (1) with the last of them
     known: Tensor | None = None  # what was learned last, as it travelled
-    travelling: Tensor | None = None  # in the step under way, or the last one
+    forth: Tensor | None = None  # a sender's part of that
+    travelling: Tensor | None = None  # what was learned since, in the step under way, or the last one
+    next_forth: Tensor | None = None
     basis: Basis | None = None  # of ``known``
 
     def adopt(self) -> None:
         """(3)"""
         if self.travelling is not None:
-            self.known, self.travelling, self.basis = self.travelling, None, None
+            self.known, self.forth, self.basis = self.travelling, self.next_forth, None
+            self.travelling = self.next_forth = None
 
 
 class Axes(Plain):
@@ -127,7 +130,9 @@ class Axes(Plain):
             size = self.chunks * _part(rows, self.chunks)
             learned.travelling = torch.zeros(size, dtype=torch.uint8, device=self.route.device)
             if self.route.sends:
-                learned.travelling[: rows.learned_bytes] = self._learner(index, rows).take().to(self.route.device)
+                told, forth = self._learner(index, rows).take()
+                learned.travelling[: rows.learned_bytes] = told
+                learned.next_forth = forth.to(self.route.device)
         learned.started = is_due(learned.steps, rows, self.bits, self.chunks, 0 if self.now else START)
         learned.steps += 1
         if self.route.sends:
@@ -177,7 +182,10 @@ class Axes(Plain):
         if rows is None or learned is None or learned.known is None or learned.key != self._key(rows):
             return None
         if learned.basis is None:
-            learned.basis = Basis.read(learned.known[: rows.learned_bytes], rows, sends=self.route.sends)
+            told = learned.known[: rows.learned_bytes]
+            if self.route.sends and learned.forth is None:  # of a run that was taken up
+                learned.forth = sender_side(told, rows)
+            learned.basis = Basis.read(told, rows, learned.forth)
         return learned.basis
 
     def _key(self, rows: Rows) -> tuple[int, ...]:
@@ -201,7 +209,8 @@ class Axes(Plain):
         if rows is None or len(self.forms(slot, chunks)) == 1:
             return
         x = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
-        basis = Basis.read(torch.zeros(rows.learned_bytes, dtype=torch.uint8, device=device), rows, sends=True)
+        forth = torch.zeros(rows.groups, rows.size, rows.size, device=device)
+        basis = Basis.read(torch.zeros(rows.learned_bytes, dtype=torch.uint8, device=device), rows, forth)
         wire = torch.empty(rows.wire_bytes(self.bits), dtype=torch.uint8, device=device)
         encode(rows.columns(x), basis, rows, wire)
         decode(wire, basis, rows, x)
