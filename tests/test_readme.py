@@ -46,10 +46,15 @@ class Started(Exception):
     """Options were accepted, data and outputs looked for: workers would start now."""
 
 
+def not_results(names: list[str]) -> list[str]:
+    return [name for name in names if not name.endswith(".results.jsonl")]
+
+
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where commands run: with the plans, pictures in two folders, a language model and texts."""
+    """Where commands run: with plans and results, pictures in two folders, a language model and texts."""
     shutil.copytree(ROOT / "ablations", tmp_path / "ablations")
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=lambda _, names: not_results(names))
     for number in range(20):
         path = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

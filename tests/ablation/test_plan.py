@@ -8,6 +8,7 @@ import pytest
 
 from tests.ablation.helpers import make_plan, write_plan
 from thinpipe.ablation.plan import read_plan
+from thinpipe.codecs.recipes import RECIPES
 from thinpipe.commands.ablate import settle
 from thinpipe.training.settings import Settings
 
@@ -126,7 +127,7 @@ def test_more_runs_than_anybody_waits_for_are_counted_not_made(tmp_path: Path) -
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
 CHOICE, DELTA, DDP = "few_bits_choice", "delta", "ddp"
 TEXT = ("lm", "lm_lora")
-ON_A_GPU = (*TEXT, "lm_directions", "lm_codecs", "lm_scratch", "fashion_mnist")
+ON_A_GPU = (*TEXT, "lm_choice", "lm_codecs", "lm_scratch", "lm_scratch_4bit", "fashion_mnist")
 
 
 @pytest.mark.parametrize("name", FEW_BITS)
@@ -134,14 +135,14 @@ def test_plans_of_few_bits_hold_the_recipes_against_the_older_codecs(name: str) 
     plan = read_plan(PLANS / f"{name}.toml", settle)
     assert {run.settings["task"] for run in plan.runs} == {FEW_BITS[name]}
     assert {run.settings["seed"] for run in plan.runs} == {0, 1, 2, 3, 4}
-    assert {"none", "8bit", "4bit", "2bit", "uniform:4", "sort:3+1", "kmeans:2"} <= {run.codec for run in plan.runs}
+    assert {"none", *RECIPES, "uniform:4", "sort:3+1", "kmeans:2"} <= {run.codec for run in plan.runs}
 
 
 @pytest.mark.parametrize(
     ("one", "other", "shared"),
     [
         ("few_bits_digits", "digits", 3 * 9),  # none, three of uniform, three of sort, two of kmeans
-        (CHOICE, "few_bits_grammar", 5 * 3),  # none, 4bit, 2bit
+        (CHOICE, "few_bits_grammar", 5),  # none
         (DELTA, "few_bits_hard", 5),  # none
     ],
 )
@@ -192,7 +193,7 @@ def test_plans_for_a_gpu_are_read_where_there_is_none(name: str) -> None:
 def test_plans_of_language_models_hold_the_recipes_against_none_in_one_process(name: str) -> None:
     runs = read_plan(PLANS / f"{name}.toml", settle).runs
     assert {run.settings["seed"] for run in runs} == {0, 1, 2}
-    assert {"none", "8bit", "4bit", "2bit"} <= {run.codec for run in runs}
+    assert {"none", *RECIPES} <= {run.codec for run in runs}
     assert all(run.options["in-process"] and "--in-process" in run.arguments() for run in runs)
     assert {run.settings["lora"] for run in runs} == {8 if name == "lm_lora" else None}
 

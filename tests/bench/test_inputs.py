@@ -14,11 +14,11 @@ def test_the_default_codecs_cover_every_family():
 
 
 def test_a_recipe_is_its_two_codecs():
-    specs = [each.spec for each in parse_codecs("2bit,tile:8,8bit")]
-    assert specs == ["kmeans:2", "tile:2/64", "tile:8", "tile:8+zero"]
+    specs = [each.spec for each in parse_codecs("4bit,tile:8,8bit")]
+    assert specs == ["tile:5", "gauss:3+unbiased", "tile:8", "tile:8+zero"]
     assert {"tile:8", "tile:8+zero", "tile:4"} <= {each.spec for each in parse_codecs(DEFAULT_CODECS)}
-    with pytest.raises(ValueError, match="there is no recipe '3bit'"):
-        parse_codecs("3bit")
+    with pytest.raises(ValueError, match="there is no recipe '5bit'"):
+        parse_codecs("5bit")
 
 
 def test_the_same_codec_written_twice_is_one():

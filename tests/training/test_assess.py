@@ -43,9 +43,11 @@ def test_of_a_run(pool: Pool, tmp_path: Path) -> None:
     alone = assess_here(None, tmp_path, {"parallel": "none"})
     assert alone.found.loss == pytest.approx(end.validation_loss, rel=1e-6)
     assert alone.wire_bytes == 0
-    coded = pool.run(assess_here, 2, tmp_path, {"compress": "2bit"})[0]
+    coded = pool.run(assess_here, 2, tmp_path, {"compress": "gauss:2"})[0]
     assert coded.found.loss != pytest.approx(end.validation_loss, rel=1e-4)
     assert 0 < 8 * coded.wire_bytes < again.wire_bytes
+    with pytest.raises(ValueError, match=r"axes:2\.5 learns while a model is trained through it, and this one was not"):
+        _settled(tmp_path / "run", {"compress": "2bit"})
     seen = assess_here(None, tmp_path, {"parallel": "none"}, "train")
     assert seen.samples == 32
     assert seen.found.loss != alone.found.loss

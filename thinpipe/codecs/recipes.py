@@ -1,8 +1,9 @@
 """Named pairs of codecs, one for activations and one for gradients: what to take if one does not want to choose.
 
-docs/few-bits.md has the measurements they are chosen by. Scales are local: a global one loses the gradients of all
-samples but the few largest. Gradients have a level at zero where there are enough levels: not of four. Activations at 2
-bits want their four levels where the values are.
+A name is what is sent for a value, on average over both directions, all counted. docs/few-bits.md has the measurements
+they are chosen by. Scales are local: a global one loses the gradients of all samples but the few largest. Activations
+bear less than gradients do, and get more of the bits; below 4 along axes that are learned. Gradients of few bits are
+unbiased: what is lost of them evens out over the steps.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from thinpipe.codecs.spec import codec, needs_link
 
 RECIPES: dict[str, tuple[str, str]] = {  # of activations, of gradients
     "8bit": ("tile:8", "tile:8+zero"),
-    "4bit": ("tile:4", "tile:4+zero"),
-    "2bit": ("kmeans:2", "tile:2/64"),
+    "4bit": ("tile:5", "gauss:3+unbiased"),
+    "3bit": ("axes:4", "gauss:2+unbiased"),
+    "2bit": ("axes:2.5", "gauss:2+unbiased"),
+    "1bit": ("axes:1.9", "gauss:1+unbiased"),
 }
 DEFAULT_RECIPE = "8bit"  # of a pipeline's links: a quarter of the bytes, and no accuracy
 

@@ -54,7 +54,9 @@ class Asked:
     seed: Any = like(Settings, "seed", default=None, usual=0)
     device: Any = like(Settings, "device", default=None)
     threads: Any = like(Settings, "threads", default=None)
-    compress: str | None = like(Training, "compress", help="Codec of activations, or 8bit, 4bit, 2bit.", default=None)
+    compress: str | None = like(
+        Training, "compress", help="Codec of activations, or a recipe, as in 4bit.", default=None
+    )
     link: Any = like(Running, "link", default=None)
     patience_s: float = like(Running, "patience_s", default=Running.patience_s)
     json: Path | None = like(Training, "json", default=None)
@@ -159,7 +161,21 @@ def _settled(run: Path | None, given: Mapping[str, Any], adapter: Any = None) ->
     task = find_task(chosen.setdefault("task", "digits"))
     recipe = (task.model_recipe if chosen.get("model") else None) or task.recipe
     found = "cuda" if torch.cuda.is_available() else "cpu"
-    return settle(chosen | {"compress": given["compress"]}, recipe, device=found)
+    settings = settle(chosen | {"compress": given["compress"]}, recipe, device=found)
+    if settings.parallel == "pipeline":
+        _check_learned(settings.compress_forward, None if run is None else saved.compress_forward)
+    return settings
+
+
+def _check_learned(spec: str, trained: str | None) -> None:
+    """OptionError for a codec that has learned nothing: everything would travel as before its first lesson."""
+    from thinpipe.pipeline.links.spec import learns
+
+    if learns(spec) and spec != trained:
+        raise OptionError(
+            f"{spec} learns while a model is trained through it, and this one was not: give {{compress}} a codec "
+            "that learns nothing, as in 4bit or gauss:3"
+        )
 
 
 def _check_alone(run: Path | None, chosen: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ def _activations(text: str) -> str:
     if needs_link(spec):
         raise OptionError(
             f"{spec} learns from what is sent again and again, and texts are generated once: give {{compress}} a "
-            f"codec, as in 8bit; got {text}"
+            f"codec that learns nothing, as in 4bit or gauss:3; got {text}"
         )
     return codec(spec).spec
 
@@ -105,7 +105,7 @@ class Settings:
     device: str | None = like(Training, "device", default=None)
     threads: int | None = like(Training, "threads", default=None)
     compress: str = option(
-        "Codec of what travels, or 8bit, 4bit, 2bit.", panel=LINKS, metavar="SPEC", parse=_activations, default="none"
+        "Codec of what travels, or 8bit, 4bit.", panel=LINKS, metavar="SPEC", parse=_activations, default="none"
     )
     compare: bool = option("Generate without compression too, and tell where texts part.", panel=LINKS, default=False)
     link: Shaping | None = like(Running, "link", default=None)

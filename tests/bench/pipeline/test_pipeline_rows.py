@@ -144,7 +144,7 @@ def test_torchs_stage_sends_no_codecs():
         ({"workers": (0,)}, "1 or more"),
         ({"workers": (1,), "parallel": ("pipeline",)}, "nothing to measure"),
         ({"compress": ("bogus",)}, "there is no codec 'bogus'"),
-        ({"compress": ("3bit",)}, "there is no recipe '3bit'"),
+        ({"compress": ("5bit",)}, "there is no recipe '5bit'"),
         ({"compress": ("delta(tile:2)",)}, "all steps have one batch: measure it with thinpipe train"),
         ({"stages": ("jax",)}, "stage is thinpipe, torch, separated by commas; got jax"),
         ({"steps": 0}, "steps is from 1 to"),

@@ -30,7 +30,7 @@ DEFAULT_SHAPES = ((32, 32, 112, 112), (32, 1280, 7, 7), (8, 128, 768), (16, 24, 
 DEFAULT_GPU_SHAPES = ((256, 32, 112, 112), (32, 128, 768))
 DEFAULT_CODECS = (
     f"none,fp16,bf16,{','.join(RECIPES)},uniform:4,uniform:8,sort:4,sort:8,sort:12,sort:16,fast:4,fast:8,"
-    "kmeans:2,kmeans:4,kmeans:8,gauss:2,gauss:4,svd:14,power:14,topk:0.01,topk:0.1"
+    "tile:4,kmeans:2,kmeans:4,kmeans:8,gauss:2,gauss:4,svd:14,power:14,topk:0.01,topk:0.1"
 )
 
 

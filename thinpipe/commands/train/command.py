@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from thinpipe.codecs.recipes import RECIPES
 from thinpipe.commands.terminal import one_line_errors, takes
 from thinpipe.options import option, read
 from thinpipe.training.running import Capture, Running
@@ -25,7 +26,7 @@ class Asked:
     """What the command takes beside the options of a run."""
 
     compress: str | None = option(
-        "Codec of both directions, or 8bit, 4bit, 2bit.",
+        f"Codec of both directions, or {', '.join(RECIPES)}.",
         panel=LINKS,
         metavar="SPEC",
         shown="8bit; none for data",

@@ -47,6 +47,11 @@ def once(spec: str | Codec) -> str:
     return found.first.spec if isinstance(found, Delta) else found.spec
 
 
+def learns(spec: str | Codec) -> bool:
+    """Whether it needs what it learned in training."""
+    return isinstance(encoding(spec), Axes)
+
+
 def check_directions(forward: str | Codec, backward: str | Codec) -> None:
     """ValueError unless activations can be sent through the one, gradients through the other."""
     encoding(forward)
