@@ -48,6 +48,14 @@ def test_pipelines_beside_data_parallel_and_a_single_process(tmp_path):
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_steps_are_timed_when_axes_are_known(tmp_path):
+    """Not the first ones, at 8 bits."""
+    _, record = run(tmp_path, "--workers", "2", "--parallel", "pipeline", "--compress", "2bit")
+    (row,) = record.rows
+    assert row["codec"] == "2bit"
+    assert row["wire_bytes"] < 0.13 * row["tensor_bytes"]
+
+
 @pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
 def test_a_step_over_a_thin_link_takes_its_time(tmp_path):
     options = ["--workers", "2", "--parallel", "pipeline", "--compress", "none", "--client-layers", "1,1"]

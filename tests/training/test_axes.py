@@ -12,7 +12,7 @@ from tests.pool import Pool
 from tests.training.toy import Ears, train_toy
 from thinpipe import codec
 from thinpipe.codecs.axes import rows_of
-from thinpipe.pipeline.links.axes import is_due
+from thinpipe.codecs.principal import is_due
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.training.running import Running
 

@@ -110,6 +110,19 @@ class Learner:
             self.kept["next"], self._future = self._future.result().told, None
 
 
+def is_due(step: int, rows: Rows, bits: float, chunks: int, start: int) -> bool:
+    """Whether learning starts with a step, counted from 0.
+
+    First when there were rows enough, but not before ``start``; then after 1, 2, 4 ... steps, then every so many.
+    """
+    since, every = step - first_due(rows, chunks, start), rows.every(bits, chunks)
+    return since >= 0 and (since % every == 0 or (since < every and since & (since - 1) == 0))
+
+
+def first_due(rows: Rows, chunks: int, start: int) -> int:
+    return max(start, math.ceil(ENOUGH * rows.size / (rows.count * chunks)))
+
+
 def stride_of(rows: Rows, chunks: int) -> int:
     """Of so many rows one is enough to learn from. All places of a sample have their turn: what is at its border, or at
     the start of a sentence, is not like the rest."""

@@ -73,6 +73,8 @@ class LinkPlan:
     integer_bytes: int = 0  # of those, masks and other integers that may need fewer: as many bits as their range
     # Of a step whose samples were never sent before (delta), or before the first axes are known.
     first_wire_bytes: int | None = None
+    first_steps: int = 0  # that send so much since axes are not known yet
+    settled_after: int = 0  # steps: from then on axes travel as rarely as they will
     learned_bytes: int = 0  # of ``wire_bytes``, axes that travel every so many steps: their mean
 
 
@@ -90,8 +92,8 @@ def plan_link(
         pairs = zip(forms, packed, strict=True)
         return [chunks * most_bytes(form[which].wire_bytes, packed=each, checksum=checksum) for form, each in pairs]
 
-    learned = [encoding(spec).learned_bytes(slot, chunks) for slot in slots]
-    learned_bytes = sum(math.ceil(size / every) for size, every in learned)
+    learning = [encoding(spec).learning(slot, chunks) for slot in slots]
+    learned_bytes = sum(math.ceil(each.step_bytes / each.every) for each in learning)
     return LinkPlan(
         source=source,
         target=target,
@@ -104,5 +106,7 @@ def plan_link(
         wire_bytes=sum(sizes(-1)) + learned_bytes,
         integer_bytes=sum(compress(sizes(-1), packed)),
         first_wire_bytes=sum(sizes(0)) if any(len(form) > 1 for form in forms) else None,
+        first_steps=max((each.first_steps for each in learning), default=0),
+        settled_after=max((each.first_steps + each.every for each in learning if each.step_bytes), default=0),
         learned_bytes=learned_bytes,
     )

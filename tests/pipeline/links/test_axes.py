@@ -9,8 +9,9 @@ from torch import Tensor
 import thinpipe
 from tests.codecs.test_axes import correlated, error
 from thinpipe.codecs.axes import rows_of
+from thinpipe.codecs.principal import is_due
 from thinpipe.codecs.spec import codec
-from thinpipe.pipeline.links.axes import FIRST, START, Axes, is_due
+from thinpipe.pipeline.links.axes import FIRST, START, Axes
 from thinpipe.pipeline.links.encoding import RAW_BELOW, Encoding
 from thinpipe.pipeline.links.slot import Route, Slot
 from thinpipe.pipeline.links.spec import check_directions, encoding, once
@@ -104,7 +105,8 @@ def test_first_at_eight_bits_then_at_two_and_sizes_are_known_from_shapes_and_ste
     assert max(errors[3:]) < 0.3 * error(tile.decode(tile.encode(x), torch.empty_like(x)), x)
     slot = Slot(torch.Size(SHAPE), torch.float32)
     assert [form.wire_bytes for form in encoding("axes:2").forms(slot, CHUNKS)] == [first, plain]
-    assert encoding("axes:2").learned_bytes(slot, CHUNKS) == (CHUNKS * part, 5)
+    assert encoding("axes:2+now").learning(slot, CHUNKS) == (CHUNKS * part, 5, 3)
+    assert encoding("axes:2").learning(slot, CHUNKS) == (CHUNKS * part, 5, START + 2)
 
 
 def test_unless_told_to_begin_now_it_waits_until_a_model_has_settled() -> None:

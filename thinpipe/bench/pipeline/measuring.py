@@ -26,7 +26,7 @@ from thinpipe.measure.meter import peak_extra_bytes, time_calls
 from thinpipe.measure.record import Row
 from thinpipe.pipeline.balance import UnitCost, measure_units
 from thinpipe.pipeline.links.slot import Slot
-from thinpipe.pipeline.links.spec import encoding
+from thinpipe.pipeline.links.spec import at_once, encoding
 from thinpipe.pipeline.units import units_of
 from thinpipe.workers.launch import run_workers
 from thinpipe.workers.network import thin_network
@@ -106,7 +106,8 @@ def _measure(
     def first_steps() -> None:
         trainers.append(_Trainer(_make_engine(run, settings, world, costs, link, model, batch), batch))
         trainers[0].engine.warm_up()
-        for _ in range(settings.warmup):
+        settled_after = max((each.settled_after for each in trainers[0].engine.link_plans()), default=0)
+        for _ in range(max(settings.warmup, settled_after)):
             trainers[0].step()
 
     peak_bytes = peak_extra_bytes(first_steps, device=world.device)
@@ -167,7 +168,7 @@ def _make_engine(
         costs=costs,
     )
     forward, backward = directions(run.compress)
-    links = Links(forward=forward, backward=backward, shaping=link)
+    links = Links(forward=at_once(forward), backward=backward, shaping=link)
     chunk = meta_of([part.chunk(run.chunks)[0] for part in batch.inputs])
     kind = PipelineEngine if run.stage is None else TorchStageEngine
     return kind(model, chunk, cutting, links, world)

@@ -140,7 +140,8 @@ def _plan_notes(plan: Plan) -> str:
         first_kb = sum(link.first_wire_bytes or 0 for link in more) / 1e3
         again_kb = sum(link.wire_bytes for link in more) / 1e3
         learned_kb = sum(link.learned_bytes for link in more) / 1e3
-        until = "until axes are learned" if learned_kb else "while samples are new"
+        first_steps = max(link.first_steps for link in more)
+        until = f"in the first {first_steps} steps" if learned_kb else "while samples are new"
         then = f", of which {learned_kb:.1f} kB tell axes, every so many steps." if learned_kb else "."
         notes.append(
             f"{more[0].spec}: {first_kb:.1f} kB a {_per(plan)} forward {until}, {again_kb:.1f} kB after that{then}"

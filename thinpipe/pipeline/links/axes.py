@@ -9,13 +9,11 @@ Both ends count the training steps and so know for each, before it begins, wheth
 size of all of them is known. (1) runs in a thread, so that nothing waits for it: finding the axes takes longer than
 everything else here together. Until (3) was once, tensors travel by FIRST.
 
-t is known from shapes: first after START steps, or with ``+now`` when there were rows enough, then after 1, 2, 4 ...
-steps, and then every ``Rows.every`` steps.
+t is known from shapes (``is_due``): not before START, unless ``+now`` says so.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,9 +22,9 @@ from torch import Tensor
 
 from thinpipe.codecs.axes import LEAST_BITS, Basis, Rows, decode, encode, rows_of
 from thinpipe.codecs.normal import MAX_BITS
-from thinpipe.codecs.principal import ENOUGH, Learner, sender_side
+from thinpipe.codecs.principal import Learner, first_due, is_due, sender_side
 from thinpipe.codecs.spec import codec
-from thinpipe.pipeline.links.encoding import Form, Plain
+from thinpipe.pipeline.links.encoding import Form, Learning, Plain
 from thinpipe.pipeline.links.slot import Slot
 
 FIRST = codec("tile:8")
@@ -43,13 +41,6 @@ class LearnedForm(Form):
     @property
     def raw(self) -> bool:
         return False
-
-
-def is_due(step: int, rows: Rows, bits: float, chunks: int, start: int) -> bool:
-    """(1) Whether learning starts with a step, counted from 0; ``start``: the first that it may start with."""
-    since = step - max(start, math.ceil(ENOUGH * rows.size / (rows.count * chunks)))
-    every = rows.every(bits, chunks)
-    return since >= 0 and (since % every == 0 or (since < every and since & (since - 1) == 0))
 
 
 @dataclass
@@ -79,31 +70,33 @@ class Axes(Plain):
         super().__init__(FIRST)
         if not LEAST_BITS <= bits <= MAX_BITS:
             raise ValueError(f"{bits:g} bits are not from {LEAST_BITS} to {MAX_BITS}")
-        self.bits, self.now = bits, now
+        self.bits, self._start = bits, 0 if now else START
         self._rows: list[Rows | None] = []
         self._learned: dict[int, _Learned] = {}
         self._learners: dict[int, Learner] = {}
 
     @property
     def spec(self) -> str:
-        return f"axes:{self.bits:g}{'+now' if self.now else ''}"
+        return f"axes:{self.bits:g}{'' if self._start else '+now'}"
 
     def forms(self, slot: Slot, chunks: int = 1) -> tuple[Form, ...]:
-        first, rows = Form.of(slot, FIRST), rows_of(slot.shape, self.bits, chunks)
-        if first.raw or rows is None:
-            return (first,)
-        return first, LearnedForm(None, rows.wire_bytes(self.bits))
+        first, rows = Form.of(slot, FIRST), self._rows_of(slot, chunks)
+        return (first,) if rows is None else (first, LearnedForm(None, rows.wire_bytes(self.bits)))
 
-    def learned_bytes(self, slot: Slot, chunks: int = 1) -> tuple[int, int]:
-        rows = rows_of(slot.shape, self.bits, chunks)
-        if rows is None or len(self.forms(slot, chunks)) == 1:
-            return 0, 1
-        return chunks * _part(rows, chunks), rows.every(self.bits, chunks)
+    def _rows_of(self, slot: Slot, chunks: int) -> Rows | None:
+        """None where tensors travel by FIRST, or as they are, for ever."""
+        return None if Form.of(slot, FIRST).raw else rows_of(slot.shape, self.bits, chunks)
+
+    def learning(self, slot: Slot, chunks: int = 1) -> Learning:
+        rows = self._rows_of(slot, chunks)
+        if rows is None:
+            return super().learning(slot, chunks)
+        first = first_due(rows, chunks, self._start)
+        return Learning(chunks * _part(rows, chunks), rows.every(self.bits, chunks), first + 2)
 
     def configure(self, slots: Sequence[Slot], chunks: int = 1) -> None:
         super().configure(slots, chunks)
-        found = zip(slots, self._forms, strict=True)
-        self._rows = [rows_of(slot.shape, self.bits, chunks) if len(forms) > 1 else None for slot, forms in found]
+        self._rows = [self._rows_of(slot, chunks) for slot in slots]
 
     def most_bytes(self, index: int) -> int:
         rows = self._rows[index]
@@ -133,7 +126,7 @@ class Axes(Plain):
                 told, forth = self._learner(index, rows).take()
                 learned.travelling[: rows.learned_bytes] = told
                 learned.next_forth = forth.to(self.route.device)
-        learned.started = is_due(learned.steps, rows, self.bits, self.chunks, 0 if self.now else START)
+        learned.started = is_due(learned.steps, rows, self.bits, self.chunks, self._start)
         learned.steps += 1
         if self.route.sends:
             self._learner(index, rows).fold()
@@ -205,8 +198,8 @@ class Axes(Plain):
 
     def warm_up(self, slot: Slot, chunks: int, device: torch.device) -> None:
         super().warm_up(slot, chunks, device)
-        rows = rows_of(slot.shape, self.bits, chunks)
-        if rows is None or len(self.forms(slot, chunks)) == 1:
+        rows = self._rows_of(slot, chunks)
+        if rows is None:
             return
         x = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
         forth = torch.zeros(rows.groups, rows.size, rows.size, device=device)

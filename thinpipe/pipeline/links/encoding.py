@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +39,14 @@ class Form:
         size, wire_bytes = slot.tensor_bytes, used.wire_bytes(slot.shape, slot.dtype)
         raw = used.spec == "none" or slot.dtype not in FLOATS or size < RAW_BELOW or wire_bytes >= size
         return Form(None, size) if raw else Form(used, wire_bytes)
+
+
+class Learning(NamedTuple):
+    """What a sender tells the other end of what it has learned."""
+
+    step_bytes: int  # in a step that has it
+    every: int  # steps
+    first_steps: int  # that travel without
 
 
 class Encoding(ABC):
@@ -75,9 +84,9 @@ class Encoding(ABC):
         """In which a tensor of this slot, of so many a step, may travel: the first time, and if that differs, again."""
         return (Form.of(slot, self.codecs[0]),)
 
-    def learned_bytes(self, slot: Slot, chunks: int = 1) -> tuple[int, int]:
-        """What travels beside the tensors of a slot in a step, and every how many steps."""
-        return 0, 1
+    def learning(self, slot: Slot, chunks: int = 1) -> Learning:
+        """What travels beside the tensors of a slot."""
+        return Learning(0, 1, 0)
 
     def configure(self, slots: Sequence[Slot], chunks: int = 1) -> None:
         self.slots, self.chunks = slots, chunks

@@ -47,6 +47,12 @@ def once(spec: str | Codec) -> str:
     return found.first.spec if isinstance(found, Delta) else found.spec
 
 
+def at_once(spec: str | Codec) -> str:
+    """The spec of the same where nobody asks what is lost, and axes need not wait until a model has begun to learn."""
+    found = encoding(spec)
+    return Axes(found.bits, now=True).spec if isinstance(found, Axes) else found.spec
+
+
 def learns(spec: str | Codec) -> bool:
     """Whether it needs what it learned in training."""
     return isinstance(encoding(spec), Axes)
