@@ -253,10 +253,16 @@ def test_kernels_do_what_the_reference_does(machine: str, rows: int) -> None:
     starts, count, piece = bits.cumsum(0) - bits, int(bits.sum()), -(-rows // 8)
     z = torch.randn(len(bits), rows, generator=draw)
     z[2, 0], z[4, rows // 2], z[5, -1] = math.nan, math.inf, float(torch.tensor(boundaries(2))[1])
-    gains = (torch.rand(rows, generator=draw) + 0.1).bfloat16().float()
+    gains = (torch.rand(rows, generator=draw) + 0.1).bfloat16()
     limits, values = (
         wires._table(of, rest, torch.device("cpu")) for of, rest in ((boundaries, math.inf), (levels, 0.0))
     )
+    share = torch.tensor(8**-0.5)  # two axes have no bits
+    expected, ours = torch.empty(2, rows, dtype=torch.bfloat16)
+    reference.find_gains(z, share, expected)
+    there = [each.to(device) for each in (z, share, ours)]
+    kernels.find_gains(*there)
+    torch.testing.assert_close(there[-1].cpu(), expected, rtol=2**-7, atol=0, equal_nan=True)  # summed in another order
     planes, ours = torch.full((2, count, piece), 0xAA, dtype=torch.uint8)
     reference.encode_axes(z, gains, bits, starts, limits, planes)
     there = [each.to(device) for each in (z, gains, bits, starts, limits, ours)]

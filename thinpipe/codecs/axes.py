@@ -9,7 +9,7 @@ bits, which is why its inverse is not its transpose), the deviation s of each ax
 travels as
 
     z       (x - m) in the axes V, divided by s
-    gain    the root of the mean of z^2 over axes with bits, at least max |z| / REACH; a bfloat16 for each row
+    gain    the root of the mean of z^2 over axes with bits, at least max |z| / AXES_REACH; a bfloat16 for each row
     codes   of z / gain, axis by axis: the level of a normal distribution (``normal``) that is nearest
 
 and comes back as V(gain * s * level) + m. Bits of all axes sum to the same whatever was learned, B for each value.
@@ -37,10 +37,6 @@ from thinpipe.codecs.kernels import Kernels, select
 from thinpipe.codecs.normal import MAX_BITS, boundaries, levels
 
 LEAST_BITS = 0.5
-# A row whose largest component is further out, in deviations, is shrunk until that is there. On hidden states of a
-# language model 4.5 had 1.5 times the squared error at 4 bits, 3 a hundredth less, and a hundredth more at 2 bits.
-REACH = 3.5
-LEAST_GAIN = 1e-30  # of a row of nothing but means
 MOST_AXES = 512  # of a group: their matrix is 256 kB, and takes a core 50 ms to find
 LEAST_AXES = 16
 BLOCKS = (8, 4, 2, 1)  # pixels: the sides that squares of an image may have
@@ -202,20 +198,19 @@ def encode(columns: Tensor, basis: Basis, rows: Rows, wire: Tensor, kernels: str
     assert basis.forth is not None
     with torch.autocast(wire.device.type, enabled=False):
         z = (basis.forth @ (columns - basis.mean)).flatten(0, 1)
-    root_mean_square = torch.linalg.vector_norm(z, dim=0) * basis.share
-    largest = torch.linalg.vector_norm(z, math.inf, dim=0)
-    gains = torch.maximum(root_mean_square, largest / REACH).clamp(min=LEAST_GAIN).to(torch.bfloat16)
-    end = 2 * rows.count
+    used, end = _kernels(kernels, wire), 2 * rows.count
+    gains = torch.empty(rows.count, dtype=torch.bfloat16, device=wire.device)
+    used.find_gains(z, basis.share, gains)
     write_values(wire[:end], gains, torch.bfloat16)
     planes = wire[end:].view(-1, -(-rows.count // 8))
     limits = _table(boundaries, torch.inf, wire.device)
-    _kernels(kernels, wire).encode_axes(z, gains.float(), basis.bits, basis.starts, limits, planes)
+    used.encode_axes(z, gains, basis.bits, basis.starts, limits, planes)
 
 
 def decode(wire: Tensor, basis: Basis, rows: Rows, out: Tensor, kernels: str | Kernels = "auto") -> None:
     """Fill a tensor from its wire, of the right size but with any contents."""
     end = 2 * rows.count
-    gains, planes = as_dtype(wire[:end], torch.bfloat16).float(), wire[end:].view(-1, -(-rows.count // 8))
+    gains, planes = as_dtype(wire[:end], torch.bfloat16), wire[end:].view(-1, -(-rows.count // 8))
     z = torch.empty(rows.groups, rows.size, rows.count, device=wire.device)
     values = _table(levels, 0.0, wire.device)
     _kernels(kernels, wire).decode_axes(planes, gains, basis.bits, basis.starts, values, z.flatten(0, 1))

@@ -40,6 +40,11 @@ GAUSS_BLOCK, GAUSS_PLACE, GAUSS_MIX = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 GAUSS_SAMPLES = 512
 GAUSS_STRANDS = 64
 
+# A row whose largest component is further out, in deviations, is shrunk until that is there. On hidden states of a
+# language model 4.5 had 1.5 times the squared error at 4 bits, 3 a hundredth less, and a hundredth more at 2 bits.
+AXES_REACH = 3.5
+AXES_LEAST_GAIN = 1e-30  # of a row of nothing but means
+
 HEADER_ALIGN = 16  # codes start at a multiple of this, so that a GPU can load and store 16 bytes at a time
 
 

@@ -62,11 +62,13 @@ class Learner:
         """The step under way has ended. Nobody waits for a GPU; tensors that were kept stay what they are."""
         if not self._seen:
             return
-        kept, rows = self.kept, self._seen
-        finite = self._products.isfinite().all() & self._sum.isfinite().all()
-        news = {"mean": self._sum / rows, "products": self._products / rows, "weight": torch.ones_like(kept["weight"])}
-        for name, new in news.items():
-            kept[name] = torch.where(finite, kept[name] + RATE * (new - kept[name]), kept[name])
+        # What is not finite in a row is in one of these, too. Few operations: a GPU takes as long for small ones.
+        finite = self._products.diagonal(dim1=1, dim2=2).isfinite().all()
+        for name, total in (("mean", self._sum), ("products", self._products)):
+            before = self.kept[name]
+            self.kept[name] = torch.where(finite, before.lerp(total / self._seen, RATE), before)
+        weight = self.kept["weight"]
+        self.kept["weight"] = torch.where(finite, weight * (1 - RATE) + RATE, weight)
         self._seen = 0
 
     def start(self) -> None:

@@ -1,13 +1,23 @@
-"""Bit planes of axes in plain torch, as thinpipe.codecs.axes has it: what other kernels are held against."""
+"""Gains and bit planes of axes in plain torch, as thinpipe.codecs.axes has it: what other kernels are held against."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
+from thinpipe.codecs.layout import AXES_LEAST_GAIN, AXES_REACH
+
+
+def find_gains(z: Tensor, share: Tensor, gains: Tensor) -> None:
+    root_mean_square = torch.linalg.vector_norm(z, dim=0) * share
+    largest = torch.linalg.vector_norm(z, math.inf, dim=0)
+    gains.copy_(torch.maximum(root_mean_square, largest / AXES_REACH).clamp(min=AXES_LEAST_GAIN))
+
 
 def encode_axes(z: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, limits: Tensor, planes: Tensor) -> None:
-    codes = torch.searchsorted(limits[bits.int()], z / gains, right=True, out_int32=True)
+    codes = torch.searchsorted(limits[bits.int()], z / gains.float(), right=True, out_int32=True)
     codes = torch.minimum(codes, (1 << bits.int()[:, None]) - 1).to(torch.uint8)
     codes = torch.nn.functional.pad(codes, (0, 8 * planes.shape[1] - z.shape[1]))
     axis, bit = _of_planes(bits, starts, len(planes))
@@ -20,7 +30,7 @@ def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, lev
     apart = ((planes[:, None] >> _pieces(planes)) & 1).flatten(1)
     codes = torch.zeros(len(bits), apart.shape[1], dtype=torch.uint8, device=planes.device)
     codes.index_add_(0, axis, apart << bit)
-    torch.mul(levels[bits.int()].gather(1, codes[:, : z.shape[1]].long()), gains, out=z)
+    torch.mul(levels[bits.int()].gather(1, codes[:, : z.shape[1]].long()), gains.float(), out=z)
 
 
 def _pieces(planes: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thinpipe.codecs.kernels.axes import decode_axes as decode_axes
 from thinpipe.codecs.kernels.axes import encode_axes as encode_axes
+from thinpipe.codecs.kernels.axes import find_gains as find_gains
 from thinpipe.codecs.layout import (
     BFLOAT16_MAX,
     GAUSS_BY_LARGEST,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinpipe.codecs.kernels.axes import find_gains as find_gains
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of
 from thinpipe.codecs.kernels.cpu.loops.axes import decode_planes, encode_planes
 from thinpipe.codecs.kernels.cpu.loops.codes import encode_buckets, encode_codebook
@@ -233,11 +234,11 @@ def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
 
 
 def encode_axes(z: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, limits: Tensor, planes: Tensor) -> None:
-    _in_axes(encode_planes, z.shape, z, gains, bits, starts, limits, planes)
+    _in_axes(encode_planes, z.shape, z, gains.float(), bits, starts, limits, planes)
 
 
 def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, levels: Tensor, z: Tensor) -> None:
-    _in_axes(decode_planes, z.shape, planes, gains, bits, starts, levels, z)
+    _in_axes(decode_planes, z.shape, planes, gains.float(), bits, starts, levels, z)
 
 
 def _in_axes(loop: Callable[..., None], shape: torch.Size, *tensors: Tensor) -> None:

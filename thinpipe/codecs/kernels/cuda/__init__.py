@@ -78,6 +78,11 @@ def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero
         launch(Launch(tiles.decode_rest_kernel, 1, (wire, out, n, -(-n // tile)), constants, ONE_WARP))
 
 
+def find_gains(z: Tensor, share: Tensor, gains: Tensor) -> None:
+    count, rows = z.shape
+    launch(Launch(axes.find_gains_kernel, -(-rows // axes.ROWS.value), (z, share, gains, rows, count)))
+
+
 def encode_axes(z: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, limits: Tensor, planes: Tensor) -> None:
     arguments = (z, gains, bits, starts, limits, planes, z.shape[1], len(planes))
     launch(Launch(axes.encode_planes_kernel, _axis_programs(z), arguments))

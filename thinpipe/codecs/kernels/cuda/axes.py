@@ -1,15 +1,36 @@
-"""Components of axes to bit planes and back, as thinpipe.codecs.axes has it; a program for some rows of one axis."""
+"""Gains of rows, and components of axes to bit planes and back, as thinpipe.codecs.axes has it."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from thinpipe.codecs.layout import AXES_LEAST_GAIN, AXES_REACH
+
+REACH, LEAST_GAIN = tl.constexpr(AXES_REACH), tl.constexpr(AXES_LEAST_GAIN)
+ROWS, AXES = tl.constexpr(32), tl.constexpr(32)  # of a gain's program: enough programs, and whole lines of memory
 STEP = tl.constexpr(128)  # bytes of a plane: of 8 rows each
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
+def find_gains_kernel(z, share, gains, rows, count):
+    """Of some rows, in one read of all their components."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    squares, largest = tl.zeros([AXES, ROWS], tl.float32), tl.zeros([AXES, ROWS], tl.float32)
+    for first in range(0, count, AXES):
+        axis = (first + tl.arange(0, AXES)[:, None]).to(tl.int64)
+        values = tl.load(z + axis * rows + row[None, :], mask=(axis < count) & (row[None, :] < rows), other=0.0)
+        squares += values * values
+        largest = tl.maximum(largest, tl.abs(values))
+    total = tl.sum(squares, axis=0)
+    gain = tl.maximum(tl.sqrt_rn(total) * tl.load(share), tl.div_rn(tl.max(largest, axis=0), REACH))
+    gain = tl.where(total == total, tl.maximum(gain, LEAST_GAIN), total)  # NaN stays what it is
+    tl.store(gains + row, gain.to(tl.bfloat16), mask=row < rows)
+
+
+@triton.jit(do_not_specialize=["rows", "count"])
 def encode_planes_kernel(z, gains, bits, starts, limits, planes, rows, count):
+    """Of some rows of one axis."""
     piece = tl.cdiv(rows, 8)
     blocks = tl.cdiv(piece, STEP)
     axis = (tl.program_id(0) // blocks).to(tl.int64)
@@ -20,7 +41,7 @@ def encode_planes_kernel(z, gains, bits, starts, limits, planes, rows, count):
         row = part * piece + byte
         there = (byte < piece) & (row < rows)
         values = tl.load(z + axis * rows + row, mask=there, other=0.0)
-        values = tl.div_rn(values, tl.load(gains + row, mask=there, other=1.0))
+        values = tl.div_rn(values, tl.load(gains + row, mask=there, other=1.0).to(tl.float32))
         code = tl.zeros([8, STEP], tl.int32)
         for halving in tl.static_range(7, -1, -1):
             if halving < width:
@@ -48,5 +69,5 @@ def decode_planes_kernel(planes, gains, bits, starts, levels, z, rows, count):
         if (bit < width) & (start + bit < count):
             packed = tl.load(planes + (start + bit) * piece + byte, mask=byte < piece, other=0).to(tl.int32)
             code |= ((packed >> part) & 1) << bit
-    values = tl.load(levels + width * 256 + code) * tl.load(gains + row, mask=there, other=0.0)
+    values = tl.load(levels + width * 256 + code) * tl.load(gains + row, mask=there, other=0.0).to(tl.float32)
     tl.store(z + axis * rows + row, values, mask=there)
