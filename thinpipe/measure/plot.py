@@ -84,10 +84,10 @@ def _draw_panel(axis: Axes, panel: str, series: Series, names: Sequence[str]) ->
             label=name,
             color=colour,
             marker=_MARKERS[style % len(_MARKERS)],
-            # Lines may lie on top of each other: every other one is a broad band beneath the thin ones.
-            linewidth=1.5 if style % 2 else 4,
-            markersize=5 if style % 2 else 9,
-            alpha=1 if style % 2 else 0.55,
+            linewidth=1.6,
+            # Lines may lie on top of each other: every other one has hollow marks, larger ones beneath the others.
+            markersize=5 if style % 2 else 8,
+            markerfacecolor=colour if style % 2 else "white",
             zorder=3 if style % 2 else 2,
         )
     axis.set_title(panel, fontsize="medium")
