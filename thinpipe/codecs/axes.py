@@ -180,7 +180,7 @@ class Basis:
 
 
 def forth_of(learned: np.ndarray, rows: Rows) -> np.ndarray:
-    """What a sender multiplies rows with. It is found on the CPU: a GPU takes longer for it than for all the rest."""
+    """What a sender multiplies rows with. Found where axes are, on the CPU: no GPU and no step waits for it."""
     _, deviation, axes, each = np.split(learned, np.cumsum(_sizes(rows))[:-1])
     matrix = axes.view(np.int8).reshape(rows.groups, rows.size, rows.size).swapaxes(1, 2).astype(np.float64)
     each, deviation = (part.reshape(rows.groups, rows.size, 1) for part in (each, deviation.view(np.float32)))
