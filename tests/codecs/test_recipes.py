@@ -23,7 +23,8 @@ def test_where_a_sample_has_no_gradient_none_arrives(name: str) -> None:
     x = torch.randn(8, 256) * torch.tensor([1.0, 0, 1e-4, 0, 1, 0, 1e-4, 0])[:, None]
     found = used.decode(used.encode(x), torch.empty_like(x))
     assert (found[1::2] == 0).all()
-    assert ((found - x)[::2].norm(dim=1) < 0.8 * x[::2].norm(dim=1)).all()
+    most = 0.8 if name == "1bit" else 0.6  # of what is unbiased at one bit 0.57 is lost, squared
+    assert ((found - x)[::2].norm(dim=1) < most * x[::2].norm(dim=1)).all()
 
 
 def test_any_other_spec_is_both() -> None:
