@@ -10,7 +10,7 @@ import contextlib
 import importlib.util
 import sys
 import time
-from collections.abc import Callable
+import types
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ def set_constants(monkeypatch: pytest.MonkeyPatch, **constants: int) -> None:
 @pytest.fixture(autouse=True)
 def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_GPU:
-        set_constants(monkeypatch, SAMPLE=256, SPLITTERS=64, COPIES=1, MIDDLE=1024, BORDERS=32)
+        set_constants(monkeypatch, SAMPLE=256, SPLITTERS=64, DRAWN_VALUES=128, COPIES=1, MIDDLE=1024, BORDERS=32)
         monkeypatch.setattr(cuda.order, "DIRECT", 3000)
 
 
@@ -380,7 +380,7 @@ def squared_error(spec: str, x: Tensor, kernels: Kernels = cuda) -> float:
 @pytest.mark.parametrize(("bits", "name"), [(1, "laplace"), (4, "relu6"), (4, "outliers")])
 def test_small_codebooks_are_as_good_as_on_the_cpu(bits: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_GPU:
-        set_constants(monkeypatch, BORDERS=128)
+        set_constants(monkeypatch, BORDERS=64)
     x = content(name, (8000,))
     assert squared_error(f"kmeans:{bits}", x) <= 1.01 * squared_error(f"kmeans:{bits}", x, cpu)
 
@@ -473,8 +473,13 @@ class FakeKernel:
         time.sleep(self.seconds)
         return self
 
-    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
-        return lambda *arguments: self.log.append(f"run {self.__name__} {grid[0]}")
+    function, packed_metadata = "the code on the GPU", "its threads"
+
+    def run(self, x: int, y: int, z: int, stream: int, *arguments: object) -> None:
+        *given, address, number = arguments
+        assert given == [self.function, self.packed_metadata, None, None, None]
+        assert isinstance(address, int)
+        self.log.append(f"run {self.__name__} {x} with {number} on {stream}")
 
 
 @pytest.fixture
@@ -484,6 +489,7 @@ def without_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr(launching, "_compiled", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=5))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
@@ -494,9 +500,9 @@ def test_kernels_of_a_call_are_compiled_before_any_runs(without_interpreter: Non
     launches = [launching.Launch(kernel, 3, (torch.zeros(4), 7)) for kernel in (first, second, first)]
     launching.launch(*launches)
     assert sorted(log[:2]) == ["compile first", "compile second"]
-    assert log[2:] == ["run first 3", "run second 3", "run first 3"]
+    assert log[2:] == ["run first 3 with 7 on 5", "run second 3 with 7 on 5", "run first 3 with 7 on 5"]
     launching.launch(launches[1])
-    assert log[5:] == ["run second 3"]
+    assert log[5:] == ["run second 3 with 7 on 5"]
 
 
 @pytest.mark.skipif(ON_GPU, reason="without a GPU as on one")
@@ -504,5 +510,5 @@ def test_a_long_compilation_is_announced(
     without_interpreter: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launching, "SILENT_S", 0.01)
-    launching.launch(launching.Launch(FakeKernel("slow_kernel", [], seconds=0.3), 1, (torch.zeros(4),)))
+    launching.launch(launching.Launch(FakeKernel("slow_kernel", [], seconds=0.3), 1, (torch.zeros(4), 7)))
     assert capsys.readouterr().err == "thinpipe: compiling for the GPU, once on this machine: slow_kernel\n"

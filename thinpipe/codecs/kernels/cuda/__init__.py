@@ -15,7 +15,9 @@ from thinpipe.codecs.layout import BLOCK, header_bytes, positions_are_bits
 from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
 ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}  # each operation rounded by itself, as everywhere
+KEEPING = {"num_warps": 1, "maxnreg": 96}
 TWO_WARPS = {"num_warps": 2, "enable_fp_fusion": False}
+FOUR_BUCKETS = TWO_WARPS | {"maxnreg": 128}  # more of them at once; with other numbers of buckets that is slower
 SIXTEEN_WARPS = {"num_warps": 16}
 
 
@@ -156,14 +158,15 @@ def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
     n = x.numel()
     scratch, launches = order_statistics(x, wire, 1, n - kept + 1, 0)
     threshold = scratch[places.EDGES.value + codes.MOST_BUCKETS :]  # the last value before the cut
-    blocks = -(-n // largest.BLOCK.value)
+    steps = largest.steps_of(n)
+    blocks = -(-n // (steps * largest.STEP.value))
     counts = torch.empty(2, blocks, dtype=torch.int64, device=x.device)
     constants = (positions_are_bits(n, kept), _aligned(wire))
     launch(
         *launches,
-        Launch(largest.count_largest_kernel, blocks, (x, n, threshold, counts)),
+        Launch(largest.count_largest_kernel, blocks, (x, n, threshold, counts, steps), (), ONE_WARP),
         Launch(largest.sum_up_kernel, 2, (counts, blocks), (), SIXTEEN_WARPS),
-        Launch(largest.keep_largest_kernel, blocks, (x, n, wire, threshold, counts, kept), constants),
+        Launch(largest.keep_largest_kernel, blocks, (x, n, wire, threshold, counts, kept, steps), constants, KEEPING),
     )
 
 
@@ -173,12 +176,13 @@ def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
         blocks = -(-kept // largest.STEP.value)
         launch(Launch(largest.place_by_index_kernel, blocks, (wire, out.zero_(), n, kept), aligned))
         return
-    blocks = -(-n // largest.BLOCK.value)
+    steps = largest.steps_of(n)
+    blocks = -(-n // (steps * largest.STEP.value))
     counts = torch.empty(blocks, dtype=torch.int64, device=wire.device)
     launch(
-        Launch(largest.count_bits_kernel, blocks, (wire, n, kept, counts)),
+        Launch(largest.count_bits_kernel, blocks, (wire, n, kept, counts, steps), (), ONE_WARP),
         Launch(largest.sum_up_kernel, 1, (counts, blocks), (), SIXTEEN_WARPS),
-        Launch(largest.place_by_bits_kernel, blocks, (wire, out, n, kept, counts), aligned),
+        Launch(largest.place_by_bits_kernel, blocks, (wire, out, n, kept, counts, steps), aligned, ONE_WARP),
     )
 
 
@@ -191,10 +195,11 @@ def _encode(
     x: Tensor, wire: Tensor, parameters: Tensor, header: int, split_bits: int, level_bits: int
 ) -> Iterator[Launch]:
     n, constants = x.numel(), (split_bits + level_bits, 1 << split_bits, level_bits)
+    options = FOUR_BUCKETS if level_bits and split_bits in (1, 2) else TWO_WARPS
     if n >= BLOCK:
-        yield Launch(codes.encode_kernel, n // BLOCK, (x, wire, parameters, header), constants, TWO_WARPS)
+        yield Launch(codes.encode_kernel, n // BLOCK, (x, wire, parameters, header), constants, options)
     if n % BLOCK:
-        yield Launch(codes.encode_rest_kernel, 1, (x, n, wire, parameters, header), constants, TWO_WARPS)
+        yield Launch(codes.encode_rest_kernel, 1, (x, n, wire, parameters, header), constants, options)
 
 
 def _decode(wire: Tensor, out: Tensor, split_bits: int, level_bits: int, header: int) -> None:

@@ -36,8 +36,10 @@ LOOKED_UP = tl.constexpr(12)  # bits of codes, at most, whose values are looked 
 
 @triton.jit
 def bucket_of(values, thresholds, BUCKETS: tl.constexpr):
-    """How many of the first BUCKETS - 1 rising thresholds lie below each value: sixteenths one by one, then halving."""
-    FIRST: tl.constexpr = BUCKETS if BUCKETS < 16 else 16
+    """How many of the first BUCKETS - 1 rising thresholds lie below each value: up to eight one by one, of more the
+    quarters, then by halving.
+    """
+    FIRST: tl.constexpr = BUCKETS if BUCKETS <= 8 else 4
     STEP: tl.constexpr = BUCKETS // FIRST
     index = tl.zeros(values.shape, tl.int32)
     for i in range(FIRST - 1):

@@ -1,4 +1,9 @@
-"""Keeping the largest values in the tensor's order, and putting them back: blocks count first, then know their place."""
+"""Keeping the largest values in the tensor's order, and putting them back: blocks count first, then know their place.
+
+A block is one warp's, 512 values at a time, 16 of a thread: as they are loaded, VECTOR in a row, then those of the next
+thread, and behind the last thread's the next ones of the first. So that one sum over the threads says where each of
+these rows begins, a thread has the counts of all its rows in one number, each in a field of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +11,46 @@ import triton
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.device import load_bytes, plain, store_bytes
+from thinpipe.codecs.kernels.cuda.reading import EACH, columns_of, span_of
 
-STEP = tl.constexpr(4096)  # values at a time
-STEPS = tl.constexpr(4)  # of a block
-BLOCK = tl.constexpr(STEP.value * STEPS.value)
+THREADS = tl.constexpr(32)
+STEP = tl.constexpr(THREADS.value * EACH.value)  # values at a time
 BYTES = tl.constexpr(STEP.value // 8)  # of a mask
 
 
+def steps_of(n: int) -> int:
+    """Steps of a block: enough blocks for all processors, and not too many to sum up."""
+    return max(4, min(32, n >> 20))
+
+
 @triton.jit
-def _places(step):
-    return tl.program_id(0).to(tl.int64) * BLOCK + step * STEP + tl.arange(0, STEP)
+def _load_step(x, start, n):
+    """The values of a step; 0 beyond the last one."""
+    places = tl.arange(0, STEP)
+    if start + STEP <= n:
+        values = tl.load(x + start + places).to(tl.float32)
+    else:
+        values = tl.load(x + start + places, mask=start + places < n, other=0.0).to(tl.float32)
+    return values
 
 
-@triton.jit(do_not_specialize=["n"])
-def count_largest_kernel(x, n, threshold, counts):
+@triton.jit(do_not_specialize=["n", "steps"])
+def count_largest_kernel(x, n, threshold, counts, steps):
     """Of every block: how many magnitudes are above the threshold, and behind these of all blocks, how many equal it."""
     limit = tl.load(threshold)
     above, equal = tl.zeros([STEP], tl.int32), tl.zeros([STEP], tl.int32)
-    for step in range(STEPS):
-        places = _places(step)
-        magnitude = plain(tl.load(x + places, mask=places < n, other=0.0), True)
-        above += ((places < n) & (magnitude > limit)).to(tl.int32)
-        equal += ((places < n) & (magnitude == limit)).to(tl.int32)
+    first = tl.program_id(0).to(tl.int64) * steps * STEP
+    for step in range(steps):
+        magnitude = tl.abs(_load_step(x, first + step * STEP, n))
+        if limit == float("inf"):
+            magnitude = plain(magnitude, True)
+        above += (~(magnitude <= limit)).to(tl.int32)  # NaN too, unless it counts as the limit
+        equal += (magnitude == limit).to(tl.int32)
+    equals = tl.sum(equal, axis=0).to(tl.int64)
+    if limit == 0:
+        equals -= tl.maximum(first + steps * STEP - tl.maximum(n, first), 0)  # zeros beyond the last value
     tl.store(counts + tl.program_id(0), tl.sum(above, axis=0).to(tl.int64))
-    tl.store(counts + tl.num_programs(0) + tl.program_id(0), tl.sum(equal, axis=0).to(tl.int64))
+    tl.store(counts + tl.num_programs(0) + tl.program_id(0), equals)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -66,72 +87,175 @@ def _before(reached, block):
     return tl.load(reached + block - 1, mask=block > 0, other=0)
 
 
-@triton.jit(do_not_specialize=["n", "kept"])
-def keep_largest_kernel(x, n, wire, threshold, reached, kept, AS_BITS: tl.constexpr, ALIGNED: tl.constexpr):
+@triton.constexpr_function
+def column(i):
+    """Where columns_of has the i-th value of a thread."""
+    return int(f"{i:04b}"[::-1], 2)
+
+
+@triton.constexpr_function
+def ones(bits):
+    return (1 << bits) - 1
+
+
+@triton.jit
+def _sum_rows(counts):
+    """Of the counts of each thread: those of all threads before, and of all together."""
+    return tl.cumsum(counts, axis=0) - counts, tl.sum(counts, axis=0)
+
+
+@triton.jit
+def _field(counts, ROW: tl.constexpr, VECTOR: tl.constexpr):
+    """The count of a row among those of all rows."""
+    WIDTH: tl.constexpr = 64 * VECTOR // EACH
+    return ((counts >> (WIDTH * ROW)) & ones(WIDTH)).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["n", "kept", "steps"])
+def keep_largest_kernel(x, n, wire, threshold, reached, kept, steps, AS_BITS: tl.constexpr, ALIGNED: tl.constexpr):
     """Write the values of a block above the threshold, and of those equal to it the first ones of the tensor.
 
     reached: the counts of count_largest_kernel, summed up.
     """
     block, blocks = tl.program_id(0), tl.num_programs(0)
-    limit = tl.load(threshold)
     missing = kept - tl.load(reached + blocks - 1)  # values equal to the threshold that fill up the count
     equal_before = _before(reached + blocks, block)
     place = _before(reached, block) + tl.minimum(equal_before, missing)
-    positions = wire + 4 * tl.cast(kept, tl.int64)
-    for step in range(STEPS):
-        places = _places(step)
-        there = places < n
-        values = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
-        magnitude = plain(values, True)
-        equal = there & (magnitude == limit)
-        equals = tl.sum(equal.to(tl.int32), axis=0)
-        taken = there & (magnitude > limit)
-        if (equals > 0) & (equal_before < missing):
-            among = equal_before + tl.cumsum(equal.to(tl.int32), axis=0)
-            taken |= equal & (among <= missing)
-        equal_before += equals
-        chosen = taken.to(tl.int32)
-        upto = tl.cumsum(chosen, axis=0)
-        at = place + upto - chosen
-        _store_float(wire, at, values, taken, ALIGNED)
-        if AS_BITS:
-            bits = tl.reshape(chosen, [BYTES, 8]) << tl.arange(0, 8)[None, :]
-            byte = (block.to(tl.int64) * STEPS + step) * BYTES + tl.arange(0, BYTES)
-            tl.store(positions + byte, tl.sum(bits, axis=1).to(tl.uint8), mask=byte < tl.cdiv(n, 8))
-        else:
-            _store_float(positions, at, places.to(tl.int32).to(tl.float32, bitcast=True), taken, ALIGNED)
-        place += tl.sum(chosen, axis=0)
+    missing -= equal_before
+    limit = tl.load(threshold)
+    equal_here = (tl.load(reached + blocks + block) > equal_before) & (missing > 0)
+    if equal_here | (limit == float("inf")):  # as which NaN counts
+        _keep(x, n, wire, limit, place, missing, kept, steps, AS_BITS, ALIGNED, True)
+    else:
+        _keep(x, n, wire, limit, place, missing, kept, steps, AS_BITS, ALIGNED, False)
 
 
 @triton.jit
-def _load_mask(mask, step, n):
-    """The bits of a step, as 0 and 1; beyond the last value 0, whatever the mask says there."""
-    byte = (tl.program_id(0).to(tl.int64) * STEPS + step) * BYTES + tl.arange(0, BYTES)
-    packed = tl.load(mask + byte, mask=byte < tl.cdiv(n, 8), other=0).to(tl.int32)
-    bits = tl.reshape((packed[:, None] >> tl.arange(0, 8)[None, :]) & 1, [STEP])
-    places = _places(step)
-    return tl.where(places < n, bits, 0), places
+def _keep(
+    x, n, wire, limit, place, missing, kept, steps, AS_BITS: tl.constexpr, ALIGNED: tl.constexpr, EQUALS: tl.constexpr
+):  # fmt: skip
+    """The values of a block from a place in the wire on. EQUALS: so many of those equal to the limit are missing yet."""
+    VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # 16 bytes
+    positions = wire + 4 * tl.cast(kept, tl.int64)
+    for step in range(steps):
+        start = (tl.program_id(0).to(tl.int64) * steps + step) * STEP
+        values = _load_step(x, start, n)
+        if EQUALS:
+            magnitude = plain(values, True)
+            equal = (magnitude == limit).to(tl.int32)
+            first = (magnitude > limit) | ((equal > 0) & (tl.cumsum(equal, axis=0) <= missing))
+            missing -= tl.sum(equal, axis=0)
+        else:
+            first = ~(tl.abs(values) <= limit)  # NaN too
+        taken = first.to(tl.int32)
+        place += _store_taken(wire, positions, values, taken, start, place, VECTOR, AS_BITS, ALIGNED)
+        if AS_BITS:
+            bits = tl.sum(tl.reshape(taken, [BYTES, 8]) << tl.arange(0, 8)[None, :], axis=1)
+            byte = start // 8 + tl.arange(0, BYTES)
+            tl.store(positions + byte, bits.to(tl.uint8), mask=byte < tl.cdiv(n, 8))
 
 
-@triton.jit(do_not_specialize=["n", "kept"])
-def count_bits_kernel(wire, n, kept, counts):
-    counted = tl.zeros([STEP], tl.int32)
-    for step in range(STEPS):
-        bits, _ = _load_mask(wire + 4 * tl.cast(kept, tl.int64), step, n)
-        counted += bits
+@triton.jit
+def _store_taken(
+    wire, positions, values, taken, start, place,
+    VECTOR: tl.constexpr, AS_BITS: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Values that are taken, one behind the other; and where they were, if not as bits -> how many they are."""
+    each, chosen = columns_of(values, VECTOR), columns_of(taken, VECTOR)
+    counts = tl.zeros([THREADS], tl.int64)
+    for i in tl.static_range(EACH):
+        counts += chosen[column(i)].to(tl.int64) << (64 * VECTOR // EACH * (i // VECTOR))
+    before, in_all = _sum_rows(counts)
+    passed = tl.zeros([], tl.int32)
+    for row in tl.static_range(EACH // VECTOR):
+        at = passed + _field(before, row, VECTOR)
+        for i in tl.static_range(VECTOR):
+            mine = chosen[column(row * VECTOR + i)]
+            _store_float(wire + 4 * place, at, each[column(row * VECTOR + i)], mine > 0, ALIGNED)
+            if not AS_BITS:
+                index = (start + (row * THREADS * VECTOR + i) + tl.arange(0, THREADS) * VECTOR).to(tl.int32)
+                _store_float(positions + 4 * place, at, index.to(tl.float32, bitcast=True), mine > 0, ALIGNED)
+            at += mine
+        passed += _field(in_all, row, VECTOR)
+    return passed
+
+
+@triton.jit
+def _load_mask(mask, byte, n):
+    """Bytes of the mask; beyond the last value 0, whatever the mask says there."""
+    left = n - byte * 8
+    packed = tl.load(mask + byte, mask=left > 0, other=0).to(tl.int32)
+    return packed & tl.where(left < 8, (1 << tl.maximum(left, 0).to(tl.int32)) - 1, 255)
+
+
+@triton.jit
+def _count_ones(byte):
+    byte -= (byte >> 1) & 0x55
+    byte = (byte & 0x33) + ((byte >> 2) & 0x33)
+    return (byte + (byte >> 4)) & 15
+
+
+@triton.jit(do_not_specialize=["n", "kept", "steps"])
+def count_bits_kernel(wire, n, kept, counts, steps):
+    SOME: tl.constexpr = 4 * BYTES  # of four steps
+    mask, first = wire + 4 * tl.cast(kept, tl.int64), tl.program_id(0).to(tl.int64) * steps * BYTES
+    counted = tl.zeros([SOME], tl.int32)
+    for start in range(0, steps * BYTES, SOME):
+        byte = first + start + tl.arange(0, SOME)
+        if first + start + SOME <= n // 8:
+            counted += _count_ones(tl.load(mask + byte).to(tl.int32))
+        else:
+            counted += _count_ones(_load_mask(mask, byte, n))
     tl.store(counts + tl.program_id(0), tl.sum(counted, axis=0).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["n", "kept"])
-def place_by_bits_kernel(wire, out, n, kept, reached, ALIGNED: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "kept", "steps"])
+def place_by_bits_kernel(wire, out, n, kept, reached, steps, ALIGNED: tl.constexpr):
     """The next value where a bit is set, zero elsewhere and once the values run out."""
-    place = _before(reached, tl.program_id(0))
-    for step in range(STEPS):
-        bits, places = _load_mask(wire + 4 * tl.cast(kept, tl.int64), step, n)
-        index = place + tl.cumsum(bits, axis=0) - bits
-        values = _load_float(wire, index, (bits > 0) & (index < kept), ALIGNED)
-        tl.store(out + places, values.to(out.dtype.element_ty), mask=places < n)
-        place += tl.sum(bits, axis=0)
+    VECTOR: tl.constexpr = 128 // out.dtype.element_ty.primitive_bitwidth
+    mask, place = wire + 4 * tl.cast(kept, tl.int64), _before(reached, tl.program_id(0))
+    first = tl.arange(0, THREADS) * VECTOR  # of a row
+    for step in range(steps):
+        start = (tl.program_id(0).to(tl.int64) * steps + step) * STEP
+        bits, counts = tl.zeros([THREADS], tl.int32), tl.zeros([THREADS], tl.int64)
+        for row in tl.static_range(EACH // VECTOR):
+            byte = _load_mask(mask, (start + row * THREADS * VECTOR + first) // 8, n)
+            here = (byte >> (first % 8)) & ones(VECTOR)
+            bits |= here << (row * VECTOR)
+            counts += _count_ones(here).to(tl.int64) << (64 * VECTOR // EACH * row)
+        before, in_all = _sum_rows(counts)
+        left = tl.minimum(tl.maximum(kept - place, 0), STEP).to(tl.int32)
+        values, passed = _load_placed(wire + 4 * place, bits, before, in_all, left, VECTOR, ALIGNED)
+        places = tl.arange(0, STEP)
+        if start + STEP <= n:
+            tl.store(out + start + places, values.to(out.dtype.element_ty))
+        else:
+            tl.store(out + start + places, values.to(out.dtype.element_ty), mask=start + places < n)
+        place += passed
+
+
+@triton.jit
+def _load_placed(wire, bits, before, in_all, left, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
+    """The values of a step, zero where a thread has no bit -> and how many there are."""
+    found = ()
+    for number in tl.static_range(EACH):
+        index = _place_of(bits, before, in_all, column(number), VECTOR)
+        there = (((bits >> column(number)) & 1) > 0) & (index < left)
+        found += (_load_float(wire, index, there, ALIGNED),)
+    passed = tl.zeros([], tl.int32)
+    for row in tl.static_range(EACH // VECTOR):
+        passed += _field(in_all, row, VECTOR)
+    return span_of(found, VECTOR), passed
+
+
+@triton.jit
+def _place_of(bits, before, in_all, NUMBER: tl.constexpr, VECTOR: tl.constexpr):
+    """How many bits of a step lie before each thread's value of that number."""
+    ROW: tl.constexpr = NUMBER // VECTOR
+    index = _field(before, ROW, VECTOR) + _count_ones((bits >> (ROW * VECTOR)) & ones(NUMBER % VECTOR))
+    for other in tl.static_range(ROW):
+        index += _field(in_all, other, VECTOR)
+    return index
 
 
 @triton.jit(do_not_specialize=["n", "kept"])

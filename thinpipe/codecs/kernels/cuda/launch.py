@@ -47,19 +47,32 @@ def launch(*launches: Launch) -> None:
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             return launch(*launches)
-    keys = [(id(each.kernel), device.index, each.constants, *map(_kind, each.arguments)) for each in launches]
-    missing = {key: each for key, each in zip(keys, launches, strict=True) if key not in _compiled}
+    bound = [_bind(each, device.index) for each in launches]
+    missing = {key: each for (key, _), each in zip(bound, launches, strict=True) if key not in _compiled}
     if missing:
         _compile(missing, device)
-    for key, each in zip(keys, launches, strict=True):
-        _compiled[key][(each.programs, 1, 1)](*each.arguments, *each.constants)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    for (key, values), each in zip(bound, launches, strict=True):
+        kernel = _compiled[key]
+        no_hooks = (None, None, None)
+        kernel.run(
+            each.programs, 1, 1, stream, kernel.function, kernel.packed_metadata, *no_hooks, *values, *each.constants
+        )
 
 
-def _kind(argument: Tensor | int) -> Any:
-    """What Triton compiles another kernel for: types, alignment, how wide a number is."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return argument == 1, argument % 16 == 0, argument >= 1 << 31
+def _bind(each: Launch, device: int) -> tuple[tuple[Any, ...], list[int]]:
+    """What a kernel is compiled for, and what it is called with: addresses, which the driver need not look up."""
+    key: list[Any] = [id(each.kernel), device, each.constants]
+    values = []
+    for argument in each.arguments:
+        if isinstance(argument, Tensor):
+            value = argument.data_ptr()
+            key += (argument.dtype, value % 16 == 0)
+        else:
+            value = argument
+            key.append((value == 1) + 2 * (value % 16 == 0) + 4 * (value >= 1 << 31))
+        values.append(value)
+    return tuple(key), values
 
 
 def _compile(launches: dict[tuple[Any, ...], Launch], device: torch.device) -> None:
@@ -87,7 +100,7 @@ def _said_after_a_while(names: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _alone(each: Launch) -> Iterator[None]:
     """While no other process of the machine compiles the same; where nothing can be written, side by side with them."""
-    what = repr((each.kernel.__name__, each.constants, *map(_kind, each.arguments)))
+    what = repr((each.kernel.__name__, _bind(each, 0)[0][1:]))
     number = zlib.crc32(what.encode()) % LOCKS
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):

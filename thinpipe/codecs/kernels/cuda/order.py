@@ -49,7 +49,7 @@ def order_statistics(
     scratch = torch.empty(floats, dtype=torch.float32, device=x.device)
     launches = []
     for first in range(0, cuts, MOST_CUTS):
-        counters = torch.zeros(places.COUNTERS, dtype=torch.int32, device=x.device)
+        counters = torch.zeros(places.COUNTERS.value, dtype=torch.int32, device=x.device)
         here = min(cuts - first, MOST_CUTS)
         finish = buckets if first + here == cuts else (0, 0, False)
         tensor, magnitude = (x, n, counters, scratch), (not buckets[0],)

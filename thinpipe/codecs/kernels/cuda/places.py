@@ -12,10 +12,14 @@ CUTS = tl.constexpr(16)  # one more than are found at a time
 TARGETS = tl.constexpr(32)  # ranks that are searched for: of each cut two
 INTERVALS = tl.constexpr(32)  # between thresholds (sample.py)
 SPLITTERS = tl.constexpr(1024)  # of which one idles
-COPIES = tl.constexpr(4)  # of counts of a sample, so that programs seldom wait for each other
-ROUNDS = tl.constexpr(3)  # in which a key's 32 bits are found (windows.py)
-BINS = tl.constexpr(2048)  # of a window: 11 bits
-LINE = 32  # values of a cache line
+DRAWN_VALUES = tl.constexpr(2 * SPLITTERS.value)
+COPIES = tl.constexpr(8)  # of counts at most, so that programs seldom wait for each other
+LARGE = tl.constexpr(1 << 23)  # values of a tensor whose windows are first narrowed to one of a few bins (windows.py)
+DENSE = tl.constexpr(128)  # bins of all windows together in this round: counting takes time for each
+ROUNDS = tl.constexpr(3)  # behind it, in which what is left of a key's 32 bits is found at the latest
+BINS = tl.constexpr(2048)  # of a window in these: 11 bits
+FEW = tl.constexpr(512)  # values, at most, that are collected instead of counted once more
+LINE = tl.constexpr(32)  # values of a cache line
 
 # In the counters, int32, all zero at the launch.
 _counters = Map()
@@ -23,23 +27,34 @@ ARRIVED = _counters.take(1)
 ARRIVED_SAMPLING = _counters.take(1)
 FAILED = _counters.take(1)
 THRESHOLDS = _counters.take(1)  # how many there are
-INTERVAL_COUNTS = _counters.take(2 * INTERVALS.value, align=LINE)  # int64: values of the tensor in each interval
-SAMPLE_COUNTS = _counters.take(COPIES.value * SPLITTERS.value, align=LINE)
-HISTOGRAMS = _counters.take(ROUNDS.value * TARGETS.value * BINS.value, align=LINE)
-COUNTERS = _counters.size
+INTERVAL_COUNTS = _counters.take(2 * INTERVALS.value, align=LINE.value)  # int64: values of the tensor in each interval
+SAMPLE_COUNTS = _counters.take(COPIES.value * SPLITTERS.value, align=LINE.value)
+DENSE_COUNTS = _counters.take(COPIES.value * DENSE.value, align=LINE.value)
+HISTOGRAMS = _counters.take(ROUNDS.value * TARGETS.value * BINS.value, align=LINE.value)
+LISTED = _counters.take(
+    TARGETS.value * LINE.value, align=LINE.value
+)  # of each window how many are collected, a line for each
+COUNTERS = tl.constexpr(_counters.size)
 
 # In the scratch memory, float32, not initialised. First what is int64.
 _scratch = Map()
 RANKS = _scratch.take(2 * TARGETS.value)  # of each target among the values of its window
+AMOUNTS = _scratch.take(2 * TARGETS.value)  # and how many values these are
 LOWS = _scratch.take(TARGETS.value)  # the first key of its window, int32
 HIGHS = _scratch.take(TARGETS.value)  # and the last
-EXTENTS = _scratch.take(3 * MOST_PROGRAMS.value, align=LINE)  # of every program (device.py)
+EXTENTS = _scratch.take(3 * MOST_PROGRAMS.value, align=LINE.value)  # of every program (device.py)
 EDGES = _scratch.take(2 * codes.MOST_BUCKETS)  # first value of every bucket, then last value of every bucket
-PARAMETERS = _scratch.take(codes.PARAMETERS, align=LINE)
-SPLITTER_VALUES = _scratch.take(SPLITTERS.value, align=LINE)
-DRAWN = _scratch.take(4 * SPLITTERS.value, align=LINE)  # the smaller sample
-TABLE = _scratch.take(2 * INTERVALS.value, align=LINE)  # thresholds, then uppers
-WINDOWS = _scratch.take(MOST_PROGRAMS.value * 3 * ROUNDS.value * TARGETS.value, align=LINE)  # of every program
-HELD = _scratch.take(MOST_PROGRAMS.value * 256, align=LINE)  # of every thread: how many values it has kept
-KEPT = _scratch.take(0, align=LINE)  # the kept values
+PARAMETERS = _scratch.take(codes.PARAMETERS, align=LINE.value)
+SPLITTER_VALUES = _scratch.take(SPLITTERS.value, align=LINE.value)
+DRAWN = _scratch.take(DRAWN_VALUES.value, align=LINE.value)  # the smaller sample
+BRACKETS = _scratch.take(4 * CUTS.value, align=LINE.value)  # of all cuts the low ends, then what is named below
+TABLE = _scratch.take(2 * INTERVALS.value, align=LINE.value)  # thresholds, then uppers
+WINDOWS = _scratch.take(
+    MOST_PROGRAMS.value * 3 * (2 + ROUNDS.value) * TARGETS.value, align=LINE.value
+)  # of every program
+HELD = _scratch.take(MOST_PROGRAMS.value * 256, align=LINE.value)  # of every thread: how many values it has kept
+LISTS = _scratch.take(TARGETS.value * FEW.value, align=LINE.value)  # of each window the keys that are collected, int32
+KEPT = _scratch.take(0, align=LINE.value)  # the kept values
 UPPERS = tl.constexpr(INTERVALS.value)  # from the thresholds to the uppers
+# From the low ends of brackets on: high ends, and of what many values share the first one inside, and the high end.
+HIGH, FIRST_SHARED, HIGH_SHARED = (tl.constexpr(place * CUTS.value) for place in (1, 2, 3))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.device import greater, lesser, negative, plain, store_extent
+from thinpipe.codecs.kernels.cuda.device import bits_of, greater, lesser, negative, plain, store_extent
 from thinpipe.codecs.kernels.cuda.places import UPPERS
 
 THREADS = tl.constexpr(256)
@@ -26,14 +26,14 @@ def room_for_all(n: int, programs: int) -> int:
 @triton.jit
 def _by_thread(span, VECTOR: tl.constexpr):
     """A span as it is loaded, VECTOR values at a time: with the values of a thread in the first and the last dimension."""
-    return tl.reshape(span, [EACH // VECTOR, THREADS, VECTOR])
+    return tl.reshape(span, [EACH // VECTOR, span.numel // EACH, VECTOR])
 
 
 @triton.jit
-def _columns(span, VECTOR: tl.constexpr):
-    """The 16 values of each thread, apart: nothing moves between threads."""
+def columns_of(span, VECTOR: tl.constexpr):
+    """The 16 values of each thread, apart: nothing moves between threads. Their numbers' bits are in reverse order."""
     rows = tl.permute(_by_thread(span, VECTOR), (1, 0, 2))
-    even, odd = tl.split(tl.reshape(rows, [THREADS, 2, 2, 2, 2]))
+    even, odd = tl.split(tl.reshape(rows, [span.numel // EACH, 2, 2, 2, 2]))
     return _eight(even) + _eight(odd)
 
 
@@ -43,6 +43,21 @@ def _eight(rows):
     a, b = tl.split(even)
     c, d = tl.split(odd)
     return tl.split(a) + tl.split(b) + tl.split(c) + tl.split(d)
+
+
+@triton.jit
+def span_of(columns, VECTOR: tl.constexpr):
+    """The inverse of columns_of."""
+    even = _joined(columns[0], columns[1], columns[2], columns[3], columns[4], columns[5], columns[6], columns[7])
+    odd = _joined(columns[8], columns[9], columns[10], columns[11], columns[12], columns[13], columns[14], columns[15])
+    rows = tl.reshape(tl.join(even, odd), [columns[0].numel, EACH // VECTOR, VECTOR])
+    return tl.reshape(tl.permute(rows, (1, 0, 2)), [columns[0].numel * EACH])
+
+
+@triton.jit
+def _joined(a, b, c, d, e, f, g, h):
+    even = tl.join(tl.join(a, b), tl.join(c, d))
+    return tl.join(even, tl.join(tl.join(e, f), tl.join(g, h)))
 
 
 @triton.jit
@@ -72,24 +87,38 @@ def _load_span(x, span):
 
 
 @triton.jit
-def _interval_of(values, table, thresholds):
+def _interval_of(values, table, thresholds, INTERVALS: tl.constexpr):
+    """How many thresholds lie below each value: of eight intervals one by one, of more the quarters, then by halving."""
     index = tl.zeros(values.shape, tl.int32)
-    for each in range(thresholds):
-        index += negative(tl.load(table + each) - values)
+    if INTERVALS == 8:
+        for each in range(thresholds):
+            index += negative(tl.load(table + each) - values)
+    else:
+        STEP: tl.constexpr = INTERVALS // 4
+        for each in range(3):
+            index += negative(tl.load(table + each * STEP + (STEP - 1)) - values)
+        index *= STEP
+        half = STEP // 2
+        for _ in range(bits_of(STEP)):
+            index += tl.where(values > tl.load(table + (index + (half - 1))), half, 0)
+            half = half // 2
     return index
 
 
 @triton.jit
-def _add_counts(counts, index, VECTOR: tl.constexpr, WIDE: tl.constexpr):
-    """Values of each thread in 16 intervals, or 32: eight at a time in fields of 4 bits, added up in fields of 16."""
+def _add_counts(counts, index, VECTOR: tl.constexpr, INTERVALS: tl.constexpr):
+    """Values of each thread in every interval: eight at a time in fields of 4 bits, added up in fields of 16."""
     c0, c1, c2, c3, c4, c5, c6, c7 = counts
-    field = ((index & 15 if WIDE else index) * 4).to(tl.int64)
-    once = _sum_of_halves(tl.full([SPAN], 1, tl.int64) << field, VECTOR)
-    if WIDE:
-        high = _sum_of_halves((index >> 4).to(tl.int64) << field, VECTOR)
-        once -= high
-        c4, c5 = c4 + _field(high, 0), c5 + _field(high, 4)
-        c6, c7 = c6 + _field(high, 8), c7 + _field(high, 12)
+    if INTERVALS == 8:
+        once = _sum_of_halves(tl.full([SPAN], 1, tl.int32) << (index * 4), VECTOR).to(tl.uint32).to(tl.int64)
+    else:
+        field = ((index & 15) * 4).to(tl.int64)
+        once = _sum_of_halves(tl.full([SPAN], 1, tl.int64) << field, VECTOR)
+        if INTERVALS == 32:
+            high = _sum_of_halves((index >> 4).to(tl.int64) << field, VECTOR)
+            once -= high
+            c4, c5 = c4 + _field(high, 0), c5 + _field(high, 4)
+            c6, c7 = c6 + _field(high, 8), c7 + _field(high, 12)
     c0, c1 = c0 + _field(once, 0), c1 + _field(once, 4)
     c2, c3 = c2 + _field(once, 8), c3 + _field(once, 12)
     return c0, c1, c2, c3, c4, c5, c6, c7
@@ -101,9 +130,9 @@ def _field(halves, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _store_counts(totals, counts, WIDE: tl.constexpr):
-    for field in range(4):
-        for which in tl.static_range(8 if WIDE else 4):
+def _store_counts(totals, counts, INTERVALS: tl.constexpr):
+    for field in range(2 if INTERVALS == 8 else 4):
+        for which in tl.static_range(8 if INTERVALS == 32 else 4):
             mine = tl.sum((counts[which] >> (16 * field)) & 0xFFFF, axis=0)
             tl.atomic_add(totals + 16 * (which // 4) + 4 * field + which % 4, mine, sem="relaxed")
 
@@ -113,8 +142,8 @@ def _keep(values, index, table, columns, held, lost, room, VECTOR: tl.constexpr)
     """Store the values that are wanted, each in its thread's next free slot."""
     full = held > room - EACH  # a column that might overflow starts anew, and what it held is lost
     held = tl.where(full, 0, held)
-    wanted = _columns((values <= tl.load(table + UPPERS + index)).to(tl.int32), VECTOR)
-    each = _columns(values, VECTOR)
+    wanted = columns_of((values <= tl.load(table + UPPERS + index)).to(tl.int32), VECTOR)
+    each = columns_of(values, VECTOR)
     for i in tl.static_range(EACH):
         after = held + wanted[i]
         tl.store(columns + held * THREADS, each[i], mask=after > held)
@@ -123,8 +152,11 @@ def _keep(values, index, table, columns, held, lost, room, VECTOR: tl.constexpr)
 
 
 @triton.jit
-def read(x, n, table, thresholds, columns, room, totals, extents, WIDE: tl.constexpr, MAGNITUDE: tl.constexpr):
-    """This program's part of the tensor -> how full each column is, and which of them lost what they held."""
+def read(x, n, table, thresholds, columns, room, totals, extents, INTERVALS: tl.constexpr, MAGNITUDE: tl.constexpr):
+    """This program's part of the tensor -> how full each column is, and which of them lost what they held.
+
+    INTERVALS: 8, 16 or 32, more than there are thresholds.
+    """
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # 16 bytes
     zeros = tl.zeros([THREADS], tl.int64)
     counts = (zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros)
@@ -140,20 +172,21 @@ def read(x, n, table, thresholds, columns, room, totals, extents, WIDE: tl.const
             values = plain(following, MAGNITUDE)
             following = _load_span(x, tl.minimum(span + programs, spans - 1))
             low, high = lesser(low, _least(values, VECTOR)), greater(high, _greatest(values, VECTOR))
-            index = _interval_of(values, table, thresholds)
-            counts = _add_counts(counts, index, VECTOR, WIDE)
+            index = _interval_of(values, table, thresholds, INTERVALS)
+            counts = _add_counts(counts, index, VECTOR, INTERVALS)
             held, lost = _keep(values, index, table, columns, held, lost, room, VECTOR)
-    _store_counts(totals, counts, WIDE)
+    _store_counts(totals, counts, INTERVALS)
     there = (low <= high) | (low != low)
     if (spans % programs == program) & (n % SPAN > 0):
-        # What whole spans leave, and infinity beyond: it is above all, so that no rank is its.
+        # What whole spans leave, and infinity beyond.
         places = tl.cast(spans, tl.int64) * SPAN + tl.arange(0, SPAN)
         values = plain(tl.load(x + places, mask=places < n, other=float("inf")), MAGNITUDE)
         low = lesser(low, _least(values, VECTOR))
         high = greater(high, _greatest(tl.where(places < n, values, float("-inf")), VECTOR))
         there |= tl.sum(_sum_of_halves((places < n).to(tl.int32), VECTOR), axis=0) > 0
-        index = _interval_of(values, table, thresholds)
+        index = _interval_of(values, table, thresholds, INTERVALS)
         tl.atomic_add(totals + index, tl.full([SPAN], 1, tl.int64), mask=places < n, sem="relaxed")
+        values = tl.where(places < n, values, float("nan"))  # which is not kept
         held, lost = _keep(values, index, table, columns, held, lost, room, VECTOR)
     store_extent(extents, low, high, there)
     return held, lost

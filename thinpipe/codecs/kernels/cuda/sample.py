@@ -1,7 +1,8 @@
 """Where a tensor's cuts almost certainly are, from samples of it: thresholds and uppers for the read (reading.py).
 
-1. a sample of 4096 values is ranked by counting, every value against every other; every fourth is a splitter
+1. a sample of 2048 values is ranked by counting, every value against every other; every second is a splitter
 2. a sample of up to 524288 values is counted between the splitters: two of them enclose each cut
+3. the brackets of all cuts, each found by a program of its own, part the values into intervals
 
 The bracket of a cut is what lies above the lower of the two, up to the upper one with it. Its values are kept, unless
 many are equal: such a value is an interval of its own, which is counted and not kept. There are two of them at most,
@@ -16,9 +17,14 @@ import triton.language as tl
 from thinpipe.codecs.kernels.cuda.device import bits_of, float_of, key_of, plain, sample_places, wait_for_all
 from thinpipe.codecs.kernels.cuda.places import (
     ARRIVED_SAMPLING,
+    BRACKETS,
     COPIES,
     CUTS,
     DRAWN,
+    DRAWN_VALUES,
+    FIRST_SHARED,
+    HIGH,
+    HIGH_SHARED,
     INTERVALS,
     SAMPLE_COUNTS,
     SPLITTER_VALUES,
@@ -29,9 +35,10 @@ from thinpipe.codecs.kernels.cuda.places import (
 )
 
 LARGER = tl.constexpr(1 << 19)  # values of the larger sample, at most
-# Half a bracket's width, in standard deviations of a rank in the larger sample: of a million cuts less than one is
-# elsewhere.
-DEVIATIONS = tl.constexpr(5.0)
+LEAST = tl.constexpr(1 << 16)  # and at least, of what has four times as many
+# Half a bracket's width, in standard deviations of a rank in the larger sample: of ten thousand cuts less than one is
+# elsewhere, and found by searching everything; all others have a fifth less to search than with five deviations.
+DEVIATIONS = tl.constexpr(4.0)
 
 
 @triton.jit
@@ -47,46 +54,48 @@ def thresholds_kernel(x, n, counters, scratch, small, larger, first_cut, cuts, M
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED_SAMPLING
     drawn, splitters = scratch + DRAWN, scratch + SPLITTER_VALUES
-    size = tl.minimum(n // 4, LARGER).to(tl.int32)
+    # A load of a value anywhere takes as long as one of eight in a row: of small tensors a sixteenth is enough.
+    size = tl.minimum(n // 4, tl.minimum(tl.maximum(n // 16, LEAST), LARGER)).to(tl.int32)
     _draw(x, n, drawn, MAGNITUDE)
     wait_for_all(arrived, programs)
     _rank(drawn, splitters)
     wait_for_all(arrived, 2 * programs)
     _count_gaps(x, n, size, splitters, counters + SAMPLE_COUNTS + (program % COPIES) * SPLITTERS, MAGNITUDE)
     wait_for_all(arrived, 3 * programs)
+    for cut in range(program, cuts, programs):
+        share = rank_of_cut(tl.cast(first_cut + cut, tl.int32), small, larger).to(tl.float64) / n
+        _store_bracket(scratch + BRACKETS + cut, splitters, counters + SAMPLE_COUNTS, share, size)
+    wait_for_all(arrived, 4 * programs)
     if program == 0:
-        cut = tl.arange(0, CUTS)
-        share = rank_of_cut(first_cut + cut, small, larger).to(tl.float64) / n
-        count = _fill_table(scratch + TABLE, splitters, counters + SAMPLE_COUNTS, share, size, cut < cuts)
-        tl.store(counters + THRESHOLDS, count)
+        tl.store(counters + THRESHOLDS, _fill_table(scratch + TABLE, scratch + BRACKETS, cuts))
 
 
 @triton.jit
 def _draw(x, n, drawn, MAGNITUDE: tl.constexpr):
     """This program's part of the smaller sample."""
     MANY: tl.constexpr = 64
-    for start in range(tl.program_id(0) * MANY, 4 * SPLITTERS, tl.num_programs(0) * MANY):
+    for start in range(tl.program_id(0) * MANY, DRAWN_VALUES, tl.num_programs(0) * MANY):
         index = start + tl.arange(0, MANY)
-        places = sample_places(index, tl.cast(n // (4 * SPLITTERS), tl.int64))
+        places = sample_places(index, tl.cast(n // DRAWN_VALUES, tl.int64))
         tl.store(drawn + index, plain(tl.load(x + places), MAGNITUDE))
 
 
 @triton.jit
 def _rank(drawn, splitters):
     """Every program ranks a few values of the smaller sample and stores those that are splitters."""
-    FEW: tl.constexpr = 16
-    MANY: tl.constexpr = 256
-    for start in range(tl.program_id(0) * FEW, 4 * SPLITTERS, tl.num_programs(0) * FEW):
+    FEW: tl.constexpr = 8
+    MANY: tl.constexpr = 512 if DRAWN_VALUES > 512 else DRAWN_VALUES
+    for start in range(tl.program_id(0) * FEW, DRAWN_VALUES, tl.num_programs(0) * FEW):
         mine = start + tl.arange(0, FEW)
         values = tl.load(drawn + mine)
         before = tl.zeros([FEW, MANY], tl.int32)
-        for other in range(0, 4 * SPLITTERS, MANY):
+        for other in range(0, DRAWN_VALUES, MANY):
             others = other + tl.arange(0, MANY)
             against = tl.load(drawn + others)
             tied = (against[None, :] == values[:, None]) & (others[None, :] < mine[:, None])
             before += ((against[None, :] < values[:, None]) | tied).to(tl.int32)
         rank = tl.sum(before, axis=1)
-        tl.store(splitters + rank // 4, values, mask=rank % 4 == 3)
+        tl.store(splitters + rank // 2, values, mask=rank % 2 == 1)
 
 
 @triton.jit
@@ -97,7 +106,8 @@ def _count_gaps(x, n, size, splitters, counts, MAGNITUDE: tl.constexpr):
         index = start + tl.arange(0, MANY)
         places = sample_places(index, tl.cast(n // size, tl.int64))
         values = plain(tl.load(x + places, mask=index < size, other=0.0), MAGNITUDE)
-        tl.atomic_add(counts + _gap_of(values, splitters), 1, mask=index < size, sem="relaxed")
+        counted = tl.histogram(_gap_of(values, splitters), SPLITTERS, mask=index < size)
+        tl.atomic_add(counts + tl.arange(0, SPLITTERS), counted, mask=counted > 0, sem="relaxed")
 
 
 @triton.jit
@@ -112,38 +122,51 @@ def _gap_of(values, splitters):
 
 
 @triton.jit
-def _fill_table(table, splitters, counts, share, size, there):
-    """From the counts between splitters: a bracket for each cut, and what follows from all of them."""
+def _store_bracket(bracket, splitters, counts, share, size):
+    """From the counts between splitters: the two ends of a cut's bracket, and what many values share of it."""
     gaps = tl.arange(0, SPLITTERS)
-    counted = tl.zeros([SPLITTERS], tl.int32)
-    for copy in range(COPIES):
-        counted += tl.load(counts + copy * SPLITTERS + gaps)
-    reached = tl.cumsum(counted, axis=0)
+    counted = tl.load(counts + tl.arange(0, COPIES)[:, None] * SPLITTERS + gaps[None, :])
+    reached = tl.cumsum(tl.sum(counted, axis=0), axis=0)
     target = share * size
-    deviation = tl.sqrt(target * (1 - share)) * DEVIATIONS + 1
+    deviation = tl.sqrt((target * (1 - share)).to(tl.float32)) * DEVIATIONS + 1
     least, most = tl.floor(target - deviation).to(tl.int32), tl.ceil(target + deviation).to(tl.int32)
     # The first splitter that is not certainly below the cut, and the first that is certainly not.
-    inside = tl.sum((reached[None, :] <= least[:, None]).to(tl.int32), axis=1)
-    last = tl.sum((reached[None, :] < most[:, None]).to(tl.int32), axis=1)
+    inside = tl.sum((reached <= least).to(tl.int32), axis=0)
+    last = tl.sum((reached < most).to(tl.int32), axis=0)
     low = tl.load(splitters + inside - 1, mask=inside > 0, other=float("-inf"))
     high = tl.load(splitters + last, mask=last < SPLITTERS - 1, other=float("inf"))
-    first, first_shared = _shared(splitters, inside)
-    _, high_shared = _shared(splitters, last)
+    tl.store(bracket, low)
+    tl.store(bracket + HIGH, high)
+    tl.store(bracket + FIRST_SHARED, _shared(splitters, inside))
+    tl.store(bracket + HIGH_SHARED, _shared(splitters, last))
+
+
+@triton.jit
+def _fill_table(table, brackets, cuts):
+    """What follows from all brackets -> how many thresholds there are."""
+    cut = tl.arange(0, CUTS)
+    there = cut < cuts
+    low = tl.load(brackets + cut, mask=there, other=float("inf"))
+    high = tl.load(brackets + HIGH + cut, mask=there, other=float("-inf"))
+    first = tl.load(brackets + FIRST_SHARED + cut, mask=there, other=float("nan"))[None, :]
+    last = tl.load(brackets + HIGH_SHARED + cut, mask=there, other=float("nan"))[None, :]
     kind = tl.arange(0, 8)[:, None]
-    values = tl.where(kind == 0, low[None, :], tl.where(kind == 1, _before(first)[None, :], first[None, :]))
-    values = tl.where(kind == 3, _before(high)[None, :], tl.where(kind == 4, high[None, :], values))
-    wanted = ((kind == 0) & (inside > 0)[None, :]) | ((kind == 1) | (kind == 2)) & first_shared[None, :]
-    wanted = (wanted | (((kind == 3) | (kind == 4)) & high_shared[None, :])) & there[None, :]
+    values = tl.where(kind == 0, low[None, :], tl.where(kind == 1, _before(first), first))
+    values = tl.where(kind == 3, _before(last), tl.where(kind == 4, last, values))
+    # A bracket that reaches down to the least value has no lower end, and what is shared by few is NaN.
+    wanted = (kind == 0) & (low > float("-inf"))[None, :] | ((kind == 1) | (kind == 2)) & (first == first)
+    wanted = (wanted | ((kind == 3) | (kind == 4)) & (last == last)) & there[None, :]
     thresholds = _store_rising(table, tl.reshape(values, [8 * CUTS]), tl.reshape(wanted, [8 * CUTS]))
-    _store_uppers(table, low, tl.where(there, high, float("-inf")))
+    _store_uppers(table, low, high)
     return thresholds
 
 
 @triton.jit
 def _shared(splitters, index):
-    """A splitter, and whether the next one is equal to it: then a part of all values is."""
+    """A splitter, if the next one is equal to it: then a part of all values is; else NaN."""
     value = tl.load(splitters + index, mask=index < SPLITTERS - 2, other=float("nan"))
-    return value, value == tl.load(splitters + index + 1, mask=index < SPLITTERS - 2, other=0.0)
+    following = tl.load(splitters + index + 1, mask=index < SPLITTERS - 2, other=0.0)
+    return tl.where(value == following, value, float("nan"))
 
 
 @triton.jit

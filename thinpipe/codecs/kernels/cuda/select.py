@@ -51,10 +51,12 @@ def read_kernel(x, n, counters, scratch, room, sampled, MAGNITUDE: tl.constexpr)
         thresholds = tl.zeros([], tl.int32)
         room = EACH  # for columns that start anew with every span
         tl.store(counters + FAILED, 1)
-    if thresholds < 16:
-        held, lost = read(x, n, table, thresholds, columns, room, totals, scratch + EXTENTS, False, MAGNITUDE)
+    if thresholds < 8:
+        held, lost = read(x, n, table, thresholds, columns, room, totals, scratch + EXTENTS, 8, MAGNITUDE)
+    elif thresholds < 16:
+        held, lost = read(x, n, table, thresholds, columns, room, totals, scratch + EXTENTS, 16, MAGNITUDE)
     else:
-        held, lost = read(x, n, table, thresholds, columns, room, totals, scratch + EXTENTS, True, MAGNITUDE)
+        held, lost = read(x, n, table, thresholds, columns, room, totals, scratch + EXTENTS, 32, MAGNITUDE)
     if tl.max(lost, axis=0) > 0:
         tl.store(counters + FAILED, 1)
     tl.store((scratch + HELD).to(tl.pointer_type(tl.int32)) + program * THREADS + tl.arange(0, THREADS), held)

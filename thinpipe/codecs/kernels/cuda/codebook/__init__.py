@@ -107,7 +107,7 @@ def _count(x, n, counters, scratch, room, drawn, left, right):
     part_off_tails(table, left, right)
     extents = (scratch + EXTENTS).to(tl.pointer_type(tl.float32))
     totals = (counters + INTERVAL_COUNTS).to(tl.pointer_type(tl.int64))
-    held, lost = read(x, n, table, 2, columns, room, totals, extents, False, False)
+    held, lost = read(x, n, table, 2, columns, room, totals, extents, 8, False)
     if tl.max(lost, axis=0) > 0:
         tl.store(counters + LOST, 1)
     wait_for_all(counters + ARRIVED, 3 * programs)

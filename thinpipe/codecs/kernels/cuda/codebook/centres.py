@@ -108,9 +108,7 @@ def _choose_borders(scratch, places, CELLS: tl.constexpr):
     cost = tl.where(borders[:, None] >= borders[None, :], cost, float("inf"))
     best = tl.min(tl.where(borders[None, :] == 0, cost, float("inf")), axis=1)  # of one cell up to every border
     for cell in range(1, CELLS):
-        candidates = cost + best[None, :]
-        best = tl.min(candidates, axis=1)
-        begin = tl.min(tl.where(candidates == best[:, None], borders[None, :], BORDERS - 1), axis=1)
+        best, begin = tl.min(cost + best[None, :], axis=1, return_indices=True)
         tl.store(scratch + CHOICES + cell * BORDERS + borders, begin.to(tl.float64))
     tl.debug_barrier()
     border = tl.full([], BORDERS - 1, tl.int32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from thinpipe.codecs.kernels.cuda.codebook.middle import tail_place
 from thinpipe.codecs.kernels.cuda.codebook.places import (
     ARRIVED,
     BATCH,
@@ -62,8 +63,9 @@ def _points(index, counters, totals, axis):
     tail_bin = tl.where(index < lows, first_low + index, first_high + index - lows - MIDDLE)
     in_tail = there & ~in_middle
     greatest = (counters + TAIL_GREATEST).to(tl.pointer_type(tl.uint32))
-    tail_count = tl.load(counters + TAIL_COUNTS + tail_bin, mask=in_tail, other=0, cache_modifier=".cg")
-    tail_top = tl.load(greatest + tail_bin, mask=in_tail, other=0, cache_modifier=".cg")
+    place = tail_place(tail_bin)
+    tail_count = tl.load(counters + TAIL_COUNTS + place, mask=in_tail, other=0, cache_modifier=".cg")
+    tail_top = tl.load(greatest + place, mask=in_tail, other=0, cache_modifier=".cg")
     nominal = ((tail_bin - ZERO_BIN) << TAIL_SHIFT) + HALF_BIN
     tail_key = tl.where(tail_top == 0, nominal, (tail_top ^ 0x80000000).to(tl.int32, bitcast=True))
     tail_value = float_of(tail_key).to(tl.float64)
