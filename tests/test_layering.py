@@ -21,7 +21,7 @@ ALLOWED = {
     "thinpipe.__main__": {"thinpipe.cli", "thinpipe.workers.errors"},
     "thinpipe.cli": {"thinpipe.commands"},
     "thinpipe.codecs": {"thinpipe.codecs"},
-    "thinpipe.workers": {"thinpipe.workers", "thinpipe.measure.readable"},
+    "thinpipe.workers": {"thinpipe.workers", "thinpipe.measure.files"},
     "thinpipe.pipeline": {
         "thinpipe.pipeline",
         "thinpipe.workers",
@@ -46,8 +46,8 @@ ALLOWED = {
     "thinpipe.workloads": {
         "thinpipe.workloads",
         "thinpipe.models",
-        "thinpipe.measure.memory",
-        "thinpipe.measure.readable",
+        "thinpipe.measure.sizes",
+        "thinpipe.measure.files",
     },
     "thinpipe.engines": {
         "thinpipe.engines",
@@ -90,7 +90,7 @@ ALLOWED = {
         "thinpipe.codecs.recipes",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
-        "thinpipe.measure.readable",
+        "thinpipe.measure.files",
         "thinpipe.workloads.sources",
         "thinpipe.workloads.task",
     },

@@ -14,8 +14,7 @@ from thinpipe.bench.ddp.rows import KIND as DDP
 from thinpipe.bench.ddp.rows import Sample, make_row
 from thinpipe.cli import app
 from thinpipe.measure import report
-from thinpipe.measure.diff import compare
-from thinpipe.measure.diff_report import change_table, fact_lines
+from thinpipe.measure.diff import change_table, compare, fact_lines
 from thinpipe.measure.record import FORMAT, Column, Record
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thinpipe.ablation.plan import Run, identity
-from thinpipe.measure.readable import check_regular, errors_named
+from thinpipe.measure.files import check_regular, errors_named
 from thinpipe.options import OptionError, named
 
 FORMAT = 1  # raised when a reader of the old lines would misread the new ones

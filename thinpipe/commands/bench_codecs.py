@@ -21,8 +21,7 @@ from thinpipe.bench.inputs import PANELS
 from thinpipe.codecs import Codec
 from thinpipe.commands.terminal import Outputs, one_line_errors, progress_bar, takes
 from thinpipe.measure import report
-from thinpipe.measure.figures import columns_of
-from thinpipe.measure.record import Check, Record, Row
+from thinpipe.measure.record import Check, Record, Row, columns_of
 from thinpipe.options import read
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinpipe.measure.readable import errors_named, read_json
+from thinpipe.measure.files import errors_named, read_json
 from thinpipe.models.compare import compare
 from thinpipe.models.decoding import check_generates
 from thinpipe.models.tiny import LAYERS, shrunken

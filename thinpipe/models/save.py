@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinpipe.measure.atomic import sync
-from thinpipe.measure.readable import errors_named
+from thinpipe.measure.files import errors_named, sync
 from thinpipe.models.pretrained import quiet
 from thinpipe.models.tensorfile import TensorFile
 from thinpipe.models.weights import hollow

@@ -10,7 +10,7 @@ import torch
 
 from thinpipe.engines.shapes import Meta, meta_of
 from thinpipe.engines.world import SetupError, World
-from thinpipe.measure.memory import check_fits
+from thinpipe.measure.sizes import check_fits
 from thinpipe.models.adapters import adapt
 from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.options import OptionError

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from thinpipe.measure.readable import read_json
+from thinpipe.measure.files import read_json
 from thinpipe.models.cut import CutModel
 from thinpipe.models.function import FunctionModel
 from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_vocabulary

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from thinpipe.measure.memory import check_fits
+from thinpipe.measure.sizes import check_fits
 from thinpipe.workloads.augment import pad_and_crop, resized, to_model
 from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, mobilenet_bytes, new_mobilenet
 from thinpipe.workloads.options import positive, refuse_others

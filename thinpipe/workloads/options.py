@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
-from thinpipe.measure.memory import check_fits
+from thinpipe.measure.sizes import check_fits
 from thinpipe.options import OptionError
 from thinpipe.workloads.task import Source
 

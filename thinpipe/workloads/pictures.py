@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinpipe.measure.readable import check_regular, errors_named
+from thinpipe.measure.files import check_regular, errors_named
 from thinpipe.workloads.augment import crop_and_resize, flip, pad_and_crop
 from thinpipe.workloads.splits import Images, Prepare
 from thinpipe.workloads.task import DataError

@@ -2,7 +2,7 @@
 
 from thinpipe.bench.codecs.figures import Figures
 from thinpipe.bench.codecs.views import plot_error_against_bits, result_tables
-from thinpipe.measure.figures import columns_of
+from thinpipe.measure.record import columns_of
 from thinpipe.measure.report import plain_text
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from thinpipe.measure.figures import figure
+from thinpipe.measure.record import figure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,7 @@ from thinpipe.bench.codecs.synthetic import Case
 from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.measure import meter
-from thinpipe.measure.figures import row_of
-from thinpipe.measure.record import Row
+from thinpipe.measure.record import Row, row_of
 
 
 def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: Settings) -> Iterator[Row]:

@@ -21,8 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinpipe.measure.figures import figure
-from thinpipe.measure.record import Check
+from thinpipe.measure.record import Check, figure
 from thinpipe.workers.backend import CPU
 from thinpipe.workers.exchange import gather
 from thinpipe.workers.membership import own_address

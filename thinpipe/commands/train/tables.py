@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinpipe.commands.train.record import Result, columns, make_result, step_parts
-from thinpipe.measure.figures import columns_of, row_of
-from thinpipe.measure.parts import Parts
-from thinpipe.measure.record import Column, Row
+from thinpipe.commands.train.record import Parts, Result, columns, make_result, step_parts
+from thinpipe.measure.record import Column, Row, columns_of, row_of
 from thinpipe.measure.report import Table
 from thinpipe.training.events import Finished, Holding, LinkPlan, LinkUse, Plan
 
