@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from thinpipe.codecs.spec import codec
-from thinpipe.engines.shapes import Meta, costs_of
-from thinpipe.engines.units import cut_model
+from thinpipe.engines.units import Meta, costs_of, cut_model
 from thinpipe.engines.world import SetupError, World
 from thinpipe.generation.prompts import Prompt, padded
 from thinpipe.generation.settings import Settings

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thinpipe.engines.shapes import Meta, meta_of
+from thinpipe.engines.units import Meta, meta_of
 from thinpipe.engines.world import SetupError, World
 from thinpipe.measure.sizes import check_fits
 from thinpipe.models.adapters import adapt

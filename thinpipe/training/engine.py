@@ -5,8 +5,7 @@ from __future__ import annotations
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.replica import ReplicaEngine
-from thinpipe.engines.shapes import Meta
-from thinpipe.engines.units import cut_model
+from thinpipe.engines.units import Meta, cut_model
 from thinpipe.engines.world import World
 from thinpipe.models.adapters import Adapted
 from thinpipe.training.data import Facts

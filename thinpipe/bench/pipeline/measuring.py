@@ -18,9 +18,8 @@ from thinpipe.codecs.recipes import directions
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.replica import ReplicaEngine
-from thinpipe.engines.shapes import meta_of
 from thinpipe.engines.step import train_step
-from thinpipe.engines.units import Units, cut_model
+from thinpipe.engines.units import Units, cut_model, meta_of
 from thinpipe.engines.world import World, join_world
 from thinpipe.measure.meter import peak_extra_bytes, time_calls
 from thinpipe.measure.record import Row
