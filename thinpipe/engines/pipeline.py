@@ -24,13 +24,12 @@ from thinpipe.engines.units import Meta, Units, check_private, check_shared, cos
 from thinpipe.engines.world import World
 from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError
-from thinpipe.pipeline.balance import UnitCost
 from thinpipe.pipeline.flight import choose_order
 from thinpipe.pipeline.links.send import SendLink, Tap
 from thinpipe.pipeline.links.slot import Handover, Slot
 from thinpipe.pipeline.links.spec import encoding, once
 from thinpipe.pipeline.order import Order, in_flight, make_order
-from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
+from thinpipe.pipeline.partition import Layout, StageModule, UnitCost, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, OrderedSchedule
 from thinpipe.workers.shape import Shaping

@@ -17,8 +17,7 @@ from thinpipe.engines.loss import Deferred
 from thinpipe.models.cut import CutModel
 from thinpipe.models.units import Tail, cut_into_units
 from thinpipe.options import OptionError
-from thinpipe.pipeline.balance import UnitCost
-from thinpipe.pipeline.partition import StageModule
+from thinpipe.pipeline.partition import StageModule, UnitCost
 from thinpipe.pipeline.units import is_known, unit_names, units_of
 
 Fill = Callable[[nn.Module, Iterable[str]], None]  # gives the parameters of these names their values

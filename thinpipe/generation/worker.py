@@ -20,9 +20,9 @@ from thinpipe.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, ch
 from thinpipe.models.forward import takes
 from thinpipe.models.pretrained import PretrainedModel, quiet
 from thinpipe.models.units import Head
+from thinpipe.pipeline.links.encoding import warm_codec
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
-from thinpipe.pipeline.warm import warm_codec
 from thinpipe.version import __version__
 from thinpipe.workers.activity import ACTIVITY
 from thinpipe.workers.backend import CPU

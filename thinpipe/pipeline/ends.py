@@ -12,8 +12,8 @@ from torch import Tensor
 
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import directions
-from thinpipe.pipeline.links.copies import check_samples
 from thinpipe.pipeline.links.counters import Event
+from thinpipe.pipeline.links.delta import check_samples
 from thinpipe.pipeline.links.link import Link
 from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.pipeline.links.send import SendLink

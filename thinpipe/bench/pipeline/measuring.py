@@ -23,9 +23,9 @@ from thinpipe.engines.units import Units, cut_model, meta_of
 from thinpipe.engines.world import World, join_world
 from thinpipe.measure.meter import peak_extra_bytes, time_calls
 from thinpipe.measure.record import Row
-from thinpipe.pipeline.balance import UnitCost, measure_units
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.links.spec import at_once, encoding
+from thinpipe.pipeline.partition import UnitCost, measure_units
 from thinpipe.pipeline.units import units_of
 from thinpipe.workers.launch import run_workers
 from thinpipe.workers.network import thin_network
