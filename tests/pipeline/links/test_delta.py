@@ -1,4 +1,4 @@
-"""delta(...) on links: what travels in which pass, the same copies at both ends, where they lie, and what is refused."""
+"""delta(...) on links: what travels in which pass, the same copies at both ends, where they lie, what is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thinpipe.pipeline.report import report, reset_counters
 SAMPLES, ROWS, WIDTH, CHUNKS = 64, 32, 256, 4
 SHAPE = (ROWS // CHUNKS, WIDTH)  # of a chunk: 8 kB, too large to travel raw
 OPTIONS: dict[str, Any] = {"forward": "delta(uniform:2)", "backward": "uniform:8", "samples": SAMPLES}
-SAMPLES, SHAPE = 10, (3, 4)
+KEPT, KEPT_SHAPE = 10, (3, 4)
 
 
 def step_bytes(spec: str) -> int:
@@ -278,8 +278,8 @@ def test_what_is_refused_and_why(pool: Pool) -> None:
 
 
 def filled(directory: Path | None = None) -> tuple[SampleCopies, torch.Tensor]:
-    copies, value = SampleCopies(SAMPLES, directory), torch.randn(4, *SHAPE)
-    copies.reserve(0, SHAPE)
+    copies, value = SampleCopies(KEPT, directory), torch.randn(4, *KEPT_SHAPE)
+    copies.reserve(0, KEPT_SHAPE)
     copies.begin(torch.tensor([7, 2, 5, 0]), 2)
     for chunk in range(2):
         copies.remember(chunk, 0, value[2 * chunk : 2 * chunk + 2])
@@ -292,9 +292,9 @@ def test_a_chunk_is_known_when_all_its_samples_are(tmp_path: Path, on_disk: bool
     assert not copies.knows(0)  # the step under way was told before
     copies.begin(torch.tensor([0, 7, 2, 1]), 2)
     assert [copies.knows(0), copies.knows(1)] == [True, False]
-    x = torch.randn(2, *SHAPE)
+    x = torch.randn(2, *KEPT_SHAPE)
     assert torch.equal(copies.change(0, 0, x), x - value[[3, 0]].to(COPY_DTYPE).float())
-    change = torch.randn(2, *SHAPE)
+    change = torch.randn(2, *KEPT_SHAPE)
     applied = copies.apply(0, 0, change)
     assert torch.equal(applied, value[[3, 0]].to(COPY_DTYPE).float() + change)
     assert torch.equal(copies.state_dict()["0"][[0, 7]], applied.to(COPY_DTYPE))
@@ -307,14 +307,14 @@ def test_an_evaluation_changes_nothing() -> None:
     copies.begin(None, 2)
     assert not copies.are_kept
     assert not copies.knows(0)
-    copies.remember(0, 0, torch.ones(2, *SHAPE))
+    copies.remember(0, 0, torch.ones(2, *KEPT_SHAPE))
     assert all(torch.equal(tensor, before[name]) for name, tensor in copies.state_dict().items())
 
 
 def test_what_half_precision_cannot_hold_is_left_to_the_next_change() -> None:
     copies, _ = filled()
     hard = torch.tensor([1e30, -1e30, float("nan"), float("inf"), 65519.0, 1e-12, 3.0, -0.0, 1.0, 2.0, 3.0, 4.0])
-    value = torch.stack([hard.view(SHAPE), hard.view(SHAPE)])
+    value = torch.stack([hard.view(KEPT_SHAPE), hard.view(KEPT_SHAPE)])
     copies.begin(torch.tensor([1, 3]), 1)
     copies.remember(0, 0, value)
     assert copies.state_dict()["0"].isfinite().all()
@@ -327,7 +327,7 @@ def test_what_half_precision_cannot_hold_is_left_to_the_next_change() -> None:
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
     copies, _ = filled()
-    other = SampleCopies(SAMPLES, tmp_path)
+    other = SampleCopies(KEPT, tmp_path)
     other.load_state_dict(copies.state_dict())
     assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in copies.state_dict().items())
     other.load_state_dict({})
@@ -341,7 +341,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 def test_a_place_that_has_no_room_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"copies of samples need 0\.0 MB in .*file.*name another place"):
-        SampleCopies(SAMPLES, tmp_path / "file").reserve(0, SHAPE)
+        SampleCopies(KEPT, tmp_path / "file").reserve(0, KEPT_SHAPE)
     with pytest.raises(ValueError, match="Make room"):
         SampleCopies(1 << 20, tmp_path).reserve(0, (1 << 30,))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -350,7 +350,7 @@ def test_a_place_that_has_no_room_says_so(tmp_path: Path) -> None:
 def test_bytes_are_those_of_all_samples() -> None:
     copies, _ = filled()
     stored = copies.state_dict()["0"]
-    assert copies_bytes(SAMPLES, (2, *SHAPE)) == stored.numel() * stored.element_size()
+    assert copies_bytes(KEPT, (2, *KEPT_SHAPE)) == stored.numel() * stored.element_size()
 
 
 @pytest.mark.parametrize(
@@ -365,4 +365,4 @@ def test_bytes_are_those_of_all_samples() -> None:
 )
 def test_what_is_no_list_of_samples(samples: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_samples(samples, SAMPLES)
+        check_samples(samples, KEPT)
