@@ -21,7 +21,7 @@ from thinpipe.engines.world import World
 from thinpipe.pipeline.batchnorm import DeferredStatistics
 from thinpipe.pipeline.links.encoding import warm_codec
 from thinpipe.pipeline.partition import cut_units
-from thinpipe.workers.activity import waiting
+from thinpipe.workers.control import waiting
 from thinpipe.workloads.task import Batch
 
 

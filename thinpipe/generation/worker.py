@@ -24,9 +24,8 @@ from thinpipe.pipeline.links.encoding import warm_codec
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.version import __version__
-from thinpipe.workers.activity import ACTIVITY
-from thinpipe.workers.backend import CPU
-from thinpipe.workers.exchange import DisagreementError, agree
+from thinpipe.workers.control import ACTIVITY
+from thinpipe.workers.exchange import CPU, DisagreementError, agree
 
 Show = Callable[[str], None]  # each text, when its batch is done
 MakeStreamer = Callable[[Any], Any]  # from a tokenizer: what is told every token of a single prompt

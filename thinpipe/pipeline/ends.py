@@ -19,7 +19,7 @@ from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.pipeline.links.send import SendLink
 from thinpipe.pipeline.links.slot import Handover, Route, Slot
 from thinpipe.pipeline.links.spec import check_directions, encoding
-from thinpipe.workers.backend import backend_of
+from thinpipe.workers.exchange import backend_of
 
 
 @dataclass(frozen=True, kw_only=True)

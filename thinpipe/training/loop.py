@@ -21,7 +21,7 @@ from thinpipe.training.events import Epoch, Finished, LinkUse, Listener, Plan, S
 from thinpipe.training.optimize import learning_rate, set_learning_rate
 from thinpipe.training.settings import Settings
 from thinpipe.training.watchers import StepWatcher
-from thinpipe.workers.activity import ACTIVITY
+from thinpipe.workers.control import ACTIVITY
 from thinpipe.workers.signals import Noted
 
 

@@ -40,9 +40,8 @@ from thinpipe.training.running import Running
 from thinpipe.training.settings import Settings
 from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__
-from thinpipe.workers.activity import ACTIVITY
-from thinpipe.workers.backend import CPU
-from thinpipe.workers.exchange import DisagreementError, agree
+from thinpipe.workers.control import ACTIVITY
+from thinpipe.workers.exchange import CPU, DisagreementError, agree
 from thinpipe.workers.signals import noted_signals
 from thinpipe.workloads.task import Task
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinpipe.workers.backend import CPU
-from thinpipe.workers.exchange import gather
+from thinpipe.workers.exchange import CPU, gather
 
 # A replica that waits for a smaller group does so for as long as that group takes. One that dies is noticed at once
 # all the same: its connections close.
