@@ -67,7 +67,6 @@ ALLOWED = {
         "thinpipe.models.adapters",
         "thinpipe.models.save",
         "thinpipe.models.saved_adapter",
-        "thinpipe.models.tensorfile",
         "thinpipe.models.weights",
         "thinpipe.workers",
         "thinpipe.pipeline",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinpipe.bench.codecs.figures import Losses
+from thinpipe.bench.codecs.measure import Losses
 from thinpipe.bench.codecs.views import mean_over_steps
 from thinpipe.measure.record import columns_of
 

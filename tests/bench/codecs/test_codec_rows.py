@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from thinpipe.bench.codecs.figures import Figures
-from thinpipe.bench.codecs.measure import measure_codecs
+from thinpipe.bench.codecs.measure import Figures, measure_codecs
 from thinpipe.bench.codecs.settings import Settings
 from thinpipe.bench.codecs.synthetic import made_cases
 from thinpipe.codecs import codec

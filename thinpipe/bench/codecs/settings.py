@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from thinpipe.bench.codecs.bitsandbytes import NAMES as OUTSIDE_NAMES
+from thinpipe.bench.codecs.guests import OUTSIDE_NAMES
 from thinpipe.bench.codecs.synthetic import (
     CONTENTS,
     DEFAULT_CONTENTS,
