@@ -17,8 +17,7 @@ from thinpipe.cli import app
 from thinpipe.commands.terminal import OutputError, duration
 from thinpipe.commands.train.listeners import Curves, Listeners, make_listener
 from thinpipe.commands.train.record import Parts, RecordFile, step_parts
-from thinpipe.commands.train.tables import end_tables, plan_tables
-from thinpipe.commands.train.terminal import Terminal
+from thinpipe.commands.train.terminal import Terminal, end_tables, plan_tables
 from thinpipe.measure import report
 from thinpipe.measure.record import Record
 from thinpipe.training.events import LinkUse, WorkerUse
