@@ -1,4 +1,4 @@
-"""Files: those that users bring, with errors that name them, and those that are written whole or not at all.
+"""Files that users bring, and files that are written whole or not at all.
 
 Libraries say "Expecting value: line 1 column 1" and leave out of which file; some raise errors that are no ValueError
 at all, and a pipe that nobody writes to is waited for without end. Whoever reads a user's file reads it through here:

@@ -313,7 +313,10 @@ def _words(shape: Sequence[int], dtype: torch.dtype) -> str:
 
 
 class TensorFile:
-    """Where everything is in a file of these tensors, of which only shapes and types count: a header, then values."""
+    """The layout of a safetensors file, known before its tensors are, so that it can be written piece by piece.
+
+    Of these only shapes and types count: a header, then values.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
         # The widest first, so that each lies at a multiple of its width.

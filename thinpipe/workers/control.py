@@ -40,7 +40,10 @@ _seen: set[tuple[int, str]] = set()  # descriptors that were looked at, with wha
 
 @dataclass
 class Activity:
-    """Written by the main thread, read by the heartbeat's: single values, so that no lock is needed."""
+    """What this worker is doing right now.
+
+    Written by the main thread, read by the heartbeat's: single values, so that no lock is needed.
+    """
 
     step: int = 0  # of training; 0 before the first
     doing: str = "starting"

@@ -82,7 +82,7 @@ def pretrained_roberta(shape: Shape, weights: Weights) -> nn.Module:
 
 
 class WordTokenizer:
-    """Words to numbers; words that are not in the vocabulary share one."""
+    """Words to numbers, with RoBERTa's special ones; words that are not in the vocabulary share one."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._numbers = {word: SPECIAL + place for place, word in enumerate(words)}
