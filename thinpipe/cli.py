@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from thinpipe.commands.ahead import begin
 from thinpipe.version import __version__
+from thinpipe.workers.forking import import_ahead
 
 # Verb -> the function that carries it out, and the first line of its help.
 VERBS = {
@@ -40,6 +43,12 @@ VERBS = {
         "Pipelines against data-parallel and single-process training.",
     ),
 }
+# Verb -> what its workers run.
+_WORKERS = {
+    "train": "thinpipe.training.worker",
+    "evaluate": "thinpipe.training.worker",
+    "generate": "thinpipe.generation.worker",
+}
 
 
 def load(verb: str) -> Any:
@@ -50,13 +59,37 @@ def load(verb: str) -> Any:
     return typer.main.get_command(alone)
 
 
+def start_server(verb: str, arguments: Sequence[str]) -> None:
+    """Start the server that forks workers, if the verb will ask for some, while the verb itself is imported.
+
+    What they will import is guessed from the arguments; a wrong guess costs only time.
+    """
+    given = dict(pairwise([*arguments, ""]))
+    given |= {name: value for name, equals, value in (each.partition("=") for each in arguments) if equals}
+
+    def has(*names: str) -> bool:
+        return not given.keys().isdisjoint(names)
+
+    if verb not in _WORKERS or has("--help", "--rank") or "RANK" in os.environ:
+        return
+    modules = [_WORKERS[verb], "thinpipe.codecs.kernels.cpu"]
+    if has("--lora", "--adapter"):
+        modules.append("peft")
+    if verb != "train" or has("--model", "--config"):
+        import_ahead(*modules, "transformers")
+    elif has("--resume"):  # whose task its checkpoint knows
+        import_ahead(*modules)
+    else:
+        import_ahead(*modules, "thinpipe.workloads.preload", THINPIPE_TASK=given.get("--task", "digits"))
+
+
 class _Verbs(TyperGroup):
     """Lists verbs by their summaries, and loads the one that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         verb = " ".join(part for part in (self.name if self.name == "bench" else "", name) if part)
-        begin(verb, rest)
+        start_server(verb, rest)
         return name, load(verb) if verb in VERBS else command, rest
 
 

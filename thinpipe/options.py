@@ -8,6 +8,8 @@ The command line, its help, the checks, the keys of an ablation plan and what ma
 
         def __post_init__(self) -> None:
             check(self)  # Settings(lr=0): lr is above 0 and at most 1e+06; got 0
+
+``from_facts`` reads such a dataclass back from JSON.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _MARKED = re.compile(r"\{([a-z][a-z_]*)\}")
 _flags = [False]  # whether names are shown as flags; the last is in force
+_T = TypeVar("_T")
 
 
 class OptionError(ValueError):
@@ -162,3 +165,49 @@ def _without_none(hint: Any) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
     return hint
+
+
+def from_facts(kind: type[_T], facts: Any, what: str) -> _T:
+    """What ``asdict`` made JSON of: every field of its type, none unknown, or a ValueError that names the one.
+
+    A field that is not there takes its default, if it has one. So a field that a later version adds has as its
+    default what earlier versions did.
+    """
+    if not isinstance(facts, Mapping):
+        raise ValueError(f"{what} should be an object, got {_text(facts)}")
+    hints = get_type_hints(kind)
+    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(facts.keys() - known.keys())
+    if unknown:
+        raise ValueError(f"{what} have {', '.join(map(repr, unknown))}, which thinpipe does not know in this version")
+    values: dict[str, Any] = {}
+    for name, each in known.items():
+        if name in facts:
+            if not _fits(facts[name], hints[name]):
+                raise ValueError(f"{what}: {name} cannot be {_text(facts[name])}")
+            values[name] = tuple(facts[name]) if isinstance(facts[name], list) else facts[name]
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise ValueError(f"{what} have no {name!r}")
+    return kind(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return False
+        if inner[-1] is Ellipsis:
+            return all(_fits(each, inner[0]) for each in value)
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    if hint is float:
+        return isinstance(value, float | int) and not isinstance(value, bool)
+    return type(value) is hint  # True is no number
+
+
+def _text(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

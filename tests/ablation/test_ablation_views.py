@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.ablation.helpers import FAKE_TRAIN, make_plan
-from thinpipe.ablation.rows import methods, row_of, rows_of, to_record
+from thinpipe.ablation.results import Store, methods, row_of, rows_of, to_record
 from thinpipe.ablation.runner import carry_out
-from thinpipe.ablation.store import Store
 from thinpipe.ablation.views import _line, plot_metric_against_bits, result_tables
 from thinpipe.measure.diff import compare
 from thinpipe.measure.report import plain_text

@@ -10,8 +10,7 @@ import torch
 from thinpipe.bench.models import CUTTABLE, Shapes, build_cuttable, build_named
 from thinpipe.bench.pipeline.settings import Settings
 from thinpipe.engines.loss import Loss
-from thinpipe.engines.shapes import meta_of
-from thinpipe.engines.units import cut_model
+from thinpipe.engines.units import cut_model, meta_of
 from thinpipe.pipeline.partition import cut_units
 from thinpipe.pipeline.units import units_of
 

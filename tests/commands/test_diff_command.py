@@ -8,14 +8,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from thinpipe.bench.ddp.groups import Group
 from thinpipe.bench.ddp.rows import COLUMNS as DDP_COLUMNS
 from thinpipe.bench.ddp.rows import KIND as DDP
-from thinpipe.bench.ddp.rows import Sample, make_row
+from thinpipe.bench.ddp.rows import Group, Sample, make_row
 from thinpipe.cli import app
 from thinpipe.measure import report
-from thinpipe.measure.diff import compare
-from thinpipe.measure.diff_report import change_table, fact_lines
+from thinpipe.measure.diff import change_table, compare, fact_lines
 from thinpipe.measure.record import FORMAT, Column, Record
 
 GOLDEN = Path(__file__).parent / "golden"

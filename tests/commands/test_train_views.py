@@ -16,11 +16,11 @@ from tests.commands.made_run import EPOCHS, STEPS, make_end, make_epoch, make_pl
 from thinpipe.cli import app
 from thinpipe.commands.terminal import OutputError, duration
 from thinpipe.commands.train.listeners import Curves, Listeners, make_listener
-from thinpipe.commands.train.record import RecordFile
-from thinpipe.commands.train.tables import end_tables, plan_tables
-from thinpipe.commands.train.terminal import Terminal
+from thinpipe.commands.train.record import Parts, RecordFile, step_parts
+from thinpipe.commands.train.terminal import Terminal, end_tables, plan_tables
 from thinpipe.measure import report
 from thinpipe.measure.record import Record
+from thinpipe.training.events import LinkUse, WorkerUse
 
 SETTINGS = {
     "config": {"command": ["thinpipe", "train"], "threads": None},
@@ -120,6 +120,25 @@ def test_the_end_says_where_the_time_went():
     # The client encodes what leaves stages 0 and 2, and waits for what comes to them: 10 ms per target's number.
     assert "0, client     20.0     4.0  20.0       1.0     2.0   410" in times
     assert "1             50.0     4.0  20.0       1.0     2.0   411" in times
+
+
+def test_encoding_is_the_senders_and_the_rest_the_receivers():
+    sent, received = (
+        LinkUse(
+            source=source,
+            target=1 - source,
+            direction=direction,
+            spec="none",
+            encode_ms=1.0 * k,
+            wait_ms=10.0 * k,
+            transfer_ms=100.0 * k,
+            decode_ms=1000.0 * k,
+        )
+        for source, direction, k in ((0, "forward", 2), (1, "backward", 4))
+    )
+    worker = WorkerUse(worker=0, stages=(0,), compute_ms=6.0, peak_mib=1.0)
+    parts = step_parts(replace(make_end(), steps=2, workers=(worker,), links=(sent, received)), worker)
+    assert parts == Parts(compute_ms=3.0, encode_ms=1.0, wait_ms=20.0, transfer_ms=200.0, decode_ms=2000.0)
 
 
 @pytest.mark.parametrize("parallel", ["data", "none"])

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinpipe
+from thinpipe import ddp
 from thinpipe.codecs.tile import Tile
-from thinpipe.ddp import DDPState, hook
+from thinpipe.ddp import DDPState
 
 SIZES = {"0.weight": 24 * 48, "0.bias": 48, "2.weight": 48 * 40, "2.bias": 40}
 
@@ -138,8 +139,8 @@ def threads_at_the_end(group: Any) -> list[str]:
     """What gloo's threads do when a program that has used the hook would end."""
     model, _ = wrapped(group, "uniform:8")
     backward(model, 0, group.rank())
-    hook._let_go()
-    return list(hook._gloo_states())
+    ddp._let_go()
+    return list(ddp._gloo_states())
 
 
 def without_a_peer(group: Any) -> str:
@@ -147,7 +148,7 @@ def without_a_peer(group: Any) -> str:
     model, _ = wrapped(group, "uniform:8")
     failed: torch.futures.Future[Any] = torch.futures.Future()
     failed.set_exception(RuntimeError("Connection closed by peer"))
-    with mock.patch.object(hook.dist, "all_gather", return_value=SimpleNamespace(get_future=lambda: failed)):
+    with mock.patch.object(ddp.dist, "all_gather", return_value=SimpleNamespace(get_future=lambda: failed)):
         try:
             backward(model, 0, group.rank())
         except RuntimeError as error:

@@ -15,8 +15,7 @@ from tests.training.toy import ToyTask, run_toy, train_toy, world_in
 from thinpipe.engines.finite import NotFiniteError
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.replica import ReplicaEngine
-from thinpipe.engines.shapes import meta_of
-from thinpipe.engines.units import cut_model
+from thinpipe.engines.units import cut_model, meta_of
 from thinpipe.training.batches import epoch_order
 from thinpipe.training.running import Running
 from thinpipe.workloads.task import Batch

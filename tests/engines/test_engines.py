@@ -24,7 +24,7 @@ from tests.training.toy import (
 from thinpipe.codecs.uniform import Uniform
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.replica import ReplicaEngine
-from thinpipe.engines.shapes import Meta
+from thinpipe.engines.units import Meta
 from thinpipe.training.running import Running
 from thinpipe.workloads.task import Shape, Source
 

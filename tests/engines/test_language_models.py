@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tests.pool import Pool
 from tests.training.toy import world_in
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
-from thinpipe.engines.shapes import meta_of
 from thinpipe.engines.step import train_step
+from thinpipe.engines.units import meta_of
 from thinpipe.models.tiny import shrunken
 from thinpipe.workloads.task import IGNORED, Batch
 

@@ -13,9 +13,8 @@ from tests.engines.test_language_models import build as build_plain
 from tests.pool import Pool
 from tests.training.toy import world_in
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
-from thinpipe.engines.shapes import meta_of
 from thinpipe.engines.step import train_step
-from thinpipe.engines.units import cut_model
+from thinpipe.engines.units import cut_model, meta_of
 from thinpipe.models.adapters import Adapted, Lora, adapt
 
 KINDS = ("llama", "gpt2", "qwen2")  # the last with tied embeddings

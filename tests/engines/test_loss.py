@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinpipe.engines.loss import Loss, count_labelled
-from thinpipe.engines.shapes import Meta
-from thinpipe.engines.units import cut_model
+from thinpipe.engines.units import Meta, cut_model
 from thinpipe.workloads.task import IGNORED
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import torch
 from tests.pool import Pool
 from tests.training.toy import FEATURES, ToyTask, world_in
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
-from thinpipe.engines.shapes import Meta
+from thinpipe.engines.units import Meta
 from thinpipe.workloads.task import Source
 
 ROWS, CHUNKS, EVALUATIONS = 3072, 3, 40

@@ -13,9 +13,8 @@ from tests.training.toy import world_in
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.replica import ReplicaEngine
-from thinpipe.engines.shapes import meta_of
 from thinpipe.engines.step import train_step
-from thinpipe.engines.units import Units, cut_model
+from thinpipe.engines.units import Units, cut_model, meta_of
 from thinpipe.models.tiny import shrunken
 from thinpipe.models.weights import hollow, random_weights
 from thinpipe.workloads.task import Batch

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import thinpipe
-from thinpipe.engines.shapes import Meta
-from thinpipe.engines.units import check_private, check_shared
+from thinpipe.engines.units import Meta, check_private, check_shared
 from thinpipe.pipeline.partition import StageModule
 
 SIZES = {

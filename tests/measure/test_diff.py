@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from thinpipe.measure.diff import Pair, compare
-from thinpipe.measure.diff_report import to_record
+from thinpipe.measure.diff import Pair, compare, to_record
 from thinpipe.measure.record import Column, Record
 
 KEY = Column(name="codec", heading="codec", key=True)

@@ -1,11 +1,14 @@
-"""Records survive the way to disk and back, and nothing else passes for one."""
+"""Records survive the way to disk and back, nothing else passes for one; figures are declared once."""
+
+from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 
-from thinpipe.measure.record import FORMAT, Check, Column, Record, check_writable
+from thinpipe.measure.record import FORMAT, Check, Column, Record, check_writable, columns_of, figure, row_of
 from thinpipe.version import __version__
 
 
@@ -151,3 +154,26 @@ def test_writable_paths_are_checked_without_touching_them(tmp_path):
         check_writable(tmp_path)
     with pytest.raises(ValueError, match="No such file or directory"):
         check_writable(tmp_path / "none" / "out.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    wait_ms: float = figure("wait\nms", format=".1f", better="lower")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    name: str = figure("name", key=True)
+    inner: Inner
+    seen: int | None = figure("seen", format="d", default=None)
+    details: list[int]
+
+
+def test_columns_and_rows_follow_from_the_fields_in_their_order() -> None:
+    assert columns_of(Outer) == (
+        Column(name="name", heading="name", key=True),
+        Column(name="wait_ms", heading="wait\nms", format=".1f", better="lower"),
+        Column(name="seen", heading="seen", format="d"),
+    )
+    row = row_of(Outer(name="a", inner=Inner(wait_ms=2.0), details=[1]))
+    assert list(row.items()) == [("name", "a"), ("wait_ms", 2.0), ("seen", None), ("details", [1])]

@@ -1,8 +1,9 @@
-"""Sizes as users write them."""
+"""Sizes as users write them; what does not fit into memory is told with both sizes."""
 
 import pytest
 
-from thinpipe.measure.sizes import parse_size, size_text
+from thinpipe.measure import sizes
+from thinpipe.measure.sizes import check_fits, memory_bytes, parse_size, size_text
 
 
 def test_thousands_and_powers_of_two():
@@ -22,3 +23,21 @@ def test_thousands_and_powers_of_two():
 def test_what_is_no_size(text):
     with pytest.raises(ValueError, match="a size is a number with its unit"):
         parse_size(text)
+
+
+def test_more_than_there_is_says_both_sizes(monkeypatch):
+    monkeypatch.setattr(sizes, "memory_bytes", lambda device: 2_000_000_000)
+    check_fits("a tensor", 2_000_000_000, "take less")
+    with pytest.raises(ValueError, match="a tensor takes 3 GB or more, and this machine has 2 GB; take less"):
+        check_fits("a tensor", 3_000_000_000, "take less")
+
+
+def test_a_container_may_have_less_than_the_machine(monkeypatch, tmp_path):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(sizes, "_CONTAINER", limit)
+    machine = memory_bytes()
+    assert machine > 1 << 28
+    limit.write_text("max\n")
+    assert memory_bytes() == machine
+    limit.write_text("1048576\n")
+    assert memory_bytes() == 1048576

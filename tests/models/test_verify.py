@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from thinpipe.models.compare import Comparison, compare
 from thinpipe.models.cut import Call, CutModel
 from thinpipe.models.tiny import shrunken
 from thinpipe.models.units import cut_into_units
-from thinpipe.models.verify import batch, build, verify, verify_type
+from thinpipe.models.verify import Comparison, batch, build, compare, verify, verify_type
 
 EXACT = [
     ("causal", "llama"),

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from thinpipe.pipeline.balance import SLACK, UnitCost, balance, measure_units
-from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
+from thinpipe.pipeline.partition import SLACK, UnitCost, balance, choose_cuts, cut_units, measure_units, stages_of
 from thinpipe.pipeline.units import units_of
 
 

@@ -18,7 +18,7 @@ from tests.training.toy import Ears, settings_for, world_in
 from tests.workloads.written import write_language_model
 from thinpipe.models import weights
 from thinpipe.pipeline.links.recv import RecvLink
-from thinpipe.training import engine as engines
+from thinpipe.training import worker as training_worker
 from thinpipe.training.running import Running
 from thinpipe.training.worker import train
 from thinpipe.workloads.tasks import task
@@ -115,9 +115,9 @@ def see(group: Any, given: dict[str, Any]) -> Seen:
         models.append(units.model)
         return engine(units, *args, **kwargs)
 
-    engine, patches = engines.PipelineEngine, watched(seen)
+    engine, patches = training_worker.PipelineEngine, watched(seen)
     sys.addaudithook(note)
-    for patch in [*patches, mock.patch.object(engines, "PipelineEngine", make_engine)]:
+    for patch in [*patches, mock.patch.object(training_worker, "PipelineEngine", make_engine)]:
         patch.start()
     try:
         end = train(lm, settings, Running(steps=STEPS), world_in(group), lambda: ears)

@@ -12,8 +12,7 @@ from contextlib import suppress
 import pytest
 
 from thinpipe.workers import control
-from thinpipe.workers.activity import ACTIVITY
-from thinpipe.workers.control import Control
+from thinpipe.workers.control import ACTIVITY, Activity, Control
 from thinpipe.workers.errors import LinkError
 
 TICK_S, WARN_S, GRACE_S, PATIENCE_S = 0.05, 0.2, 0.3, 1.0
@@ -170,3 +169,27 @@ def test_a_channel_that_fails_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -
     client = Worker(0, {1: mine})
     until(client.ended.is_set)
     assert client.causes[0].startswith("worker 0: the control channel failed: ")
+
+
+def test_a_thread_that_spins_beside_a_waiting_worker_is_no_work() -> None:
+    before, stop = Activity().status()["cpu_s"], threading.Event()
+
+    def spin() -> None:
+        until = time.thread_time() + 0.3
+        while time.thread_time() < until:
+            pass
+        stop.set()
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    assert stop.wait(60)
+    thread.join()
+    assert Activity().status()["cpu_s"] - before < 0.1
+
+
+def test_what_the_worker_computes_is() -> None:
+    before = Activity().status()["cpu_s"]
+    until = time.thread_time() + 0.2
+    while time.thread_time() < until:
+        pass
+    assert Activity().status()["cpu_s"] - before >= 0.2

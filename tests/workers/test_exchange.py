@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from tests.pool import Pool
 from thinpipe.workers import exchange
-from thinpipe.workers.backend import CPU
 from thinpipe.workers.errors import ChecksumError
+from thinpipe.workers.exchange import CPU
 
 
 def say_hello(group: Any) -> tuple[list[Any], list[float], Any]:

@@ -21,8 +21,7 @@ from tests.workloads.written import (
     write_picture,
     write_text_classifier,
 )
-from thinpipe.engines.shapes import meta_of
-from thinpipe.engines.units import cut_model
+from thinpipe.engines.units import cut_model, meta_of
 from thinpipe.workloads.mobilenet import BATCH_NORM_MOMENTUM
 from thinpipe.workloads.task import Shape, Source
 from thinpipe.workloads.tasks import task

@@ -111,7 +111,7 @@ def test_what_a_look_at_the_beginning_tells(tmp_path):
 
 
 def test_more_text_than_memory_is_told_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("thinpipe.measure.memory.memory_bytes", lambda device="cpu": 1000)
+    monkeypatch.setattr("thinpipe.measure.sizes.memory_bytes", lambda device="cpu": 1000)
     (tmp_path / "a.txt").write_text("x" * 501)
     with pytest.raises(ValueError, match=r"data .*: its text and tokens takes .* or more, and this machine has"):
         check_texts(tmp_path)

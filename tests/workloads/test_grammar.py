@@ -9,9 +9,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from thinpipe.workloads.grammar import RULES, TOKENS, TRAIN_PAIRS, WORDS, pairs
+from thinpipe.workloads.roberta import SPECIAL, UNKNOWN
 from thinpipe.workloads.task import Data, Source, Split
 from thinpipe.workloads.tasks import task
-from thinpipe.workloads.words import SPECIAL, UNKNOWN
 
 FIRST_UNACCEPTABLE = [
     "this owl beside these birds were tired here",

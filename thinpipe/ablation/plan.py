@@ -24,7 +24,7 @@ from typing import Any
 
 from thinpipe.codecs.recipes import RECIPES, directions, recipe_of
 from thinpipe.codecs.spec import split_specs
-from thinpipe.measure.readable import read_toml
+from thinpipe.measure.files import read_toml
 from thinpipe.options import Option, OptionError, flag, options_of
 from thinpipe.pipeline.links.spec import encoding
 from thinpipe.training.running import Running

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from thinpipe.ablation.plan import Run
-from thinpipe.ablation.store import Result
+from thinpipe.ablation.results import Result
 from thinpipe.measure.record import Record
 from thinpipe.options import flag
 from thinpipe.pipeline.links.spec import encoding

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from thinpipe.ablation.rows import COSTS, KEYS, LOSS_ADDED, P_VALUE, Method, places, row_of, rows_of, varied_columns
+from thinpipe.ablation.results import COSTS, KEYS, LOSS_ADDED, P_VALUE, Method, places, row_of, rows_of, varied_columns
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row

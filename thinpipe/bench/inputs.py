@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from thinpipe.bench.codecs.bitsandbytes import NAMES as OUTSIDE_NAMES
-from thinpipe.bench.codecs.bitsandbytes import outside_codec
-from thinpipe.bench.codecs.learned import Learned
+from thinpipe.bench.codecs.guests import OUTSIDE_NAMES, Learned, outside_codec
 from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.recipes import codecs_of, directions

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
-from thinpipe.ablation import rows, runner, views
+from thinpipe.ablation import results, runner, views
 from thinpipe.ablation.plan import Plan, Run, read_plan
-from thinpipe.ablation.store import Result, Store
+from thinpipe.ablation.results import Result, Store
 from thinpipe.commands.terminal import RESULTS, Outputs, duration, one_line_errors, progress_bar, takes
 from thinpipe.measure import report
 from thinpipe.options import OptionError, between, check, option, read
@@ -129,9 +129,9 @@ def _carry_out(wanted: Plan, chosen: Sequence[Run], pending: Sequence[Run], stor
 
 
 def _show_results(wanted: Plan, store: Store, outputs: Outputs) -> None:
-    found = rows.methods(wanted.runs, store)
+    found = results.methods(wanted.runs, store)
     config = {"command": ["thinpipe", *sys.argv[1:]], "title": wanted.title, **wanted.fixed}
-    record = rows.to_record(found, config)
+    record = results.to_record(found, config)
     tables = views.result_tables(found, sum(store.get(run) is None for run in wanted.runs))
     typer.echo(report.summary(record))
     report.show(tables)

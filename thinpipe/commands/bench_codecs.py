@@ -9,20 +9,17 @@ from typing import Any
 import torch
 import typer
 
-from thinpipe.bench.codecs.figures import Figures
-from thinpipe.bench.codecs.measure import measure_codecs
+from thinpipe.bench.codecs.measure import Figures, measure_codecs
 from thinpipe.bench.codecs.settings import Settings
 from thinpipe.bench.codecs.synthetic import Case
-from thinpipe.bench.codecs.targets import check_gpu_targets, check_targets
 from thinpipe.bench.codecs.verify import NOTE as CHECKS_NOTE
-from thinpipe.bench.codecs.verify import verify_codecs
+from thinpipe.bench.codecs.verify import check_gpu_targets, check_targets, verify_codecs
 from thinpipe.bench.codecs.views import plot_error_against_bits, result_tables
 from thinpipe.bench.inputs import PANELS
 from thinpipe.codecs import Codec
 from thinpipe.commands.terminal import Outputs, one_line_errors, progress_bar, takes
 from thinpipe.measure import report
-from thinpipe.measure.figures import columns_of
-from thinpipe.measure.record import Check, Record, Row
+from thinpipe.measure.record import Check, Record, Row, columns_of
 from thinpipe.options import read
 
 

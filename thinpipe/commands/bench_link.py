@@ -14,8 +14,7 @@ from thinpipe.bench.link.settings import Settings
 from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import Outputs, one_line_errors, takes
 from thinpipe.measure import report
-from thinpipe.measure.figures import columns_of
-from thinpipe.measure.record import Check, Record, Row
+from thinpipe.measure.record import Check, Record, Row, columns_of
 from thinpipe.options import read
 from thinpipe.workers.shape import list_facts
 

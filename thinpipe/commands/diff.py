@@ -16,8 +16,7 @@ from thinpipe.bench.ddp import views as ddp_views
 from thinpipe.bench.ddp.rows import KIND as DDP
 from thinpipe.commands.terminal import RESULTS, Outputs, one_line_errors, takes
 from thinpipe.measure import report
-from thinpipe.measure.diff import Diff, compare
-from thinpipe.measure.diff_report import change_table, fact_lines, fact_table, missing_lines, to_record
+from thinpipe.measure.diff import Diff, change_table, compare, fact_lines, fact_table, missing_lines, to_record
 from thinpipe.measure.record import Record
 from thinpipe.options import OptionError, option, read
 

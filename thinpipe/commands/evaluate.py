@@ -17,12 +17,10 @@ from thinpipe.commands.train.command import Asked as Training
 from thinpipe.commands.train.settle import join_machines
 from thinpipe.generation.settings import Settings as Generation
 from thinpipe.measure import report
-from thinpipe.measure.figures import columns_of, figure, row_of
-from thinpipe.measure.record import Record, check_writable
+from thinpipe.measure.record import Record, check_writable, columns_of, figure, row_of
 from thinpipe.options import OptionError, flags_in_errors, like, option, read
 from thinpipe.training.running import Running, check_devices
-from thinpipe.training.settings import PANELS, Settings
-from thinpipe.training.trained import WHAT, Trained
+from thinpipe.training.settings import PANELS, WHAT, Settings, Trained
 from thinpipe.workers.errors import WorkerError
 from thinpipe.workers.membership import member
 from thinpipe.workloads.task import METRICS, DataError

@@ -16,8 +16,7 @@ from thinpipe.commands.terminal import OutputError, one_line_errors, takes, writ
 from thinpipe.commands.train.command import Asked as Training
 from thinpipe.commands.train.settle import join_machines
 from thinpipe.generation.settings import PANELS, WHAT, Settings
-from thinpipe.measure.figures import columns_of, figure, row_of
-from thinpipe.measure.record import Record, check_writable
+from thinpipe.measure.record import Record, check_writable, columns_of, figure, row_of
 from thinpipe.options import OptionError, flags_in_errors, like, option, read
 from thinpipe.workers.errors import WorkerError
 from thinpipe.workers.membership import member

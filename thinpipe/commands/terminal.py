@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinpipe.measure import report
-from thinpipe.measure.atomic import written_whole
+from thinpipe.measure.files import written_whole
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Record, check_writable
 from thinpipe.options import Option, OptionError, flag, flags_in_errors, named, option, options_of

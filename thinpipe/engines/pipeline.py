@@ -18,21 +18,18 @@ from torch import Tensor, nn
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.engines.engine import Engine, NamedModule, to_device
 from thinpipe.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
-from thinpipe.engines.kept import kept_bytes, most_kept
 from thinpipe.engines.loss import Loss
-from thinpipe.engines.plan import Holding, LinkPlan, holdings_of, plan_link
-from thinpipe.engines.shapes import Meta, costs_of
-from thinpipe.engines.units import Units, check_private, check_shared, cut_model
+from thinpipe.engines.plan import Holding, LinkPlan, holdings_of, kept_bytes, most_kept, plan_link
+from thinpipe.engines.units import Meta, Units, check_private, check_shared, costs_of, cut_model
 from thinpipe.engines.world import World
 from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError
-from thinpipe.pipeline.balance import UnitCost
 from thinpipe.pipeline.flight import choose_order
 from thinpipe.pipeline.links.send import SendLink, Tap
 from thinpipe.pipeline.links.slot import Handover, Slot
 from thinpipe.pipeline.links.spec import encoding, once
 from thinpipe.pipeline.order import Order, in_flight, make_order
-from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units, stages_of
+from thinpipe.pipeline.partition import Layout, StageModule, UnitCost, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, OrderedSchedule
 from thinpipe.workers.shape import Shaping

@@ -1,19 +1,24 @@
-"""Who holds what of a model, and what will travel in a step: known before the first one."""
+"""Who holds what of a model, what will travel in a step, and what stages keep meanwhile: known before the first one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from thinpipe.engines.world import World
+from thinpipe.pipeline.batchnorm import frozen_statistics
 from thinpipe.pipeline.links.message import checksum_bytes, is_packed, most_bytes
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.links.spec import encoding
+from thinpipe.pipeline.order import Action
 from thinpipe.pipeline.partition import StageModule
 
 
@@ -110,3 +115,35 @@ def plan_link(
         settled_after=max((each.first_steps + each.every for each in learning if each.step_bytes), default=0),
         learned_bytes=learned_bytes,
     )
+
+
+def kept_bytes(module: nn.Module, inputs: Sequence[Tensor], beside: Mapping[str, Tensor], *, recompute: bool) -> int:
+    """Run a chunk through a stage as in training, which changes nothing, and count what stays.
+
+    With ``recompute`` what is between inputs and outputs does not.
+    """
+    saved: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with frozen_statistics(module), torch.random.fork_rng(), saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = module(*inputs, **beside)
+    outputs = output if isinstance(output, tuple) else (output,)
+    stays = [*inputs, *outputs, *([] if recompute else saved)]
+    own = {tensor.untyped_storage().data_ptr() for tensor in module.state_dict(keep_vars=True).values()}
+    # By memory: a tensor is often saved several times, and as several views.
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in stays)}
+    return sum(size for place, size in sizes.items() if place not in own)
+
+
+def most_kept(orders: Mapping[int, Sequence[Action]], chunk_bytes: Mapping[int, int]) -> int:
+    """The most that any worker keeps at once, where ``chunk_bytes`` are those of a chunk for every stage."""
+    most = 0
+    for actions in orders.values():
+        held = Counter[int]()
+        for action in actions:
+            held[action.stage] += 1 if action.kind == "F" else -1
+            most = max(most, sum(count * chunk_bytes[stage] for stage, count in held.items()))
+    return most

@@ -19,9 +19,9 @@ from thinpipe.engines.plan import Holding, counts
 from thinpipe.engines.units import Units, cut_model
 from thinpipe.engines.world import World
 from thinpipe.pipeline.batchnorm import DeferredStatistics
+from thinpipe.pipeline.links.encoding import warm_codec
 from thinpipe.pipeline.partition import cut_units
-from thinpipe.pipeline.warm import warm_codec
-from thinpipe.workers.activity import waiting
+from thinpipe.workers.control import waiting
 from thinpipe.workloads.task import Batch
 
 

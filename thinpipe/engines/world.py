@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinpipe.workers.backend import CPU
-from thinpipe.workers.exchange import Sum, add_up, gather
+from thinpipe.workers.exchange import CPU, Sum, add_up, gather
 from thinpipe.workers.membership import member
 
 Result = TypeVar("Result")

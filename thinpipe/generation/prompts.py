@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.generation.settings import Settings
-from thinpipe.measure.readable import errors_named, read_jsonl, read_text
+from thinpipe.measure.files import errors_named, read_jsonl, read_text
 from thinpipe.models.pretrained import check_vocabulary
 from thinpipe.options import OptionError
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from thinpipe.codecs.spec import codec
-from thinpipe.engines.shapes import Meta, costs_of
-from thinpipe.engines.units import cut_model
+from thinpipe.engines.units import Meta, costs_of, cut_model
 from thinpipe.engines.world import SetupError, World
 from thinpipe.generation.prompts import Prompt, padded
 from thinpipe.generation.settings import Settings
@@ -21,13 +20,12 @@ from thinpipe.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, ch
 from thinpipe.models.forward import takes
 from thinpipe.models.pretrained import PretrainedModel, quiet
 from thinpipe.models.units import Head
+from thinpipe.pipeline.links.encoding import warm_codec
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
-from thinpipe.pipeline.warm import warm_codec
 from thinpipe.version import __version__
-from thinpipe.workers.activity import ACTIVITY
-from thinpipe.workers.backend import CPU
-from thinpipe.workers.exchange import DisagreementError, agree
+from thinpipe.workers.control import ACTIVITY
+from thinpipe.workers.exchange import CPU, DisagreementError, agree
 
 Show = Callable[[str], None]  # each text, when its batch is done
 MakeStreamer = Callable[[Any], Any]  # from a tokenizer: what is told every token of a single prompt

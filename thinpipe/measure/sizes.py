@@ -1,13 +1,20 @@
-"""Numbers of bytes as users write and read them."""
+"""Numbers of bytes: as users write and read them, and whether so many fit into memory, told before they are taken."""
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
+
+import torch
+
+from thinpipe.options import OptionError
 
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _LARGE = {"TB": 10**12, "PB": 10**15, "EB": 10**18}  # nobody asks for as much, but mistakes come to it
 _DIGITS = 30  # more than any size has, and far from where a float ends
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_CONTAINER = Path("/sys/fs/cgroup/memory.max")  # in a container: what it may have
 
 
 def parse_size(text: str) -> int:
@@ -24,3 +31,22 @@ def size_text(size: int) -> str:
     units = _DECIMAL | _LARGE
     unit, count = next(((unit, count) for unit, count in reversed(units.items()) if size >= count), ("B", 1))
     return f"{size / count:.4g} {unit.replace('K', 'k')}"
+
+
+def memory_bytes(device: str = "cpu") -> int:
+    """What this machine, this container or this GPU can give at the most."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(torch.device(device))[1])
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(machine, int(_CONTAINER.read_text()))
+    except (OSError, ValueError):  # no such limit, or "max"
+        return machine
+
+
+def check_fits(what: str, needed: int, remedy: str, device: str = "cpu") -> None:
+    """OptionError if ``needed`` bytes, of which ``what`` takes no less, are more than there are."""
+    there = memory_bytes(device)
+    if needed > there:
+        owner = "this machine" if device == "cpu" else "this GPU"
+        raise OptionError(f"{what} takes {size_text(needed)} or more, and {owner} has {size_text(there)}; {remedy}")

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.models.blocks import candidates
-from thinpipe.models.save import ModelForm, saved_files
-from thinpipe.models.tensorfile import TensorFile
+from thinpipe.models.save import ModelForm, TensorFile, saved_files
 from thinpipe.models.weights import hollow
 from thinpipe.options import OptionError
 

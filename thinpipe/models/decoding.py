@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from thinpipe.models.blocks import UncuttableError
-from thinpipe.models.compare import drop_weights
 from thinpipe.models.cut import CutModel, Returned, Values
 from thinpipe.models.forward import intercepted, takes
 from thinpipe.models.tiny import WORDS
 from thinpipe.models.unknown import unknown
+from thinpipe.models.verify import drop_weights
 
 EXAMPLE = 2, 8  # texts and tokens of the example that a model is cut with
 

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinpipe.measure.readable import errors_named, read_json
-from thinpipe.models.compare import compare
+from thinpipe.measure.files import errors_named, read_json
 from thinpipe.models.decoding import check_generates
 from thinpipe.models.tiny import LAYERS, shrunken
-from thinpipe.models.verify import TRAINING, batch, types_of
+from thinpipe.models.verify import TRAINING, batch, compare, types_of
 from thinpipe.models.weights import hollow, load_weights, random_weights, weight_files
 from thinpipe.options import OptionError
 

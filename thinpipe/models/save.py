@@ -27,15 +27,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinpipe.measure.atomic import sync
-from thinpipe.measure.readable import errors_named
+from thinpipe.measure.files import errors_named, sync
 from thinpipe.models.pretrained import quiet
-from thinpipe.models.tensorfile import TensorFile
 from thinpipe.models.weights import hollow
 
 SHARD_BYTES = 5_000_000_000  # that files have at the most, unless a tensor has more: as transformers long had it
 _PATTERN, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
 _PARTIAL = ".thinpipe-export"  # beside the folder, until it is whole
+# What safetensors calls them.
+_DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 
 
 class ModelForm:
@@ -294,3 +310,30 @@ def _empty(tensor: Tensor) -> Tensor:
 
 def _words(shape: Sequence[int], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+class TensorFile:
+    """The layout of a safetensors file, known before its tensors are, so that it can be written piece by piece.
+
+    Of these only shapes and types count: a header, then values.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+        # The widest first, so that each lies at a multiple of its width.
+        self.names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        described: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+        starts, end = {}, 0
+        for name in self.names:
+            tensor = tensors[name]
+            starts[name], end = end, end + tensor.numel() * tensor.element_size()
+            offsets = [starts[name], end]
+            described[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        text = json.dumps(described).encode()
+        text += b" " * (-len(text) % 8)
+        self.header = len(text).to_bytes(8, "little") + text
+        self.bytes = len(self.header) + end
+        self._starts = starts
+
+    def offset(self, name: str) -> int:
+        """Where the values of a tensor begin."""
+        return len(self.header) + self._starts[name]

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from thinpipe.measure.readable import check_regular, read_json
+from thinpipe.measure.files import check_regular, read_json
 from thinpipe.models.adapters import (
     ADAPTER_FILE,
     MOST_RANK,

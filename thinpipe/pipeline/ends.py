@@ -12,14 +12,14 @@ from torch import Tensor
 
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import directions
-from thinpipe.pipeline.links.copies import check_samples
 from thinpipe.pipeline.links.counters import Event
+from thinpipe.pipeline.links.delta import check_samples
 from thinpipe.pipeline.links.link import Link
 from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.pipeline.links.send import SendLink
 from thinpipe.pipeline.links.slot import Handover, Route, Slot
 from thinpipe.pipeline.links.spec import check_directions, encoding
-from thinpipe.workers.backend import backend_of
+from thinpipe.workers.exchange import backend_of
 
 
 @dataclass(frozen=True, kw_only=True)

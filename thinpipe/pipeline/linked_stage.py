@@ -29,8 +29,7 @@ from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.metadata import CAN_INFER, Expected
 from thinpipe.pipeline.siblings import agree, check_place, indices_here, register, siblings_of
 from thinpipe.version import __version__
-from thinpipe.workers.backend import backend_of, wire_device
-from thinpipe.workers.exchange import hear, tell
+from thinpipe.workers.exchange import backend_of, hear, tell, wire_device
 
 NOTHING = torch.empty(0)  # where torch would keep a receive buffer
 

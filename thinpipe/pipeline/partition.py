@@ -3,19 +3,28 @@
 units         0 | 1  2  3 | 4  5 | 6         cuts (1, 4, 6)
 linear        worker 0, worker 1, worker 2, worker 3
 client-server worker 0, worker 1, worker 2, worker 0
+
+Cuts that nobody has chosen give no worker and no link much more to do than the others.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
-from thinpipe.pipeline.balance import UnitCost, balance
+from thinpipe.pipeline.batchnorm import frozen_statistics
 
 Layout = Literal["linear", "client-server"]
+SLACK = 1.05  # of cuts whose slowest part is within 5 % of the best, those that send least are taken
 
 
 class StageModule(nn.Module):
@@ -104,3 +113,98 @@ def cut_units(units: Sequence[nn.Module], cuts: Sequence[int]) -> list[StageModu
     parameters = sum(parameter.numel() for unit in units for parameter in unit.parameters())
     plan = f"{len(units)} units with {parameters} parameters, cut before {list(cuts)}"
     return [StageModule(units[start:end], plan) for start, end in itertools.pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """What one unit costs for one chunk."""
+
+    ms: float  # forward and backward
+    activation_bytes: int  # of its output, which travels if the cut is behind it
+
+
+def measure_units(units: Sequence[nn.Module], *inputs: Tensor, repeat: int = 3) -> list[UnitCost]:
+    """Run one chunk through all units, forward and backward, and keep the fastest of a few times for each."""
+    costs = []
+    values: tuple[Any, ...] = inputs
+    for unit in units:
+        values = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in values)
+        leaves = [value for value in values if value.requires_grad] or list(unit.parameters())
+        fastest = float("inf")
+        with frozen_statistics(unit):
+            for _ in range(repeat):
+                began = _clock(inputs[0].device)
+                output = unit(*values)
+                outputs = output if isinstance(output, tuple) else (output,)
+                roots = [value for value in outputs if value.requires_grad]
+                torch.autograd.grad(roots, leaves, roots, allow_unused=True)
+                fastest = min(fastest, (_clock(inputs[0].device) - began) * 1e3)
+        costs.append(UnitCost(fastest, sum(value.numel() * value.element_size() for value in outputs)))
+        values = outputs
+    return costs
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def balance(
+    costs: Sequence[UnitCost],
+    stages: int,
+    ends_together: bool = False,
+    link_mbit_per_s: float | None = None,
+    wire_ratio: float = 1.0,
+) -> tuple[int, ...]:
+    """The cuts for so many stages; with ``ends_together`` the first and the last are one worker's.
+
+    What counts is the slowest part: a worker's units, or a link's bytes where its speed is given.
+    """
+    units = len(costs)
+    if not 1 <= stages <= units:
+        raise ValueError(f"every stage needs a unit: got {stages} stages and {units} units; take fewer workers")
+    total_ms = [0.0, *accumulate(cost.ms for cost in costs)]
+    link_ms = [
+        cost.activation_bytes * wire_ratio * 8e-3 / link_mbit_per_s if link_mbit_per_s else 0.0 for cost in costs
+    ]
+
+    def best_within(limit: float) -> tuple[int, tuple[int, ...]] | None:
+        """The fewest bytes with no worker and no link above a limit, and the cuts that do it."""
+
+        @cache
+        def rest(start: int, parts: int, end: int) -> tuple[int, tuple[int, ...]] | None:
+            """Units from start to end as so many stages of different workers; the cuts between them."""
+            if parts == 1:
+                return (0, ()) if total_ms[end] - total_ms[start] <= limit else None
+            found = []
+            for cut in range(start + 1, end - parts + 2):
+                if total_ms[cut] - total_ms[start] > limit:
+                    break
+                tail = rest(cut, parts - 1, end) if link_ms[cut - 1] <= limit else None
+                if tail:
+                    found.append((costs[cut - 1].activation_bytes + tail[0], (cut, *tail[1])))
+            return min(found, default=None)
+
+        if not ends_together:
+            return rest(0, stages, units)
+        found = []
+        for first in range(1, units - stages + 2):
+            for last in range(first + stages - 2, units):
+                client_ms = total_ms[first] + total_ms[units] - total_ms[last]
+                if max(client_ms, link_ms[first - 1], link_ms[last - 1]) > limit:
+                    continue
+                middle = rest(first, stages - 2, last)
+                if middle:
+                    sent = costs[first - 1].activation_bytes + costs[last - 1].activation_bytes
+                    found.append((sent + middle[0], (first, *middle[1], last)))
+        return min(found, default=None)
+
+    spans = {total_ms[j] - total_ms[i] for i in range(units) for j in range(i + 1, units + 1)}
+    if ends_together:
+        spans |= {total_ms[units] - span for span in spans}
+    limits = sorted(spans | set(link_ms))
+    lowest = limits[min(bisect_left(limits, True, key=lambda limit: best_within(limit) is not None), len(limits) - 1)]
+    chosen = best_within(lowest * SLACK)
+    assert chosen is not None  # the largest limit allows everything
+    return chosen[1]

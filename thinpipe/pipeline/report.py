@@ -22,8 +22,7 @@ import torch.distributed as dist
 from thinpipe.pipeline.links.counters import LinkEnd, Stamp, now
 from thinpipe.pipeline.links.link import Link
 from thinpipe.pipeline.stage import PipelineStage
-from thinpipe.workers.backend import wire_device
-from thinpipe.workers.exchange import gather, needing_peers
+from thinpipe.workers.exchange import gather, needing_peers, wire_device
 
 _PINGS = 8  # per worker; the quickest says best how far its clock is from worker 0's
 

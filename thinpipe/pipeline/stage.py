@@ -42,7 +42,7 @@ from thinpipe.pipeline.ends import LinkOptions
 from thinpipe.pipeline.linked_stage import NOTHING, LinkedStage
 from thinpipe.pipeline.links.counters import DeviceClock, Event, now
 from thinpipe.pipeline.siblings import indices_here, siblings_of
-from thinpipe.workers.activity import ACTIVITY
+from thinpipe.workers.control import ACTIVITY
 
 
 class PipelineStage(LinkedStage):

@@ -50,7 +50,7 @@ from thinpipe.training.checkpoints.part import (
 from thinpipe.training.checkpoints.state import model_tensors
 from thinpipe.training.settings import Settings
 from thinpipe.version import __version__
-from thinpipe.workers.activity import ACTIVITY
+from thinpipe.workers.control import ACTIVITY
 from thinpipe.workloads.task import Shape, Task
 
 _MODEL = "model/"  # what names of the model's tensors begin with in a checkpoint

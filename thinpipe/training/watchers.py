@@ -28,7 +28,7 @@ from thinpipe.codecs.base import as_bytes
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.pipeline import PipelineEngine
 from thinpipe.engines.world import World
-from thinpipe.measure.atomic import written_whole
+from thinpipe.measure.files import written_whole
 from thinpipe.measure.sizes import size_text
 from thinpipe.options import OptionError, named
 from thinpipe.pipeline.links.link import Link

@@ -12,8 +12,11 @@ import torch
 from torch import nn
 
 from thinpipe.engines.engine import Engine
+from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
+from thinpipe.engines.replica import ReplicaEngine
+from thinpipe.engines.units import Meta, cut_model
 from thinpipe.engines.world import SetupError, World
-from thinpipe.models.adapters import adapt
+from thinpipe.models.adapters import Adapted, adapt
 from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.options import named
 from thinpipe.training.batches import Samples
@@ -28,21 +31,19 @@ from thinpipe.training.checkpoints.folder import (
 from thinpipe.training.checkpoints.manifest import Habits, Progress
 from thinpipe.training.checkpoints.resume import Resumed, first_units, load_newest, resume
 from thinpipe.training.checkpoints.saving import Saver, UnsavedError
-from thinpipe.training.checkpoints.state import frozen_hash, seed_worker, trained_tensors
+from thinpipe.training.checkpoints.state import frozen_hash, seed_worker, state_bytes
 from thinpipe.training.data import Facts, fingerprint_together, read_data
-from thinpipe.training.engine import make_engine
 from thinpipe.training.evaluate import Evaluated, evaluate
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.export import Export, Exporter
 from thinpipe.training.loop import Loop
-from thinpipe.training.optimize import make_optimizer, optimizer_bytes
+from thinpipe.training.optimize import make_optimizer
 from thinpipe.training.running import Running
 from thinpipe.training.settings import Settings
 from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__
-from thinpipe.workers.activity import ACTIVITY
-from thinpipe.workers.backend import CPU
-from thinpipe.workers.exchange import DisagreementError, agree
+from thinpipe.workers.control import ACTIVITY
+from thinpipe.workers.exchange import CPU, DisagreementError, agree
 from thinpipe.workers.signals import noted_signals
 from thinpipe.workloads.task import Task
 
@@ -141,7 +142,7 @@ def _train(
     plan = _plan(task, settings, running, facts, engine, progress)
     first, last = plan.first_step, plan.last_step
     watchers = world.together(lambda: make_watchers(running, settings, engine, first_step=first, last_step=last))
-    expected_bytes = world.gather(_state_bytes(engine, settings))
+    expected_bytes = world.gather(state_bytes(engine, settings))
     sizes = {
         "save": _save_bytes(running, sum(expected_bytes)),
         "capture": 2 * sum(each.file_bytes for each in watchers),  # a new file is whole before the old one goes
@@ -276,7 +277,7 @@ def _prepare(
             else adapter.put_on(model)
         )
     )
-    engine = make_engine(adapted, task, settings, running, world, facts)
+    engine = _make_engine(adapted, task, settings, running, world, facts)
     if running.export is None:
         return engine, None, about
     if exported is not None and adapted.config is not None and not running.merge:
@@ -284,18 +285,44 @@ def _prepare(
     return engine, world.together(lambda: Exporter(engine, exported, model, with_adapters=running.merge)), about
 
 
-def _state_bytes(engine: Engine, settings: Settings) -> int:
-    """About what this worker has in a checkpoint."""
-    mine = 0
-    if engine.owns_state:
-        mine += sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(engine).values())
-        for stage in engine.stages.values():
-            trained = (each for each in stage.parameters().values() if each.requires_grad)
-            mine += optimizer_bytes(trained, settings.optimizer)
-    if settings.parallel == "data" and settings.compress_backward != "none" and settings.error_feedback:
-        # What is lost on the way, for each.
-        mine += sum(each.numel() * each.element_size() for each in engine.parameters() if each.requires_grad)
-    return mine + sum(value.numel() * value.element_size() for value in engine.memory().values())
+def _make_engine(
+    adapted: Adapted, task: Task, settings: Settings, running: Running, world: World, facts: Facts
+) -> Engine:
+    """What the settings make of a model on this worker."""
+    chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
+    fill = adapted.fill(task.fill(settings.source, settings.seed))
+    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
+    if settings.parallel != "pipeline":
+        return ReplicaEngine(
+            model,
+            world,
+            chunks=settings.chunks,
+            compress=settings.compress_backward,
+            error_feedback=settings.error_feedback,
+            seed=settings.seed,
+            amp=settings.amp,
+        )
+    cutting = Cutting(
+        layout=settings.layout,
+        order=settings.schedule,
+        chunks=settings.chunks,
+        client_layers=settings.client_layers,
+        memory_limit=running.memory_limit,
+        in_process=settings.workers if running.in_process else None,
+    )
+    links = Links(
+        forward=settings.compress_forward,
+        backward=settings.compress_backward,
+        seed=settings.seed,
+        samples=facts.train_samples,
+        copies_in=running.delta_cache,
+        shaping=running.link,
+    )
+    engine = world.together(
+        lambda: PipelineEngine(model, chunk, cutting, links, world, amp=settings.amp, recompute=settings.recompute)
+    )
+    world.together(lambda: engine.reserve_copies(running.delta_cache_limit))
+    return engine
 
 
 def _save_bytes(running: Running, size: int) -> int:

@@ -21,13 +21,12 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thinpipe.workers.activity import ACTIVITY
 from thinpipe.workers.errors import describe, is_effect
 
 IDLE_S, INTERVAL_S = 5, 3
@@ -37,6 +36,52 @@ RETRY = 0.2
 _TCP_RTO_MAX_MS = 44  # of <linux/tcp.h>, from Linux 6.15 on; 1 to 120 s
 
 _seen: set[tuple[int, str]] = set()  # descriptors that were looked at, with what they were
+
+
+@dataclass
+class Activity:
+    """What this worker is doing right now.
+
+    Written by the main thread, read by the heartbeat's: single values, so that no lock is needed.
+    """
+
+    step: int = 0  # of training; 0 before the first
+    doing: str = "starting"
+    waiting: bool = False  # for another worker
+    done: int = 0  # goes up with everything that is finished
+
+    def note(self, doing: str, step: int | None = None) -> None:
+        self.doing = doing
+        self.done += 1
+        if step is not None:
+            self.step = step
+
+    def status(self) -> dict[str, Any]:
+        """What a heartbeat says. CPU time tells a worker that computes from one that waits inside of torch.
+
+        The main thread's: those of gloo can spin on a connection that broke in the middle of a message.
+        """
+        return {
+            "step": self.step,
+            "doing": self.doing,
+            "waiting": self.waiting,
+            "done": self.done,
+            "cpu_s": time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0)),
+        }
+
+
+ACTIVITY = Activity()  # of this process
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Around a call that ends when another worker has done its part."""
+    ACTIVITY.waiting = True
+    try:
+        yield
+    finally:
+        ACTIVITY.waiting = False
+        ACTIVITY.done += 1
 
 
 def keep_alive(patience_s: float) -> None:

@@ -15,24 +15,24 @@ import itertools
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from thinpipe.workers.control import GRACE_S
-from thinpipe.workers.errors import Interrupted, Terminated, WorkerError, debugging, leave, noted_cause
+from thinpipe.workers.errors import Interrupted, Terminated, WorkerError, debugging, is_effect, leave, noted_cause
 from thinpipe.workers.forking import ensure_server, import_ahead, temporary_folder
-from thinpipe.workers.local_worker import Job, Network, work
-from thinpipe.workers.membership import PATIENCE_S, joined, member
-from thinpipe.workers.signals import ENDING, RaisedSignal, end_with_parent, raise_signals
+from thinpipe.workers.membership import PATIENCE_S, joined, member, set_member
+from thinpipe.workers.signals import ENDING, RaisedSignal, end_with_parent, raise_signals, unblock_signals
 
 _serial = itertools.count()
 
@@ -110,7 +110,7 @@ def run_workers(
         raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
     import_ahead()
     folder = temporary_folder()
-    job = Job(
+    job = _Job(
         function=function,
         args=args,
         workers=workers,
@@ -169,10 +169,10 @@ def _end_here(cause: str) -> None:
     leave(1)
 
 
-def _start(job: Job, rank: int) -> _Worker:
+def _start(job: _Job, rank: int) -> _Worker:
     context = multiprocessing.get_context("forkserver")
     results, sender = context.Pipe(duplex=False)
-    worker = context.Process(target=work, args=(job, rank, sender), name=f"thinpipe-worker-{rank}")
+    worker = context.Process(target=_work, args=(job, rank, sender), name=f"thinpipe-worker-{rank}")
     try:
         ensure_server()  # it may have been killed
         worker.start()
@@ -276,3 +276,89 @@ def _signals_raised() -> Iterator[None]:
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+class Network(Protocol):
+    """A network of our own, with a place for every worker."""
+
+    @property
+    def broken(self) -> int | None:
+        """A file descriptor of the process that made it: readable when its links are gone. None: they stay."""
+
+    def enter(self, worker: int) -> None:
+        """Move this process to the place of a worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What every worker is to do."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    workers: int
+    network: Network | None
+    backend: str | None
+    patience_s: float
+    folder: str  # this process's
+    meeting_file: str
+    ignored: frozenset[int]  # signals
+    environment: dict[str, str]  # of the process that starts it, which may have changed it since the server runs
+
+
+def _work(job: _Job, rank: int, sender: connection.Connection) -> None:
+    """What a worker's process does. It always says how it ended, unless it is killed."""
+    os.environ |= job.environment
+    report = _Report(sender, job.folder)
+    raise_signals(report.leave, job.ignored)
+    unblock_signals()  # as the server has done, if it could import its part
+    end_with_parent()  # the server
+    threading.Thread(target=_end_with_launcher, name="thinpipe-launcher", daemon=True).start()
+    backend = job.backend
+    try:
+        machine, local = 0, (rank, job.workers)
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # nothing listens to other machines
+        if job.network is not None:
+            job.network.enter(rank)  # first: threads and sockets stay where they were made
+            machine = rank
+            backend = backend or "gloo"  # NCCL would pass by the network, through the memory of the machine
+        set_member(rank, job.workers, machine=machine, local=local, master=("127.0.0.1", "0"))
+        options: dict[str, Any] = {"meeting_file": job.meeting_file, "patience_s": job.patience_s}
+        with joined(backend, end=report.failed, **options):
+            result = job.function(*job.args)
+        report.done(result)
+        report.leave(0)  # threads of gloo that still need Python would abort an ordinary exit
+    except BaseException as error:
+        if debugging():
+            traceback.print_exc()
+        code = 128 + error.number if isinstance(error, Interrupted) else getattr(error, "code", 1)
+        report.failed(noted_cause(error, rank), code, is_effect(error))
+
+
+class _Report:
+    """The way back to the process that started this worker; the first word counts, whichever thread says it."""
+
+    def __init__(self, sender: connection.Connection, folder: str) -> None:
+        self._sender, self._folder, self._lock = sender, folder, threading.Lock()
+
+    def done(self, result: Any) -> None:
+        with self._lock:
+            self._sender.send((True, result))
+
+    def failed(self, cause: str, code: int = 1, is_effect: bool = False) -> None:
+        with self._lock:
+            with suppress(OSError):  # nobody is there to hear it
+                self._sender.send((False, (cause, code, is_effect)))
+            self.leave(code)
+
+    def leave(self, code: int) -> None:
+        parent = multiprocessing.parent_process()
+        if parent is None or not parent.is_alive():
+            shutil.rmtree(self._folder, ignore_errors=True)  # nobody is there to do it
+        leave(code)
+
+
+def _end_with_launcher() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -15,7 +15,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from thinpipe.measure.readable import read_toml
+from thinpipe.measure.files import read_toml
 from thinpipe.options import OptionError
 
 # With these, tc takes 136 bit/s to 670 Gbit/s: below, the time of a burst does not fit its 32 bits, and the burst

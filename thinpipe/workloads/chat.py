@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from thinpipe.measure.memory import check_fits
-from thinpipe.measure.readable import read_jsonl, read_text
+from thinpipe.measure.files import read_jsonl, read_text
+from thinpipe.measure.sizes import check_fits
 from thinpipe.options import OptionError
 from thinpipe.workloads.corpus import HELD_OUT
 from thinpipe.workloads.lm import LanguageModel, Made, Model

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from thinpipe.measure.readable import check_regular, errors_named, read_json
+from thinpipe.measure.files import check_regular, errors_named, read_json
 from thinpipe.models.pretrained import quiet
 from thinpipe.options import OptionError
 from thinpipe.workloads.hub import load_checkpoint

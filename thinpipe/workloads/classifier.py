@@ -11,15 +11,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from thinpipe.measure.readable import read_json
+from thinpipe.measure.files import read_json
 from thinpipe.models.cut import CutModel
 from thinpipe.models.function import FunctionModel
 from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_vocabulary
 from thinpipe.options import OptionError
-from thinpipe.workloads.augment import HALF, Colours, to_model
 from thinpipe.workloads.mobilenet import with_plain_statistics
-from thinpipe.workloads.options import refuse_others
-from thinpipe.workloads.sources import DESCRIBING_OPTIONS, chosen_model
+from thinpipe.workloads.pictures import HALF, Colours, to_model
+from thinpipe.workloads.sources import DESCRIBING_OPTIONS, chosen_model, refuse_others
 from thinpipe.workloads.task import Shape, Source, Task
 
 Model = PretrainedModel | FunctionModel

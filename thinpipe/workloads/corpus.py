@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinpipe.measure.memory import check_fits
+from thinpipe.measure.sizes import check_fits
 from thinpipe.options import OptionError
 from thinpipe.workloads.hub import PublicData, load_public, load_saved
 from thinpipe.workloads.sources import HUB

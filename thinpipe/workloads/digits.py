@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from thinpipe.measure.memory import check_fits
-from thinpipe.workloads.augment import pad_and_crop, resized, to_model
+from thinpipe.measure.sizes import check_fits
 from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, mobilenet_bytes, new_mobilenet
-from thinpipe.workloads.options import positive, refuse_others
+from thinpipe.workloads.pictures import pad_and_crop, resized, to_model
+from thinpipe.workloads.sources import positive, refuse_others
 from thinpipe.workloads.splits import Images, Part, at_most, split_fifth
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
 

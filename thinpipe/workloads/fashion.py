@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinpipe.measure.readable import check_regular, errors_named
+from thinpipe.measure.files import check_regular, errors_named
 from thinpipe.workloads.classifier import ImageFormat
 from thinpipe.workloads.hub import PublicData
 from thinpipe.workloads.pictures import tiny_images

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinpipe.measure.readable import errors_named
+from thinpipe.measure.files import errors_named
 from thinpipe.options import OptionError
 from thinpipe.workloads.classifier import ImageFormat
 from thinpipe.workloads.pictures import check_picture, framed_images

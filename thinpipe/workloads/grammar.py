@@ -22,11 +22,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from thinpipe.workloads.options import check_tokens, positive, refuse_others
-from thinpipe.workloads.roberta import ENDS, ROBERTA_MODULES, SMALL, new_roberta, roberta_bytes
+from thinpipe.workloads.roberta import ENDS, ROBERTA_MODULES, SMALL, WordTokenizer, new_roberta, roberta_bytes
+from thinpipe.workloads.sources import check_tokens, positive, refuse_others
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
-from thinpipe.workloads.words import WordTokenizer
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from thinpipe.measure.readable import check_regular, errors_named
+from thinpipe.measure.files import check_regular, errors_named
 from thinpipe.options import OptionError
 
 PROBE_S = 3.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +13,15 @@ from thinpipe.models.function import FunctionModel, is_of_transformers
 from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_cut, check_vocabulary
 from thinpipe.models.save import copied_files, saved_files
 from thinpipe.options import OptionError
-from thinpipe.workloads.bpe import VOCABULARY, train_tokenizer
-from thinpipe.workloads.corpus import Windows, check_texts, read_texts
-from thinpipe.workloads.options import positive, refuse_others
-from thinpipe.workloads.sources import MODEL_OPTIONS, chosen_model
+from thinpipe.workloads.corpus import Windows, batches, check_texts, read_texts
+from thinpipe.workloads.sources import MODEL_OPTIONS, chosen_model, positive, refuse_others
 from thinpipe.workloads.splits import at_most
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Split, Task
 
 TOKENS = 256
 Model = PretrainedModel | FunctionModel
+VOCABULARY = 8192  # of a tokenizer that is trained
+END = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
@@ -209,3 +209,25 @@ def _check_positions(model: PretrainedModel, tokens: int) -> None:
     limit = getattr(config, "max_position_embeddings", None)
     if type(limit) is int and 0 < limit < tokens and getattr(config, "rope_parameters", None) is None:
         raise OptionError(f"{{tokens}} {tokens} are more than the {limit} positions of {model.name}: take fewer")
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """Byte pairs, so that there is no text that it cannot encode; the same texts give the same tokenizer.
+
+    Of so many tokens, or of as many as the texts have pairs for.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(batches(texts), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END)

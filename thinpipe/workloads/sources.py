@@ -1,12 +1,18 @@
-"""Which model a source means: a folder, a name of the hub, a model type, or a user's own function."""
+"""What a source means: which model it names, and what of it a task can use; the rest is an error, never ignored.
+
+A model is a folder, a name of the hub, a model type, or a user's own function.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from thinpipe.measure.sizes import check_fits
 from thinpipe.models.function import FunctionModel, is_function_name
 from thinpipe.models.pretrained import PretrainedModel
 from thinpipe.options import OptionError
@@ -19,6 +25,7 @@ MODEL_OPTIONS = (*DESCRIBING_OPTIONS, "tokenizer")
 HUB = "hub:"  # in front of a data set's name
 _PYTHON = {"True": True, "False": False, "None": None}  # as people who know the config in Python write it
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_DEFAULT = Source()
 
 
 def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel | None:
@@ -92,3 +99,33 @@ def _value(text: str) -> tuple[Any, str]:
         pass
     word, _, rest = text.partition(",")
     return _PYTHON.get(word.strip(), word.strip()), rest
+
+
+def refuse_others(task: str, source: Source, taken: Iterable[str], why: str = "") -> None:
+    """ValueError if the source sets anything but what the task takes; random weights may be asked of any."""
+    given = [field.name for field in fields(source) if getattr(source, field.name) != getattr(_DEFAULT, field.name)]
+    refused = [option(name) for name in given if name not in {*taken, "pretrained"}]
+    if source.weights is not None and not source.pretrained:
+        raise OptionError("{weights} and {no_pretrained} contradict each other: give one")
+    if refused:
+        may = ", ".join(option(name) for name in taken) or "nothing"
+        raise OptionError(f"task {task} takes {may} and not {', '.join(refused)}{why and ': ' + why}")
+
+
+def option(name: str) -> str:
+    """How an error names a field of ``Source``."""
+    return "{no_pretrained}" if name == "pretrained" else f"{{{name}}}"
+
+
+def check_tokens(tokens: int, texts: int) -> None:
+    """ValueError if so many texts of that length, held as token ids and masks, do not fit into memory."""
+    check_fits(f"{{tokens}} {tokens}: the data, {texts} texts,", 16 * tokens * texts, "take fewer")
+
+
+def positive(name: str, value: int | None, default: int, *, least: int = 1) -> int:
+    """The value, or the task's own choice; ValueError if it is below the least that works."""
+    if value is None:
+        return default
+    if value < least:
+        raise OptionError(f"{option(name)} is at least {least}, got {value}")
+    return value

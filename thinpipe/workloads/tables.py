@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from thinpipe.measure.readable import read_jsonl, read_text
+from thinpipe.measure.files import read_jsonl, read_text
 from thinpipe.options import OptionError
 from thinpipe.workloads.roberta import SMALL
 from thinpipe.workloads.splits import split_fifth

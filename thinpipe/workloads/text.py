@@ -23,11 +23,19 @@ from thinpipe.workloads.classifier import (
     padded_tokenizer,
 )
 from thinpipe.workloads.hub import PublicData, class_names, class_numbers, columns_of, load_public, load_saved
-from thinpipe.workloads.options import check_tokens, positive, refuse_others
-from thinpipe.workloads.roberta import BASE, ENDS, ROBERTA_MODULES, Size, new_roberta, pretrained_roberta, roberta_bytes
+from thinpipe.workloads.roberta import (
+    BASE,
+    ENDS,
+    ROBERTA_MODULES,
+    Size,
+    WordTokenizer,
+    new_roberta,
+    pretrained_roberta,
+    roberta_bytes,
+)
+from thinpipe.workloads.sources import check_tokens, positive, refuse_others
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source
-from thinpipe.workloads.words import WordTokenizer
 
 TOKENS = 128
 LEAST_TOKENS = 8  # a pair of texts has four tokens around it

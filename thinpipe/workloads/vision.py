@@ -32,8 +32,8 @@ from thinpipe.workloads.hub import (
     load_saved,
 )
 from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, mobilenet_bytes, new_mobilenet, pretrained_mobilenet
-from thinpipe.workloads.options import positive, refuse_others
 from thinpipe.workloads.pictures import framed_images, read_pictures, tiny_images
+from thinpipe.workloads.sources import positive, refuse_others
 from thinpipe.workloads.splits import Images, at_most
 from thinpipe.workloads.task import Data, DataError, Metric, Recipe, Shape, Source
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from thinpipe.bench.codecs.figures import Losses
+from thinpipe.bench.codecs.measure import Losses
 from thinpipe.bench.codecs.views import mean_over_steps
-from thinpipe.measure.figures import columns_of
+from thinpipe.measure.record import columns_of
 
 
 def row(content, error, shape="4x4", codec="sort:6+2", **figures):

@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 
-from thinpipe.bench.codecs.figures import Figures
-from thinpipe.bench.codecs.measure import measure_codecs
+from thinpipe.bench.codecs.measure import Figures, measure_codecs
 from thinpipe.bench.codecs.settings import Settings
 from thinpipe.bench.codecs.synthetic import made_cases
 from thinpipe.codecs import codec
-from thinpipe.measure.figures import columns_of
+from thinpipe.measure.record import columns_of
 
 
 def measure(specs, shapes=((2, 24, 8, 8),), contents=("relu6",), reference="none"):

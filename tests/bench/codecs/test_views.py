@@ -1,8 +1,8 @@
 """Tables and the plot show what the rows hold."""
 
-from thinpipe.bench.codecs.figures import Figures
+from thinpipe.bench.codecs.measure import Figures
 from thinpipe.bench.codecs.views import plot_error_against_bits, result_tables
-from thinpipe.measure.figures import columns_of
+from thinpipe.measure.record import columns_of
 from thinpipe.measure.report import plain_text
 
 

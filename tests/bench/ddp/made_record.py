@@ -1,7 +1,6 @@
 """A record of iteration times with figures made up beforehand."""
 
-from thinpipe.bench.ddp.groups import Group
-from thinpipe.bench.ddp.rows import COLUMNS, KIND, Sample, make_row
+from thinpipe.bench.ddp.rows import COLUMNS, KIND, Group, Sample, make_row
 from thinpipe.measure.record import Record
 
 GROUPS = [

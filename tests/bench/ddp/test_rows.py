@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from thinpipe.bench.ddp.groups import Group, group_name, group_sizes
-from thinpipe.bench.ddp.rows import PERCENTILES, Sample, make_row
+from thinpipe.bench.ddp.rows import PERCENTILES, Group, Sample, group_name, group_sizes, make_row
 
 
 def test_percentiles_are_numpys_over_the_slowest_replica_of_each_iteration():

@@ -6,7 +6,7 @@ from thinpipe.bench.link.probe import Probed, check_probed
 from thinpipe.bench.link.rows import Figures, make_row, with_lines
 from thinpipe.bench.link.settings import Settings, parse_sizes
 from thinpipe.bench.link.views import plot_times, result_tables, row_line
-from thinpipe.measure.figures import columns_of
+from thinpipe.measure.record import columns_of
 from thinpipe.pipeline.links.counters import Counters, LinkEnd, Stamp
 from thinpipe.workers.shape import parse_link, shaping_of
 

@@ -3,7 +3,7 @@
 import pytest
 from made_links import link
 
-from thinpipe.bench.pipeline.bound import (
+from thinpipe.bench.pipeline.rows import (
     Busy,
     Hop,
     bound_of_pipeline,

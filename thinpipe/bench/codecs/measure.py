@@ -1,21 +1,126 @@
-"""Measuring codecs: every time stands beside a plain copy of the same tensor, and beside the literal algorithm."""
+"""Measuring codecs: what travels, what decoding did not bring back, what it costs.
+
+Every time stands beside a plain copy of the same tensor, and beside the literal algorithm.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinpipe.bench.codecs.figures import Figures, Times, measure_losses
-from thinpipe.bench.codecs.learned import Learned
+from thinpipe.bench.codecs.guests import Learned
 from thinpipe.bench.codecs.settings import Settings
 from thinpipe.bench.codecs.synthetic import Case
 from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.measure import meter
-from thinpipe.measure.figures import row_of
-from thinpipe.measure.record import Row
+from thinpipe.measure.record import Row, figure, row_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Squared error, bias, and what became of zeros."""
+
+    relative_error: float | None = figure("error", format=".1e", better="lower")
+    snr_db: float | None = figure("SNR\ndB", format=".1f", better="higher")
+    bias: float | None = figure("bias", format="+.1f")
+    zero_error: float | None = figure("zeros", format=".1e", better="lower")
+    zero_fraction: float = figure("zero\nvalues", format=".3f")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Beside a plain copy of the tensor, and beside the least that reading one and writing the other takes.
+
+    On a GPU with its caches flushed before every call; resident: with what the call before left in them.
+    """
+
+    copy_ms: float = figure("copy\nms", format=".2f")
+    encode_ms: float = figure("encode\nms", format=".2f", better="lower")
+    encode_p95_ms: float = figure("encode\np95 ms", format=".2f", better="lower")
+    decode_ms: float = figure("decode\nms", format=".2f", better="lower")
+    decode_p95_ms: float = figure("decode\np95 ms", format=".2f", better="lower")
+    encode_gb_per_s: float = figure("encode\nGB/s", format=".2f", better="higher")
+    decode_gb_per_s: float = figure("decode\nGB/s", format=".2f", better="higher")
+    encode_copies: float = figure("encode\ncopies", format=".1f", better="lower")
+    decode_copies: float = figure("decode\ncopies", format=".1f", better="lower")
+    encode_resident_ms: float | None = figure("encode\nresident", format=".3f", better="lower")
+    decode_resident_ms: float | None = figure("decode\nresident", format=".3f", better="lower")
+    first_encode_ms: float = figure("first\nms", format=".0f")
+    encode_floors: float = figure("encode\nfloors", format=".1f", better="lower")
+    decode_floors: float = figure("decode\nfloors", format=".1f", better="lower")
+    reference_encode_ms: float | None = figure("literal\nms", format=".0f")
+    encode_speedup: float | None = figure("times\nfaster", format=".0f", better="higher")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One tensor through one codec."""
+
+    shape: str = figure("shape", key=True)
+    content: str = figure("content", key=True)
+    codec: str = figure("codec", key=True)
+    tensor_bytes: int = figure("tensor\nbytes", format="d")
+    wire_bytes: int = figure("wire\nbytes", format="d", better="lower")
+    wire_ratio: float = figure("wire", format=".3f", better="lower")
+    bits_per_value: float = figure("bits", format=".2f", better="lower")
+    losses: Losses
+    times: Times
+    encode_extra_bytes: int | None = figure("extra\nbytes", format="d", better="lower")
+    encode_extra_ratio: float | None = figure("extra\nmemory", format=".3f", better="lower")
+
+
+def measure_losses(x: Tensor, decoded: Tensor) -> Losses:
+    """Of a tensor and what came of it."""
+    error = relative_squared_error(x, decoded)
+    zero = x == 0
+    return Losses(
+        relative_error=error,
+        snr_db=decibels(error),
+        bias=bias(x, decoded),
+        zero_error=zero_error(x, decoded, zero),
+        zero_fraction=zero.double().mean().item(),
+    )
+
+
+def relative_squared_error(x: Tensor, decoded: Tensor) -> float | None:
+    """Squared error over squared size: 0.01 is a hundredth of the energy; None where there is none to divide by."""
+    difference, size = decoded.double() - x.double(), x.double()
+    energy = size.square().sum().item()
+    return _finite(difference.square().sum().item() / energy if energy else math.nan)
+
+
+def decibels(error: float | None) -> float | None:
+    return -10 * math.log10(error) if error else None
+
+
+def bias(x: Tensor, decoded: Tensor) -> float | None:
+    """The mean error in standard errors of that mean: about -2 to 2 where errors are as often up as down.
+
+    None for a single value, whose spread is unknown, and where all errors are the same and not zero.
+    """
+    difference = (decoded.double() - x.double()).reshape(-1)
+    mean = difference.mean().item()
+    if mean == 0:
+        return 0.0
+    deviation = difference.std().item() if difference.numel() > 1 else math.nan
+    return _finite(mean / deviation * math.sqrt(difference.numel()) if deviation else math.nan)
+
+
+def zero_error(x: Tensor, decoded: Tensor, zero: Tensor) -> float | None:
+    """The root mean square of what zeros decode to, over that of the tensor; None where there are no zeros."""
+    size = x.double().square().mean().sqrt().item()
+    if not zero.any() or not size:
+        return None
+    return _finite(decoded[zero].double().square().mean().sqrt().item() / size)
+
+
+def _finite(figure: float) -> float | None:
+    return figure if math.isfinite(figure) else None
 
 
 def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: Settings) -> Iterator[Row]:

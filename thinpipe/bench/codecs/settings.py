@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from thinpipe.bench.codecs.bitsandbytes import NAMES as OUTSIDE_NAMES
+from thinpipe.bench.codecs.guests import OUTSIDE_NAMES
 from thinpipe.bench.codecs.synthetic import (
     CONTENTS,
     DEFAULT_CONTENTS,
@@ -23,7 +23,7 @@ from thinpipe.bench.codecs.synthetic import (
 from thinpipe.bench.inputs import HOW, RESULTS, WHAT, find_device, parse_codecs, shared
 from thinpipe.codecs import FAMILIES, Codec
 from thinpipe.codecs.recipes import RECIPES
-from thinpipe.measure.memory import check_fits
+from thinpipe.measure.sizes import check_fits
 from thinpipe.options import OptionError, check, option
 
 DEFAULT_SHAPES = ((32, 32, 112, 112), (32, 1280, 7, 7), (8, 128, 768), (16, 24, 56, 56))

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinpipe.measure.readable import check_regular, errors_named
+from thinpipe.measure.files import check_regular, errors_named
 
 STEP = re.compile(r"/step\d+(?=/)")  # in the names of captured tensors
 _FLOAT_NAMES = ("F16", "BF16", "F32", "F64")  # what safetensors calls the types that codecs compress

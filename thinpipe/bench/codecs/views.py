@@ -8,10 +8,9 @@ from dataclasses import replace
 from operator import itemgetter
 from statistics import fmean
 
-from thinpipe.bench.codecs.figures import Figures, Losses, decibels
-from thinpipe.measure.figures import columns_of
+from thinpipe.bench.codecs.measure import Figures, Losses, decibels
 from thinpipe.measure.plot import Plot
-from thinpipe.measure.record import Column, Row
+from thinpipe.measure.record import Column, Row, columns_of
 from thinpipe.measure.report import Table
 
 CONTENTS_ABREAST = 3  # so many fit into 80 columns

@@ -12,8 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from thinpipe.bench.ddp.groups import Group, Meeting, make_groups
-from thinpipe.bench.ddp.rows import COLUMNS, KIND, Sample, make_row
+from thinpipe.bench.ddp.rows import COLUMNS, KIND, Group, Meeting, Sample, make_groups, make_row
 from thinpipe.bench.ddp.settings import DTYPES, POWERSGD_START, Settings
 from thinpipe.bench.models import Shapes, Workload, build, check_model
 from thinpipe.ddp import DDPState

@@ -11,7 +11,7 @@ import torch
 from thinpipe.bench.inputs import COUNT, HOW, WHAT, find_device, shared
 from thinpipe.bench.models import MODELS, Shapes, check_model, least_bytes
 from thinpipe.codecs.spec import codec
-from thinpipe.measure.memory import check_fits
+from thinpipe.measure.sizes import check_fits
 from thinpipe.options import OptionError, above, between, check, option
 from thinpipe.workers.shape import Shaping, parse_link
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from rich.text import Text
 
 from thinpipe.bench.ddp.rows import COLUMNS, PERCENTILES
-from thinpipe.measure.diff import Diff, Pair, number
-from thinpipe.measure.diff_report import BETTER, WORSE
+from thinpipe.measure.diff import BETTER, WORSE, Diff, Pair, number
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Record, Row
 from thinpipe.measure.report import Table

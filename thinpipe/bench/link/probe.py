@@ -21,10 +21,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinpipe.measure.figures import figure
-from thinpipe.measure.record import Check
-from thinpipe.workers.backend import CPU
-from thinpipe.workers.exchange import gather
+from thinpipe.measure.record import Check, figure
+from thinpipe.workers.exchange import CPU, gather
 from thinpipe.workers.membership import own_address
 from thinpipe.workers.shape import Shaping
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from thinpipe.bench.link.probe import Probed
-from thinpipe.measure.figures import figure, row_of
 from thinpipe.measure.meter import Times
-from thinpipe.measure.record import Row
+from thinpipe.measure.record import Row, figure, row_of
 from thinpipe.pipeline.links.counters import LinkEnd
 from thinpipe.pipeline.report import match, transfer_s
 from thinpipe.workers.shape import Shaping, link_text

@@ -8,8 +8,7 @@ import torch
 
 from thinpipe.bench.inputs import HOW, SECONDS, WHAT, find_device, parse_codecs, shared
 from thinpipe.codecs.recipes import RECIPES
-from thinpipe.measure.memory import check_fits
-from thinpipe.measure.sizes import parse_size, size_text
+from thinpipe.measure.sizes import check_fits, parse_size, size_text
 from thinpipe.options import OptionError, check, option
 from thinpipe.workers.membership import member
 from thinpipe.workers.network import check_launch

@@ -27,8 +27,7 @@ from thinpipe.pipeline.links.send import SendLink
 from thinpipe.pipeline.links.slot import Route, Slot
 from thinpipe.pipeline.links.spec import encoding
 from thinpipe.pipeline.report import gather_links
-from thinpipe.workers.backend import CPU
-from thinpipe.workers.exchange import gather
+from thinpipe.workers.exchange import CPU, gather
 from thinpipe.workers.launch import run_workers
 from thinpipe.workers.network import thin_network
 from thinpipe.workers.shape import Shaping

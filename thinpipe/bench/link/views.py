@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from thinpipe.bench.link.probe import Probed
 from thinpipe.bench.link.rows import LINE, Figures
-from thinpipe.measure.figures import columns_of
 from thinpipe.measure.plot import Plot
-from thinpipe.measure.record import Column, Row
+from thinpipe.measure.record import Column, Row, columns_of
 from thinpipe.measure.report import Table
 from thinpipe.measure.sizes import size_text
 

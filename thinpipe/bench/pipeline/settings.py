@@ -13,7 +13,7 @@ from thinpipe.bench.models import CUTTABLE, Shapes, check_named, least_bytes
 from thinpipe.codecs import Codec
 from thinpipe.codecs.recipes import RECIPES, directions
 from thinpipe.codecs.spec import split_specs
-from thinpipe.measure.memory import check_fits
+from thinpipe.measure.sizes import check_fits
 from thinpipe.options import OptionError, Rule, check, option, pair
 from thinpipe.pipeline.links.spec import check_directions, encoding
 from thinpipe.pipeline.order import ORDERS, Order, is_order

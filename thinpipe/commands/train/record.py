@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from thinpipe.commands.terminal import write_or_print
-from thinpipe.measure.figures import columns_of, figure, row_of
-from thinpipe.measure.parts import Parts, parts_of, without_links
-from thinpipe.measure.record import Column, Record
+from thinpipe.measure.record import Column, Record, columns_of, figure, row_of
 from thinpipe.training.events import Epoch, Finished, Plan, Step, WorkerUse
 from thinpipe.workloads.task import METRICS, Metric
 
@@ -91,16 +89,33 @@ def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> Result:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Where the time of a step goes: computing, and what ends of links take; None where there are none."""
+
+    compute_ms: float = figure("compute\nms", format=".1f")
+    encode_ms: float | None = figure("encode\nms", format=".1f", default=None)
+    wait_ms: float | None = figure("wait\nms", format=".1f", default=None)  # for a sender that has nothing to send yet
+    transfer_ms: float | None = figure("transfer\nms", format=".1f", default=None)  # that computing does not hide
+    decode_ms: float | None = figure("decode\nms", format=".1f", default=None)
+
+
 def step_parts(end: Finished, worker: WorkerUse | None = None) -> Parts:
-    """Where the time of a step goes on one worker, or in the sum over all of them."""
+    """Of one worker, or in the sum over all. Encoding is the sender's; waiting, transfer, decoding the receiver's."""
     steps = max(end.steps, 1)
     compute_ms = sum(each.compute_ms for each in end.workers) if worker is None else worker.compute_ms
     if not end.links:
-        return without_links(compute_ms, steps)
+        return Parts(compute_ms=compute_ms / steps)
     stages = None if worker is None else worker.stages
     sent = [link for link in end.links if stages is None or link.source in stages]
     received = [link for link in end.links if stages is None or link.target in stages]
-    return parts_of(compute_ms, sent, received, steps)
+    return Parts(
+        compute_ms=compute_ms / steps,
+        encode_ms=sum(link.encode_ms for link in sent) / steps,
+        wait_ms=sum(link.wait_ms for link in received) / steps,
+        transfer_ms=sum(link.transfer_ms for link in received) / steps,
+        decode_ms=sum(link.decode_ms for link in received) / steps,
+    )
 
 
 class RecordFile:

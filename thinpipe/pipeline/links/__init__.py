@@ -13,7 +13,7 @@ tag, so nothing depends on the order of messages and no order can deadlock.
     stage         torch's calls
     ends          the up to four ends of links that a stage has
     send, recv    the two ends: (1) to (5), and what they count
-    encoding      what travels: a codec, changes against copies of samples, learned axes (spec, delta, copies, axes)
+    encoding      what travels: a codec, changes against copies of samples, learned axes (spec, delta, axes)
     transport     how it travels: on its own, through pinned memory, or in the order of a schedule
     memory        where wires lie for it
     message       one tensor of one chunk on its way: its integers packed, its checksum

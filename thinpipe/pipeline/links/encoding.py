@@ -18,7 +18,6 @@ from torch import Tensor
 from thinpipe.codecs.base import FLOATS, Codec, as_bytes
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.pipeline.links.slot import Route, Slot
-from thinpipe.pipeline.warm import warm_codec
 
 RAW_BELOW = 4096  # bytes; a smaller tensor fits in three Ethernet frames, encoding it saves nothing
 
@@ -198,3 +197,13 @@ class Plain(Encoding):
         return {}
 
     def load_shared_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
+def warm_codec(codec: Codec, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Codecs compile what they need when they are first used; this is a first use that nobody times.
+
+    It draws nothing at random of its own, and links count nothing.
+    """
+    # Many different values: of a constant tensor some codecs make short work.
+    x = torch.arange(torch.Size(shape).numel(), dtype=torch.float32, device=device).sin_().to(dtype).view(*shape)
+    codec.decode(codec.encode(x, state={}), torch.empty_like(x))

@@ -1,20 +1,20 @@
-"""What both ends of a link have in common."""
+"""What both ends of a link have in common, and how a message gets from one to the other in one process."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.pipeline.links.counters import Counters, DeviceClock, Event, Ledger, LinkEnd
+from thinpipe.pipeline.links.counters import Counters, DeviceClock, Event, Ledger, LinkEnd, now
 from thinpipe.pipeline.links.encoding import Encoding
 from thinpipe.pipeline.links.memory import InPlace
-from thinpipe.pipeline.links.message import is_packed
+from thinpipe.pipeline.links.message import Message, is_packed
 from thinpipe.pipeline.links.slot import Route, Slot
-from thinpipe.pipeline.links.transport import transport
-from thinpipe.pipeline.links.within import Within
+from thinpipe.pipeline.links.transport import Transport, transport
 
 
 class Link:
@@ -99,3 +99,33 @@ class Link:
 
     def __str__(self) -> str:
         return str(self.route)
+
+
+class Within(Transport):
+    """Both ends are in one process, and what is sent is received next."""
+
+    ahead = False
+
+    def begin_step(self) -> None:
+        """Nothing is under way."""
+
+    def send(self, messages: list[Message]) -> list[dist.P2POp]:
+        assert self.route.handover is not None
+        self.seal(messages)
+        for message in messages:
+            self.route.handover[self.route.tag(message.chunk, message.slot)] = message.buffer
+        return []
+
+    def await_sends(self, but: int = 0) -> None:
+        """They have arrived."""
+
+    def post(self, messages: Iterable[Message], trace: bool) -> None:
+        list(messages)  # their link notes each as it is drawn; the sender brings the memory
+
+    def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
+        return []
+
+    def receive(self, message: Message) -> None:
+        assert self.route.handover is not None
+        message.needed = message.usable = now()
+        message.room = message.buffer = self.route.handover.pop(self.route.tag(message.chunk, message.slot))

@@ -22,7 +22,7 @@ import xxhash
 from torch import Tensor
 
 from thinpipe.codecs.integers import INTEGERS, decode_integers, encode_integers, integer_bytes, most_integer_bytes
-from thinpipe.workers.backend import wire_device
+from thinpipe.workers.exchange import wire_device
 
 CHECKSUM_BYTES = 8
 _NOTHING = torch.empty(0, dtype=torch.uint8)

@@ -14,8 +14,7 @@ from pathlib import Path
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.links.axes import Axes
-from thinpipe.pipeline.links.copies import SampleCopies
-from thinpipe.pipeline.links.delta import DEFAULT_FIRST, Delta
+from thinpipe.pipeline.links.delta import DEFAULT_FIRST, Delta, SampleCopies
 from thinpipe.pipeline.links.encoding import Encoding, Plain
 
 

@@ -3,7 +3,7 @@
 ``Direct`` sends and receives on its own, each message with its tag: for backends that have tags (gloo). ``Staged`` does
 the same for a GPU whose wires travel through host memory; threads wait for the copies, so that the worker need not.
 ``Scheduled`` starts nothing: it makes operations for torch's schedule, which starts and awaits them in its own order,
-for backends without tags (NCCL). Another way is another class (within.py).
+for backends without tags (NCCL). Another way is another class (``Within`` of link.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from thinpipe.pipeline.links.counters import Ledger, Stamp, now
 from thinpipe.pipeline.links.memory import InPlace, Pinned
 from thinpipe.pipeline.links.message import Message, find_end, is_intact, pack, seal, unpack
 from thinpipe.pipeline.links.slot import Route
-from thinpipe.workers.activity import waiting
-from thinpipe.workers.backend import wire_device
+from thinpipe.workers.control import waiting
 from thinpipe.workers.errors import ChecksumError, LinkError
+from thinpipe.workers.exchange import wire_device
 
 
 class Transport(ABC):

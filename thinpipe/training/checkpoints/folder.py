@@ -25,7 +25,7 @@ from typing import Literal
 from torch import Tensor
 
 from thinpipe.engines.world import World
-from thinpipe.measure.atomic import sync
+from thinpipe.measure.files import sync
 from thinpipe.options import OptionError
 from thinpipe.training.checkpoints.manifest import NAME, Manifest, read_manifest
 from thinpipe.training.checkpoints.part import DamagedError, read_part, verify_part

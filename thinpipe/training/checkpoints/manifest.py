@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from xxhash import xxh3_128
 
-from thinpipe.measure.atomic import written_whole
+from thinpipe.measure.files import written_whole
+from thinpipe.options import from_facts
 from thinpipe.training.checkpoints.part import DamagedError, Part
 from thinpipe.training.settings import Settings
-from thinpipe.training.typed import from_facts
 from thinpipe.version import __version__
 from thinpipe.workloads.task import METRICS, Metric
 

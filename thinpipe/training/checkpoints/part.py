@@ -21,7 +21,7 @@ from xxhash import xxh3_128
 
 from thinpipe.codecs.base import as_bytes
 from thinpipe.engines.world import World
-from thinpipe.models.tensorfile import TensorFile
+from thinpipe.models.save import TensorFile
 from thinpipe.workers.exchange import needing_peers
 
 PIECE = 4 << 20  # bytes that are written, hashed or sent at once

@@ -23,7 +23,6 @@ from thinpipe.engines.engine import Engine
 from thinpipe.engines.world import World
 from thinpipe.options import OptionError, named
 from thinpipe.pipeline.links.spec import encoding
-from thinpipe.training.checkpoints.fingerprint import difference
 from thinpipe.training.checkpoints.folder import all_damaged, candidates, is_complete, load, newest_whole
 from thinpipe.training.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
 from thinpipe.training.checkpoints.part import (
@@ -36,6 +35,7 @@ from thinpipe.training.checkpoints.part import (
     tensor_pieces,
 )
 from thinpipe.training.checkpoints.state import Cuts, belongs_here, frozen_hash, load_model_state, load_worker_state
+from thinpipe.training.data import difference
 from thinpipe.training.resolve import fixed_differences
 from thinpipe.training.running import Running
 from thinpipe.training.settings import Settings

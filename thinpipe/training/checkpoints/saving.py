@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from thinpipe.engines.world import World
-from thinpipe.measure.atomic import sync
+from thinpipe.measure.files import sync
 from thinpipe.training.checkpoints.folder import PARTIAL, checkpoint_path, checkpoints, delete, keep_companions
 from thinpipe.training.checkpoints.manifest import Habits, Manifest, Progress
 from thinpipe.training.checkpoints.part import (

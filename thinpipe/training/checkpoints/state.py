@@ -18,7 +18,8 @@ from xxhash import xxh3_128
 
 from thinpipe.engines.engine import Engine
 from thinpipe.training.batches import mixed_seed
-from thinpipe.training.optimize import kept_for, take_back
+from thinpipe.training.optimize import kept_for, optimizer_bytes, take_back
+from thinpipe.training.settings import Settings
 
 
 class Cuts:
@@ -106,6 +107,20 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
     set_random_state(
         {key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)}, engine.world.device
     )
+
+
+def state_bytes(engine: Engine, settings: Settings) -> int:
+    """About what this worker has in a checkpoint."""
+    mine = 0
+    if engine.owns_state:
+        mine += sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(engine).values())
+        for stage in engine.stages.values():
+            trained = (each for each in stage.parameters().values() if each.requires_grad)
+            mine += optimizer_bytes(trained, settings.optimizer)
+    if settings.parallel == "data" and settings.compress_backward != "none" and settings.error_feedback:
+        # What is lost on the way, for each.
+        mine += sum(each.numel() * each.element_size() for each in engine.parameters() if each.requires_grad)
+    return mine + sum(value.numel() * value.element_size() for value in engine.memory().values())
 
 
 def digest(engine: Engine) -> str:

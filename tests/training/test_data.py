@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.workloads.written import write_picture
-from thinpipe.training.checkpoints.fingerprint import difference, fingerprint
+from thinpipe.training.data import difference, fingerprint
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Source
 from thinpipe.workloads.tasks import task

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from thinpipe.measure.readable import errors_named, read_json, read_jsonl, read_text, read_toml
+from thinpipe.measure.files import errors_named, read_json, read_jsonl, read_text, read_toml
 
 NESTED = "[" * 100_000
 

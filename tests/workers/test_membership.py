@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from thinpipe.workers import meeting
+from thinpipe.workers import membership
 from thinpipe.workers.errors import LinkError
-from thinpipe.workers.meeting import Patience, address_of, address_towards, interface_with, make_store, meet
+from thinpipe.workers.membership import Patience, address_of, address_towards, interface_with, make_store, meet
 
 LOOPBACK = "127.0.0.1"
 
@@ -51,7 +51,7 @@ def test_the_client_is_connected_with_everybody() -> None:
 def test_strangers_are_not_let_in() -> None:
     store, found = dist.HashStore(), {}
     client = join_in_thread(store, 0, 2, found)
-    facts = json.loads(store.get(meeting._KEY))
+    facts = json.loads(store.get(membership._KEY))
     address = (facts["host"], facts["port"])
     for hello in (b"\x80\x04junk\n", b"{}\n", b'{"worker": 1, "secret": "x"}\n', b"x" * 10_000, b""):
         with socket.create_connection(address, 5) as stranger, suppress(OSError):  # it hangs up on who sends too much
@@ -68,7 +68,7 @@ def test_strangers_are_not_let_in() -> None:
 
 
 def test_who_is_missing_is_named_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "WARN_S", 0.3)
+    monkeypatch.setattr(membership, "WARN_S", 0.3)
     said: list[str] = []
     with pytest.raises(LinkError, match=r"1 of 3 workers are here, workers 1, 2 have not come, 1 s after the start"):
         meet(dist.HashStore(), 0, 3, LOOPBACK, Patience(1.0, said.append))

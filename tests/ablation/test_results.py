@@ -1,4 +1,4 @@
-"""Results stay: whole lines, whatever was under way when somebody was ended, and settings never mix."""
+"""Results stay, whatever was under way when somebody was ended; a method is held against another seed by seed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scipy.stats import ttest_rel
 
 from tests.ablation.helpers import make_plan
 from thinpipe.ablation.plan import Run
-from thinpipe.ablation.store import Result, Store
+from thinpipe.ablation.results import Result, Store, p_value
 
 
 def result_of(run: Run, metric: float | None = 0.9) -> Result:
@@ -108,3 +109,22 @@ def test_nested_lines_are_damaged_ones(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text("[" * 100_000)
     assert Store(path).damaged == 1
+
+
+def test_it_is_the_paired_t_test() -> None:
+    ours, theirs = [0.97, 0.98, 0.96, 0.99, 0.975], [0.98, 0.985, 0.975, 0.985, 0.98]
+    assert p_value(ours, theirs) == pytest.approx(ttest_rel(ours, theirs).pvalue)
+
+
+def test_without_a_spread() -> None:
+    assert p_value([0.5, 0.6], [0.5, 0.6]) == 1.0
+    assert p_value([0.75, 0.5], [0.5, 0.25]) == 0.0
+
+
+def test_one_seed_says_nothing() -> None:
+    assert p_value([0.9], [0.8]) is None
+
+
+def test_seeds_must_match() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        p_value([0.9, 0.8], [0.8])

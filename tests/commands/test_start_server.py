@@ -6,7 +6,7 @@ import runpy
 
 import pytest
 
-from thinpipe.commands import ahead
+from thinpipe import cli
 from thinpipe.workloads import preload
 from thinpipe.workloads.tasks import TASKS
 
@@ -30,9 +30,9 @@ def test_workers_find_imported_what_they_need(
     command: str, modules: tuple[str, ...], task: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(ahead, "import_ahead", lambda *modules, **told: asked.append((modules, told)))
+    monkeypatch.setattr(cli, "import_ahead", lambda *modules, **told: asked.append((modules, told)))
     verb, *arguments = command.split()
-    ahead.begin(verb, arguments)
+    cli.start_server(verb, arguments)
     assert asked == [(modules, {} if task is None else {"THINPIPE_TASK": task})]
 
 
@@ -40,15 +40,15 @@ def test_workers_find_imported_what_they_need(
     "command", ["train --help", "train --rank 1 --master a:1", "train --rank=1", "diff a b", "models"]
 )
 def test_nothing_starts_where_no_worker_will(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "import_ahead", None)
+    monkeypatch.setattr(cli, "import_ahead", None)
     verb, *arguments = command.split()
-    ahead.begin(verb, arguments)
+    cli.start_server(verb, arguments)
 
 
 def test_nothing_starts_where_this_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "import_ahead", None)
+    monkeypatch.setattr(cli, "import_ahead", None)
     monkeypatch.setenv("RANK", "0")
-    ahead.begin("train", [])
+    cli.start_server("train", [])
 
 
 def test_the_server_imports_what_a_task_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinpipe.workloads.words import END, PADDING, SPECIAL, START, UNKNOWN, WordTokenizer
+from thinpipe.workloads.roberta import END, PADDING, SPECIAL, START, UNKNOWN, WordTokenizer
 
 
 def test_a_text_and_a_pair_are_laid_out_as_roberta_has_them() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from thinpipe.workloads.augment import crop_and_resize, flip, pad_and_crop, resized, to_model
+from thinpipe.workloads.pictures import crop_and_resize, flip, pad_and_crop, resized, to_model
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.pool import Pool
 from tests.training.toy import FEATURES, ToyTask, train_toy
-from thinpipe.engines.kept import kept_bytes, most_kept
+from thinpipe.engines.plan import kept_bytes, most_kept
 from thinpipe.engines.world import SetupError
 from thinpipe.options import OptionError
 from thinpipe.pipeline.order import make_order

@@ -1,7 +1,8 @@
-"""Files that users bring: whatever is wrong with one is a ValueError that names it, the rule, and what to do.
+"""Files that users bring, and files that are written whole or not at all.
 
 Libraries say "Expecting value: line 1 column 1" and leave out of which file; some raise errors that are no ValueError
-at all, and a pipe that nobody writes to is waited for without end. Whoever reads a user's file reads it through here.
+at all, and a pipe that nobody writes to is waited for without end. Whoever reads a user's file reads it through here:
+whatever is wrong with it is a ValueError that names it, the rule, and what to do.
 """
 
 from __future__ import annotations
@@ -162,3 +163,29 @@ def _other_encoding(path: Path, what: str, content: bytes, error: UnicodeDecodeE
 
 def _convert(encoding: str, path: Path) -> str:
     return f"convert it with: iconv -f {encoding} -t UTF-8 {path.name} > new{path.suffix}"
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Where to write what is to be at ``path``: it gets there when the block has ended without an error."""
+    temporary = temporary_beside(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name on the same file system, so that renaming it is atomic; it ends alike, which tells writers the format."""
+    return path.with_name(f".{os.getpid()}.tmp.{path.name}")
+
+
+def sync(directory: Path) -> None:
+    """A name is on disk when its folder is."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
