@@ -262,7 +262,7 @@ def _run_text(code: str) -> None:
 
 
 def keep_a_server() -> None:
-    """Fork now, before there is a handler or a thread to miss, what becomes the server of workers if one is asked for."""
+    """Fork now, before there is a handler or a thread, what becomes the server of workers if one is asked for."""
     mine, theirs = socket.socketpair()
     pid = os.fork()
     if not pid:
