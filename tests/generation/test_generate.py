@@ -88,6 +88,7 @@ def wanted(folder: Path, adapter: Path | None = None, **options: Any) -> list[li
     ("folder", "counts"),
     [("llama", (2, 3)), ("qwen2", (2,)), ("gpt2", (2,)), ("gemma2", (3,)), ("mixtral", (3,))],
     indirect=["folder"],
+    ids=KINDS,
 )
 def test_greedy_texts_are_those_of_transformers(pool: Pool, folder: Path, counts: tuple[int, ...]) -> None:
     expected = wanted(folder)
