@@ -9,8 +9,10 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: .venv/installed
 	$(BIN)/thinpipe train
 
+# One more than there are cores: tests wait for processes, links and signals now and then.
+PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test: .venv/installed
-	$(BIN)/pytest --numprocesses auto --dist worksteal -m "not rate"
+	$(BIN)/pytest --numprocesses $(PROCESSES) --dist worksteal -m "not rate"
 	$(BIN)/pytest -m rate $$(grep -rl --include '*.py' mark.rate tests) # what must have the machine to itself
 
 # Breaks so many small runs, each in one way that the seed says: docs/faults.md.

@@ -31,6 +31,12 @@ def pytest_unconfigure() -> None:
     preloaded.stop()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _server() -> None:
+    """Of workers, for whoever needs one first; forked in a test, so that what it says is kept as a test's."""
+    preloaded.keep_a_server()
+
+
 @pytest.fixture(autouse=True)
 def _reseed() -> None:
     torch.manual_seed(0)

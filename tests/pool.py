@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.util
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -26,6 +26,7 @@ class Pool:
     def __init__(self, workers: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
+        multiprocessing.util.get_temp_dir()  # for all: a folder of a worker's own would stay, since it is killed
         self._rendezvous = tempfile.NamedTemporaryFile(prefix="thinpipe-test-")  # noqa: SIM115
         self._ends: list[Connection] = []
         self.processes = []

@@ -8,6 +8,8 @@ What a program starts with this Python (torchrun its workers, an ablation its tr
 differs from a fresh interpreter: modules are there before they are imported, /proc names another command, the parent is
 another process, and nothing runs in between (``preexec_fn``). So tests of imports, of signals meanwhile, of commands
 that are looked for and of what ends with its parent start Python itself.
+
+The server of workers that tests start in their own process is forked from that, with what it has imported.
 """
 
 from __future__ import annotations
@@ -211,7 +213,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         os.close(file)
     os.chdir(request["folder"])
     _set_environment(request["env"])
-    _keep_a_server()
+    keep_a_server()
     subprocess.Popen.__new__ = _fork_or_start
     arguments = request["arguments"]
     if arguments[0] == "-u":
@@ -259,8 +261,8 @@ def _run_text(code: str) -> None:
     exec(compile(code, "<string>", "exec"), vars(module))
 
 
-def _keep_a_server() -> None:
-    """Fork now, with no thread and no handler yet, what becomes the server of workers if this program asks for one."""
+def keep_a_server() -> None:
+    """Fork now, before there is a handler or a thread, what becomes the server of workers if one is asked for."""
     mine, theirs = socket.socketpair()
     pid = os.fork()
     if not pid:
@@ -281,6 +283,7 @@ def _keep_a_server() -> None:
 
 
 def _become_server(end: socket.socket) -> None:
+    """Wait until it is asked for; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a word, as long as there is no server
     received = _receive(end)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -298,8 +301,15 @@ def _become_server(end: socket.socket) -> None:
         os.dup2(above + place, number)
         os.close(above + place)
     sys.argv = ["-c"]
-    _run_text(request["code"])
-    sys.exit(0)
+    code = 1
+    try:
+        _run_text(request["code"])
+    except SystemExit:
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    atexit._run_exitfuncs()
+    os._exit(code)  # not back into what this process was forked from: pytest, in the middle of its work
 
 
 if __name__ == "__main__":

@@ -110,10 +110,15 @@ def clocks(notes: list[list[Note]]) -> list[dict[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"schedule": "1f1b:9"}, {"clip_norm": 0.1}, {"compress_forward": "delta(uniform:2)"}]
-)
-@pytest.mark.parametrize(
-    ("workers", "layout", "hops"), [(2, "client-server", 4), (3, "client-server", 6), (3, "linear", 4)]
+    ("workers", "layout", "hops", "given"),
+    [
+        (2, "client-server", 4, {}),
+        (2, "client-server", 4, {"compress_forward": "delta(uniform:2)"}),
+        (3, "client-server", 6, {"schedule": "1f1b:9"}),
+        (3, "client-server", 6, {"clip_norm": 0.1}),
+        (3, "linear", 4, {"clip_norm": 0.1}),
+        (3, "linear", 4, {"schedule": "1f1b:9", "compress_forward": "delta(uniform:2)"}),
+    ],
 )
 def test_a_step_takes_the_delays_of_its_hops(
     pool: Pool, workers: int, layout: str, hops: int, given: dict[str, Any]

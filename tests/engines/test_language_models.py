@@ -17,7 +17,7 @@ from thinpipe.engines.units import meta_of
 from thinpipe.models.tiny import shrunken
 from thinpipe.workloads.task import IGNORED, Batch
 
-STEPS, SAMPLES, CHUNKS, TOKENS, WINDOW = 12, 4, 2, 12, 4
+STEPS, SAMPLES, CHUNKS, TOKENS, WINDOW = 6, 4, 2, 12, 4
 # Type -> what its default configuration lacks.
 SPECIAL: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -94,8 +94,15 @@ def learn_whole(model: nn.Module, padded: bool) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("padded", [True, False], ids=["padded left and right", "packed"])
-@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize(
+    ("kind", "padded"),
+    [
+        *((kind, True) for kind in SPECIAL),
+        # Without a mask: rotated positions, windows, both, and a bias that is made of the mask.
+        *((kind, False) for kind in ("llama", "qwen2", "gemma2", "bloom")),
+    ],
+    ids=lambda value: {True: "padded left and right", False: "packed"}.get(value, value),
+)
 def test_three_workers_learn_what_the_whole_model_does(pool: Pool, kind: str, padded: bool) -> None:
     layout = "linear" if kind == "llama" and padded else "client-server"
     results = pool.run(learn_cut, 3, kind, padded, layout)

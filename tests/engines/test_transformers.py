@@ -19,7 +19,7 @@ from thinpipe.models.tiny import shrunken
 from thinpipe.models.weights import hollow, random_weights
 from thinpipe.workloads.task import Batch
 
-CLASSES, CHUNK, CHUNKS, STEPS = 3, 2, 3, 5
+CLASSES, CHUNK, CHUNKS, STEPS = 3, 2, 3, 3
 LR = {"sequence": 0.02, "image": 0.001}
 # Batch norms of few values make much of a rounding: so only two stages of a ResNet, and small steps.
 FACTS = {"resnet": {"depths": [2, 2], "hidden_sizes": [64, 128]}}

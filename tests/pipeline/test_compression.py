@@ -98,8 +98,14 @@ def torch_schedule(group: Any, name: str, spec: str, post_ahead: bool | None = N
     check(stages, schedule(stage_or_stages, CHUNKS, nn.functional.mse_loss), piped, spec)
 
 
-@pytest.mark.parametrize("layout", ["linear", "client-server"])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "layout"),
+    [
+        *zip(SPECS, ["linear", "client-server"] * 5, strict=True),
+        ("uniform:8", "client-server"),  # in both layouts: a codec without memory, and one with
+        ("power:2", "client-server"),
+    ],
+)
 def test_codec_on_every_link(pool: Pool, spec: str, layout: str) -> None:
     pool.run(own_schedule, 3, layout, spec)
 

@@ -11,6 +11,7 @@ from tests.pipeline.models import batch, reference, seeded
 from tests.pipeline.pipelines import make, run_step, twins
 from tests.pool import Pool
 
+STEPS = 6
 # Chunks, workers, order, layout: every pair of them, and every order in every layout with each number of either.
 CASES = [
     (1, 2, "1f1b", "client-server"),
@@ -37,13 +38,13 @@ CASES = [
 
 
 def follow(group: Any, layout: str, order: str, chunks: int) -> None:
-    """Twenty optimizer steps beside the same in one process; gradients are compared in the first and the last."""
+    """Optimizer steps beside the same in one process; gradients are compared in the first and the last."""
     piped, plain = seeded(), seeded()
     stages, schedule = make(group, layout, order, chunks, piped)
     mine = [(p, q) for stage in stages for p, q in twins(stage.submod, piped, plain)]
     ours = torch.optim.SGD([p for p, _ in mine], lr=0.5)
     theirs = torch.optim.SGD([q for unit in plain for q in unit.parameters()], lr=0.5)
-    for step in range(20):
+    for step in range(STEPS):
         x, y = batch(seed=step)
         ours.zero_grad()
         theirs.zero_grad()
@@ -51,7 +52,7 @@ def follow(group: Any, layout: str, order: str, chunks: int) -> None:
         loss = run_step(stages, schedule, x, y)
         if loss is not None:
             assert abs(loss - expected) <= 1e-5 * expected, (step, loss, expected)
-        if step in (0, 19):
+        if step in (0, STEPS - 1):
             assert mine
             for p, q in mine:
                 assert p.grad is not None

@@ -24,29 +24,34 @@ def train(pool: Pool, workers: int, kind: str, running: Running, given: dict[str
     return pool.run(train_toy, workers, kind, running, given)[0]
 
 
+REPLICAS = {"parallel": "data"}
+
+
 @pytest.mark.parametrize(
-    ("workers", "kind", "given"),
+    ("workers", "kind", "given", "steps"),
     [
-        pytest.param(2, "batchnorm", {"compress": "sort:8"}, id="stateless codec, batch norm"),
-        pytest.param(2, "dropout", {"compress": "power:4"}, id="warm-started codec, dropout"),
-        pytest.param(2, "batchnorm", {"compress": "tile:4+sr"}, id="stochastic rounding"),
-        pytest.param(2, "dropout", {"compress_forward": "delta(tile:2+sr)"}, id="copies of samples, dropout"),
-        pytest.param(2, "dropout", {"compress_forward": "axes:2+now"}, id="learned axes, dropout"),
-        pytest.param(3, "dropout", {"layout": "linear", "optimizer": "adamw"}, id="a line, adamw"),
-        pytest.param(2, "dropout", {"parallel": "data"}, id="two replicas"),
-        pytest.param(3, "dropout", {"parallel": "data", "compress": "uniform:4"}, id="three replicas, error feedback"),
-        pytest.param(2, "batchnorm", {"parallel": "data", "compress": "power:2"}, id="replicas, warm-started"),
-        pytest.param(2, "plain", {"parallel": "data", "compress": "tile:2+sr"}, id="replicas, stochastic rounding"),
-        pytest.param(1, "dropout", {"parallel": "none", "chunks": 2}, id="one process"),
+        pytest.param(2, "batchnorm", {"compress": "sort:8"}, [2, 4, 5], id="stateless codec, batch norm"),
+        pytest.param(2, "dropout", {"compress": "power:4"}, [2, 5], id="warm-started codec, dropout"),
+        pytest.param(2, "batchnorm", {"compress": "tile:4+sr"}, [4, 5], id="stochastic rounding"),
+        pytest.param(
+            2, "dropout", {"compress_forward": "delta(tile:2+sr)"}, [2, 4, 5], id="copies of samples, dropout"
+        ),
+        pytest.param(2, "dropout", {"compress_forward": "axes:2+now"}, [2, 5], id="learned axes, dropout"),
+        pytest.param(3, "dropout", {"layout": "linear", "optimizer": "adamw"}, [4, 5], id="a line, adamw"),
+        pytest.param(2, "dropout", REPLICAS, [2, 4], id="two replicas"),
+        pytest.param(3, "dropout", REPLICAS | {"compress": "uniform:4"}, [2, 5], id="three replicas, error feedback"),
+        pytest.param(2, "batchnorm", REPLICAS | {"compress": "power:2"}, [4, 5], id="replicas, warm-started"),
+        pytest.param(2, "plain", REPLICAS | {"compress": "tile:2+sr"}, [2, 5], id="replicas, stochastic rounding"),
+        pytest.param(1, "dropout", {"parallel": "none", "chunks": 2}, [2, 4, 5], id="one process"),
     ],
 )
 def test_from_any_checkpoint_the_end_is_the_same(
-    pool: Pool, tmp_path: Path, workers: int, kind: str, given: dict[str, Any]
+    pool: Pool, tmp_path: Path, workers: int, kind: str, given: dict[str, Any], steps: list[int]
 ) -> None:
-    """Of eight steps in two epochs: within the first, at its end, within the second."""
+    """Of eight steps in two epochs: within the first (2), at its end (4), within the second (5)."""
     whole = train(pool, workers, kind, Running(save=tmp_path / "whole", save_every=1, keep=9), given)
     assert whole.end is not None
-    for step in (2, 4, 5):
+    for step in steps:
         path = tmp_path / "whole" / f"step-{step:08d}"
         rest = train(pool, workers, kind, Running(save=tmp_path / f"from-{step}", resume=path), given)
         assert rest.end is not None
@@ -129,11 +134,10 @@ def test_any_number_of_workers_goes_on_where_others_stopped(
 ) -> None:
     """No codec loses anything and nothing is drawn at random: the end is the unbroken run's, but for rounding."""
     given = {"compress": "none", "lr": 1e-3} | given
-    whole = pool.run(train_toy, before, "plain", Running(save=tmp_path / "whole"), given)[0]
-    pool.run(train_toy, before, "plain", Running(save=tmp_path / "cut", steps=5), given)
-    rest = pool.run(train_toy, after, "plain", Running(save=tmp_path / "cut", resume=tmp_path / "cut"), given | moved)[
-        0
-    ]
+    saving = Running(save=tmp_path / "whole", save_every=5)
+    whole = pool.run(train_toy, before, "plain", saving, given)[0]
+    going_on = Running(save=tmp_path / "cut", resume=tmp_path / "whole" / "step-00000005")
+    rest = pool.run(train_toy, after, "plain", going_on, given | moved)[0]
     assert rest.end.steps == 3
     assert [step.loss for step in rest.steps] == pytest.approx([step.loss for step in whole.steps[5:]], rel=1e-5)
     expected, found = saved_model(tmp_path / "whole"), saved_model(tmp_path / "cut")
