@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,22 +75,37 @@ def time_iterations(
     """Time calls that follow each other, as the iterations of a training loop do.
 
     On a GPU by its own clock, without waiting for it in between: waiting would count the launches it hides.
-    ``between``: what a GPU does before each of them, and is not counted.
+    ``between``: what a GPU does before each of them, and is not counted; so often that the host has launched a call
+    before the GPU comes to it, as where a GPU is the slower one of the two. ``launch_ms`` is what the host takes.
     """
     if device.type != "cuda":
         return Times(tuple(elapsed_ms(call, device=device) for _ in range(iterations)))
+    times = 0 if between is None else 1 + math.ceil(2 * launch_ms(call, device) / elapsed_ms(between, device=device))
     marks = []
     stop = _mark()
     for _ in range(iterations):
         start = stop
         if between is not None:
-            between()
+            for _ in range(times):
+                between()
             start = _mark()
         call()
         stop = _mark()
         marks.append((start, stop))
     torch.cuda.synchronize(device)
     return Times(tuple(start.elapsed_time(stop) for start, stop in marks))
+
+
+def launch_ms(call: Callable[[], object], device: torch.device) -> float:
+    """What the host takes for a call until the device works on it alone: the middle of nine."""
+    taken = []
+    for _ in range(9):
+        _synchronize(device)
+        start = time.perf_counter()
+        call()
+        taken.append(1e3 * (time.perf_counter() - start))
+    _synchronize(device)
+    return sorted(taken)[len(taken) // 2]
 
 
 def _mark() -> torch.cuda.Event:

@@ -50,6 +50,7 @@ class Times:
     decode_copies: float = figure("decode\ncopies", format=".1f", better="lower")
     encode_resident_ms: float | None = figure("encode\nresident", format=".3f", better="lower")
     decode_resident_ms: float | None = figure("decode\nresident", format=".3f", better="lower")
+    encode_launch_ms: float | None = figure("encode\nlaunch", format=".3f", better="lower")
     first_encode_ms: float = figure("first\nms", format=".0f")
     encode_floors: float = figure("encode\nfloors", format=".1f", better="lower")
     decode_floors: float = figure("decode\nfloors", format=".1f", better="lower")
@@ -204,6 +205,7 @@ def _time(x: Tensor, codec_: Codec, wire: Tensor, decoded: Tensor, settings: Set
         decode_copies=decoding.median_ms / copy.median_ms,
         encode_resident_ms=resident[0],
         decode_resident_ms=resident[1],
+        encode_launch_ms=meter.launch_ms(encode, x.device) if flush else None,
         first_encode_ms=first_ms,
         encode_floors=encoding.median_ms / floor_ms,
         decode_floors=decoding.median_ms / floor_ms,

@@ -36,6 +36,7 @@ _GPU_COSTS = (
     _BY_NAME["decode_floors"],
     _BY_NAME["encode_resident_ms"],
     _BY_NAME["decode_resident_ms"],
+    _BY_NAME["encode_launch_ms"],
     replace(_BY_NAME["copy_ms"], format=".3f"),
     _BY_NAME["first_encode_ms"],
     _BY_NAME["encode_speedup"],
@@ -54,10 +55,11 @@ COST_NOTE = (
     "literal algorithm. extra memory: while encoding, tensors."
 )
 GPU_COST_NOTE = (
-    "encode, decode, copy: caches flushed before every call. resident: they hold what the call\n"
-    "before left there. floors: times of reading the tensor and writing the wire, or the other\n"
-    "way round, at the speed of the copy. first: the first call, which compiles what is not in\n"
-    "Triton's cache."
+    "encode, decode, copy: on the GPU's clock, launches hidden, caches flushed before every call.\n"
+    "resident: caches hold what the call before left there, and launches count where they take\n"
+    "longer. launch: what the host takes for an encode. floors: times of reading the tensor and\n"
+    "writing the wire, or the other way round, at the speed of the copy. first: the first call,\n"
+    "which compiles what is not in Triton's cache."
 )
 
 MEANS_NOTE = "Captured tensors: the mean over steps and chunks of a direction and link."

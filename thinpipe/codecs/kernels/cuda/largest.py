@@ -237,11 +237,11 @@ def place_by_bits_kernel(wire, out, n, kept, reached, steps, ALIGNED: tl.constex
 @triton.jit
 def _load_placed(wire, bits, before, in_all, left, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
     """The values of a step, zero where a thread has no bit -> and how many there are."""
-    found = ()
+    found = tl.tuple([])
     for number in tl.static_range(EACH):
         index = _place_of(bits, before, in_all, column(number), VECTOR)
         there = (((bits >> column(number)) & 1) > 0) & (index < left)
-        found += (_load_float(wire, index, there, ALIGNED),)
+        found += tl.tuple([_load_float(wire, index, there, ALIGNED)])
     passed = tl.zeros([], tl.int32)
     for row in tl.static_range(EACH // VECTOR):
         passed += _field(in_all, row, VECTOR)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # Triton's interpreter on the CPU, for tests
 SILENT_S = 1.0  # so long nothing is said: kernels of Triton's cache are there sooner
+INT32 = (1 << 31) - 1
 LOCKS = 64  # files: two kernels that share one compile one after the other
 
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -66,12 +67,12 @@ def _bind(each: Launch, device: int) -> tuple[tuple[Any, ...], list[int]]:
     values = []
     for argument in each.arguments:
         if isinstance(argument, Tensor):
-            value = argument.data_ptr()
-            key += (argument.dtype, value % 16 == 0)
-        else:
-            value = argument
-            key.append((value == 1) + 2 * (value % 16 == 0) + 4 * (value >= 1 << 31))
-        values.append(value)
+            address = argument.data_ptr()
+            key += (argument.dtype, address % 16 == 0)
+            values.append(address)
+        else:  # types depend on how wide a number is; 1 and multiples of 16 have kernels of their own
+            key.append(1 if argument == 1 else 2 * (argument % 16 == 0) + 4 * (argument > INT32))
+            values.append(argument)
     return tuple(key), values
 
 

@@ -13,11 +13,12 @@ TARGETS = tl.constexpr(32)  # ranks that are searched for: of each cut two
 INTERVALS = tl.constexpr(32)  # between thresholds (sample.py)
 SPLITTERS = tl.constexpr(1024)  # of which one idles
 DRAWN_VALUES = tl.constexpr(2 * SPLITTERS.value)
-COPIES = tl.constexpr(8)  # of counts at most, so that programs seldom wait for each other
+COPIES = tl.constexpr(4)  # of counts at most, so that programs seldom wait for each other
 LARGE = tl.constexpr(1 << 23)  # values of a tensor whose windows are first narrowed to one of a few bins (windows.py)
 DENSE = tl.constexpr(128)  # bins of all windows together in this round: counting takes time for each
 ROUNDS = tl.constexpr(3)  # behind it, in which what is left of a key's 32 bits is found at the latest
 BINS = tl.constexpr(2048)  # of a window in these: 11 bits
+SLOTS = tl.constexpr(64)  # histograms of a round, with copies
 FEW = tl.constexpr(512)  # values, at most, that are collected instead of counted once more
 LINE = tl.constexpr(32)  # values of a cache line
 
@@ -30,7 +31,7 @@ THRESHOLDS = _counters.take(1)  # how many there are
 INTERVAL_COUNTS = _counters.take(2 * INTERVALS.value, align=LINE.value)  # int64: values of the tensor in each interval
 SAMPLE_COUNTS = _counters.take(COPIES.value * SPLITTERS.value, align=LINE.value)
 DENSE_COUNTS = _counters.take(COPIES.value * DENSE.value, align=LINE.value)
-HISTOGRAMS = _counters.take(ROUNDS.value * TARGETS.value * BINS.value, align=LINE.value)
+HISTOGRAMS = _counters.take(ROUNDS.value * SLOTS.value * BINS.value, align=LINE.value)
 LISTED = _counters.take(
     TARGETS.value * LINE.value, align=LINE.value
 )  # of each window how many are collected, a line for each

@@ -36,6 +36,7 @@ from thinpipe.codecs.kernels.cuda.places import (
     LOWS,
     RANKS,
     ROUNDS,
+    SLOTS,
     TABLE,
     TARGETS,
     UPPERS,
@@ -125,8 +126,11 @@ def narrow(x, n, counters, scratch, columns, held, cuts, arrivals, from_kept, MA
         bins = tl.where(turn == 0, _dense_bins(count), BINS)
         place = _store_table(windows, first, last, wide, bins)
         dense = tl.zeros([DENSE], tl.int32)
-        mine = counters + DENSE_COUNTS + program % COPIES * DENSE
-        histograms = counters + HISTOGRAMS + (turn - 1) * (TARGETS * BINS)
+        # Memory adds to a cache line about every 27 cycles: what all programs count in few lines they count in copies.
+        copies = tl.where(turn == 0, COPIES, tl.minimum(tl.full([], SLOTS, tl.int32) // count, COPIES))
+        size = tl.where(turn == 0, DENSE, count * BINS)
+        histograms = counters + tl.where(turn == 0, DENSE_COUNTS, HISTOGRAMS + (turn - 1) * (SLOTS * BINS))
+        mine = histograms + program % copies * size
         spans = tl.cdiv(tl.cdiv(n, SPAN), programs).to(tl.int32)
         for part in range(tl.where(from_kept, tl.cdiv(tl.max(held, axis=0), EACH), spans)):
             if from_kept:
@@ -143,7 +147,7 @@ def narrow(x, n, counters, scratch, columns, held, cuts, arrivals, from_kept, MA
                 index = tl.reshape(window * bins + within, [SPAN])
                 dense += tl.histogram(index, DENSE, mask=tl.reshape(inside, [SPAN]))
             else:
-                tl.atomic_add(histograms + window * bins + within, 1, mask=inside, sem="relaxed")
+                tl.atomic_add(mine + window * bins + within, 1, mask=inside, sem="relaxed")
         if turn == 0:
             tl.atomic_add(mine + tl.arange(0, DENSE), dense, mask=dense > 0, sem="relaxed")
         wait_for_all(arrived, arrivals)
@@ -153,12 +157,8 @@ def narrow(x, n, counters, scratch, columns, held, cuts, arrivals, from_kept, MA
                 window = tl.sum(tl.where(its, place, 0), axis=0)
                 if most <= FEW:
                     _pick_listed(counters, scratch, window, target)
-                elif turn == 0:
-                    _pick(
-                        counters, scratch, counters + DENSE_COUNTS + window * bins, bins, target, COPIES, DENSE, DENSE
-                    )
                 else:
-                    _pick(counters, scratch, histograms + window * bins, bins, target, 1, 0, BINS)
+                    _pick(counters, scratch, histograms + window * bins, bins, copies, size, target)
         wait_for_all(arrived, arrivals + programs)
         arrivals += 2 * programs
         turn += 1
@@ -231,21 +231,25 @@ def _find(keys, there, windows, count):
 
 
 @triton.jit
-def _pick(
-    counters, scratch, histogram, bins, target, COPIED: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr
-):  # fmt: skip
+def _pick(counters, scratch, histogram, bins, copies, size, target):
     """A target's window becomes the bin that its rank falls into. If that lies beyond them, the sample misled."""
-    lanes = tl.arange(0, SIZE)
+    SOME: tl.constexpr = 32
     first = tl.load((scratch + LOWS).to(tl.pointer_type(tl.int32)) + target, cache_modifier=".cg")
     last = tl.load((scratch + HIGHS).to(tl.pointer_type(tl.int32)) + target, cache_modifier=".cg")
     rank = tl.load((scratch + RANKS).to(tl.pointer_type(tl.int64)) + target, cache_modifier=".cg")
-    each = tl.zeros([SIZE], tl.int64)
-    for copy in tl.static_range(COPIED):
-        each += tl.load(histogram + copy * STRIDE + lanes, mask=lanes < bins, other=0, cache_modifier=".cg")
-    reached = tl.cumsum(each, axis=0)
-    picked = tl.sum((reached <= rank).to(tl.int32), axis=0)
-    passed = tl.max(tl.where(lanes < picked, reached, 0), axis=0)
-    amount = tl.max(tl.where(lanes == picked, each, 0), axis=0)
+    # First which 32 bins, then which of these.
+    groups, some = tl.arange(0, BINS // SOME), tl.arange(0, SOME)
+    counted = tl.zeros([BINS // SOME, SOME], tl.int64)
+    for copy in range(copies):
+        at = groups[:, None] * SOME + some[None, :]
+        counted += tl.load(histogram + copy * size + at, mask=at < bins, other=0, cache_modifier=".cg")
+    group, passed, _ = _where(tl.sum(counted, axis=1), rank, groups)
+    counted = tl.zeros([SOME], tl.int64)
+    for copy in range(copies):
+        at = group * SOME + some
+        counted += tl.load(histogram + copy * size + at, mask=at < bins, other=0, cache_modifier=".cg")
+    within, more, amount = _where(counted, rank - passed, some)
+    picked = group * SOME + within
     if picked >= bins:
         tl.store(counters + FAILED, 1)
         picked = 0
@@ -253,7 +257,16 @@ def _pick(
     shift = tl.max(shift, axis=0).to(tl.int64)
     begin = first.to(tl.int64) + (picked.to(tl.int64) << shift)
     end = tl.minimum(begin + (tl.full([], 1, tl.int64) << shift) - 1, last.to(tl.int64))
-    _store_window(scratch, target, begin.to(tl.int32), end.to(tl.int32), rank - passed, amount)
+    _store_window(scratch, target, begin.to(tl.int32), end.to(tl.int32), rank - passed - more, amount)
+
+
+@triton.jit
+def _where(counts, rank, lanes):
+    """Which of so many counts, one behind the other, a rank falls into, how many come before, and how many there."""
+    reached = tl.cumsum(counts, axis=0)
+    found = tl.sum((reached <= rank).to(tl.int32), axis=0)
+    passed = tl.max(tl.where(lanes < found, reached, 0), axis=0)
+    return found, passed, tl.max(tl.where(lanes == found, counts, 0), axis=0)
 
 
 @triton.jit
