@@ -110,6 +110,12 @@ class Rows:
             values = torch.nn.functional.pad(values, (0, 0, 0, missing))
         return values.unflatten(0, (self.groups, self.size))
 
+    def view(self, out: Tensor) -> Tensor | None:
+        """A tensor as ``columns`` has it, where that takes no copy."""
+        if self.block or out.dtype != torch.float32 or self.groups * self.size != self.width or not out.is_contiguous():
+            return None
+        return out.view(-1, self.groups, self.size).permute(1, 2, 0)
+
     def restore(self, columns: Tensor, out: Tensor) -> None:
         """The inverse of ``columns``."""
         values = columns.flatten(0, 1)[: self.width]
@@ -215,7 +221,10 @@ def decode(wire: Tensor, basis: Basis, rows: Rows, out: Tensor, kernels: str | K
     values = _table(levels, 0.0, wire.device)
     _kernels(kernels, wire).decode_axes(planes, gains, basis.bits, basis.starts, values, z.flatten(0, 1))
     with torch.autocast(wire.device.type, enabled=False):  # receivers decode where their stage computes
-        rows.restore(torch.baddbmm(basis.mean, basis.back, z), out)
+        place = rows.view(out)
+        columns = torch.baddbmm(basis.mean, basis.back, z, out=place)
+    if place is None:
+        rows.restore(columns, out)
 
 
 def _kernels(chosen: str | Kernels, wire: Tensor) -> Kernels:
