@@ -185,12 +185,17 @@ class Basis:
         )
 
 
-def forth_of(learned: np.ndarray, rows: Rows) -> np.ndarray:
-    """What a sender multiplies rows with. Found where axes are, on the CPU: no GPU and no step waits for it."""
+def forth_of(learned: np.ndarray, rows: Rows, inverse: np.ndarray | None = None) -> np.ndarray:
+    """What a sender multiplies rows with. Found where axes are, on the CPU: no GPU and no step waits for it.
+
+    ``inverse``: of the axes as they travel, by who has it.
+    """
     _, deviation, axes, each = np.split(learned, np.cumsum(_sizes(rows))[:-1])
-    matrix = axes.view(np.int8).reshape(rows.groups, rows.size, rows.size).swapaxes(1, 2).astype(np.float64)
+    if inverse is None:
+        matrix = axes.view(np.int8).reshape(rows.groups, rows.size, rows.size).swapaxes(1, 2)
+        inverse = np.linalg.inv(matrix.astype(np.float64))
     each, deviation = (part.reshape(rows.groups, rows.size, 1) for part in (each, deviation.view(np.float32)))
-    return np.where(each > 0, np.linalg.inv(matrix) / deviation, 0.0).astype(np.float32)
+    return np.where(each > 0, inverse / deviation, 0.0).astype(np.float32)
 
 
 def _sizes(rows: Rows) -> list[int]:

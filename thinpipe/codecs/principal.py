@@ -7,6 +7,7 @@ of a language model a twentieth had a quarter more squared error. Rows that are 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.axes import Rows, forth_of
+from thinpipe.codecs.blas import one_thread
 from thinpipe.codecs.normal import MAX_BITS, distortion
 
 RATE = 0.2  # of a step among all
@@ -62,8 +64,8 @@ class Learner:
         """The step under way has ended. Nobody waits for a GPU; tensors that were kept stay what they are."""
         if not self._seen:
             return
-        # What is not finite in a row is in one of these, too. Few operations: a GPU takes as long for small ones.
-        finite = self._products.diagonal(dim1=1, dim2=2).isfinite().all()
+        # What is not finite in a row is in one of these squares. Few operations: a GPU takes as long for small ones.
+        finite = self._products.diagonal(dim1=1, dim2=2).amax() < torch.inf
         for name, total in (("mean", self._sum), ("products", self._products)):
             before = self.kept[name]
             self.kept[name] = torch.where(finite, before.lerp(total / self._seen, RATE), before)
@@ -91,8 +93,8 @@ class Learner:
         self._future = self._thread.submit(work)
 
     def _lesson(self, moments: dict[str, Tensor]) -> Lesson:
-        told = learn({name: each.numpy() for name, each in moments.items()}, self.rows, self.bits, self._step_rows)
-        return Lesson(torch.from_numpy(told), torch.from_numpy(forth_of(told, self.rows)))
+        arrays = {name: each.numpy() for name, each in moments.items()}
+        return Lesson(*map(torch.from_numpy, learn(arrays, self.rows, self.bits, self._step_rows)))
 
     def take(self) -> Lesson:
         """What was learned, here or before this run was taken up."""
@@ -135,13 +137,15 @@ def stride_of(rows: Rows, chunks: int) -> int:
     return stride
 
 
+@one_thread()
 def sender_side(told: Tensor, rows: Rows) -> Tensor:
     """What a sender makes of what it told the other end, or had told before this run was taken up."""
     return torch.from_numpy(forth_of(told.cpu().numpy(), rows)).to(told.device)
 
 
-def learn(moments: dict[str, np.ndarray], rows: Rows, bits: float, step_rows: int) -> np.ndarray:
-    """What travels of a basis, see ``axes.Basis``.
+@one_thread()
+def learn(moments: dict[str, np.ndarray], rows: Rows, bits: float, step_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """What travels of a basis, and ``forth``: see ``axes.Basis``.
 
     NumPy's: torch's would run on threads of their own in this one, and where there are more of those than cores, the
     OpenMP that both have makes all of them sleep between any two loops. Training on two cores took twice as long.
@@ -151,18 +155,25 @@ def learn(moments: dict[str, np.ndarray], rows: Rows, bits: float, step_rows: in
     mean /= weight
     covariance = products / weight - mean @ mean.swapaxes(1, 2)
     covariance = _shrunk((covariance + covariance.swapaxes(1, 2)) / 2, step_rows / RATE * weight)
-    axes = np.linalg.eigh(covariance).eigenvectors
-    units = np.abs(axes).max(1, keepdims=True) / 127
-    whole = np.rint(axes / units)  # each column an axis, as it travels: 1 / units long
-    inverse = np.linalg.inv(whole)
-    variances = ((inverse @ covariance) * inverse).sum(2)
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # the others have a model to train
+        units, whole, inverse, variances = map(np.stack, zip(*pool.map(_axes_of, covariance), strict=True))
     mean += origin
     # No deviation is less than what float32 makes of the mean, so that no component overflows.
     least = max(LEAST_DEVIATION, float(np.abs(mean).max()) * float(np.finfo(np.float32).eps))
-    deviations = np.maximum(np.sqrt(variances.clip(min=0)), least * units[:, 0])
-    bits_of = allocate(np.square(deviations / units[:, 0]).reshape(-1), rows.planes(bits))
+    deviations = np.maximum(np.sqrt(variances.clip(min=0)), least * units)
+    bits_of = allocate(np.square(deviations / units).reshape(-1), rows.planes(bits))
     parts = mean.astype(np.float32), deviations.astype(np.float32), whole.swapaxes(1, 2).astype(np.int8), bits_of
-    return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+    told = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+    return told, forth_of(told, rows, inverse)
+
+
+def _axes_of(covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of a group: units, axes as they travel, each a column and 1 / unit long, their inverse, and variances in that."""
+    axes = np.linalg.eigh(covariance).eigenvectors
+    units = np.abs(axes).max(0) / 127
+    whole = np.rint(axes / units)
+    inverse = np.linalg.inv(whole)
+    return units, whole, inverse, ((inverse @ covariance) * inverse).sum(1)
 
 
 def allocate(variances: np.ndarray, total: int) -> np.ndarray:
