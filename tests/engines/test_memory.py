@@ -15,7 +15,7 @@ from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.units import Meta
 from thinpipe.workloads.task import Source
 
-ROWS, CHUNKS, EVALUATIONS = 3072, 3, 20
+ROWS, CHUNKS, EVALUATIONS = 3072, 3, 40
 
 
 def resident_bytes() -> int:

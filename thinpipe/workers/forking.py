@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import re
@@ -10,6 +9,7 @@ import shutil
 import tempfile
 from functools import cache
 from multiprocessing import forkserver, process, resource_tracker
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from thinpipe.workers.signals import signals_blocked
@@ -52,7 +52,8 @@ def temporary_folder() -> str:
         if match and not Path("/proc", match[1]).exists():
             _remove(path)
     folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_place())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # After multiprocessing's own, whose sockets are in it, and by this process alone, not by one that it forked.
+    Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100)
     # Where multiprocessing keeps its socket: one folder is enough, and others can remove it if this process is killed.
     process.current_process()._config.setdefault("tempdir", folder)  # type: ignore[attr-defined]
     return folder
