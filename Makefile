@@ -11,7 +11,7 @@ demo: .venv/installed
 
 # One more than there are cores: tests wait for processes, links and signals now and then.
 PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-test: .venv/installed
+test: .venv/compiled
 	$(BIN)/pytest --numprocesses $(PROCESSES) --dist worksteal -m "not rate"
 	$(BIN)/pytest -m rate $$(grep -rl --include '*.py' mark.rate tests) # what must have the machine to itself
 
@@ -36,6 +36,11 @@ format: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+# Modules and loops, by one process before several would do the same work at once.
+.venv/compiled: .venv/installed
+	$(BIN)/python -c "import pytest; from tests.preloaded import import_all; import_all()"
 	touch $@
 
 clean:

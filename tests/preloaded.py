@@ -173,7 +173,7 @@ def _serve(listener: socket.socket) -> None:
                 _tell(running.pop(ended[0]), ended[1])
         if listener in heard:
             connection, _ = listener.accept()
-            _import_all()
+            import_all()
             received = _receive(connection)
             if received is None:
                 continue
@@ -198,7 +198,7 @@ def _tell(connection: socket.socket, number: int) -> None:
         connection.close()
 
 
-def _import_all() -> None:
+def import_all() -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # programs need not look through it again and again
