@@ -172,6 +172,18 @@ def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
+@pytest.mark.parametrize(("spec", "name"), [("sort:4+2", "laplace"), ("sort:3+1", "outliers"), ("topk:0.1", "relu6")])
+def test_large_tensors_are_counted_in_a_few_bins_first(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = sys.modules["thinpipe.codecs.kernels.cuda.windows"]
+    bins, pick = [], windows._pick
+    monkeypatch.setattr(windows, "_pick", lambda *args: (bins.append(int(args[3].handle.data.item())), pick(*args)))
+    set_constants(monkeypatch, LARGE=4096, FEW=16)
+    x = content(name, (9000,))
+    assert torch.equal(encoded(spec, x), encoded(spec, x, cpu))
+    assert bins[0] <= windows.DENSE.value < windows.BINS.value
+
+
+@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
 @pytest.mark.parametrize("sign", [1, -1], ids=["upper ends", "lower ends"])
 def test_cuts_at_ends_of_brackets_that_many_values_share(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each quarter a value of its own that 15 % share, from 2 % before the cut on: so it ends the cut's bracket."""

@@ -15,7 +15,7 @@ from thinpipe.codecs.layout import BLOCK, header_bytes, positions_are_bits
 from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
 ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}  # each operation rounded by itself, as everywhere
-KEEPING = {"num_warps": 1, "maxnreg": 96}
+KEEPING = {"num_warps": 1, "maxnreg": 96}  # without a limit half as many of them run at once
 TWO_WARPS = {"num_warps": 2, "enable_fp_fusion": False}
 FOUR_BUCKETS = TWO_WARPS | {"maxnreg": 128}  # more of them at once; with other numbers of buckets that is slower
 SIXTEEN_WARPS = {"num_warps": 16}

@@ -32,9 +32,8 @@ INTERVAL_COUNTS = _counters.take(2 * INTERVALS.value, align=LINE.value)  # int64
 SAMPLE_COUNTS = _counters.take(COPIES.value * SPLITTERS.value, align=LINE.value)
 DENSE_COUNTS = _counters.take(COPIES.value * DENSE.value, align=LINE.value)
 HISTOGRAMS = _counters.take(ROUNDS.value * SLOTS.value * BINS.value, align=LINE.value)
-LISTED = _counters.take(
-    TARGETS.value * LINE.value, align=LINE.value
-)  # of each window how many are collected, a line for each
+# Of each window how many are collected, a line for each.
+LISTED = _counters.take(TARGETS.value * LINE.value, align=LINE.value)
 COUNTERS = tl.constexpr(_counters.size)
 
 # In the scratch memory, float32, not initialised. First what is int64.
@@ -50,9 +49,8 @@ SPLITTER_VALUES = _scratch.take(SPLITTERS.value, align=LINE.value)
 DRAWN = _scratch.take(DRAWN_VALUES.value, align=LINE.value)  # the smaller sample
 BRACKETS = _scratch.take(4 * CUTS.value, align=LINE.value)  # of all cuts the low ends, then what is named below
 TABLE = _scratch.take(2 * INTERVALS.value, align=LINE.value)  # thresholds, then uppers
-WINDOWS = _scratch.take(
-    MOST_PROGRAMS.value * 3 * (2 + ROUNDS.value) * TARGETS.value, align=LINE.value
-)  # of every program
+# Of every program and round: first keys, last keys, shifts.
+WINDOWS = _scratch.take(MOST_PROGRAMS.value * 3 * (2 + ROUNDS.value) * TARGETS.value, align=LINE.value)
 HELD = _scratch.take(MOST_PROGRAMS.value * 256, align=LINE.value)  # of every thread: how many values it has kept
 LISTS = _scratch.take(TARGETS.value * FEW.value, align=LINE.value)  # of each window the keys that are collected, int32
 KEPT = _scratch.take(0, align=LINE.value)  # the kept values
