@@ -11,6 +11,7 @@ import importlib.util
 import sys
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -222,16 +223,31 @@ def watch_searching_everything(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that gets longer whenever the whole tensor is searched for cuts."""
     searched: list[int] = []
     search = cuda.select.open_all
-    monkeypatch.setattr(cuda.select, "open_all", lambda *args: (searched.append(1), search(*args)))
+    monkeypatch.setattr(cuda.select, "open_all", lambda *args: searched.append(1) or search(*args))
     return searched
 
 
+def few_values() -> Tensor:
+    return torch.randint(0, 12, (9000,), generator=torch.Generator().manual_seed(0)) / 7
+
+
+def cuts_between_many_equal_values() -> Tensor:
+    """Behind each of 16 equal parts so many values are equal that its cut is one of them, and all others differ."""
+    x = torch.rand(30_000, generator=torch.Generator().manual_seed(0))
+    border = (x * 16).round() / 16
+    return torch.where((x - border).abs() < 0.0165, border, x)
+
+
 @pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
-@pytest.mark.parametrize(("spec", "values", "everything"), [("sort:4+3", 12, False), ("sort:3+4", 24, True)])
-def test_few_different_values(spec: str, values: int, everything: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("spec", "make", "everything"),
+    [("sort:4+3", few_values, False), ("sort:3+4", cuts_between_many_equal_values, True)],
+)
+def test_shared_values(
+    spec: str, make: Callable[[], Tensor], everything: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Up to 31 thresholds around what many values share are few enough for one read; more are too many."""
-    searched = watch_searching_everything(monkeypatch)
-    x = torch.randint(0, values, (9000,), generator=torch.Generator().manual_seed(0)) / 7
+    searched, x = watch_searching_everything(monkeypatch), make()
     wire = encoded(spec, x)
     assert torch.equal(decoded(spec, wire, x), decoded(spec, encoded(spec, x, cpu), x, cpu))
     assert bool(searched) == everything

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinpipe.codecs.kernels.cuda import axes, codebook, codes, gauss, largest, places, tiles
 from thinpipe.codecs.kernels.cuda.launch import Launch, launch
-from thinpipe.codecs.kernels.cuda.order import COOPERATIVE, extent, order_statistics, programs_on
+from thinpipe.codecs.kernels.cuda.order import all_at_once, extent, order_statistics
 from thinpipe.codecs.layout import BLOCK, header_bytes, positions_are_bits
 from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
@@ -26,13 +26,13 @@ def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> No
 
 
 def encode_kmeans(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
-    n, programs = x.numel(), programs_on(x.device.index)
+    n, (programs, options) = x.numel(), all_at_once(x)
     counters = torch.zeros(codebook.COUNTERS, dtype=torch.int32, device=x.device)
     scratch = torch.empty(codebook.scratch_doubles(n, programs), dtype=torch.float64, device=x.device)
     room = codebook.slots_per_column(n, programs)
     parameters = scratch.view(torch.float32)[2 * codebook.PARAMETERS.value :]
     launch(
-        Launch(codebook.points_kernel, programs, (x, n, counters, scratch, room), (), COOPERATIVE),
+        Launch(codebook.points_kernel, programs, (x, n, counters, scratch, room), (), options),
         Launch(codebook.centres_kernel, 1, (wire, scratch), (bits, zero), SIXTEEN_WARPS),
         *_encode(x, wire, parameters, header_bytes(1 << bits), bits, 0),
     )

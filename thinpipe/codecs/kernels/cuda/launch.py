@@ -63,7 +63,7 @@ def launch(*launches: Launch) -> None:
 
 def _bind(each: Launch, device: int) -> tuple[tuple[Any, ...], list[int]]:
     """What a kernel is compiled for, and what it is called with: addresses, which the driver need not look up."""
-    key: list[Any] = [id(each.kernel), device, each.constants]
+    key: list[Any] = [id(each.kernel), device, each.constants, each.options.get("maxnreg")]
     values = []
     for argument in each.arguments:
         if isinstance(argument, Tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,22 +11,31 @@ from torch import Tensor
 from thinpipe.codecs.kernels.cuda import places
 from thinpipe.codecs.kernels.cuda.launch import INTERPRETED, Launch
 from thinpipe.codecs.kernels.cuda.reading import EACH, THREADS, room_for_all
-from thinpipe.codecs.kernels.cuda.sample import thresholds_kernel
+from thinpipe.codecs.kernels.cuda.sample import PART, SMALL_PART, thresholds_kernel
 from thinpipe.codecs.kernels.cuda.select import extent_kernel, read_kernel, select_kernel
 
 DIRECT = 1 << 14  # so few values need no sample
-PROGRAMS_PER_PROCESSOR = 2
-COOPERATIVE = {"num_warps": 8, "maxnreg": 128, "launch_cooperative_grid": True}  # so many programs run at once
-READING = {"num_warps": 8, "maxnreg": 128}
+READING = {"num_warps": 8, "maxnreg": 128}  # two programs run on a processor at once
+COOPERATIVE = READING | {"launch_cooperative_grid": True}
+ONE_EACH = COOPERATIVE | {"maxnreg": 255}
 MOST_CUTS = 15  # of a launch
 
 
-@functools.cache
-def programs_on(index: int | None) -> int:
-    """As many programs as can run at once; Triton's interpreter runs one after the other, so one."""
+def all_at_once(x: Tensor) -> tuple[int, dict[str, Any]]:
+    """As many programs as run at once and can wait for each other, and the options to launch them with.
+
+    Of large tensors two on each processor. Of small ones, for which they wait more often for each other than for
+    memory, one, with all registers. Triton's interpreter runs one after the other, so one.
+    """
     if INTERPRETED:
-        return 1
-    return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(index).multi_processor_count
+        return 1, COOPERATIVE
+    processors = _processors(x.device.index)
+    return (2 * processors, COOPERATIVE) if x.numel() >= places.LARGE.value else (processors, ONE_EACH)
+
+
+@functools.cache
+def _processors(index: int | None) -> int:
+    return 1 if INTERPRETED else torch.cuda.get_device_properties(index).multi_processor_count
 
 
 def slots_per_column(n: int, programs: int, cuts: int) -> int:
@@ -42,7 +52,7 @@ def order_statistics(
     Cut i, from 1 on, comes before the value of rank ``i * small + min(i, larger)``. ``buckets``: how many, bits of
     their levels, and whether one of these is zero; with them the wire's header is written. Without, magnitudes count.
     """
-    n, programs = x.numel(), programs_on(x.device.index)
+    n, (programs, options) = x.numel(), all_at_once(x)
     sampled = n > DIRECT
     room = slots_per_column(n, programs, min(cuts, MOST_CUTS)) if sampled else EACH.value
     floats = places.KEPT.value + room * THREADS.value * programs
@@ -55,10 +65,11 @@ def order_statistics(
         tensor, magnitude = (x, n, counters, scratch), (not buckets[0],)
         cut = (small, larger, first, here)
         if sampled:
-            launches.append(Launch(thresholds_kernel, programs, (*tensor, *cut), magnitude, COOPERATIVE))
+            constants = (*magnitude, SMALL_PART if n < places.LARGE.value else PART)
+            launches.append(Launch(thresholds_kernel, programs, (*tensor, *cut), constants, options))
         launches.append(Launch(read_kernel, programs, (*tensor, room, int(sampled)), magnitude, READING))
         arguments = (x, n, wire, counters, scratch, *cut, finish[0], finish[1], int(finish[2]), room)
-        launches.append(Launch(select_kernel, programs, arguments, magnitude, COOPERATIVE))
+        launches.append(Launch(select_kernel, programs, arguments, magnitude, options))
     return scratch, launches
 
 
@@ -66,6 +77,6 @@ def extent(x: Tensor, wire: Tensor, level_bits: int, zero: bool) -> tuple[Tensor
     """The same for the one bucket of a tensor without cuts."""
     counters = torch.zeros(1, dtype=torch.int32, device=x.device)
     scratch = torch.empty(places.SPLITTER_VALUES.value, dtype=torch.float32, device=x.device)
-    programs = min(places.MOST_PROGRAMS.value, 2 * programs_on(x.device.index))
+    programs = min(places.MOST_PROGRAMS.value, 4 * _processors(x.device.index))
     arguments = (x, x.numel(), wire, counters, scratch, level_bits, int(zero))
     return scratch, [Launch(extent_kernel, programs, arguments, (), {"num_warps": 8})]

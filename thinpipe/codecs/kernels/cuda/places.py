@@ -16,7 +16,7 @@ DRAWN_VALUES = tl.constexpr(2 * SPLITTERS.value)
 COPIES = tl.constexpr(4)  # of counts at most, so that programs seldom wait for each other
 LARGE = tl.constexpr(1 << 23)  # values of a tensor whose windows are first narrowed to one of a few bins (windows.py)
 DENSE = tl.constexpr(128)  # bins of all windows together in this round: counting takes time for each
-ROUNDS = tl.constexpr(3)  # behind it, in which what is left of a key's 32 bits is found at the latest
+ROUNDS = tl.constexpr(4)  # behind it; in the last three all 32 bits of a key are found at the latest
 BINS = tl.constexpr(2048)  # of a window in these: 11 bits
 SLOTS = tl.constexpr(64)  # histograms of a round, with copies
 FEW = tl.constexpr(512)  # values, at most, that are collected instead of counted once more
@@ -49,8 +49,8 @@ SPLITTER_VALUES = _scratch.take(SPLITTERS.value, align=LINE.value)
 DRAWN = _scratch.take(DRAWN_VALUES.value, align=LINE.value)  # the smaller sample
 BRACKETS = _scratch.take(4 * CUTS.value, align=LINE.value)  # of all cuts the low ends, then what is named below
 TABLE = _scratch.take(2 * INTERVALS.value, align=LINE.value)  # thresholds, then uppers
-# Of every program and round: first keys, last keys, shifts.
-WINDOWS = _scratch.take(MOST_PROGRAMS.value * 3 * (2 + ROUNDS.value) * TARGETS.value, align=LINE.value)
+# Of every program and round a table (windows.py).
+WINDOWS = _scratch.take(MOST_PROGRAMS.value * 5 * (2 + ROUNDS.value) * TARGETS.value, align=LINE.value)
 HELD = _scratch.take(MOST_PROGRAMS.value * 256, align=LINE.value)  # of every thread: how many values it has kept
 LISTS = _scratch.take(TARGETS.value * FEW.value, align=LINE.value)  # of each window the keys that are collected, int32
 KEPT = _scratch.take(0, align=LINE.value)  # the kept values

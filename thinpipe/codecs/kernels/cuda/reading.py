@@ -2,6 +2,10 @@
 
 Up to 31 rising thresholds part the values into intervals: a value lies in that of the number of thresholds below it.
 It is kept if it is not above what its interval's ``upper`` is. Each thread keeps what it finds in a column of its own.
+
+Up to three thresholds are held against every value one by one. The difference says both: its sign whether the value
+lies above, its size whether it is to be kept. The size is rounded, so a few more may be kept; who searches leaves them
+out.
 """
 
 from __future__ import annotations
@@ -9,13 +13,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.device import bits_of, greater, lesser, negative, plain, store_extent
+from thinpipe.codecs.kernels.cuda.device import bits_of, greater, key_of, lesser, negative, plain, store_extent
 from thinpipe.codecs.kernels.cuda.places import UPPERS
 
 THREADS = tl.constexpr(256)
 EACH = tl.constexpr(16)  # values of a span for a thread
 SPAN = tl.constexpr(THREADS.value * EACH.value)
+AT_ONCE = tl.constexpr(8)  # of a column that are searched at a time
 NIBBLES = tl.constexpr(0x000F000F000F000F)  # every fourth field of 4 bits
+FEW_THRESHOLDS = tl.constexpr(3)  # of four buckets
+NOTHING = tl.constexpr(-0x80000000)  # as bits the least difference, -0, which no value has: see ``negative``
 
 
 def room_for_all(n: int, programs: int) -> int:
@@ -138,71 +145,151 @@ def _store_counts(totals, counts, INTERVALS: tl.constexpr):
 
 
 @triton.jit
-def _keep(values, index, table, columns, held, lost, room, VECTOR: tl.constexpr):
+def are_few(table, thresholds):
+    """Whether ``_count_few`` will do. It cannot end just before a value that many share, nor begin at the least one."""
+    few = (thresholds <= FEW_THRESHOLDS) & (tl.load(table + UPPERS) == float("-inf"))
+    for each in tl.static_range(FEW_THRESHOLDS - 1):
+        end = tl.load(table + each + 1)
+        followed = key_of(tl.load(table + each + 2)) - key_of(end) == 1
+        few &= (tl.load(table + UPPERS + each + 1) <= end) | (followed == 0)
+    return few
+
+
+@triton.jit
+def _limit(table, threshold):
+    """As bits, the most that a threshold minus a value above it may be if the value is to be kept."""
+    begin, upper = tl.load(table + threshold), tl.load(table + UPPERS + threshold + 1)
+    width = tl.minimum(upper, tl.load(table + threshold + 1)) - begin
+    return tl.where(upper > begin, NOTHING + width.to(tl.int32, bitcast=True), NOTHING)
+
+
+@triton.jit
+def _count_few(values, thresholds, limits, counts, columns, held, VECTOR: tl.constexpr):
+    """Count the values above each of FEW_THRESHOLDS thresholds, and keep what is wanted."""
+    c0, c1, c2 = counts
+    each, place = columns_of(values, VECTOR), held * THREADS
+    for i in tl.static_range(EACH):
+        d0, d1, d2 = thresholds[0] - each[i], thresholds[1] - each[i], thresholds[2] - each[i]
+        c0, c1, c2 = c0 + negative(d0), c1 + negative(d1), c2 + negative(d2)
+        wanted = _reaches(d0, limits[0]) | _reaches(d1, limits[1]) | _reaches(d2, limits[2])
+        tl.store(columns + place, each[i], mask=wanted)
+        place += tl.where(wanted, THREADS, 0)
+    return (c0, c1, c2), place // THREADS
+
+
+@triton.jit
+def _reaches(difference, limit):
+    return difference.to(tl.int32, bitcast=True) <= limit
+
+
+@triton.jit
+def _store_few_counts(totals, counts, above):
+    """``above``: how many values there are, all of which lie above what would be before the first threshold."""
+    for threshold in tl.static_range(FEW_THRESHOLDS):
+        further = tl.sum(counts[threshold].to(tl.int64), axis=0)
+        tl.atomic_add(totals + threshold, above - further, sem="relaxed")
+        above = further
+    tl.atomic_add(totals + FEW_THRESHOLDS, above, sem="relaxed")
+
+
+@triton.jit
+def _keep(values, index, table, columns, held, VECTOR: tl.constexpr):
     """Store the values that are wanted, each in its thread's next free slot."""
-    full = held > room - EACH  # a column that might overflow starts anew, and what it held is lost
-    held = tl.where(full, 0, held)
     wanted = columns_of((values <= tl.load(table + UPPERS + index)).to(tl.int32), VECTOR)
     each = columns_of(values, VECTOR)
     for i in tl.static_range(EACH):
         after = held + wanted[i]
         tl.store(columns + held * THREADS, each[i], mask=after > held)
         held = after
-    return held, lost | full.to(tl.int32)
+    return held
 
 
 @triton.jit
-def read(x, n, table, thresholds, columns, room, totals, extents, INTERVALS: tl.constexpr, MAGNITUDE: tl.constexpr):
-    """This program's part of the tensor -> how full each column is, and which of them lost what they held.
+def read(x, n, table, thresholds, columns, room, totals, INTERVALS: tl.constexpr, MAGNITUDE: tl.constexpr):
+    """This program's whole spans -> how full each column is, which of them lost what they held, and its extent.
 
-    INTERVALS: 8, 16 or 32, more than there are thresholds.
+    INTERVALS: 8, 16 or 32, more than there are thresholds; or FEW_THRESHOLDS + 1, where they ``are_few``.
     """
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # 16 bytes
-    zeros = tl.zeros([THREADS], tl.int64)
-    counts = (zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros)
+    ONE_BY_ONE: tl.constexpr = INTERVALS == FEW_THRESHOLDS + 1
+    zeros = tl.zeros([THREADS], tl.int32 if ONE_BY_ONE else tl.int64)
+    counts = (zeros, zeros, zeros) if ONE_BY_ONE else (zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros)
+    few = (tl.load(table), tl.load(table + 1), tl.load(table + 2))
+    limits = (_limit(table, 0), _limit(table, 1), _limit(table, 2))
     held, lost = tl.zeros([THREADS], tl.int32), tl.zeros([THREADS], tl.int32)
     low = tl.full([THREADS], float("inf"), tl.float32)
     high = tl.full([THREADS], float("-inf"), tl.float32)
     program, programs = tl.program_id(0), tl.num_programs(0)
     spans = tl.cast(n // SPAN, tl.int32)
     if program < spans:
-        # A span is under way while the one before it is counted.
-        following = _load_span(x, program)
+        # Two spans are under way while the one before them is counted.
+        following, last = _load_span(x, program), spans - 1
+        after = _load_span(x, tl.minimum(program + programs, last))
         for span in range(program, spans, programs):
             values = plain(following, MAGNITUDE)
-            following = _load_span(x, tl.minimum(span + programs, spans - 1))
+            following, after = after, _load_span(x, tl.minimum(span + 2 * programs, last))
             low, high = lesser(low, _least(values, VECTOR)), greater(high, _greatest(values, VECTOR))
-            index = _interval_of(values, table, thresholds, INTERVALS)
-            counts = _add_counts(counts, index, VECTOR, INTERVALS)
-            held, lost = _keep(values, index, table, columns, held, lost, room, VECTOR)
-    _store_counts(totals, counts, INTERVALS)
+            held, lost = _with_room(held, lost, room)
+            if ONE_BY_ONE:
+                counts, held = _count_few(values, few, limits, counts, columns, held, VECTOR)
+            else:
+                index = _interval_of(values, table, thresholds, INTERVALS)
+                counts = _add_counts(counts, index, VECTOR, INTERVALS)
+                held = _keep(values, index, table, columns, held, VECTOR)
+    if ONE_BY_ONE:
+        _store_few_counts(totals, counts, tl.cdiv(tl.maximum(spans - program, 0), programs).to(tl.int64) * SPAN)
+    else:
+        _store_counts(totals, counts, INTERVALS)
+    return held, lost, low, high
+
+
+@triton.jit
+def read_rest(x, n, table, thresholds, columns, room, totals, extents, so_far, MAGNITUDE: tl.constexpr):
+    """What whole spans leave; and the extent of all -> the same as ``read``, of which ``so_far`` is."""
+    VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    held, lost, low, high = so_far
     there = (low <= high) | (low != low)
-    if (spans % programs == program) & (n % SPAN > 0):
-        # What whole spans leave, and infinity beyond.
+    spans = tl.cast(n // SPAN, tl.int32)
+    if (spans % tl.num_programs(0) == tl.program_id(0)) & (n % SPAN > 0):
         places = tl.cast(spans, tl.int64) * SPAN + tl.arange(0, SPAN)
         values = plain(tl.load(x + places, mask=places < n, other=float("inf")), MAGNITUDE)
         low = lesser(low, _least(values, VECTOR))
         high = greater(high, _greatest(tl.where(places < n, values, float("-inf")), VECTOR))
         there |= tl.sum(_sum_of_halves((places < n).to(tl.int32), VECTOR), axis=0) > 0
-        index = _interval_of(values, table, thresholds, INTERVALS)
+        index = _interval_of(values, table, thresholds, 8)  # one by one: any number of them
         tl.atomic_add(totals + index, tl.full([SPAN], 1, tl.int64), mask=places < n, sem="relaxed")
         values = tl.where(places < n, values, float("nan"))  # which is not kept
-        held, lost = _keep(values, index, table, columns, held, lost, room, VECTOR)
+        held, lost = _with_room(held, lost, room)
+        held = _keep(values, index, table, columns, held, VECTOR)
     store_extent(extents, low, high, there)
     return held, lost
 
 
 @triton.jit
-def load_kept(columns, held, slot):
-    """The kept values of EACH slots of every column, and which of them there are."""
-    slots = slot + tl.arange(0, EACH)[:, None]
-    there = slots < held[None, :]
-    return tl.load(columns[None, :] + slots * THREADS, mask=there, other=0.0, cache_modifier=".cg"), there
+def _with_room(held, lost, room):
+    """A column that might overflow starts anew, and what it held is lost."""
+    full = held > room - EACH
+    return tl.where(full, 0, held), lost | full.to(tl.int32)
 
 
 @triton.jit
-def load_anywhere(x, n, span, MAGNITUDE: tl.constexpr):
-    """A span's values, in the same shape, and which of them there are."""
-    places = span * SPAN + tl.arange(0, EACH)[:, None] * THREADS + tl.arange(0, THREADS)[None, :]
-    there = places < n
-    return plain(tl.load(x + places, mask=there, other=0.0), MAGNITUDE), there
+def parts_of(n, held, from_kept):
+    """How many parts there are of what this program has kept; or of what it has to search of the whole tensor."""
+    parts = tl.cdiv(tl.cdiv(n, AT_ONCE * THREADS), tl.num_programs(0)).to(tl.int32)
+    return tl.where(from_kept, tl.cdiv(tl.max(held, axis=0), AT_ONCE), parts)
+
+
+@triton.jit
+def load_part(x, n, columns, held, part, from_kept, MAGNITUDE: tl.constexpr):
+    """The values of one of them, AT_ONCE for each column, and which of them there are."""
+    slots, threads = tl.arange(0, AT_ONCE)[:, None], tl.arange(0, THREADS)[None, :]
+    if from_kept:
+        slots += part * AT_ONCE
+        there = slots < held[None, :]
+        values = tl.load(columns[None, :] + slots * THREADS, mask=there, other=0.0, cache_modifier=".cg")
+    else:
+        span = tl.program_id(0) + tl.cast(part, tl.int64) * tl.num_programs(0)
+        places = span * (AT_ONCE * THREADS) + slots * THREADS + threads
+        there = places < n
+        values = plain(tl.load(x + places, mask=there, other=0.0), MAGNITUDE)
+    return values, there

@@ -36,6 +36,7 @@ from thinpipe.codecs.kernels.cuda.places import (
 
 LARGER = tl.constexpr(1 << 19)  # values of the larger sample, at most
 LEAST = tl.constexpr(1 << 16)  # and at least, of what has four times as many
+PART, SMALL_PART = 1 << 11, 1 << 10  # of it, at a time: so that each program has one
 # Half a bracket's width, in standard deviations of a rank in the larger sample: of ten thousand cuts less than one is
 # elsewhere, and found by searching everything; all others have a fifth less to search than with five deviations.
 DEVIATIONS = tl.constexpr(4.0)
@@ -49,18 +50,21 @@ def rank_of_cut(cut, small, larger):
 
 
 @triton.jit(do_not_specialize=["n", "small", "larger", "first_cut", "cuts"])
-def thresholds_kernel(x, n, counters, scratch, small, larger, first_cut, cuts, MAGNITUDE: tl.constexpr):
+def thresholds_kernel(
+    x, n, counters, scratch, small, larger, first_cut, cuts, MAGNITUDE: tl.constexpr, PART: tl.constexpr
+):
     """Thresholds and uppers into the table."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED_SAMPLING
     drawn, splitters = scratch + DRAWN, scratch + SPLITTER_VALUES
-    # A load of a value anywhere takes as long as one of eight in a row: of small tensors a sixteenth is enough.
-    size = tl.minimum(n // 4, tl.minimum(tl.maximum(n // 16, LEAST), LARGER)).to(tl.int32)
+    # A load of a value anywhere takes as long as one of eight in a row: of small tensors a part is enough.
+    size = tl.minimum(n // 4, tl.minimum(tl.maximum(n // 32, LEAST), LARGER)).to(tl.int32)
     _draw(x, n, drawn, MAGNITUDE)
     wait_for_all(arrived, programs)
     _rank(drawn, splitters)
     wait_for_all(arrived, 2 * programs)
-    _count_gaps(x, n, size, splitters, counters + SAMPLE_COUNTS + (program % COPIES) * SPLITTERS, MAGNITUDE)
+    mine = counters + SAMPLE_COUNTS + (program % COPIES) * SPLITTERS
+    _count_gaps(x, n, size, splitters, mine, MAGNITUDE, PART)
     wait_for_all(arrived, 3 * programs)
     for cut in range(program, cuts, programs):
         share = rank_of_cut(tl.cast(first_cut + cut, tl.int32), small, larger).to(tl.float64) / n
@@ -99,15 +103,22 @@ def _rank(drawn, splitters):
 
 
 @triton.jit
-def _count_gaps(x, n, size, splitters, counts, MAGNITUDE: tl.constexpr):
+def _count_gaps(x, n, size, splitters, counts, MAGNITUDE: tl.constexpr, PART: tl.constexpr):
     """This program's part of the larger sample, between the splitters."""
-    MANY: tl.constexpr = 2048
-    for start in range(tl.program_id(0) * MANY, size, tl.num_programs(0) * MANY):
-        index = start + tl.arange(0, MANY)
-        places = sample_places(index, tl.cast(n // size, tl.int64))
-        values = plain(tl.load(x + places, mask=index < size, other=0.0), MAGNITUDE)
-        counted = tl.histogram(_gap_of(values, splitters), SPLITTERS, mask=index < size)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    following = _load_sample(x, n, size, program, MAGNITUDE, PART)
+    for part in range(program, tl.cdiv(size, PART), programs):
+        values, there = following
+        following = _load_sample(x, n, size, part + programs, MAGNITUDE, PART)
+        counted = tl.histogram(_gap_of(values, splitters), SPLITTERS, mask=there)
         tl.atomic_add(counts + tl.arange(0, SPLITTERS), counted, mask=counted > 0, sem="relaxed")
+
+
+@triton.jit
+def _load_sample(x, n, size, part, MAGNITUDE: tl.constexpr, PART: tl.constexpr):
+    index = part * PART + tl.arange(0, PART)
+    places = sample_places(index, tl.cast(n // size, tl.int64))
+    return plain(tl.load(x + places, mask=index < size, other=0.0), MAGNITUDE), index < size
 
 
 @triton.jit
@@ -115,8 +126,10 @@ def _gap_of(values, splitters):
     """How many of all splitters but the last lie below each value."""
     index = tl.zeros(values.shape, tl.int32)
     half = SPLITTERS // 2
+    # Shared memory answers 32 threads that ask for different lines at once; the first cache, one line at a time.
+    every = tl.load(splitters + tl.arange(0, SPLITTERS))
     for _ in range(bits_of(SPLITTERS)):
-        index += tl.where(values > tl.load(splitters + (index + (half - 1))), half, 0)
+        index += tl.where(values > tl.gather(every, index + (half - 1), 0), half, 0)
         half = half // 2
     return index
 
@@ -133,11 +146,13 @@ def _store_bracket(bracket, splitters, counts, share, size):
     # The first splitter that is not certainly below the cut, and the first that is certainly not.
     inside = tl.sum((reached <= least).to(tl.int32), axis=0)
     last = tl.sum((reached < most).to(tl.int32), axis=0)
+    first = _shared(splitters, inside)
     low = tl.load(splitters + inside - 1, mask=inside > 0, other=float("-inf"))
+    low = tl.where((low == first) | (inside == 0) & (first == first), _before(first), low)  # what many share is no end
     high = tl.load(splitters + last, mask=last < SPLITTERS - 1, other=float("inf"))
     tl.store(bracket, low)
     tl.store(bracket + HIGH, high)
-    tl.store(bracket + FIRST_SHARED, _shared(splitters, inside))
+    tl.store(bracket + FIRST_SHARED, first)
     tl.store(bracket + HIGH_SHARED, _shared(splitters, last))
 
 
@@ -148,14 +163,14 @@ def _fill_table(table, brackets, cuts):
     there = cut < cuts
     low = tl.load(brackets + cut, mask=there, other=float("inf"))
     high = tl.load(brackets + HIGH + cut, mask=there, other=float("-inf"))
-    first = tl.load(brackets + FIRST_SHARED + cut, mask=there, other=float("nan"))[None, :]
-    last = tl.load(brackets + HIGH_SHARED + cut, mask=there, other=float("nan"))[None, :]
-    kind = tl.arange(0, 8)[:, None]
-    values = tl.where(kind == 0, low[None, :], tl.where(kind == 1, _before(first), first))
+    first = tl.load(brackets + FIRST_SHARED + cut, mask=there, other=float("nan"))[:, None]
+    last = tl.load(brackets + HIGH_SHARED + cut, mask=there, other=float("nan"))[:, None]
+    kind = tl.arange(0, 8)[None, :]
+    values = tl.where(kind == 0, low[:, None], tl.where(kind == 1, _before(first), first))
     values = tl.where(kind == 3, _before(last), tl.where(kind == 4, last, values))
     # A bracket that reaches down to the least value has no lower end, and what is shared by few is NaN.
-    wanted = (kind == 0) & (low > float("-inf"))[None, :] | ((kind == 1) | (kind == 2)) & (first == first)
-    wanted = (wanted | ((kind == 3) | (kind == 4)) & (last == last)) & there[None, :]
+    wanted = (kind == 0) & (low > float("-inf"))[:, None] | ((kind == 1) | (kind == 2)) & (first == first)
+    wanted = (wanted | ((kind == 3) | (kind == 4)) & (last == last)) & there[:, None]
     thresholds = _store_rising(table, tl.reshape(values, [8 * CUTS]), tl.reshape(wanted, [8 * CUTS]))
     _store_uppers(table, low, high)
     return thresholds
@@ -177,19 +192,27 @@ def _before(values):
 
 @triton.jit
 def _store_rising(table, values, wanted):
-    """The different ones among the wanted values, in order, and infinity behind them -> how many; of too many, -1."""
-    index = tl.arange(0, 8 * CUTS)
-    lanes = tl.arange(0, INTERVALS)
+    """Those of the wanted values that are above all before them, and infinity behind them -> how many; of too many, -1.
+
+    Brackets follow one another: what is not above all before it lies in an interval that is kept, or shared, already.
+    """
+    index, lanes = tl.arange(0, 8 * CUTS), tl.arange(0, INTERVALS)
     tl.store(table + lanes, tl.full([INTERVALS], float("inf"), tl.float32))
-    same = (values[None, :] == values[:, None]) & (index[None, :] < index[:, None]) & wanted[None, :]
-    wanted = wanted & (tl.max(same.to(tl.int32), axis=1) == 0)
-    place = tl.sum(((values[None, :] < values[:, None]) & wanted[None, :]).to(tl.int32), axis=1)
+    _, greatest = tl.associative_scan((tl.where(wanted, values, float("-inf")), index), 0, _first_greatest)
+    wanted = wanted & (greatest == index)
+    place = tl.cumsum(wanted.to(tl.int32), axis=0) - 1
     count = tl.sum(wanted.to(tl.int32), axis=0)
     count = tl.where(count < INTERVALS, count, -1)
     tl.debug_barrier()
     tl.store(table + place, values + 0.0, mask=wanted & (place < count))  # never -0, see negative
     tl.debug_barrier()
     return count
+
+
+@triton.jit
+def _first_greatest(value, index, other, other_index):
+    above = other > value
+    return tl.where(above, other, value), tl.where(above, other_index, index)
 
 
 @triton.jit

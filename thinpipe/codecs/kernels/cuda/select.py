@@ -31,10 +31,11 @@ from thinpipe.codecs.kernels.cuda.places import (
     LOWS,
     PARAMETERS,
     TABLE,
+    TARGETS,
     THRESHOLDS,
 )
-from thinpipe.codecs.kernels.cuda.reading import EACH, SPAN, THREADS, read
-from thinpipe.codecs.kernels.cuda.windows import narrow, open_all, open_windows
+from thinpipe.codecs.kernels.cuda.reading import EACH, FEW_THRESHOLDS, SPAN, THREADS, are_few, read, read_rest
+from thinpipe.codecs.kernels.cuda.windows import narrow, open_all, open_windows, rank_of_target, store_window
 
 LAST = tl.constexpr(MOST_BUCKETS)  # from the first values of buckets to the last ones
 
@@ -51,12 +52,15 @@ def read_kernel(x, n, counters, scratch, room, sampled, MAGNITUDE: tl.constexpr)
         thresholds = tl.zeros([], tl.int32)
         room = EACH  # for columns that start anew with every span
         tl.store(counters + FAILED, 1)
-    if thresholds < 8:
-        held, lost = read(x, n, table, thresholds, columns, room, totals, scratch + EXTENTS, 8, MAGNITUDE)
+    if are_few(table, thresholds):
+        so_far = read(x, n, table, thresholds, columns, room, totals, FEW_THRESHOLDS + 1, MAGNITUDE)
+    elif MAGNITUDE | (thresholds < 8):  # of magnitudes there is one cut, with five thresholds at most
+        so_far = read(x, n, table, thresholds, columns, room, totals, 8, MAGNITUDE)
     elif thresholds < 16:
-        held, lost = read(x, n, table, thresholds, columns, room, totals, scratch + EXTENTS, 16, MAGNITUDE)
+        so_far = read(x, n, table, thresholds, columns, room, totals, 16, MAGNITUDE)
     else:
-        held, lost = read(x, n, table, thresholds, columns, room, totals, scratch + EXTENTS, 32, MAGNITUDE)
+        so_far = read(x, n, table, thresholds, columns, room, totals, 32, MAGNITUDE)
+    held, lost = read_rest(x, n, table, thresholds, columns, room, totals, scratch + EXTENTS, so_far, MAGNITUDE)
     if tl.max(lost, axis=0) > 0:
         tl.store(counters + FAILED, 1)
     tl.store((scratch + HELD).to(tl.pointer_type(tl.int32)) + program * THREADS + tl.arange(0, THREADS), held)
@@ -72,22 +76,28 @@ def select_kernel(
     arrived = counters + ARRIVED
     held = tl.load((scratch + HELD).to(tl.pointer_type(tl.int32)) + program * THREADS + tl.arange(0, THREADS))
     columns = scratch + KEPT + program.to(tl.int64) * room * THREADS + tl.arange(0, THREADS)
-    arrivals = programs
-    from_kept = tl.load(counters + FAILED, cache_modifier=".cg") == 0
-    wait_for_all(arrived, arrivals)  # or one might see what another says of a failure
-    again = programs > 0
+    ranks = rank_of_target(tl.arange(0, TARGETS), n, small, larger, first_cut)
+    from_kept = tl.load(counters + FAILED) == 0
+    again, arrivals = programs > 0, programs
     while again:
-        if from_kept:
-            open_windows(n, counters, scratch, small, larger, first_cut, cuts)
-        else:
-            open_all(n, counters, scratch, small, larger, first_cut, cuts)
-        wait_for_all(arrived, arrivals + programs)
-        arrivals = narrow(
-            x, n, counters, scratch, columns, held, cuts, arrivals + 2 * programs, from_kept, MAGNITUDE
-        )  # fmt: skip
-        again = from_kept & (tl.load(counters + FAILED, cache_modifier=".cg") != 0)
+        opened = open_windows(counters, scratch + TABLE, ranks)
+        if from_kept == 0:
+            opened = open_all(n, counters, ranks)
+            wait_for_all(arrived, arrivals)
+            arrivals += programs
+        empty = (tl.arange(0, TARGETS) < 2 * cuts) & (opened[1] < opened[0])
+        misled = tl.max(empty.to(tl.int32), axis=0) > 0
+        if program == 0:
+            store_window(scratch, tl.arange(0, TARGETS), opened[0], opened[1], opened[2], opened[3])
+            tl.debug_barrier()
+        if misled == 0:
+            arrivals = narrow(
+                x, n, counters, scratch, columns, held, opened, cuts, arrivals, from_kept, MAGNITUDE
+            )  # fmt: skip
+        again = from_kept & (misled | (tl.load(counters + FAILED, cache_modifier=".cg") != 0))
         if again:
             wait_for_all(arrived, arrivals)  # or one might see the failure taken back
+            arrivals += programs
         from_kept = programs < 0
     if program == 0:
         cut = tl.arange(0, CUTS)

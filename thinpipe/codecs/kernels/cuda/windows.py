@@ -4,9 +4,11 @@
     2. what is left is so little that keys are added to 2048 bins of their windows one by one
     3. when no window has more than 512 keys, these are collected, and ranked against each other
 
-Windows with more of them are counted as in 2 once more: three times leave one key of all that an int32 can be. Windows
-are the same or apart: what is in one is counted once. The keys are those of the kept values; or of the whole tensor,
-where there is no sample of it, or where one was misleading: slower by far, and always right.
+Bins of 1 and of the first 2 are even in the roots of values: around zero, bins even in keys are nearly all empty, and
+bins even in values as well, if many are near it. Windows with too many keys are counted as in 2 again, in bins even in
+keys: three times leave one key of all that an int32 can be. Windows are the same or apart: what is in one is counted
+once. The keys are those of the kept values; or of the whole tensor, where there is no sample of it, or where one was
+misleading: slower by far, and always right.
 """
 
 from __future__ import annotations
@@ -37,16 +39,18 @@ from thinpipe.codecs.kernels.cuda.places import (
     RANKS,
     ROUNDS,
     SLOTS,
-    TABLE,
     TARGETS,
     UPPERS,
     WINDOWS,
 )
-from thinpipe.codecs.kernels.cuda.reading import EACH, SPAN, load_anywhere, load_kept
+from thinpipe.codecs.kernels.cuda.reading import load_part, parts_of
 from thinpipe.codecs.kernels.cuda.sample import rank_of_cut
 
 NO_KEY = tl.constexpr(0x7FFFFFFF)
 LEAST_KEY = tl.constexpr(-0x7FFFFFFF)
+BY_ROOT = tl.constexpr(2)  # rounds, the one with few bins and the next, whose bins are even in roots
+# In a table of windows, behind first keys: last keys, and for bins shifts, first roots and scales.
+LAST, SHIFT, ROOT, SCALE = (tl.constexpr(place * TARGETS.value) for place in (1, 2, 3, 4))
 
 
 @triton.jit
@@ -57,45 +61,43 @@ def rank_of_target(target, n, small, larger, first_cut):
 
 
 @triton.jit
-def open_windows(n, counters, scratch, small, larger, first_cut, cuts):
-    """From the counts of all intervals: that of each rank, as far as its values are kept or are only one."""
-    lanes, table = tl.arange(0, INTERVALS), scratch + TABLE
-    counts = (counters + INTERVAL_COUNTS).to(tl.pointer_type(tl.int64))
-    each = tl.load(counts + lanes, cache_modifier=".cg")
+def open_windows(counters, table, ranks):
+    """From the counts of all intervals: that of each rank, as far as its values are kept or are only one.
+
+    -> the first and the last key of each, the rank among its values, and how many these are. Every program finds them
+    for itself: that takes less than to wait for another.
+    """
+    lanes = tl.arange(0, INTERVALS)
+    each = tl.load((counters + INTERVAL_COUNTS).to(tl.pointer_type(tl.int64)) + lanes)
     reached = tl.cumsum(each, axis=0)
-    for target in range(tl.program_id(0), 2 * cuts, tl.num_programs(0)):
-        rank = rank_of_target(tl.cast(target, tl.int32), n, small, larger, first_cut)
-        interval = tl.sum((reached <= rank).to(tl.int32), axis=0)
-        passed = tl.max(tl.where(lanes < interval, reached, 0), axis=0)
-        here = lanes == interval
-        begin = tl.load(table + lanes - 1, mask=lanes > 0, other=float("-inf"))
-        first = tl.sum(tl.where(here, key_of(begin) + 1, 0), axis=0)
-        end = tl.sum(tl.where(here, key_of(tl.load(table + lanes)), 0), axis=0)
-        upper = tl.sum(tl.where(here, key_of(tl.load(table + UPPERS + lanes)), 0), axis=0)
-        last = tl.where(first == end, end, tl.minimum(end, upper))
-        _store_window(scratch, target, first, last, rank - passed, tl.sum(tl.where(here, each, 0), axis=0))
-        if last < first:
-            tl.store(counters + FAILED, 1)
+    begins = key_of(tl.load(table + lanes - 1, mask=lanes > 0, other=float("-inf"))) + 1
+    ends = key_of(tl.load(table + lanes))
+    kept = tl.minimum(ends, key_of(tl.load(table + UPPERS + lanes)))
+    kept = tl.where(begins == ends, ends, kept)
+    passed = reached[None, :] <= ranks[:, None]
+    here = lanes[None, :] == tl.sum(passed.to(tl.int32), axis=1)[:, None]
+    first = tl.sum(tl.where(here, begins[None, :], 0), axis=1)
+    last = tl.sum(tl.where(here, kept[None, :], 0), axis=1)
+    before = tl.max(tl.where(passed, reached[None, :], 0), axis=1)
+    return first, last, ranks - before, tl.sum(tl.where(here, each[None, :], 0), axis=1)
 
 
 @triton.jit
-def open_all(n, counters, scratch, small, larger, first_cut, cuts):
-    """Windows that hold all keys; histograms are empty again."""
-    targets = tl.arange(0, TARGETS)
-    if tl.program_id(0) == 0:
-        ranks = rank_of_target(targets, n, small, larger, first_cut)
-        every = tl.zeros([TARGETS], tl.int32)
-        _store_window(scratch, targets, every + LEAST_KEY, every + (NO_KEY - 1), ranks, every.to(tl.int64) + n)
-        tl.store(counters + FAILED, 0)
+def open_all(n, counters, ranks):
+    """Windows that hold all keys, in the same way; histograms are empty again."""
     BATCH: tl.constexpr = 1024
     lanes = tl.arange(0, BATCH)
     for start in range(tl.program_id(0) * BATCH, COUNTERS - DENSE_COUNTS, tl.num_programs(0) * BATCH):
         there = start + lanes < COUNTERS - DENSE_COUNTS
         tl.store(counters + DENSE_COUNTS + start + lanes, tl.zeros([BATCH], tl.int32), mask=there)
+    if tl.program_id(0) == 0:
+        tl.store(counters + FAILED, 0)
+    every = tl.zeros(ranks.shape, tl.int32)
+    return every + LEAST_KEY, every + (NO_KEY - 1), ranks, every.to(tl.int64) + n
 
 
 @triton.jit
-def _store_window(scratch, target, first, last, rank, amount):
+def store_window(scratch, target, first, last, rank, amount):
     tl.store((scratch + LOWS).to(tl.pointer_type(tl.int32)) + target, first)
     tl.store((scratch + HIGHS).to(tl.pointer_type(tl.int32)) + target, last)
     tl.store((scratch + RANKS).to(tl.pointer_type(tl.int64)) + target, rank)
@@ -114,40 +116,43 @@ def _load_windows(scratch, cuts):
 
 
 @triton.jit
-def narrow(x, n, counters, scratch, columns, held, cuts, arrivals, from_kept, MAGNITUDE: tl.constexpr):
+def narrow(x, n, counters, scratch, columns, held, opened, cuts, arrivals, from_kept, MAGNITUDE: tl.constexpr):
     """Rounds until every window holds one key -> the arrivals to wait for next."""
     arrived, program, programs = counters + ARRIVED, tl.program_id(0), tl.num_programs(0)
-    first, last, wide, most = _load_windows(scratch, cuts)
+    first, last, _, amount = opened
+    wide = (tl.arange(0, TARGETS) < 2 * cuts) & (first < last)
+    most = tl.max(tl.where(wide, amount, 0), axis=0)
     turn = tl.where(n < LARGE, 1, 0)
     while tl.max(wide.to(tl.int32), axis=0) > 0:
         windows = (scratch + WINDOWS).to(tl.pointer_type(tl.int32))
-        windows += (program * (2 + ROUNDS) + turn) * (3 * TARGETS)
+        windows += (program * (2 + ROUNDS) + turn) * (5 * TARGETS)
         count = tl.sum(_once(first, wide).to(tl.int32), axis=0)
         bins = tl.where(turn == 0, _dense_bins(count), BINS)
         place = _store_table(windows, first, last, wide, bins)
+        by_root = turn < BY_ROOT
         dense = tl.zeros([DENSE], tl.int32)
         # Memory adds to a cache line about every 27 cycles: what all programs count in few lines they count in copies.
         copies = tl.where(turn == 0, COPIES, tl.minimum(tl.full([], SLOTS, tl.int32) // count, COPIES))
         size = tl.where(turn == 0, DENSE, count * BINS)
         histograms = counters + tl.where(turn == 0, DENSE_COUNTS, HISTOGRAMS + (turn - 1) * (SLOTS * BINS))
         mine = histograms + program % copies * size
-        spans = tl.cdiv(tl.cdiv(n, SPAN), programs).to(tl.int32)
-        for part in range(tl.where(from_kept, tl.cdiv(tl.max(held, axis=0), EACH), spans)):
-            if from_kept:
-                values, there = load_kept(columns, held, part * EACH)
-            else:
-                values, there = load_anywhere(x, n, program + tl.cast(part, tl.int64) * programs, MAGNITUDE)
+        # A part is under way while the one before it is counted.
+        following = load_part(x, n, columns, held, 0, from_kept, MAGNITUDE)
+        for part in range(parts_of(n, held, from_kept)):
+            values, there = following
+            following = load_part(x, n, columns, held, part + 1, from_kept, MAGNITUDE)
             keys = key_of(values)
-            window, within, inside = _find(keys, there, windows, count)
+            window, inside = _find(keys, there, windows, count)
             if most <= FEW:
                 slot = tl.atomic_add(counters + LISTED + window * LINE, 1, mask=inside, sem="relaxed")
                 lists = (scratch + LISTS).to(tl.pointer_type(tl.int32)) + window * FEW
                 tl.store(lists + slot, keys, mask=inside & (slot < FEW))
-            elif turn == 0:
-                index = tl.reshape(window * bins + within, [SPAN])
-                dense += tl.histogram(index, DENSE, mask=tl.reshape(inside, [SPAN]))
             else:
-                tl.atomic_add(mine + window * bins + within, 1, mask=inside, sem="relaxed")
+                index = window * bins + _bin_of(keys, windows + window, inside, bins, by_root)
+                if turn == 0:
+                    dense += tl.histogram(tl.ravel(index), DENSE, mask=tl.ravel(inside))
+                else:
+                    tl.atomic_add(mine + index, 1, mask=inside, sem="relaxed")
         if turn == 0:
             tl.atomic_add(mine + tl.arange(0, DENSE), dense, mask=dense > 0, sem="relaxed")
         wait_for_all(arrived, arrivals)
@@ -158,7 +163,8 @@ def narrow(x, n, counters, scratch, columns, held, cuts, arrivals, from_kept, MA
                 if most <= FEW:
                     _pick_listed(counters, scratch, window, target)
                 else:
-                    _pick(counters, scratch, histograms + window * bins, bins, copies, size, target)
+                    counts = histograms + window * bins
+                    _pick(counters, scratch, counts, bins, copies, size, target, windows + window, by_root)
         wait_for_all(arrived, arrivals + programs)
         arrivals += 2 * programs
         turn += 1
@@ -195,25 +201,29 @@ def _once(first, wide):
 
 @triton.jit
 def _store_table(windows, first, last, wide, bins):
-    """The different windows in order: first keys, last keys, shifts -> the place of each target's."""
+    """The different windows in order -> the place of each target's."""
     targets = tl.arange(0, TARGETS)
-    tl.store(
-        windows + targets, tl.full([TARGETS], NO_KEY, tl.int32)
-    )  # behind them some that hold nothing, not even NaN
-    tl.store(windows + TARGETS + targets, tl.full([TARGETS], LEAST_KEY, tl.int32))
+    # Behind them some that hold nothing, not even NaN.
+    tl.store(windows + targets, tl.full([TARGETS], NO_KEY, tl.int32))
+    tl.store(windows + LAST + targets, tl.full([TARGETS], LEAST_KEY, tl.int32))
     once = _once(first, wide)
     place = tl.sum(((first[None, :] < first[:, None]) & once[None, :]).to(tl.int32), axis=1)
     tl.debug_barrier()
     tl.store(windows + place, first, mask=once)
-    tl.store(windows + TARGETS + place, last, mask=once)
-    tl.store(windows + 2 * TARGETS + place, _shift_of(first, last, bins).to(tl.int32), mask=once)
+    tl.store(windows + LAST + place, last, mask=once)
+    tl.store(windows + SHIFT + place, _shift_of(first, last, bins).to(tl.int32), mask=once)
+    root = _root_of(first)
+    width = _root_of(last) - root
+    scale = tl.where(width > 0, bins / width, 0.0)
+    tl.store(windows + ROOT + place, root.to(tl.int32, bitcast=True), mask=once)
+    tl.store(windows + SCALE + place, scale.to(tl.int32, bitcast=True), mask=once)
     tl.debug_barrier()
     return place
 
 
 @triton.jit
 def _find(keys, there, windows, count):
-    """The window of each key, and its bin there; and which keys are in one."""
+    """The window of each key, and which keys are in one."""
     index = tl.zeros(keys.shape, tl.int32)
     half = tl.full([], 1, tl.int32)
     while 2 * half <= count:
@@ -223,41 +233,70 @@ def _find(keys, there, windows, count):
         half = half // 2
     index -= 1
     inside = there & (index >= 0)
-    first = tl.load(windows + index, mask=inside, other=0)
-    inside &= keys <= tl.load(windows + TARGETS + index, mask=inside, other=LEAST_KEY)
-    shift = tl.load(windows + 2 * TARGETS + index, mask=inside, other=0)
-    distance = keys.to(tl.uint32, bitcast=True) - first.to(tl.uint32, bitcast=True)
-    return index, (distance >> shift.to(tl.uint32)).to(tl.int32), inside
+    return index, inside & (keys <= tl.load(windows + LAST + index, mask=inside, other=LEAST_KEY))
 
 
 @triton.jit
-def _pick(counters, scratch, histogram, bins, copies, size, target):
+def _root_of(keys):
+    """The root of a value's magnitude, with its sign, to 4 %: half of its exponent. It rises with the value."""
+    half = ((tl.abs(keys) >> 1) + 0x1FBD1DF5).to(tl.float32, bitcast=True)
+    return tl.where(keys < 0, -half, half)
+
+
+@triton.jit
+def _bin_of(keys, window, inside, bins, by_root):
+    """The bin of each key in its window; of those that are in none, anything."""
+    if by_root:
+        root = tl.load(window + ROOT, mask=inside, other=0).to(tl.float32, bitcast=True)
+        scale = tl.load(window + SCALE, mask=inside, other=0).to(tl.float32, bitcast=True)
+        scaled = (_root_of(keys) - root) * scale
+        within = tl.minimum(scaled, bins - 1).to(tl.int32)
+    else:
+        distance = keys.to(tl.uint32, bitcast=True) - tl.load(window, mask=inside, other=0).to(tl.uint32, bitcast=True)
+        within = (distance >> tl.load(window + SHIFT, mask=inside, other=0).to(tl.uint32)).to(tl.int32)
+    return within
+
+
+@triton.jit
+def _pick(counters, scratch, histogram, bins, copies, size, target, window, by_root):
     """A target's window becomes the bin that its rank falls into. If that lies beyond them, the sample misled."""
     SOME: tl.constexpr = 32
-    first = tl.load((scratch + LOWS).to(tl.pointer_type(tl.int32)) + target, cache_modifier=".cg")
-    last = tl.load((scratch + HIGHS).to(tl.pointer_type(tl.int32)) + target, cache_modifier=".cg")
     rank = tl.load((scratch + RANKS).to(tl.pointer_type(tl.int64)) + target, cache_modifier=".cg")
     # First which 32 bins, then which of these.
     groups, some = tl.arange(0, BINS // SOME), tl.arange(0, SOME)
-    counted = tl.zeros([BINS // SOME, SOME], tl.int64)
-    for copy in range(copies):
-        at = groups[:, None] * SOME + some[None, :]
-        counted += tl.load(histogram + copy * size + at, mask=at < bins, other=0, cache_modifier=".cg")
-    group, passed, _ = _where(tl.sum(counted, axis=1), rank, groups)
-    counted = tl.zeros([SOME], tl.int64)
-    for copy in range(copies):
-        at = group * SOME + some
-        counted += tl.load(histogram + copy * size + at, mask=at < bins, other=0, cache_modifier=".cg")
-    within, more, amount = _where(counted, rank - passed, some)
+    at = groups[:, None] * SOME + some[None, :]
+    counted = tl.zeros([BINS // SOME, SOME], tl.int32)
+    for copy in tl.static_range(COPIES):
+        there = (at < bins) & (copy < copies)
+        counted += tl.load(histogram + copy * size + at, mask=there, other=0, cache_modifier=".cg")
+    group, passed, _ = _where(tl.sum(counted, axis=1).to(tl.int64), rank, groups)
+    counted = tl.sum(tl.where(groups[:, None] == group, counted, 0), axis=0)
+    within, more, amount = _where(counted.to(tl.int64), rank - passed, some)
     picked = group * SOME + within
     if picked >= bins:
         tl.store(counters + FAILED, 1)
         picked = 0
-    shift = _shift_of(first + tl.zeros([1], tl.int32), last + tl.zeros([1], tl.int32), bins)
-    shift = tl.max(shift, axis=0).to(tl.int64)
-    begin = first.to(tl.int64) + (picked.to(tl.int64) << shift)
-    end = tl.minimum(begin + (tl.full([], 1, tl.int64) << shift) - 1, last.to(tl.int64))
-    _store_window(scratch, target, begin.to(tl.int32), end.to(tl.int32), rank - passed - more, amount)
+    begin, end = _keys_of(picked, window, bins, by_root)
+    store_window(scratch, target, begin, end, rank - passed - more, amount)
+
+
+@triton.jit
+def _keys_of(picked, window, bins, by_root):
+    """The first and the last key of a window's bin: how many keys lie before it, and before the one behind it."""
+    DIGIT: tl.constexpr = 8
+    lanes = tl.arange(0, 1 << DIGIT)[None, :].to(tl.int64)
+    bound = (picked + tl.arange(0, 2))[:, None]
+    first, last = tl.load(window).to(tl.int64), tl.load(window + LAST).to(tl.int64)
+    before = tl.zeros([2], tl.int64)
+    for digit in range(1, 32 // DIGIT + 1):
+        shift = tl.cast(32 - DIGIT * digit, tl.int64)
+        keys = first + before[:, None] + ((lanes + 1) << shift) - 1
+        there = keys <= last
+        within = _bin_of(
+            tl.where(there, keys, first).to(tl.int32), window + tl.zeros(keys.shape, tl.int32), there, bins, by_root
+        )
+        before += tl.sum((there & (within < bound)).to(tl.int64), axis=1) << shift
+    return (first + tl.min(before, axis=0)).to(tl.int32), (first + tl.max(before, axis=0) - 1).to(tl.int32)
 
 
 @triton.jit
@@ -278,7 +317,7 @@ def _pick_listed(counters, scratch, window, target):
     found = tl.load(counters + LISTED + window * LINE, cache_modifier=".cg")
     count = tl.minimum(found, FEW)
     listed = (scratch + LISTS).to(tl.pointer_type(tl.int32)) + window * FEW
-    keys = tl.load(listed + lanes, mask=lanes < count, other=NO_KEY, cache_modifier=".cg")
+    keys = tl.where(lanes < count, tl.load(listed + lanes, cache_modifier=".cg"), NO_KEY)
     below, upto = tl.zeros([FEW], tl.int32), tl.zeros([FEW], tl.int32)
     for start in range(0, count, SOME):
         others = tl.load(listed + start + some, mask=start + some < count, other=NO_KEY, cache_modifier=".cg")
@@ -288,4 +327,4 @@ def _pick_listed(counters, scratch, window, target):
     if (tl.max(its.to(tl.int32), axis=0) == 0) | (found > FEW):
         tl.store(counters + FAILED, 1)
     key = tl.max(tl.where(its, keys, LEAST_KEY), axis=0)
-    _store_window(scratch, target, key, key, rank.to(tl.int64), count.to(tl.int64))
+    store_window(scratch, target, key, key, rank.to(tl.int64), count.to(tl.int64))

@@ -52,7 +52,7 @@ from thinpipe.codecs.kernels.cuda.codebook.places import (
 from thinpipe.codecs.kernels.cuda.codebook.points import axis_of, sum_points, total_copies
 from thinpipe.codecs.kernels.cuda.device import bucket_affine, wait_for_all, whole_extent
 from thinpipe.codecs.kernels.cuda.places import INTERVALS
-from thinpipe.codecs.kernels.cuda.reading import THREADS, read, room_for_all
+from thinpipe.codecs.kernels.cuda.reading import THREADS, read, read_rest, room_for_all
 
 __all__ = ["COUNTERS", "PARAMETERS", "centres_kernel", "points_kernel", "scratch_doubles", "slots_per_column"]
 
@@ -107,7 +107,8 @@ def _count(x, n, counters, scratch, room, drawn, left, right):
     part_off_tails(table, left, right)
     extents = (scratch + EXTENTS).to(tl.pointer_type(tl.float32))
     totals = (counters + INTERVAL_COUNTS).to(tl.pointer_type(tl.int64))
-    held, lost = read(x, n, table, 2, columns, room, totals, extents, 8, False)
+    so_far = read(x, n, table, 2, columns, room, totals, 8, False)
+    held, lost = read_rest(x, n, table, 2, columns, room, totals, extents, so_far, False)
     if tl.max(lost, axis=0) > 0:
         tl.store(counters + LOST, 1)
     wait_for_all(counters + ARRIVED, 3 * programs)

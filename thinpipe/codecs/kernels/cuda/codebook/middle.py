@@ -18,7 +18,7 @@ from thinpipe.codecs.kernels.cuda.codebook.places import (
 )
 from thinpipe.codecs.kernels.cuda.device import float_of, key_of, plain, sample_places
 from thinpipe.codecs.kernels.cuda.places import INTERVALS, UPPERS
-from thinpipe.codecs.kernels.cuda.reading import EACH, SPAN, load_anywhere, load_kept
+from thinpipe.codecs.kernels.cuda.reading import load_part, parts_of
 
 SAMPLE = tl.constexpr(4096)
 TAIL = tl.constexpr(1024)  # one in so many values of the sample lies beyond the middle, at either end
@@ -115,13 +115,8 @@ def tail_place(bins):
 def count_tails(x, n, columns, held, counters, left, right, from_kept):
     """This program's values of the tails, among the kept ones or in the whole tensor, by the bits of their keys."""
     greatest = (counters + TAIL_GREATEST).to(tl.pointer_type(tl.uint32))
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    spans = tl.cdiv(tl.cdiv(n, SPAN), programs).to(tl.int32)
-    for part in range(tl.where(from_kept, tl.cdiv(tl.max(held, axis=0), EACH), spans)):
-        if from_kept:
-            values, there = load_kept(columns, held, part * EACH)
-        else:
-            values, there = load_anywhere(x, n, program + tl.cast(part, tl.int64) * programs, False)
+    for part in range(parts_of(n, held, from_kept)):
+        values, there = load_part(x, n, columns, held, part, from_kept, False)
         there &= (values < left) | (values > right)
         keys = key_of(values)
         bins = tail_place((keys >> TAIL_SHIFT) + ZERO_BIN)
