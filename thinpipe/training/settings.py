@@ -221,7 +221,7 @@ class Settings(Trained):
         "Units at both ends that stay with the client, as in 1,1.",
         panel=_WHERE,
         metavar="A,B",
-        parse=pair("client_layers"),
+        parse=pair("client_layers", int, "1,1"),
         movable=True,
     )
     schedule: Order = option(
