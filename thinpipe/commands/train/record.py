@@ -64,13 +64,15 @@ class Figures:
     workers: Sequence[Mapping[str, Any]]
 
 
-def columns(kind: type, plan: Plan) -> tuple[Column, ...]:
-    """Of Result or Figures, for such a run."""
+def columns(figures: Result | Figures, plan: Plan) -> tuple[Column, ...]:
+    """Of what such a run has: a figure that is None has no column, or `thinpipe diff` would take it for lost."""
     own: dict[str, dict[str, Any]] = {"metric": {"heading": plan.metric, **asdict(METRICS[plan.metric])}}
     own["best_metric"] = asdict(METRICS[plan.metric])
-    left_out = () if plan.metric == "perplexity" else ("bits_per_byte",)
+    row = row_of(figures)
     return tuple(
-        replace(column, **own.get(column.name, {})) for column in columns_of(kind) if column.name not in left_out
+        replace(column, **own.get(column.name, {}))
+        for column in columns_of(type(figures))
+        if row[column.name] is not None
     )
 
 
@@ -151,7 +153,7 @@ class RecordFile:
 
     def finished(self, end: Finished) -> None:
         figures = self._figures(end)
-        table = columns(Figures, self.plan)
+        table = columns(figures, self.plan)
         write_or_print(Record(kind=KIND, config=self.config, columns=table, rows=(row_of(figures),)), self.path)
 
     def _figures(self, end: Finished) -> Figures:
