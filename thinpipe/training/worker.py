@@ -130,6 +130,7 @@ def _train(
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         nesterov=settings.nesterov,
+        adam_betas=settings.adam_betas,
     )
     seed_worker(settings.seed, world.worker)
     steps = facts.train_samples // settings.step_samples * settings.epochs
