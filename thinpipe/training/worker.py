@@ -381,5 +381,6 @@ def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine
         holdings=holdings,
         links=engine.link_plans(),
         accumulate=settings.accumulate,
+        tokens=None if facts.shape.tokens is None else facts.inputs[0].shape[1],  # chats are padded to their longest
         schedule=engine.order,
     )

@@ -31,6 +31,7 @@ class Result:
     validation_loss: float = figure("validation\nloss", format=".4f", better="lower")
     train_loss: float = figure("train\nloss", format=".4f", better="lower")
     samples_per_s: float = figure("samples/s", format=".0f", better="higher")
+    tokens_per_s: float | None = figure("tokens/s", format=".0f", better="higher")  # of texts, padding included
     seconds: float = figure("seconds", format=".1f", better="lower")
     wire_bytes_per_step: float | None = figure("wire\nbytes/step", format=",.0f", better="lower")
 
@@ -86,6 +87,7 @@ def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> Result:
         validation_loss=end.validation_loss,
         train_loss=end.train_loss,
         samples_per_s=end.samples_per_s,
+        tokens_per_s=None if plan.tokens is None else end.samples_per_s * plan.tokens,
         seconds=end.seconds,
         wire_bytes_per_step=None if plan.parallel == "none" else wire_bytes / max(end.steps, 1),
     )
