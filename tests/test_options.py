@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from thinpipe.commands.terminal import one_line_errors, takes
-from thinpipe.options import OptionError, above, check, flags_in_errors, like, option, options_of, read
+from thinpipe.options import OptionError, above, check, flags_in_errors, like, option, options_of, pair, read
 
 PACKAGE = Path(__file__).parent.parent / "thinpipe"
 
@@ -100,6 +100,26 @@ def test_a_command_takes_the_options_that_are_declared() -> None:
     assert re.search(r"Of the oven; see --cut-at\. +\[default: \(180\)\]", output)
     flags = [word for word in re.findall(r"--[a-z-]+", output) if word in ("--cut-at", "--heat", "--fan", "--turn")]
     assert list(dict.fromkeys(flags)) == ["--cut-at", "--heat", "--fan", "--turn"]
+
+
+def test_a_pair_of_any_numbers_is_read_and_its_default_shown_as_it_is_written() -> None:
+    @dataclass(frozen=True)
+    class Icing:
+        parts: tuple[float, float] = option(
+            "Of sugar and water.", panel="How", parse=pair("parts", float, "2,0.5"), default=(2.0, 0.25)
+        )
+
+    @takes(Icing, panels=("How",))
+    def ice(**given: Any) -> None:
+        """Ice a cake."""
+
+    assert read(Icing, {"parts": "3, 1e-1"}) == {"parts": (3.0, 0.1)}
+    for text in ("3", "3,", "3,x", "1,2,3"):
+        with pytest.raises(OptionError, match=f"^parts is two numbers, as in 2,0.5; got {text}$"):
+            read(Icing, {"parts": text})
+    app = typer.Typer()
+    app.command()(ice)
+    assert "[default: (2.0,0.25)]" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"}).output
 
 
 # Flags of other programs: torchrun's, `hf download`'s; of thinpipe, where a command is written out.

@@ -138,14 +138,15 @@ def read(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _parse(options_of(kind)[name], value) for name, value in values.items() if value is not None}
 
 
-def pair(name: str) -> Callable[[str], tuple[int, int]]:
-    """Reads an option that is two numbers."""
+def pair(name: str, number: Callable[[str], _T], example: str) -> Callable[[str], tuple[_T, _T]]:
+    """Reads an option that is two numbers, each by ``number``."""
 
-    def parse(text: str) -> tuple[int, int]:
-        first, comma, last = (part.strip() for part in text.partition(","))
-        if not (comma and first.isdecimal() and last.isdecimal()):
-            raise OptionError(f"{{{name}}} is two numbers, as in 1,1; got {text}")
-        return int(first), int(last)
+    def parse(text: str) -> tuple[_T, _T]:
+        try:
+            first, last = map(number, text.split(","))
+        except ValueError:
+            raise OptionError(f"{{{name}}} is two numbers, as in {example}; got {text}") from None
+        return first, last
 
     return parse
 

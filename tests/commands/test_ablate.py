@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from tests.ablation.helpers import FAKE_TRAIN, starts, write_plan
 from tests.scripts import ROOT, run_script
 from thinpipe.ablation import runner
+from thinpipe.ablation.plan import OPTIONS
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
 
@@ -109,7 +110,7 @@ def test_a_changed_plan_runs_anew_and_leaves_the_old_results_out(tmp_path: Path,
 @pytest.mark.parametrize(
     ("matrix", "options", "message"),
     [
-        ("seeds = [0]", [], "[matrix] has no seeds; there is: accumulate, amp"),
+        ("seeds = [0]", [], f"[matrix] has no seeds; there is: {', '.join(OPTIONS)}"),
         ("seed = [0]", ["--set", "epochs"], "--set takes"),
         ("seed = [0]", ["--plot", "a.jpg"], "--plot writes PNG"),
         ("workers = [2, 100]", ["--dry-run"], "the run 'digits 8bit workers 100 seed 0': "),

@@ -123,6 +123,8 @@ def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
         (["--batch-size", "10"], "not a multiple of"),
         (["--compress", "zip:9"], "zip"),
         (["--client-layers", "one"], "two numbers, as in 1,1"),
+        (["--adam-betas", "0.9"], "--adam-betas is two numbers, as in 0.9,0.95; got 0.9"),
+        (["--adam-betas", "0.9,0.95"], "give --optimizer adamw"),  # as digits is trained with SGD
         (["--max-restarts", "1"], "name a folder for them with --save"),
         (["--parallel", "none", "--trace", "step.png"], "leave it out with --parallel none"),
         (["--parallel", "data", "--capture", "c.safetensors"], "leave it out with --parallel data"),

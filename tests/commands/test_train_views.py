@@ -272,20 +272,37 @@ def test_the_record_has_what_came_out(tmp_path, capsys):
     assert {column.name for column in record.columns} <= row.keys()
 
 
+def test_a_figure_that_a_run_does_not_have_is_no_column_of_its_record(tmp_path):
+    play(record_file(tmp_path / "linked.json"))
+    play(record_file(tmp_path / "alone.json"), "none")
+    linked, alone = (Record.read(tmp_path / f"{name}.json") for name in ("linked", "alone"))
+    only_linked = {column.name for column in linked.columns} - {column.name for column in alone.columns}
+    assert {"wire_ratio", "wire_bytes_per_step", "encode_ms_per_step"} < only_linked
+    assert {alone.rows[0][name] for name in only_linked} == {None}
+    assert {"bits_per_byte", "tokens_per_s"}.isdisjoint(column.name for column in linked.columns)
+    files = [f"{tmp_path}/linked.json", f"{tmp_path}/alone.json"]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["diff", *files, "--fail-above", "5%"])
+    assert "only in the baseline: column wire_ratio" in result.stdout
+    assert result.exit_code == 0, result.output
+
+
 def test_texts_are_told_in_perplexity_and_bits_per_byte(tmp_path, capsys):
     listeners = Listeners([Terminal(), Curves(tmp_path / "logs"), record_file(tmp_path / "r.json")])
-    listeners.planned(make_plan(metric="perplexity"))
+    listeners.planned(replace(make_plan(metric="perplexity"), tokens=128))
     listeners.stepped(make_step(1))
     listeners.evaluated(replace(make_epoch(1), validation_metric=12.345, bits_per_byte=0.9876))
     listeners.finished(replace(make_end(steps=1), metric=12.345, bits_per_byte=0.9876))
     output = capsys.readouterr().out
     assert "loss 1.2000  perplexity 12.35  0.988 bits/byte  800/s" in output
     assert re.search(r"byte +loss", output), "a column of the result"
+    assert re.search(r"samples/s +tokens/s", output)
     assert read_curves(tmp_path / "logs")["validation/bits_per_byte"] == [(STEPS, pytest.approx(0.9876))]
     record = Record.read(tmp_path / "r.json")
     better = {column.name: column.better for column in record.columns}
     assert better["metric"] == better["best_metric"] == better["bits_per_byte"] == "lower"
     assert record.rows[0]["bits_per_byte"] == record.rows[0]["epochs"][0]["bits_per_byte"] == 0.9876
+    assert record.rows[0]["tokens_per_s"] == 801.5 * 128
+    assert better["tokens_per_s"] == "higher"
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "matthews", "perplexity"])

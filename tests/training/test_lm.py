@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,17 @@ def test_three_workers_learn_what_one_process_does(pool: Pool, tmp_path: Path) -
     together = losses(pool.run(train, 3, tmp_path, {})[0])
     assert together == pytest.approx(alone, abs=1e-5)
     assert alone["validation_loss"] < 4.7  # below what a guess among 120 tokens has, so it has learnt something
+
+
+def test_the_tokens_of_a_sample_are_those_it_is_computed_with(tmp_path: Path) -> None:
+    write_language_model(tmp_path / "model", TEXT)
+    (tmp_path / "text.txt").write_text(TEXT)
+    chat = [{"prompt": "a client keeps", "completion": " the first" * count} for count in (1, 2, 4)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, chat)))
+    given = {"model": str(tmp_path / "model"), "parallel": "none", "samples": 2, "batch_size": 2}
+    plans = {
+        name: run_toy(None, task(name), **given, data=str(tmp_path / file), tokens=tokens).plan
+        for name, file, tokens in (("lm", "text.txt", 16), ("chat", "chat.jsonl", 60))
+    }
+    assert plans["lm"].tokens == 16
+    assert 8 < plans["chat"].tokens < 60  # padded to the longest, no further

@@ -79,6 +79,18 @@ def test_adamw_in_slices_is_torchs_to_the_bit_and_needs_no_copies_of_a_parameter
     assert mine_extra < limit < 4 * 12 * SLICE < their_extra
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adamw_has_the_betas_it_is_given(dtype: torch.dtype) -> None:
+    mine, theirs = nn.Parameter(torch.zeros(3, 3, dtype=dtype)), nn.Parameter(torch.zeros(3, 3))
+    given = make_optimizer([mine], name="adamw", lr=0.1, momentum=0.9, weight_decay=0.0, adam_betas=(0.5, 0.25))
+    plain = torch.optim.AdamW([theirs], lr=0.1, betas=(0.5, 0.25), weight_decay=0.0)
+    for gradient in (1.0, -3.0, 0.25):
+        mine.grad, theirs.grad = (torch.full_like(each, gradient) for each in (mine, theirs))
+        given.step()
+        plain.step()
+    assert torch.equal(mine, theirs.to(dtype))
+
+
 def test_sgd_has_momentum_and_decays_everything() -> None:
     model = nn.Linear(4, 4)
     optimizer = make_optimizer(model.parameters(), name="sgd", lr=0.1, momentum=0.8, weight_decay=0.5)

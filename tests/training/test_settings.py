@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,10 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"clip_norm": float("inf")}, "clip_norm is above 0"),
         ({"nesterov": True, "optimizer": "adamw"}, "nesterov looks ahead along SGD's momentum: give optimizer sgd"),
         ({"nesterov": True, "momentum": 0.0}, "and a momentum above 0"),
+        ({"adam_betas": (0.9, 0.95)}, "AdamW's running means, and optimizer sgd has none: leave them out, or give"),
+        ({"adam_betas": (0.9, 1.0), "optimizer": "adamw"}, "adam_betas is two numbers from 0 to below 1; got 0.9,1.0"),
+        ({"adam_betas": (float("nan"), 0.5), "optimizer": "adamw"}, "from 0 to below 1; got nan,0.5"),
+        ({"adam_betas": (0.9,), "optimizer": "adamw"}, "adam_betas is two numbers"),
         ({"momentum": float("nan")}, "momentum is from 0 to below 1; got nan"),
         ({"threads": 100_000}, "threads is from 1 to 1024; got 100000"),
         ({"epochs": 10**30}, "epochs is from 1 to"),
@@ -109,6 +114,14 @@ def test_other_options_are_an_error_that_names_each_with_both_values() -> None:
     assert not any("epochs" in line for line in lines)
 
 
+def test_adam_betas_are_kept_and_stay_what_they_were() -> None:
+    saved = Settings.from_json(json.loads(json.dumps(settled(optimizer="adamw", adam_betas=(0.9, 0.95)).to_json())))
+    assert saved.adam_betas == (0.9, 0.95)
+    assert settle_again({"adam_betas": (0.9, 0.95)}, saved) == saved
+    with pytest.raises(ValueError, match=r"adam_betas: 0\.9,0\.95 when it was saved, 0\.8,0\.99 now"):
+        settle_again({"adam_betas": (0.8, 0.99)}, saved)
+
+
 def test_who_computes_what_and_where_data_are_may_change() -> None:
     moved = {"workers": 4, "client_layers": (2, 2), "data": "/elsewhere", "weights": "/there", "threads": 3}
     assert settle_again(moved, settled()) == settled(**moved)
@@ -140,7 +153,7 @@ def test_settings_of_another_version_are_an_error_that_names_one(change: dict[st
 
 def test_a_setting_that_is_not_there_is_what_versions_without_it_did() -> None:
     saved = settled().to_json()
-    for name in ("clip_norm", "amp", "recompute", "threads", "samples"):
+    for name in ("clip_norm", "amp", "recompute", "threads", "samples", "adam_betas"):
         del saved[name]
     assert Settings.from_json(saved) == settled()
     del saved["lr"]

@@ -19,7 +19,7 @@ from thinpipe.measure import report
 from thinpipe.measure.files import written_whole
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Record, check_writable
-from thinpipe.options import Option, OptionError, flag, flags_in_errors, named, option, options_of
+from thinpipe.options import Option, OptionError, flag, flags_in_errors, named, option, options_of, words
 from thinpipe.workers.errors import Terminated, ended_by
 
 Command = Callable[..., None]
@@ -56,7 +56,7 @@ def takes(
 
 
 def _parameter(name: str, told: Option, hidden: bool = False) -> inspect.Parameter:
-    usual = "" if told.usual is None or isinstance(told.usual, bool) else str(told.usual)
+    usual = "" if told.usual is None or isinstance(told.usual, bool) else words(told.usual)
     with flags_in_errors():
         help_, shown = named(told.help), named(usual if told.shown is None else told.shown)
     described = typer.Option(

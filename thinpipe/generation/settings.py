@@ -101,7 +101,7 @@ class Settings:
         "Layers on several workers, or one process.", panel=WHERE, default="pipeline"
     )
     workers: int | None = like(Training, "workers", default=None)
-    client_layers: tuple[int, int] | None = like(Training, "client_layers", shown="1,1", default=(1, 1))
+    client_layers: tuple[int, int] | None = like(Training, "client_layers", default=(1, 1))
     device: str | None = like(Training, "device", default=None)
     threads: int | None = like(Training, "threads", default=None)
     compress: str = option(

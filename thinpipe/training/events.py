@@ -37,6 +37,7 @@ class Plan:
     holdings: tuple[Holding, ...]
     links: tuple[LinkPlan, ...]  # of a batch; empty unless parallel is pipeline
     accumulate: int = 1  # batches to a step
+    tokens: int | None = None  # of a sample, padding included; None for images
     schedule: str | None = None  # of a pipeline, with the number of chunks on their way where links asked for it
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinpipe.training.settings import Settings
 from thinpipe.workloads.task import LrSchedule, Optimizer
 
 SLICE = 1 << 20  # values that AdamW updates at a time on a CPU
@@ -46,6 +47,7 @@ def make_optimizer(
     momentum: float,
     weight_decay: float,
     nesterov: bool = False,
+    adam_betas: tuple[float, float] = Settings.adam_betas,
 ) -> torch.optim.Optimizer:
     """SGD with momentum, or AdamW, which decays no biases and no scales of norms (what has one dimension or none).
 
@@ -54,7 +56,13 @@ def make_optimizer(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if any(parameter.dtype == torch.bfloat16 for parameter in trained):
         make = partial(
-            make_optimizer, name=name, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov
+            make_optimizer,
+            name=name,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            adam_betas=adam_betas,
         )
         return MasterWeights(trained, make)
     if name == "sgd":
@@ -65,7 +73,7 @@ def make_optimizer(
         {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return SlicedAdamW([group for group in groups if group["params"]] or groups[:1], lr=lr)
+    return SlicedAdamW([group for group in groups if group["params"]] or groups[:1], lr=lr, betas=adam_betas)
 
 
 class SlicedAdamW(torch.optim.AdamW):

@@ -221,7 +221,7 @@ class Settings(Trained):
         "Units at both ends that stay with the client, as in 1,1.",
         panel=_WHERE,
         metavar="A,B",
-        parse=pair("client_layers"),
+        parse=pair("client_layers", int, "1,1"),
         movable=True,
     )
     schedule: Order = option(
@@ -257,6 +257,14 @@ class Settings(Trained):
     warmup: float = option("Part of all steps in which it rises.", panel=HOW, metavar="X", rule=below(1))
     momentum: float = option("SGD's.", panel=HOW, metavar="X", rule=below(1))
     nesterov: bool = option("SGD's momentum, looking one step ahead.", panel=HOW, default=False)
+    adam_betas: tuple[float, float] = option(
+        "Decay rates of AdamW's running means of gradients and of their squares, as in 0.9,0.95.",
+        panel=HOW,
+        metavar="A,B",
+        parse=pair("adam_betas", float, "0.9,0.95"),
+        rule=Rule("two numbers from 0 to below 1", lambda betas: len(betas) == 2 and all(0 <= b < 1 for b in betas)),
+        default=(0.9, 0.999),
+    )
     weight_decay: float = option("Pull of weights towards 0.", panel=HOW, metavar="X", rule=between(0, 1000))
     clip_norm: float | None = option(
         "Largest norm of the gradients of all stages together.",
@@ -326,6 +334,11 @@ class Settings(Trained):
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise OptionError(
                 "{nesterov} looks ahead along SGD's momentum: give {optimizer} sgd and a {momentum} above 0"
+            )
+        if self.adam_betas != type(self).adam_betas and self.optimizer != "adamw":
+            raise OptionError(
+                f"{{adam_betas}} are decay rates of AdamW's running means, and {{optimizer}} {self.optimizer} has "
+                "none: leave them out, or give {optimizer} adamw"
             )
         if self.device.count(",") >= self.workers:
             raise OptionError(f"{{device}} {self.device} names more than the {self.workers} workers there are")

@@ -130,6 +130,7 @@ def _train(
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         nesterov=settings.nesterov,
+        adam_betas=settings.adam_betas,
     )
     seed_worker(settings.seed, world.worker)
     steps = facts.train_samples // settings.step_samples * settings.epochs
@@ -380,5 +381,6 @@ def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine
         holdings=holdings,
         links=engine.link_plans(),
         accumulate=settings.accumulate,
+        tokens=None if facts.shape.tokens is None else facts.inputs[0].shape[1],  # chats are padded to their longest
         schedule=engine.order,
     )

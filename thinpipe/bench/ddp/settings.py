@@ -36,7 +36,6 @@ class Settings:
         metavar="NAME",
         kind=list[str],
         parse=_models,
-        shown="resnet50",
         default=("resnet50",),
     )
     batch_size: int = shared("batch_size", "Of each replica.", default=32)

@@ -55,9 +55,7 @@ def _several(help: str, kind: Any, *usual: str, **facts: Any) -> Any:
     """An option that takes several words of a Literal."""
     known = get_args(kind)
     rule = Rule(f"{', '.join(known)}, separated by commas", lambda given: set(given) <= set(known))
-    return option(
-        help, panel=WHAT, metavar="NAME,...", parse=_words, rule=rule, shown=",".join(usual), default=usual, **facts
-    )
+    return option(help, panel=WHAT, metavar="NAME,...", parse=_words, rule=rule, default=usual, **facts)
 
 
 _COUNTS = Rule("whole numbers, 1 or more", lambda given: all(1 <= each <= MOST_REPEATS for each in given))
@@ -93,7 +91,6 @@ class Settings:
         metavar="N,...",
         parse=_numbers("workers"),
         rule=_COUNTS,
-        shown="1,2",
         default=(1, 2),
     )
     parallel: tuple[Parallel, ...] = _several(
@@ -108,7 +105,6 @@ class Settings:
         metavar="NAME,...",
         parse=_words,
         rule=Rule(f"{ORDERS}, separated by commas", lambda given: all(map(is_order, given))),
-        shown="gpipe",
         default=("gpipe",),
         name="schedule",
     )
@@ -118,14 +114,12 @@ class Settings:
         metavar="N,...",
         parse=_numbers("chunks"),
         rule=_COUNTS,
-        shown="8",
         default=(8,),
     )
     compress: tuple[str, ...] = shared(
         "compress",
         f"Codecs of both directions, or {', '.join(RECIPES)}.",
         parse=lambda text: tuple(dict.fromkeys(split_specs(text))),
-        shown="none,8bit",
         default=("none", "8bit"),
     )
     stages: tuple[Stage, ...] = _several(
@@ -135,7 +129,7 @@ class Settings:
         "Units that the client keeps at both ends.",
         panel=WHAT,
         metavar="FIRST,LAST",
-        parse=pair("client_layers"),
+        parse=pair("client_layers", int, "1,1"),
         shown="balanced by measured cost",
         default=None,
     )

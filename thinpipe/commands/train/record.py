@@ -31,6 +31,7 @@ class Result:
     validation_loss: float = figure("validation\nloss", format=".4f", better="lower")
     train_loss: float = figure("train\nloss", format=".4f", better="lower")
     samples_per_s: float = figure("samples/s", format=".0f", better="higher")
+    tokens_per_s: float | None = figure("tokens/s", format=".0f", better="higher")  # of texts, padding included
     seconds: float = figure("seconds", format=".1f", better="lower")
     wire_bytes_per_step: float | None = figure("wire\nbytes/step", format=",.0f", better="lower")
 
@@ -64,13 +65,15 @@ class Figures:
     workers: Sequence[Mapping[str, Any]]
 
 
-def columns(kind: type, plan: Plan) -> tuple[Column, ...]:
-    """Of Result or Figures, for such a run."""
+def columns(figures: Result | Figures, plan: Plan) -> tuple[Column, ...]:
+    """Of what such a run has: a figure that is None has no column, or `thinpipe diff` would take it for lost."""
     own: dict[str, dict[str, Any]] = {"metric": {"heading": plan.metric, **asdict(METRICS[plan.metric])}}
     own["best_metric"] = asdict(METRICS[plan.metric])
-    left_out = () if plan.metric == "perplexity" else ("bits_per_byte",)
+    row = row_of(figures)
     return tuple(
-        replace(column, **own.get(column.name, {})) for column in columns_of(kind) if column.name not in left_out
+        replace(column, **own.get(column.name, {}))
+        for column in columns_of(type(figures))
+        if row[column.name] is not None
     )
 
 
@@ -84,6 +87,7 @@ def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> Result:
         validation_loss=end.validation_loss,
         train_loss=end.train_loss,
         samples_per_s=end.samples_per_s,
+        tokens_per_s=None if plan.tokens is None else end.samples_per_s * plan.tokens,
         seconds=end.seconds,
         wire_bytes_per_step=None if plan.parallel == "none" else wire_bytes / max(end.steps, 1),
     )
@@ -151,7 +155,7 @@ class RecordFile:
 
     def finished(self, end: Finished) -> None:
         figures = self._figures(end)
-        table = columns(Figures, self.plan)
+        table = columns(figures, self.plan)
         write_or_print(Record(kind=KIND, config=self.config, columns=table, rows=(row_of(figures),)), self.path)
 
     def _figures(self, end: Finished) -> Figures:

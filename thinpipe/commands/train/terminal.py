@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from thinpipe.commands.terminal import duration
-from thinpipe.commands.train.record import KIND, Parts, Result, columns, make_result, metric_text, step_parts
+from thinpipe.commands.train.record import KIND, Parts, columns, make_result, metric_text, step_parts
 from thinpipe.measure import report
 from thinpipe.measure.record import Column, Record, Row, columns_of, row_of
 from thinpipe.measure.report import Table
@@ -237,8 +237,8 @@ def plan_tables(plan: Plan) -> list[Table]:
 
 def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
     """What came out, what travelled, where the time of a step went. ``wire_bytes`` were sent by all, in all steps."""
-    row = row_of(make_result(plan, end, wire_bytes=wire_bytes))
-    tables = [Table(title="Result", columns=columns(Result, plan), rows=[row])]
+    result = make_result(plan, end, wire_bytes=wire_bytes)
+    tables = [Table(title="Result", columns=columns(result, plan), rows=[row_of(result)])]
     if end.links:
         links = [*(_link_row(link, steps=end.steps) for link in end.links), *_sums(end)]
         tables.append(Table(title="What travelled per step", columns=_LINK_COLUMNS, rows=links))
