@@ -14,7 +14,7 @@ from thinpipe.codecs import axes as wires
 from thinpipe.codecs.axes import FRESH, LEARNING_SHARE, MOST_AXES, OFTEN, Basis, Rows, decode, encode, rows_of
 from thinpipe.codecs.kernels import Kernels, reference, select
 from thinpipe.codecs.normal import boundaries, distortion, levels
-from thinpipe.codecs.principal import Learner, allocate, stride_of
+from thinpipe.codecs.principal import Learner, _Moments, allocate, stride_of
 
 SHAPES = [(2048, 96), (16, 128, 64), (8, 16, 32, 32), (8, 3, 16, 16), (4, 7, 7, 64), (8, 40, 5, 3), (64, 1009)]
 
@@ -178,9 +178,8 @@ def test_what_is_not_finite_stays_so_in_its_row_and_teaches_nothing(bad: float) 
         learner.fold()
     untouched = Learner({}, rows, 2)
     untouched.kept["origin"] = learner.kept["origin"]
-    for name in ("mean", "weight"):
+    for name in ("moments", "weight"):
         untouched.kept[name] = torch.zeros_like(learner.kept[name])
-    untouched.kept["products"] = torch.zeros_like(learner.kept["products"])
     untouched.add(rows.columns(correlated((512, 64))))
     untouched.fold()
     assert all(torch.equal(untouched.kept[name], each) for name, each in learner.kept.items())
@@ -213,12 +212,73 @@ def test_other_floats(dtype: torch.dtype) -> None:
     assert error(out, x) == pytest.approx(error(round_trip(x, rows, basis, 3), x), rel=0.2)
 
 
-def test_nothing_is_rounded_for_a_stage_that_computes_in_bfloat16() -> None:
-    x = correlated((256, 64))
+@pytest.mark.parametrize("shape", [(256, 64), (2, 16, 8, 8)], ids=str)  # the other one has rotated squares
+def test_nothing_is_rounded_for_a_stage_that_computes_in_bfloat16(shape: tuple[int, ...]) -> None:
+    x = correlated(shape)
     rows, basis = learned(x, 3)
     out = round_trip(x, rows, basis, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(round_trip(x, rows, basis, 3), out)
+        _, again = learned(x, 3)
+        assert torch.equal(again.back, basis.back)
+        assert torch.equal(round_trip(x, rows, again, 3), out)
+
+
+def step_of(kind: str, step: int) -> Tensor:
+    """A thousand rows whose values have deviations of about 0.2."""
+    x = correlated((1024, 96), seed=step)
+    if kind == "large channel":
+        x[:, 5] *= 100
+    elif kind == "far mean":
+        x += 1000
+    elif kind == "mean that moves":
+        x += 20 * min(step, 5)
+    elif kind == "constants that move":
+        x[:, ::3] = min(step, 5) * torch.arange(32.0)
+    return x
+
+
+@pytest.mark.parametrize(("bits", "more"), [(2, 0.01), (8, 0.03)])
+@pytest.mark.parametrize("kind", ["usual", "large channel", "far mean", "mean that moves", "constants that move"])
+def test_moments_of_bfloat16_find_axes_as_good(
+    kind: str, bits: int, more: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU takes them: values are rounded, and their products are not."""
+    rows, fill, errors = Rows(torch.Size((1024, 96)), 2, 48), _Moments.fill, []
+
+    def rounded(moments: _Moments, columns: Tensor, origin: Tensor) -> None:
+        fill(moments, (columns - origin).bfloat16().float(), torch.zeros_like(origin))
+
+    for each in (fill, rounded):
+        monkeypatch.setattr(_Moments, "fill", each)
+        learner = Learner({}, rows, bits)
+        for step in range(60):
+            learner.add(rows.columns(step_of(kind, step)))
+            learner.fold()
+            if step % 5 == 4:
+                learner.center()
+        learner.start()
+        told, forth = learner.take()
+        x = step_of(kind, 60)
+        errors.append(error(round_trip(x, rows, Basis.read(told, rows, forth), bits), x))
+    assert errors[1] == pytest.approx(errors[0], rel=more)
+
+
+def test_around_another_origin_the_same_is_learned() -> None:
+    rows, x = Rows(torch.Size((1024, 96)), 2, 48), correlated((1024, 96), seed=9)
+    found = []
+    for centers in (False, True):
+        learner = Learner({}, rows, 4)
+        for seed in range(3):
+            learner.add(rows.columns(correlated((1024, 96), seed)))
+            learner.fold()
+            if centers:
+                before = learner.kept["origin"]
+                learner.center()
+                assert not torch.equal(learner.kept["origin"], before)
+        learner.start()
+        told, forth = learner.take()
+        found.append(round_trip(x, rows, Basis.read(told, rows, forth), 4))
+    assert error(found[1], x) == pytest.approx(error(found[0], x), rel=1e-3)
 
 
 def test_any_bytes_decode_to_something() -> None:

@@ -12,7 +12,7 @@ from tests.pool import Pool
 from tests.training.toy import Ears, train_toy
 from thinpipe import codec
 from thinpipe.codecs.axes import rows_of
-from thinpipe.codecs.principal import is_due
+from thinpipe.codecs.principal import LEAD, is_due
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 from thinpipe.training.running import Running
 
@@ -43,7 +43,7 @@ def test_bytes_are_those_that_shapes_and_steps_say(pool: Pool) -> None:
     assert rows is not None
     first, again = codec("tile:8").wire_bytes(SHAPE, torch.float32), rows.wire_bytes(2)
     part = -(-rows.learned_bytes // CHUNKS)
-    carries = [is_due(step - 1, rows, 2, CHUNKS, 0) for step in range(STEPS)]
+    carries = [is_due(step - LEAD, rows, 2, CHUNKS, 0) for step in range(STEPS)]
     known = [any(carries[:step]) for step in range(STEPS)]
     assert {(False, False), (False, True), (True, False), (True, True)} == set(zip(known, carries, strict=True))
     messages = [

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -63,12 +63,12 @@ class Rows:
         """Whether squares go through a Hadamard transform, so that what varies together is in one group."""
         return self.block > 1 and self.groups > 1
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Values in a row."""
         return self.shape[1] * self.block**2 if self.block else self.shape[-1]
 
-    @property
+    @cached_property
     def count(self) -> int:
         return math.prod(self.shape) // self.width
 
@@ -101,7 +101,7 @@ class Rows:
             squares = x.reshape(images, channels, height // side, side, width // side, side).permute(1, 3, 5, 0, 2, 4)
             values = squares.reshape(channels, side * side, -1).float()
             if self.rotated:
-                values = (_hadamard(side * side, x.device) @ values).transpose(0, 1)  # its coefficients one by one
+                values = _rotated(values).transpose(0, 1)  # its coefficients one by one
             values = values.reshape(self.width, -1)
         else:
             values = x.reshape(-1, self.width).float().T
@@ -125,8 +125,7 @@ class Rows:
         images, channels, height, width = self.shape
         side = self.block
         if self.rotated:
-            values = values.view(side * side, channels, -1).transpose(0, 1)
-            values = _hadamard(side * side, out.device) @ values
+            values = _rotated(values.view(side * side, channels, -1).transpose(0, 1))
         squares = values.reshape(channels, side, side, images, height // side, width // side)
         out.view(images, channels, height // side, side, width // side, side).copy_(squares.permute(3, 0, 4, 1, 5, 2))
 
@@ -207,12 +206,13 @@ def _sizes(rows: Rows) -> list[int]:
 def encode(columns: Tensor, basis: Basis, rows: Rows, wire: Tensor, kernels: str | Kernels = "auto") -> None:
     """Fill a wire from what ``Rows.columns`` made of a tensor."""
     assert basis.forth is not None
-    with torch.autocast(wire.device.type, enabled=False):
-        z = (basis.forth @ (columns - basis.mean)).flatten(0, 1)
-    used, end = _kernels(kernels, wire), 2 * rows.count
-    gains = torch.empty(rows.count, dtype=torch.bfloat16, device=wire.device)
+    components = torch.empty_like(columns, memory_format=torch.contiguous_format)
+    torch.bmm(basis.forth, columns - basis.mean, out=components)  # nothing with ``out`` goes through autocast
+    used, end, z = _kernels(kernels, wire), 2 * rows.count, components.flatten(0, 1)
+    gains = as_dtype(wire[:end], torch.bfloat16)
     used.find_gains(z, basis.share, gains)
-    write_values(wire[:end], gains, torch.bfloat16)
+    if gains.data_ptr() != wire.data_ptr():
+        write_values(wire[:end], gains, torch.bfloat16)
     planes = wire[end:].view(-1, -(-rows.count // 8))
     limits = _table(boundaries, torch.inf, wire.device)
     used.encode_axes(z, gains, basis.bits, basis.starts, limits, planes)
@@ -225,9 +225,9 @@ def decode(wire: Tensor, basis: Basis, rows: Rows, out: Tensor, kernels: str | K
     z = torch.empty(rows.groups, rows.size, rows.count, device=wire.device)
     values = _table(levels, 0.0, wire.device)
     _kernels(kernels, wire).decode_axes(planes, gains, basis.bits, basis.starts, values, z.flatten(0, 1))
-    with torch.autocast(wire.device.type, enabled=False):  # receivers decode where their stage computes
-        place = rows.view(out)
-        columns = torch.baddbmm(basis.mean, basis.back, z, out=place)
+    place = rows.view(out)
+    columns = torch.empty_like(z) if place is None else place
+    torch.baddbmm(basis.mean, basis.back, z, out=columns)  # not through autocast: receivers decode where stages compute
     if place is None:
         rows.restore(columns, out)
 
@@ -245,9 +245,15 @@ def _table(of: object, rest: float, device: torch.device) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32, device=device)
 
 
+def _rotated(squares: Tensor) -> Tensor:
+    """[channels, pixels, squares] through a Hadamard transform, which is its own inverse."""
+    matrix = _hadamard(squares.shape[1], squares.device).expand(len(squares), -1, -1)
+    return torch.bmm(matrix, squares, out=torch.empty_like(squares, memory_format=torch.contiguous_format))
+
+
 @cache
 def _hadamard(size: int, device: torch.device) -> Tensor:
-    """The orthonormal one, which is its own inverse."""
+    """The orthonormal one."""
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 import thinpipe
 from tests.codecs.test_axes import correlated, error
 from thinpipe.codecs.axes import rows_of
-from thinpipe.codecs.principal import is_due
+from thinpipe.codecs.principal import LEAD, is_due
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.links.axes import FIRST, START, Axes
 from thinpipe.pipeline.links.encoding import RAW_BELOW, Encoding
@@ -96,26 +98,26 @@ def test_first_at_eight_bits_then_at_two_and_sizes_are_known_from_shapes_and_ste
     plain, first = ROWS.wire_bytes(2), FIRST.wire_bytes(SHAPE, torch.float32)
     part = -(-ROWS.learned_bytes // CHUNKS)
     due = [step for step in range(30) if is_due(step, ROWS, 2, CHUNKS, 0)]
-    assert due == [1, 2, 3, 5, 6, 11, 16, 21, 26]  # after 1, 2, 4 steps, then every 5
-    expected = [(first if step < 3 else plain) + (part if step - 1 in due else 0) for step in range(30)]
+    assert due == [1, 3, 6, 11, 16, 21, 26]  # after 2 steps, then every 5; after 4 there is no time for it
+    expected = [(first if step < 4 else plain) + (part if step - LEAD in due else 0) for step in range(30)]
     assert link.sizes == [[size] * CHUNKS for size in expected]
     assert sum(map(sum, link.sizes[8:28])) < 1.05 * 20 * CHUNKS * plain
-    assert max(errors[:3]) < 0.005
+    assert max(errors[:4]) < 0.005
     tile = codec("tile:2")
-    assert max(errors[3:]) < 0.3 * error(tile.decode(tile.encode(x), torch.empty_like(x)), x)
+    assert max(errors[4:]) < 0.3 * error(tile.decode(tile.encode(x), torch.empty_like(x)), x)
     slot = Slot(torch.Size(SHAPE), torch.float32)
     assert [form.wire_bytes for form in encoding("axes:2").forms(slot, CHUNKS)] == [first, plain]
-    assert encoding("axes:2+now").learning(slot, CHUNKS) == (CHUNKS * part, 5, 3)
-    assert encoding("axes:2").learning(slot, CHUNKS) == (CHUNKS * part, 5, START + 2)
+    assert encoding("axes:2+now").learning(slot, CHUNKS) == (CHUNKS * part, 5, 4)
+    assert encoding("axes:2").learning(slot, CHUNKS) == (CHUNKS * part, 5, START + 3)
 
 
 def test_unless_told_to_begin_now_it_waits_until_a_model_has_settled() -> None:
     link = Link("axes:2")
-    for seed in range(START + 3):
+    for seed in range(START + 5):
         link.step(batch(seed))
     part = -(-ROWS.learned_bytes // CHUNKS)
     plain, first = ROWS.wire_bytes(2), FIRST.wire_bytes(SHAPE, torch.float32)
-    assert [sizes[0] for sizes in link.sizes] == [first] * (START + 1) + [first + part, plain + part]
+    assert [sizes[0] for sizes in link.sizes] == [first] * (START + 2) + [first + part, plain, plain + part]
 
 
 def test_axes_follow_what_changes() -> None:
@@ -140,7 +142,7 @@ def test_evaluations_use_the_axes_and_leave_no_trace() -> None:
         before = other.state()
         x = batch(100 + seed)
         received = other.step(x, training=False)[0]
-        assert other.sizes.pop() == [(FIRST.wire_bytes(SHAPE, torch.float32), ROWS.wire_bytes(2))[seed > 1]] * CHUNKS
+        assert other.sizes.pop() == [(FIRST.wire_bytes(SHAPE, torch.float32), ROWS.wire_bytes(2))[seed > 2]] * CHUNKS
         assert error(received, x) < 0.06
         assert same(before, other.state())
     assert one.sizes == other.sizes
@@ -157,6 +159,40 @@ def test_what_was_saved_goes_on_to_the_bit(stopped: int) -> None:
         assert torch.equal(*(link.step(batch(seed))[0] for link in (whole, rest)))
     assert rest.sizes == whole.sizes[stopped:]
     assert same(whole.state(), rest.state())
+
+
+def test_a_state_with_moments_apart_is_read_and_what_was_learned_travels_at_once() -> None:
+    """As states were when learning had one step for it."""
+    whole, rest = Link(), Link()
+    for seed in range(4):
+        whole.step(batch(seed))
+    state = whole.state()
+    assert state["sent"]["0.steps"].tolist() == [4, LEAD]
+    state["sent"]["0.steps"][1] = 1
+    sizes = ROWS.groups, ROWS.size
+    products, mean = state["forward"].pop("0.moments").split([sizes[0] * sizes[1] ** 2, sizes[0] * sizes[1]])
+    state["forward"] |= {"0.products": products.view(*sizes, -1), "0.mean": mean.view(*sizes, 1)}
+    rest.load(state)
+    for link in (whole, rest):
+        link.step(batch(4))
+    assert torch.equal(rest.state()["forward"]["0.moments"], whole.state()["forward"]["0.moments"])
+    whole.step(batch(5))
+    assert rest.sizes == whole.sizes[5:]
+    assert torch.equal(rest.state()["sent"]["0.known"], whole.state()["sent"]["0.known"])
+
+
+@pytest.mark.parametrize("start", [0, START])
+@pytest.mark.parametrize("shape", [(8, 48), (64, 48), (256, 48), (16, 128, 768), (4, 64, 56, 56)], ids=str)
+def test_what_is_learned_has_its_steps_before_more_is(shape: tuple[int, ...], start: int) -> None:
+    for chunks, bits in itertools.product((1, 3, 8), (0.5, 2, 8)):
+        rows = rows_of(shape, bits, chunks)
+        assert rows is not None
+        due = [step for step in range(start + 400) if is_due(step, rows, bits, chunks, start)]
+        every = rows.every(bits, chunks)
+        assert due[0] >= start
+        assert min(after - before for before, after in itertools.pairwise(due)) >= LEAD
+        assert max(after - before for before, after in itertools.pairwise(due)) <= every
+        assert set(range(due[0], start + 400, every)) <= set(due)
 
 
 def test_without_what_was_saved_it_begins_anew() -> None:

@@ -1,9 +1,9 @@
 """axes:B on a link: the sender learns how rows of what it sends vary, and tells the receiver in its messages.
 
-    step                    sender                                       receiver
-    t      begins           (1) starts to learn, from steps before t
-    t + 1  its messages     (2) carry what it has learned, in parts      puts the parts together
-    t + 2  begins           (3) both send and decode with that
+    step                      sender                                       receiver
+    t             begins      (1) starts to learn, from steps before t
+    t + LEAD      messages    (2) carry what it has learned, in parts      puts the parts together
+    t + LEAD + 1  begins      (3) both send and decode with that
 
 Both ends count the training steps and so know for each, before it begins, whether its messages carry something: the
 size of all of them is known. (1) runs in a thread, so that nothing waits for it: finding the axes takes longer than
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from thinpipe.codecs.axes import LEAST_BITS, Basis, Rows, decode, encode, rows_of
 from thinpipe.codecs.normal import MAX_BITS
-from thinpipe.codecs.principal import Learner, first_due, is_due, sender_side
+from thinpipe.codecs.principal import LEAD, Learner, first_due, is_due, sender_side
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.links.encoding import Form, Learning, Plain
 from thinpipe.pipeline.links.slot import Slot
@@ -49,7 +49,7 @@ class _Learned:
 
     key: tuple[int, ...]  # of its rows, and their bits
     steps: int = 0  # of training
-    started: bool = False  # (1) with the last of them
+    left: int = 0  # steps from the last of them to (2), while something is being learned: 1 is the next one
     known: Tensor | None = None  # what was learned last, as it travelled
     forth: Tensor | None = None  # a sender's part of that
     travelling: Tensor | None = None  # what was learned since, in the step under way, or the last one
@@ -92,7 +92,7 @@ class Axes(Plain):
         if rows is None:
             return super().learning(slot, chunks)
         first = first_due(rows, chunks, self._start)
-        return Learning(chunks * _part(rows, chunks), rows.every(self.bits, chunks), first + 2)
+        return Learning(chunks * _part(rows, chunks), rows.every(self.bits, chunks), first + LEAD + 1)
 
     def configure(self, slots: Sequence[Slot], chunks: int = 1) -> None:
         super().configure(slots, chunks)
@@ -103,8 +103,8 @@ class Axes(Plain):
         return super().most_bytes(index) + (0 if rows is None else _part(rows, self.chunks))
 
     def form(self, chunk: int, index: int) -> Form:
-        form = self._forms[index][-1 if self._basis(index) is not None else 0]
-        return replace(form, wire_bytes=form.wire_bytes + self._carried(index))
+        form, carried = self._forms[index][-1 if self._basis(index) is not None else 0], self._carried(index)
+        return replace(form, wire_bytes=form.wire_bytes + carried) if carried else form
 
     def begin_traffic(self, training: bool) -> None:
         super().begin_traffic(training)
@@ -119,19 +119,25 @@ class Axes(Plain):
         if learned is None or learned.key != self._key(rows):  # the first step, or the first one with other shapes
             learned = self._learned[index] = _Learned(self._key(rows))
             self._state.pop(index, None)
-        if learned.started:
-            size = self.chunks * _part(rows, self.chunks)
-            learned.travelling = torch.zeros(size, dtype=torch.uint8, device=self.route.device)
-            if self.route.sends:
-                told, forth = self._learner(index, rows).take()
-                learned.travelling[: rows.learned_bytes] = told
-                learned.next_forth = forth.to(self.route.device)
-        learned.started = is_due(learned.steps, rows, self.bits, self.chunks, self._start)
-        learned.steps += 1
-        if self.route.sends:
-            self._learner(index, rows).fold()
-            if learned.started:
-                self._learner(index, rows).start()
+        learner = self._learner(index, rows) if self.route.sends else None
+        if learned.left == 1:
+            self._carry(learned, learner, rows)
+        left = max(0, learned.left - 1)
+        due = not left and is_due(learned.steps, rows, self.bits, self.chunks, self._start)
+        learned.steps, learned.left = learned.steps + 1, LEAD if due else left
+        if learner is not None:
+            learner.fold()
+            if due:
+                learner.start()
+
+    def _carry(self, learned: _Learned, learner: Learner | None, rows: Rows) -> None:
+        """(2)"""
+        size = self.chunks * _part(rows, self.chunks)
+        if learner is None:
+            learned.travelling = torch.empty(size, dtype=torch.uint8, device=self.route.device)
+        else:
+            told, learned.next_forth = learner.take()
+            learned.travelling = torch.nn.functional.pad(told, (0, size - len(told)))
 
     def _learner(self, index: int, rows: Rows) -> Learner:
         """Of a sender; another one where a state was loaded, or chunks have another size."""
@@ -219,7 +225,7 @@ class Axes(Plain):
         state: dict[str, Tensor] = {}
         for index, learned in self._learned.items():
             learned.adopt()
-            steps = torch.tensor([learned.steps, learned.started])
+            steps = torch.tensor([learned.steps, learned.left])
             state |= {f"{index}.rows": torch.tensor(learned.key), f"{index}.steps": steps}
             if learned.known is not None:
                 state[f"{index}.known"] = learned.known
@@ -228,8 +234,8 @@ class Axes(Plain):
     def load_shared_state_dict(self, state: dict[str, Tensor]) -> None:
         before, self._learned = self._learned, {}
         for index in {int(key.partition(".")[0]) for key in state}:
-            steps, started = state[f"{index}.steps"].tolist()
-            learned = _Learned(tuple(state[f"{index}.rows"].tolist()), steps, bool(started))
+            steps, left = state[f"{index}.steps"].tolist()
+            learned = _Learned(tuple(state[f"{index}.rows"].tolist()), steps, left)
             known = state.get(f"{index}.known")
             if known is not None:
                 learned.known = known.to(self.route.device)
