@@ -127,7 +127,16 @@ def test_more_runs_than_anybody_waits_for_are_counted_not_made(tmp_path: Path) -
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
 CHOICE, DELTA, DDP = "few_bits_choice", "delta", "ddp"
 TEXT = ("lm", "lm_lora")
-ON_A_GPU = (*TEXT, "lm_choice", "lm_codecs", "lm_scratch", "lm_scratch_4bit", "fashion_mnist")
+ON_A_GPU = (
+    *TEXT,
+    "lm_choice",
+    "lm_codecs",
+    "fashion_mnist",
+    "lm_scratch",
+    "lm_scratch_4bit",
+    "lm_scratch_seeds",
+    "lm_scratch_parts",
+)
 
 
 @pytest.mark.parametrize("name", FEW_BITS)

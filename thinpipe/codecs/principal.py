@@ -90,7 +90,7 @@ class Learner:
         self._seen = 0
 
     def center(self) -> None:
-        """Moments around the mean so far: of values that lie far from where it was, bfloat16 keeps no deviation."""
+        """Moments around the mean so far: of values that have moved far from where it was, none has their deviation."""
         moments = torch.empty_like(self.kept["moments"])
         (before, mean), (products, sums) = (_parts(flat, self.rows) for flat in (self.kept["moments"], moments))
         shift = mean / self.kept["weight"].clamp(min=LEAST_WEIGHT)
@@ -100,8 +100,7 @@ class Learner:
 
     def start(self) -> None:
         """Learn from all steps that have ended, in a thread."""
-        if self.kept["weight"].is_cuda:
-            self.center()
+        self.center()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="thinpipe-axes")
         moments, device = dict(self.kept), self.kept["weight"].device
