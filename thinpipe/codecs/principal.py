@@ -109,14 +109,19 @@ class Learner:
         def work() -> Lesson:
             if ready is None:
                 return self._lesson(moments)
-            with torch.cuda.stream(torch.cuda.Stream(device)):  # not behind what the worker has queued since
-                torch.cuda.current_stream(device).wait_event(ready)
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(ready)
                 found = self._lesson({name: each.cpu() for name, each in moments.items()})
                 there = Lesson(*(each.pin_memory().to(device, non_blocking=True) for each in found))
-                torch.cuda.current_stream(device).synchronize()
+                self._stream.synchronize()
             return there
 
         self._future = self._thread.submit(work)
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """The thread's: not behind what the worker has queued since, so of a priority that shares no queue with it."""
+        return torch.cuda.Stream(self.kept["weight"].device, priority=-1)
 
     def _lesson(self, moments: dict[str, Tensor]) -> Lesson:
         arrays = {name: each.numpy() for name, each in moments.items()}
