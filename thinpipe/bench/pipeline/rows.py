@@ -14,53 +14,73 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from thinpipe.bench.pipeline.settings import Run, Settings
-from thinpipe.measure.record import Column, Row
+from thinpipe.measure.record import Row, columns_of, figure, row_of
 from thinpipe.pipeline.flight import makespan, passages_of
 from thinpipe.pipeline.order import Action, Order, in_flight, make_order
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.workers.shape import Queue, Shape, Shaping, link_text
 
 KIND = "bench pipeline"
-PARTS = ("compute_ms", "encode_ms", "wait_ms", "transfer_ms", "decode_ms")
 
-COLUMNS = (
-    Column(name="link", heading="link", key=True),
-    Column(name="workers", heading="workers", key=True, format="d"),
-    Column(name="parallel", heading="parallel", key=True),
-    Column(name="layout", heading="layout", key=True),
-    Column(name="schedule", heading="schedule", key=True),
-    Column(name="chunks", heading="chunks", key=True, format="d"),
-    Column(name="codec", heading="codec", key=True),
-    Column(name="stage", heading="stage", key=True),  # torch's, where it is not ours
-    Column(name="threads", heading="threads\neach", format="d"),
-    Column(name="in_flight", heading="chunks on\ntheir way", format="d"),
-    Column(name="samples_per_s", heading="samples\nper s", format=".1f", better="higher"),
-    Column(name="of_data_parallel", heading="of data-\nparallel", format=".2f", better="higher"),
-    Column(name="of_uncompressed", heading="of un-\ncompressed", format=".2f", better="higher"),
-    Column(name="of_torch", heading="of torch's\nstage", format=".2f", better="higher"),
-    Column(name="step_ms", heading="step\nms", format=".1f", better="lower"),
-    Column(name="step_p95_ms", heading="step\np95 ms", format=".1f", better="lower"),
-    Column(name="busiest_compute_ms", heading="busiest\nworker ms", format=".1f"),
-    Column(name="busiest_wire_ms", heading="busiest\nlink ms", format=".1f"),
-    Column(name="delay_ms", heading="delays\nms", format=".1f"),
-    Column(name="bound_ms", heading="bound\nms", format=".1f"),
-    Column(name="order_ms", heading="order\nms", format=".1f"),
-    Column(name="of_bound", heading="bound /\nstep", format=".2f", better="higher"),
-    Column(name="tensor_bytes", heading="tensor\nbytes", format="d"),
-    Column(name="wire_bytes", heading="wire\nbytes", format="d", better="lower"),
-    Column(name="busiest_wire_bytes", heading="busiest\nbytes", format="d", better="lower"),
-    Column(name="peak_mib", heading="peak MiB\nper worker", format=".0f", better="lower"),
-    *(Column(name=part, heading=part.replace("_", "\n"), format=".1f") for part in PARTS),
-    Column(name="bubble", heading="bubble", format=".2f", better="lower"),
-    Column(name="bubble_theory", heading="bubble\nin theory", format=".2f"),
-)
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Where the time of a step goes, ms: of a worker, or the mean of all. None where torch's stage does not say."""
+
+    compute_ms: float | None = figure("compute\nms", format=".1f", default=None)
+    encode_ms: float | None = figure("encode\nms", format=".1f", default=None)
+    wait_ms: float | None = figure("wait\nms", format=".1f", default=None)
+    transfer_ms: float | None = figure("transfer\nms", format=".1f", default=None)
+    decode_ms: float | None = figure("decode\nms", format=".1f", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """A row; what data-parallel training has not is None."""
+
+    link: str = figure("link", key=True)
+    workers: int = figure("workers", key=True, format="d")
+    parallel: str = figure("parallel", key=True)
+    layout: str | None = figure("layout", key=True)
+    schedule: str | None = figure("schedule", key=True)
+    chunks: int | None = figure("chunks", key=True, format="d")
+    codec: str | None = figure("codec", key=True)
+    stage: str | None = figure("stage", key=True)  # torch's, where it is not ours
+    threads: int = figure("threads\neach", format="d")
+    in_flight: int | None = figure("chunks on\ntheir way", format="d")
+    samples_per_s: float = figure("samples\nper s", format=".1f", better="higher")
+    of_data_parallel: float | None = figure("of data-\nparallel", format=".2f", better="higher", default=None)
+    of_uncompressed: float | None = figure("of un-\ncompressed", format=".2f", better="higher", default=None)
+    of_torch: float | None = figure("of torch's\nstage", format=".2f", better="higher", default=None)
+    step_ms: float = figure("step\nms", format=".1f", better="lower")
+    step_p95_ms: float = figure("step\np95 ms", format=".1f", better="lower")
+    busiest_compute_ms: float = figure("busiest\nworker ms", format=".1f")
+    busiest_wire_ms: float = figure("busiest\nlink ms", format=".1f")
+    delay_ms: float = figure("delays\nms", format=".1f")
+    bound_ms: float = figure("bound\nms", format=".1f")
+    order_ms: float | None = figure("order\nms", format=".1f", default=None)
+    of_bound: float = figure("bound /\nstep", format=".2f", better="higher")
+    tensor_bytes: int = figure("tensor\nbytes", format="d")
+    wire_bytes: int = figure("wire\nbytes", format="d", better="lower")
+    busiest_wire_bytes: int = figure("busiest\nbytes", format="d", better="lower")
+    peak_mib: float | None = figure("peak MiB\nper worker", format=".0f", better="lower")
+    parts: Parts = Parts()
+    bubble: float | None = figure("bubble", format=".2f", better="lower", default=None)
+    bubble_theory: float | None = figure("bubble\nin theory", format=".2f", default=None)
+    samples_ms: tuple[float, ...]
+    cuts: tuple[int, ...]
+    per_worker: Sequence[Mapping[str, Any]]
+
+
+COLUMNS = columns_of(Figures)
+PARTS = tuple(column.name for column in columns_of(Parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,37 +122,39 @@ def make_row(settings: Settings, run: Run, link: Shaping | None, workers: Sequen
         bound = bound_of_pipeline(link, hops_of(first.links, steps), busy)
         tensor_bytes = sum(each.tensor_bytes for each in first.links) // steps
         wire_bytes = sum(each.wire_bytes for each in first.links) // steps
-    row: dict[str, Any] = {
-        "link": link_text(link),
-        "workers": len(workers),
-        "parallel": run.parallel,
-        "layout": run.layout,
-        "schedule": run.schedule,
-        "chunks": run.chunks,
-        "codec": run.compress,
-        "stage": run.stage,
-        "threads": first.threads,
-        "samples_per_s": settings.shapes.batch_size / step_ms * 1e3,
-        "step_ms": step_ms,
-        "step_p95_ms": float(np.percentile(first.samples_ms, 95)),
-        "busiest_compute_ms": bound.compute_ms,
-        "busiest_wire_ms": bound.wire_ms,
-        "delay_ms": bound.delay_ms,
-        "bound_ms": bound.least_ms,
-        "of_bound": bound.least_ms / step_ms,
-        "tensor_bytes": tensor_bytes,
-        "wire_bytes": wire_bytes,
-        "busiest_wire_bytes": bound.wire_bytes,
-        "peak_mib": max((d["peak_mib"] for d in details if d["peak_mib"] is not None), default=None),
-        "samples_ms": first.samples_ms,
-        "cuts": first.cuts,
-        "in_flight": _in_flight(run, workers),
-        "per_worker": details,
-    }
+    figures = Figures(
+        link=link_text(link),
+        workers=len(workers),
+        parallel=run.parallel,
+        layout=run.layout,
+        schedule=run.schedule,
+        chunks=run.chunks,
+        codec=run.compress,
+        stage=run.stage,
+        threads=first.threads,
+        in_flight=_in_flight(run, workers),
+        samples_per_s=settings.shapes.batch_size / step_ms * 1e3,
+        step_ms=step_ms,
+        step_p95_ms=float(np.percentile(first.samples_ms, 95)),
+        busiest_compute_ms=bound.compute_ms,
+        busiest_wire_ms=bound.wire_ms,
+        delay_ms=bound.delay_ms,
+        bound_ms=bound.least_ms,
+        of_bound=bound.least_ms / step_ms,
+        tensor_bytes=tensor_bytes,
+        wire_bytes=wire_bytes,
+        busiest_wire_bytes=bound.wire_bytes,
+        peak_mib=max((d["peak_mib"] for d in details if d["peak_mib"] is not None), default=None),
+        samples_ms=first.samples_ms,
+        cuts=first.cuts,
+        per_worker=details,
+    )
     if run.parallel == "pipeline":
-        row |= {part: _known(float(np.mean([d[part] for d in details], dtype=float))) for part in PARTS}
-        row |= {"bubble": _bubble(workers, step_ms), **_theory(run, link, workers, steps)}
-    return row
+        parts = Parts(**{name: _known(float(np.mean([d[name] for d in details], dtype=float))) for name in PARTS})
+        order_ms, in_theory = _theory(run, link, workers, steps)
+        bubble = _bubble(workers, step_ms)
+        figures = replace(figures, parts=parts, order_ms=order_ms, bubble=bubble, bubble_theory=in_theory)
+    return row_of(figures)
 
 
 def compare(rows: Sequence[Row]) -> list[Row]:
@@ -160,16 +182,19 @@ def compare(rows: Sequence[Row]) -> list[Row]:
 
 
 def _worker_parts(number: int, measured: Measured, steps: int) -> dict[str, Any]:
-    """Where the time of one worker goes, ms per step."""
+    """Where the time of one worker goes, and what it sends."""
     sent = [link for link in measured.links if link.source_worker == number]
     received = [link for link in measured.links if link.target_worker == number]
+    parts = Parts(
+        compute_ms=measured.module_ms + measured.update_ms,
+        encode_ms=sum(link.encode_ms for link in sent) / steps,
+        wait_ms=_known(sum(link.wait_ms for link in received) / steps),
+        transfer_ms=_known(sum(link.transfer_ms for link in received) / steps),
+        decode_ms=sum(link.decode_ms for link in received) / steps,
+    )
     return {
         "worker": number,
-        "compute_ms": measured.module_ms + measured.update_ms,
-        "encode_ms": sum(link.encode_ms for link in sent) / steps,
-        "wait_ms": _known(sum(link.wait_ms for link in received) / steps),
-        "transfer_ms": _known(sum(link.transfer_ms for link in received) / steps),
-        "decode_ms": sum(link.decode_ms for link in received) / steps,
+        **row_of(parts),
         "sent_bytes": sum(link.wire_bytes for link in sent) // steps,
         "received_bytes": sum(link.wire_bytes for link in received) // steps,
         "parameter_mib": measured.parameter_bytes / 2**20,
@@ -193,7 +218,7 @@ def _bubble(workers: Sequence[Measured], step_ms: float) -> float:
     return 1 - sum(measured.module_ms for measured in workers) / (len(workers) * step_ms)
 
 
-def _theory(run: Run, link: Shaping | None, workers: Sequence[Measured], steps: int) -> dict[str, float]:
+def _theory(run: Run, link: Shaping | None, workers: Sequence[Measured], steps: int) -> tuple[float, float]:
     """What the order itself takes, on these workers and links, with codecs that cost nothing and bytes without headers.
 
     And the bubble that it has on links that take no time.
@@ -210,10 +235,8 @@ def _theory(run: Run, link: Shaping | None, workers: Sequence[Measured], steps: 
     orders = make_order(order, placement, chunks)
     work = sum(cost_of(action) for actions in orders.values() for action in actions)
     sizes = {(each.source, each.target): each.wire_bytes // (steps * chunks) for each in workers[0].links}
-    return {
-        "order_ms": makespan(orders, cost_of, passages_of(link, placement, sizes)),
-        "bubble_theory": 1 - work / (len(workers) * makespan(orders, cost_of)),
-    }
+    order_ms = makespan(orders, cost_of, passages_of(link, placement, sizes))
+    return order_ms, 1 - work / (len(workers) * makespan(orders, cost_of))
 
 
 @dataclass(frozen=True)
