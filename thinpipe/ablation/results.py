@@ -19,25 +19,40 @@ from typing import Any, Literal
 
 from thinpipe.ablation.plan import Run, identity
 from thinpipe.measure.files import check_regular, errors_named
-from thinpipe.measure.record import Column, Record, Row
+from thinpipe.measure.record import Column, Record, Row, columns_of, figure, row_of
 from thinpipe.options import OptionError, named
 
 FORMAT = 1  # raised when a reader of the old lines would misread the new ones
 KIND = "ablate"
 
 KEYS = (Column(name="task", heading="task", key=True), Column(name="codec", heading="codec", key=True))
-COSTS = (
-    Column(name="wire_ratio", heading="wire\nratio", format=".3f", better="lower"),
-    Column(name="bits_per_value", heading="bits per\nvalue", format=".2f"),
-    Column(name="samples_per_s", heading="samples/s", format=".0f", better="higher"),
-    Column(name="wire_mb_per_step", heading="wire\nMB/step", format=".3f", better="lower"),
-    Column(name="seconds", heading="seconds", format=".0f", better="lower"),
-    Column(name="seeds", heading="seeds", format="d"),
-    Column(name="seeds_done", heading="done", format="d", better="higher"),
-    Column(name="seeds_failed", heading="failed", format="d", better="lower"),
-)
-P_VALUE = Column(name="p_value", heading="p", format=".2f")
-LOSS_ADDED = Column(name="loss_added", heading="loss\nadded", format="+.4f", better="lower")  # validation, nats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """What sets a method apart from the uncompressed one, over the seeds that both have."""
+
+    minus_none: float | None = figure("minus\nnone", format="+.4f", default=None)
+    p_value: float | None = figure("p", format=".2f", default=None)
+    loss_added: float | None = figure("loss\nadded", format="+.4f", better="lower", default=None)  # validation, nats
+    loss_added_std: float | None = figure("std", format=".4f", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Means over the seeds that came to an end; how many did, and did not, stands beside them."""
+
+    wire_ratio: float | None = figure("wire\nratio", format=".3f", better="lower", default=None)
+    bits_per_value: float | None = figure("bits per\nvalue", format=".2f", default=None)
+    samples_per_s: float | None = figure("samples/s", format=".0f", better="higher", default=None)
+    wire_mb_per_step: float | None = figure("wire\nMB/step", format=".3f", better="lower", default=None)
+    seconds: float | None = figure("seconds", format=".0f", better="lower", default=None)
+    seeds: int = figure("seeds", format="d")
+    seeds_done: int = figure("done", format="d", better="higher")
+    seeds_failed: int = figure("failed", format="d", better="lower")
+
+
+FIGURES = {column.name: column for kind in (Against, Costs) for column in columns_of(kind)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,26 +200,26 @@ def methods(runs: Sequence[Run], store: Store) -> list[Method]:
 def rows_of(found: Sequence[Method]) -> list[dict[str, Any]]:
     """One for every method; where there is an uncompressed one too, with the difference and how likely it is chance."""
     plain = {_without_seed_and_codec(method): method for method in found if method.runs[0].codec == "none"}
-    return [row_of(method) | _against(method, plain.get(_without_seed_and_codec(method))) for method in found]
+    against = (_against(method, plain.get(_without_seed_and_codec(method))) for method in found)
+    return [method_row(method) | row_of(each) for method, each in zip(found, against, strict=True)]
 
 
-def _against(method: Method, plain: Method | None) -> dict[str, Any]:
-    """Over the seeds that both have."""
+def _against(method: Method, plain: Method | None) -> Against:
     if plain is None or plain is method:
-        return {}
+        return Against()
     theirs = plain.metrics
     ours = {seed: metric for seed, metric in method.metrics.items() if seed in theirs}
     if not ours:
-        return {}
+        return Against()
     paired = [theirs[seed] for seed in ours]
     losses, plain_losses = method.by_seed("validation_loss"), plain.by_seed("validation_loss")
     added = [losses[seed] - plain_losses[seed] for seed in ours]
-    return {
-        "minus_none": mean(ours.values()) - mean(paired),
-        "p_value": p_value(list(ours.values()), paired),
-        "loss_added": mean(added),
-        "loss_added_std": stdev(added) if len(added) > 1 else None,
-    }
+    return Against(
+        minus_none=mean(ours.values()) - mean(paired),
+        p_value=p_value(list(ours.values()), paired),
+        loss_added=mean(added),
+        loss_added_std=stdev(added) if len(added) > 1 else None,
+    )
 
 
 def p_value(metrics: Sequence[float], baseline: Sequence[float]) -> float | None:
@@ -222,34 +237,36 @@ def p_value(metrics: Sequence[float], baseline: Sequence[float]) -> float | None
     return float(ttest_1samp(differences, 0.0).pvalue)
 
 
-def row_of(method: Method) -> dict[str, Any]:
-    """Figures are of the seeds that came to an end; how many did not stands beside them."""
-    run, done = method.runs[0], method.done
-    row = {
-        "task": run.settings["task"],
-        "codec": run.codec,
-        **{_column_name(name): value for name, value in run.varied.items()},
-        "seeds": len(method.runs),
-        "seeds_done": len(done),
-        "seeds_failed": len(method.failed),
-    }
-    if not done:
-        return row
-    metrics = list(method.metrics.values())
+def method_row(method: Method) -> dict[str, Any]:
+    """Keys, what it takes, and the metric."""
+    run = method.runs[0]
+    varied = {_column_name(name): value for name, value in run.varied.items()}
+    row = {"task": run.settings["task"], "codec": run.codec, **varied, **row_of(_costs(method))}
+    return row | _metric_figures(method.done) if method.done else row
+
+
+def _costs(method: Method) -> Costs:
+    done = method.done
     ratio, wire_bytes = _mean_figure(done, "wire_ratio"), _mean_figure(done, "wire_bytes_per_step")
-    metric = done[0].metric
+    return Costs(
+        wire_ratio=ratio,
+        bits_per_value=None if ratio is None else 32 * ratio,
+        samples_per_s=_mean_figure(done, "samples_per_s"),
+        wire_mb_per_step=None if wire_bytes is None else wire_bytes / 1e6,
+        seconds=_mean_figure(done, "seconds"),
+        seeds=len(method.runs),
+        seeds_done=len(done),
+        seeds_failed=len(method.failed),
+    )
+
+
+def _metric_figures(done: Sequence[Result]) -> dict[str, Any]:
+    """Under the names of ``metric_columns``."""
+    metrics = [result.figures["metric"] for result in done if result.figures]
     worst, best = (min, max) if done[0].metric_better == "higher" else (max, min)
-    return row | {
-        f"{metric}_mean": mean(metrics),
-        f"{metric}_std": stdev(metrics) if len(metrics) > 1 else None,
-        f"{metric}_worst": worst(metrics),
-        f"{metric}_best": best(metrics),
-        "wire_ratio": ratio,
-        "bits_per_value": None if ratio is None else 32 * ratio,
-        "samples_per_s": _mean_figure(done, "samples_per_s"),
-        "wire_mb_per_step": None if wire_bytes is None else wire_bytes / 1e6,
-        "seconds": _mean_figure(done, "seconds"),
-    }
+    spread = stdev(metrics) if len(metrics) > 1 else None
+    names = (column.name for column in metric_columns(done[0]))
+    return dict(zip(names, (mean(metrics), spread, worst(metrics), best(metrics)), strict=True))
 
 
 def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
@@ -261,11 +278,7 @@ def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
         *KEYS,
         *varied_columns(varied),
         *(column for result in metrics.values() for column in metric_columns(result)),
-        Column(name="minus_none", heading="minus\nnone", format="+.4f"),
-        P_VALUE,
-        LOSS_ADDED,
-        Column(name="loss_added_std", heading="std", format=".4f"),
-        *COSTS,
+        *FIGURES.values(),
     )
     rows: tuple[Row, ...] = tuple(rows_of(found))
     if not done:

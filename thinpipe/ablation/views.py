@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from thinpipe.ablation.results import COSTS, KEYS, LOSS_ADDED, P_VALUE, Method, places, row_of, rows_of, varied_columns
+from thinpipe.ablation.results import FIGURES, KEYS, Method, method_row, places, rows_of, varied_columns
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Column, Row
@@ -52,7 +52,7 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
     ranges: dict[str, tuple[float, float]] = {}
     labels = []
     for method in found:
-        row = row_of(method)
+        row = method_row(method)
         name = " ".join([row["task"], *(f"{option} {value}" for option, value in method.runs[0].varied.items())])
         panel = panels.setdefault(name, {})
         if not method.done:
@@ -121,18 +121,17 @@ def _task_table(task: str, found: Sequence[Method]) -> Table:
         if done and method.done:
             shown[metric] = metric_text(row, metric, done.metric_format)
         rows.append(shown)
-    costs = {column.name: column for column in COSTS}
     columns = (
         KEYS[1],
         *varied_columns(varied),
-        costs["wire_ratio"],
+        FIGURES["wire_ratio"],
         Column(name=metric, heading=f"{metric}\nmean ± std"),
         Column(name=f"{metric}_worst", heading="worst\nseed", format=done.metric_format if done else ""),
-        P_VALUE,
-        LOSS_ADDED,
+        FIGURES["p_value"],
+        FIGURES["loss_added"],
         Column(name="seeds", heading="seeds"),
-        costs["samples_per_s"],
-        costs["wire_mb_per_step"],
+        FIGURES["samples_per_s"],
+        FIGURES["wire_mb_per_step"],
     )
     return Table(title=task, columns=columns, rows=rows, style=_style)
 
