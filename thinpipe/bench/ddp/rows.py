@@ -5,6 +5,7 @@ The first replica runs without DDP, then 1, 2, 4, ... and all do, while the othe
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from thinpipe.measure.record import Column, Row
+from thinpipe.measure.record import Row, columns_of, figure, row_of
 from thinpipe.workers.exchange import CPU, gather
 
 # A replica that waits for a smaller group does so for as long as that group takes. One that dies is noticed at once
@@ -23,26 +24,40 @@ WAIT = timedelta(days=1)
 
 NO_DDP = "no ddp"
 KIND = "bench ddp"
-PERCENTILES = (50, 75, 90, 95)
 
-COLUMNS = (
-    Column(name="model", heading="model", key=True),
-    Column(name="ddp", heading="ddp", key=True),
-    Column(name="replicas", heading="replicas", key=True),
-    Column(name="group", heading="group"),
-    Column(name="device", heading="device"),
-    Column(name="batch_size", heading="batch\nsize", format="d"),
-    *(
-        column
-        for p in PERCENTILES
-        for column in (
-            Column(name=f"p{p}_s", heading=f"p{p}\nsec/iter", format=".3f", better="lower"),
-            Column(name=f"p{p}_examples_per_s", heading=f"p{p}\nex/sec", format=".0f", better="higher"),
-        )
-    ),
-    Column(name="gradient_bytes", heading="gradient\nbytes", format="d"),
-    Column(name="wire_bytes", heading="wire\nbytes", format="d", better="lower"),
-)
+
+@dataclass(frozen=True, kw_only=True)
+class Percentiles:
+    """Of the time of an iteration."""
+
+    p50_s: float = figure("p50\nsec/iter", format=".3f", better="lower")
+    p50_examples_per_s: float = figure("p50\nex/sec", format=".0f", better="higher")
+    p75_s: float = figure("p75\nsec/iter", format=".3f", better="lower")
+    p75_examples_per_s: float = figure("p75\nex/sec", format=".0f", better="higher")
+    p90_s: float = figure("p90\nsec/iter", format=".3f", better="lower")
+    p90_examples_per_s: float = figure("p90\nex/sec", format=".0f", better="higher")
+    p95_s: float = figure("p95\nsec/iter", format=".3f", better="lower")
+    p95_examples_per_s: float = figure("p95\nex/sec", format=".0f", better="higher")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """A row."""
+
+    model: str = figure("model", key=True)
+    ddp: str = figure("ddp", key=True)
+    replicas: int = figure("replicas", key=True)
+    group: str = figure("group")
+    device: str = figure("device")
+    batch_size: int = figure("batch\nsize", format="d")
+    percentiles: Percentiles
+    gradient_bytes: int = figure("gradient\nbytes", format="d")
+    wire_bytes: int | None = figure("wire\nbytes", format="d", better="lower")
+    samples_s: Sequence[float]
+
+
+COLUMNS = columns_of(Figures)
+PERCENTILES = tuple(int(name[1:-2]) for column in COLUMNS if re.fullmatch(r"p\d+_s", name := column.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,19 +112,19 @@ class Sample:
 def make_row(model: str, group: Group, batch_size: int, device: str, samples: Sequence[Sample]) -> Row:
     """An iteration takes as long as it takes the slowest replica; examples are those of one replica, as it is fed."""
     slowest_s = [max(each) for each in zip(*(sample.samples_s for sample in samples), strict=True)]
-    row: dict[str, Any] = {
-        "model": model,
-        "ddp": "ddp" if group.ddp else "no ddp",
-        "replicas": group.size,
-        "group": group.name,
-        "device": device,
-        "batch_size": batch_size,
-    }
-    for p in PERCENTILES:
-        seconds = float(np.percentile(slowest_s, p))
-        row |= {f"p{p}_s": seconds, f"p{p}_examples_per_s": batch_size / seconds}
-    return row | {
-        "gradient_bytes": samples[0].gradient_bytes,
-        "wire_bytes": samples[0].wire_bytes,
-        "samples_s": slowest_s,
-    }
+    seconds = {p: float(np.percentile(slowest_s, p)) for p in PERCENTILES}
+    rates = {f"p{p}_examples_per_s": batch_size / each for p, each in seconds.items()}
+    return row_of(
+        Figures(
+            model=model,
+            ddp="ddp" if group.ddp else NO_DDP,
+            replicas=group.size,
+            group=group.name,
+            device=device,
+            batch_size=batch_size,
+            percentiles=Percentiles(**rates, **{f"p{p}_s": each for p, each in seconds.items()}),
+            gradient_bytes=samples[0].gradient_bytes,
+            wire_bytes=samples[0].wire_bytes,
+            samples_s=slowest_s,
+        )
+    )
