@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 import thinpipe
 from tests.codecs.helpers import SPECS, content
 from thinpipe.codecs.kernels.cpu import compiling, order
+from thinpipe.codecs.kernels.cpu.codebook import FEW, groups_of
 from thinpipe.codecs.kernels.cpu.loops import tiles
 from thinpipe.codecs.kernels.cpu.loops.count import count_and_gather
 from thinpipe.codecs.kernels.cpu.order import key_floats
+from thinpipe.codecs.layout import BLOCK
 
 LARGE = (8, 32, 112, 112)  # 12.8 MB of float32: every thread has work, samples are small parts
 
@@ -60,6 +62,13 @@ def test_keys_are_kept_only_where_there_is_room(room, kept):
     _, _, found = count_and_gather(x, 0, 1, False, bounds, everything, below, memory[:room])
     assert found == kept
     assert (memory[room:] == 12345).all()
+
+
+def test_a_codebook_counts_every_value_once():
+    """Also where the last block is short: what lay far out in the one before it is not found there again."""
+    x = np.random.default_rng(0).normal(size=FEW + BLOCK + 1).astype(np.float32)
+    x[-9:-1] = 100
+    assert groups_of(x)[3].sum() == x.size
 
 
 @pytest.mark.parametrize("unfair", ["lowest", "highest", "one-value"])

@@ -211,6 +211,25 @@ def test_zeros_of_both_signs_are_one_value(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
+def test_a_cut_next_to_the_greatest_value_is_found_among_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bracket has no upper end, and what fills up the last span is not kept with it."""
+    monkeypatch.setattr(cuda.select, "open_all", None)
+    x = content("laplace", (9000,))
+    assert torch.equal(encoded("topk:0.001", x), encoded("topk:0.001", x, cpu))
+
+
+@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
+def test_a_least_value_that_many_share_takes_the_read_with_few_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a ReLU: its bracket begins with that value."""
+    reading = sys.modules["thinpipe.codecs.kernels.cuda.reading"]
+    spans, count = [], reading._count_few
+    monkeypatch.setattr(reading, "_count_few", lambda *args: spans.append(1) or count(*args))
+    x = content("laplace", (9000,)).relu()
+    assert torch.equal(encoded("sort:4+1", x), encoded("sort:4+1", x, cpu))
+    assert spans
+
+
+@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
 def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = watch_searching_everything(monkeypatch)
     monkeypatch.setattr(cuda.order, "slots_per_column", lambda n, programs, cuts: cuda.reading.EACH.value)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import thinpipe
-from thinpipe.codecs.layout import BLOCK, bucket_values, pack, packed_bytes, planes, unpack
+from thinpipe.codecs.layout import BLOCK, bucket_affine, bucket_values, pack, packed_bytes, planes, unpack
 
 
 def test_the_worked_example():
@@ -59,3 +59,13 @@ def test_both_ends_of_a_bucket_are_exact():
     assert values[0, 0] == torch.tensor(-1e30)
     assert values[0, 3] == 1
     assert torch.equal(values[1, [0, 3]], torch.tensor([1e-30, 1e30]))
+
+
+@pytest.mark.parametrize("levels", [1, 3, 65535])
+def test_buckets_of_every_span_are_scaled_by_normal_floats(levels):
+    """Hardware that flushes smaller numbers to zero agrees with the rest, and no span overflows."""
+    half = torch.exp2(torch.arange(-149, 128, dtype=torch.float64)).float()
+    for lo, hi in ((-half, half), (torch.zeros_like(half), half)):
+        p, offset, scale = bucket_affine(lo, hi, levels)
+        assert (scale >= torch.finfo(torch.float32).tiny).all()
+        assert ((hi * p - offset) * scale == levels).all()

@@ -112,6 +112,8 @@ def test_a_codebook_gives_up_the_value_nearest_zero(kernels):
     assert ours <= 1.1 * plain
 
 
-def test_a_codebook_with_room_gives_up_nothing():
-    x = torch.tensor([-0.5, 1.0])[torch.randint(0, 2, (5000,))]
-    assert torch.equal(round_trip("kmeans:2+zero", x), x)
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("values", [[-0.5, 1.0], [-1.0, 0.5, 1.0]], ids=str)
+def test_a_codebook_with_room_gives_up_nothing(values, kernels):
+    x = torch.tensor(values)[torch.randint(0, len(values), (5000,))]
+    assert torch.equal(round_trip("kmeans:2+zero", x, kernels), x)

@@ -35,3 +35,10 @@ def test_one_value_that_is_not_finite_shows_in_the_sum() -> None:
     model(torch.randn(2, 3)).sum().backward()
     model.weight.grad[1, 1] = float("inf")  # type: ignore[index]
     assert not torch.tensor(sum_of_squares(model.parameters())).isfinite()
+
+
+def test_gradients_that_are_all_zero_stay_so() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.zeros(3)
+    clip([weight], norm_of([sum_of_squares([weight])]), 1.0)
+    assert weight.grad.tolist() == [0, 0, 0]

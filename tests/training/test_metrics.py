@@ -50,6 +50,17 @@ def test_the_best_is_the_highest_or_the_lowest_as_the_metric_says(name, best):
     assert (progress.metric, progress.best_metric) == (4.0, best)
 
 
+def test_the_training_loss_of_an_epoch_is_the_mean_over_its_own_samples():
+    progress = Progress()
+    for losses in ((4.0, 1.0), (3.0, 2.0)):
+        for loss, samples in zip(losses, (2, 4), strict=True):
+            progress.count(loss=loss, correct=1.0, samples=samples, wire_bytes=10)
+        progress.evaluated(validation_loss=0.0, metric=0.0)
+        assert progress.train_loss == pytest.approx((2 * losses[0] + 4 * losses[1]) / 6)
+        progress.begin_epoch()
+    assert (progress.step, progress.wire_bytes) == (4, 40)
+
+
 def test_perplexity_of_a_model_that_knows_nothing_is_the_number_of_tokens():
     assert perplexity(math.log(300)) == pytest.approx(300)
     assert perplexity(1e6) == math.inf

@@ -8,6 +8,7 @@ from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.links.counters import Ledger
 from thinpipe.pipeline.links.encoding import Plain
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES, Message, seal
+from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.pipeline.links.send import SendLink
 from thinpipe.pipeline.links.slot import Route, Slot
 from thinpipe.pipeline.links.transport import transport
@@ -52,3 +53,24 @@ def test_a_step_ends_when_everything_sent_has_left(group):
     link.transport.await_sends = lambda but=0: left.append(but)
     link.finish()
     assert left == [0]
+
+
+def test_what_was_taken_back_is_lent_to_one_chunk_at_a_time():
+    handover, x = {}, torch.randn(64, 64)
+    ends = [
+        kind(Plain(codec("uniform:8")), Route(0, 1, kind is SendLink, CPU, None, handover=handover), [])
+        for kind in (SendLink, RecvLink)
+    ]
+    places = []
+    for step, returned in enumerate((True, False)):
+        for end in ends:
+            end.configure([Slot.of(x)], 2)
+            end.begin_step(step)
+        send, receive = ends
+        receive.post()
+        for chunk in range(2):
+            send.send(chunk, [x])
+            places.append(receive.receive(chunk)[0].data_ptr())
+            if returned:
+                receive.release(chunk)
+    assert places[0] == places[1] == places[2] != places[3]
