@@ -33,7 +33,8 @@ with thin_network(parse_link(sys.argv[1]), workers=2) as one, thin_network(parse
     print(*one.namespaces, *other.namespaces, flush=True)
     if "busy" in sys.argv:
         from thinpipe.workers.launch import run_workers
-        work = "import time; print('here', flush=True); time.sleep(60)"
+        # In one piece, or two workers write both words before both line ends.
+        work = "import os, time; os.write(1, b'here' + bytes([10])); time.sleep(60)"
         run_workers(exec, work, workers=2, network=other)
     time.sleep(60)
 """
