@@ -1,72 +1,20 @@
-"""The GPU kernels: on a GPU where there is one, else in Triton's interpreter, on small tensors.
-
-The interpreter runs one program after the other in numpy, so the samples are made smaller for it; what it computes is
-the same.
-"""
+"""The GPU kernels: on a GPU where there is one, else in Triton's interpreter, on small tensors."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import sys
-import time
-import types
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 import thinpipe
+from tests.codecs.gpu import CONTENTS, DEVICE, MARKS, ON_GPU, cuda, decoded, encoded, receiving, set_constants
 from tests.codecs.helpers import content
 from thinpipe.codecs.kernels import Kernels, cpu, select
 from thinpipe.codecs.layout import GAUSS_SEED, header_bytes, packed_bytes
 
-tl = pytest.importorskip("triton.language")
-cuda = pytest.importorskip("thinpipe.codecs.kernels.cuda")
-launching = sys.modules["thinpipe.codecs.kernels.cuda.launch"]
-
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    pytest.importorskip("tests.codecs.interpreter").speed_up()
-DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-CONTENTS = ("relu6", "outliers", "laplace")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN in the interpreter
-
-
-def set_constants(monkeypatch: pytest.MonkeyPatch, **constants: int) -> None:
-    """Give constants of the kernels other values, wherever one was imported to."""
-    for module in [m for name, m in sys.modules.items() if name.startswith(cuda.__name__)]:
-        for name, value in constants.items():
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, tl.constexpr(value))
-
-
-@pytest.fixture(autouse=True)
-def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not ON_GPU:
-        set_constants(monkeypatch, SAMPLE=256, SPLITTERS=64, DRAWN_VALUES=128, COPIES=1, MIDDLE=1024, BORDERS=32)
-        monkeypatch.setattr(cuda.order, "DIRECT", 3000)
-
-
-def encoded(spec: str, x: Tensor, kernels: Kernels = cuda) -> Tensor:
-    """The wire as the kernels of a module write it, over bytes that none would leave."""
-    codec = thinpipe.codec(spec, kernels=kernels)
-    device = DEVICE if kernels is cuda else torch.device("cpu")
-    wire = torch.full((codec.wire_bytes(x.shape, x.dtype),), 0xA5, dtype=torch.uint8, device=device)
-    return codec.encode(x.to(device), out=wire).cpu()
-
-
-def decoded(spec: str, wire: Tensor, like: Tensor, kernels: Kernels = cuda) -> Tensor:
-    device = DEVICE if kernels is cuda else torch.device("cpu")
-    out = torch.full(like.shape, 12345.0, dtype=like.dtype, device=device)
-    return thinpipe.codec(spec, kernels=kernels).decode(wire.to(device), out).cpu()
-
-
-def receiving(x: Tensor) -> Tensor:
-    """What to decode into: the interpreter cuts off what bfloat16 has no room for, where a GPU rounds."""
-    return x if ON_GPU or x.dtype != torch.bfloat16 else x.float()
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize(
@@ -157,119 +105,6 @@ def test_other_float_types(spec: str, dtype: torch.dtype) -> None:
         assert torch.equal(wire, encoded(spec, x, cpu))
     into = receiving(x)
     assert torch.equal(decoded(spec, wire, into), decoded(spec, wire, into, cpu))
-
-
-@pytest.mark.parametrize("name", CONTENTS)
-def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the search through everything, which is right whatever the sample says."""
-    if not ON_GPU:
-
-        def forbidden(*args: object) -> None:
-            raise AssertionError("a bracket did not hold its cut")
-
-        monkeypatch.setattr(cuda.select, "open_all", forbidden)
-    x = content(name, (40_000 if ON_GPU else 9000,))
-    assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
-
-
-@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
-@pytest.mark.parametrize(("spec", "name"), [("sort:4+2", "laplace"), ("sort:3+1", "outliers"), ("topk:0.1", "relu6")])
-def test_large_tensors_are_counted_in_a_few_bins_first(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows = sys.modules["thinpipe.codecs.kernels.cuda.windows"]
-    bins, pick = [], windows._pick
-    monkeypatch.setattr(windows, "_pick", lambda *args: (bins.append(int(args[3].handle.data.item())), pick(*args)))
-    set_constants(monkeypatch, LARGE=4096, FEW=16)
-    x = content(name, (9000,))
-    assert torch.equal(encoded(spec, x), encoded(spec, x, cpu))
-    assert bins[0] <= windows.DENSE.value < windows.BINS.value
-
-
-@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
-@pytest.mark.parametrize("sign", [1, -1], ids=["upper ends", "lower ends"])
-def test_cuts_at_ends_of_brackets_that_many_values_share(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each quarter a value of its own that 15 % share, from 2 % before the cut on: so it ends the cut's bracket."""
-    monkeypatch.setattr(cuda.select, "open_all", None)
-    generator = torch.Generator().manual_seed(0)
-    parts = []
-    for number, percent in enumerate((23, 10, 10, 12)):  # values between the shared ones, and then one that is shared
-        parts += [number + 0.1 + 0.8 * torch.rand(90 * percent, generator=generator)]
-        parts += [torch.full((90 * 15,), number + 1.0)] if number < 3 else []
-    x = torch.cat(parts)
-    x = sign * x[torch.randperm(x.numel(), generator=generator)]
-    assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
-
-
-@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
-def test_zeros_of_both_signs_are_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a mask makes them of positive and negative gradients; searching everything for them would be slow."""
-    monkeypatch.setattr(cuda.select, "open_all", None)
-    x = content("laplace", (9000,)) * (torch.arange(9000) % 4 == 0)
-    assert torch.signbit(x[x == 0]).any()
-    assert torch.equal(
-        decoded("sort:4+2", encoded("sort:4+2", x), x), decoded("sort:4+2", encoded("sort:4+2", x, cpu), x)
-    )
-
-
-@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
-def test_a_cut_next_to_the_greatest_value_is_found_among_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bracket has no upper end, and what fills up the last span is not kept with it."""
-    monkeypatch.setattr(cuda.select, "open_all", None)
-    x = content("laplace", (9000,))
-    assert torch.equal(encoded("topk:0.001", x), encoded("topk:0.001", x, cpu))
-
-
-@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
-def test_a_least_value_that_many_share_takes_the_read_with_few_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a ReLU: its bracket begins with that value."""
-    reading = sys.modules["thinpipe.codecs.kernels.cuda.reading"]
-    spans, count = [], reading._count_few
-    monkeypatch.setattr(reading, "_count_few", lambda *args: spans.append(1) or count(*args))
-    x = content("laplace", (9000,)).relu()
-    assert torch.equal(encoded("sort:4+1", x), encoded("sort:4+1", x, cpu))
-    assert spans
-
-
-@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
-def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = watch_searching_everything(monkeypatch)
-    monkeypatch.setattr(cuda.order, "slots_per_column", lambda n, programs, cuts: cuda.reading.EACH.value)
-    x = content("laplace", (20_000,))
-    assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
-    assert searched
-
-
-def watch_searching_everything(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that gets longer whenever the whole tensor is searched for cuts."""
-    searched: list[int] = []
-    search = cuda.select.open_all
-    monkeypatch.setattr(cuda.select, "open_all", lambda *args: searched.append(1) or search(*args))
-    return searched
-
-
-def few_values() -> Tensor:
-    return torch.randint(0, 12, (9000,), generator=torch.Generator().manual_seed(0)) / 7
-
-
-def cuts_between_many_equal_values() -> Tensor:
-    """Behind each of 16 equal parts so many values are equal that its cut is one of them, and all others differ."""
-    x = torch.rand(30_000, generator=torch.Generator().manual_seed(0))
-    border = (x * 16).round() / 16
-    return torch.where((x - border).abs() < 0.0165, border, x)
-
-
-@pytest.mark.skipif(ON_GPU, reason="changes a kernel, which only the interpreter notices")
-@pytest.mark.parametrize(
-    ("spec", "make", "everything"),
-    [("sort:4+3", few_values, False), ("sort:3+4", cuts_between_many_equal_values, True)],
-)
-def test_shared_values(
-    spec: str, make: Callable[[], Tensor], everything: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Up to 31 thresholds around what many values share are few enough for one read; more are too many."""
-    searched, x = watch_searching_everything(monkeypatch), make()
-    wire = encoded(spec, x)
-    assert torch.equal(decoded(spec, wire, x), decoded(spec, encoded(spec, x, cpu), x, cpu))
-    assert bool(searched) == everything
 
 
 TILES = [
@@ -448,15 +283,6 @@ def test_large_codebooks_are_better_than_buckets(name: str) -> None:
     assert ours < squared_error("uniform:6", x, cpu)
 
 
-@pytest.mark.parametrize("fraction", [0.5, 0.01])
-def test_largest_values_with_ties(fraction: float) -> None:
-    x = (torch.arange(9000) % 11 - 5).float()
-    spec = f"topk:{fraction}"
-    wire = encoded(spec, x)
-    assert torch.equal(wire, encoded(spec, x, cpu))
-    assert torch.equal(decoded(spec, wire, x), decoded(spec, wire, x, cpu))
-
-
 @pytest.mark.parametrize("spec", ["sort:6+2", "kmeans:4", "topk:0.1", "topk:0.01"])
 def test_a_damaged_wire_stays_within_its_arrays(spec: str) -> None:
     x = content("laplace", (5000,))
@@ -507,55 +333,3 @@ def test_encoding_and_decoding_inside_a_cuda_graph(spec: str) -> None:
     graph.replay()
     assert torch.equal(wire, codec.encode(x))
     assert torch.equal(out, codec.decode(wire, torch.empty_like(x)))
-
-
-class FakeKernel:
-    """Notes what is compiled and run."""
-
-    def __init__(self, name: str, log: list[str], seconds: float = 0) -> None:
-        self.__name__, self.log, self.seconds = name, log, seconds
-
-    def warmup(self, *arguments: object, grid: tuple[int], **options: object) -> FakeKernel:
-        self.log.append(f"compile {self.__name__}")
-        time.sleep(self.seconds)
-        return self
-
-    function, packed_metadata = "the code on the GPU", "its threads"
-
-    def run(self, x: int, y: int, z: int, stream: int, *arguments: object) -> None:
-        *given, address, number = arguments
-        assert given == [self.function, self.packed_metadata, None, None, None]
-        assert isinstance(address, int)
-        self.log.append(f"run {self.__name__} {x} with {number} on {stream}")
-
-
-@pytest.fixture
-def without_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Launches as on a GPU, with what is compiled forgotten, and locks in a folder of the test's own."""
-    monkeypatch.setattr(launching, "INTERPRETED", False)
-    monkeypatch.setattr(launching, "_compiled", {})
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=5))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-
-
-@pytest.mark.skipif(ON_GPU, reason="without a GPU as on one")
-def test_kernels_of_a_call_are_compiled_before_any_runs(without_interpreter: None) -> None:
-    log: list[str] = []
-    first, second = FakeKernel("first", log), FakeKernel("second", log)
-    launches = [launching.Launch(kernel, 3, (torch.zeros(4), 7)) for kernel in (first, second, first)]
-    launching.launch(*launches)
-    assert sorted(log[:2]) == ["compile first", "compile second"]
-    assert log[2:] == ["run first 3 with 7 on 5", "run second 3 with 7 on 5", "run first 3 with 7 on 5"]
-    launching.launch(launches[1])
-    assert log[5:] == ["run second 3 with 7 on 5"]
-
-
-@pytest.mark.skipif(ON_GPU, reason="without a GPU as on one")
-def test_a_long_compilation_is_announced(
-    without_interpreter: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(launching, "SILENT_S", 0.01)
-    launching.launch(launching.Launch(FakeKernel("slow_kernel", [], seconds=0.3), 1, (torch.zeros(4), 7)))
-    assert capsys.readouterr().err == "thinpipe: compiling for the GPU, once on this machine: slow_kernel\n"
