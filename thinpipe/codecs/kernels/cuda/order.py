@@ -12,7 +12,7 @@ from thinpipe.codecs.kernels.cuda import places
 from thinpipe.codecs.kernels.cuda.launch import INTERPRETED, Launch
 from thinpipe.codecs.kernels.cuda.reading import EACH, THREADS, room_for_all
 from thinpipe.codecs.kernels.cuda.sample import PART, SMALL_PART, thresholds_kernel
-from thinpipe.codecs.kernels.cuda.select import extent_kernel, read_kernel, select_kernel
+from thinpipe.codecs.kernels.cuda.select import extent_kernel, header_number, read_kernel, select_kernel
 
 DIRECT = 1 << 14  # so few values need no sample
 READING = {"num_warps": 8, "maxnreg": 128}  # two programs run on a processor at once
@@ -61,14 +61,14 @@ def order_statistics(
     for first in range(0, cuts, MOST_CUTS):
         counters = torch.zeros(places.COUNTERS.value, dtype=torch.int32, device=x.device)
         here = min(cuts - first, MOST_CUTS)
-        finish = buckets if first + here == cuts else (0, 0, False)
+        header = header_number(*buckets) if first + here == cuts else 0
         tensor, magnitude = (x, n, counters, scratch), (not buckets[0],)
         cut = (small, larger, first, here)
         if sampled:
             constants = (*magnitude, SMALL_PART if n < places.LARGE.value else PART)
             launches.append(Launch(thresholds_kernel, programs, (*tensor, *cut), constants, options))
         launches.append(Launch(read_kernel, programs, (*tensor, room, int(sampled)), magnitude, READING))
-        arguments = (x, n, wire, counters, scratch, *cut, finish[0], finish[1], int(finish[2]), room)
+        arguments = (x, n, wire, counters, scratch, *cut, header, room)
         launches.append(Launch(select_kernel, programs, arguments, magnitude, options))
     return scratch, launches
 

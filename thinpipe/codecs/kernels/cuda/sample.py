@@ -36,7 +36,7 @@ from thinpipe.codecs.kernels.cuda.places import (
 
 LARGER = tl.constexpr(1 << 19)  # values of the larger sample, at most
 LEAST = tl.constexpr(1 << 16)  # and at least, of what has four times as many
-PART, SMALL_PART = 1 << 11, 1 << 10  # of it, at a time: so that each program has one
+PART, SMALL_PART = 1 << 11, 1 << 10  # of it, at a time: one or two for each program
 # Half a bracket's width, in standard deviations of a rank in the larger sample: of ten thousand cuts less than one is
 # elsewhere, and found by searching everything; all others have a fifth less to search than with five deviations.
 DEVIATIONS = tl.constexpr(4.0)
@@ -57,7 +57,7 @@ def thresholds_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED_SAMPLING
     drawn, splitters = scratch + DRAWN, scratch + SPLITTER_VALUES
-    # A load of a value anywhere takes as long as one of eight in a row: of small tensors a part is enough.
+    # A load of a value anywhere takes as long as one of eight in a row: of small tensors a thirty-second is enough.
     size = tl.minimum(n // 4, tl.minimum(tl.maximum(n // 32, LEAST), LARGER)).to(tl.int32)
     _draw(x, n, drawn, MAGNITUDE)
     wait_for_all(arrived, programs)

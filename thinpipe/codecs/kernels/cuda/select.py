@@ -66,12 +66,14 @@ def read_kernel(x, n, counters, scratch, room, sampled, MAGNITUDE: tl.constexpr)
     tl.store((scratch + HELD).to(tl.pointer_type(tl.int32)) + program * THREADS + tl.arange(0, THREADS), held)
 
 
-@triton.jit(do_not_specialize=["n", "small", "larger", "first_cut", "cuts", "buckets", "level_bits", "zero", "room"])
-def select_kernel(
-    x, n, wire, counters, scratch, small, larger, first_cut, cuts, buckets, level_bits, zero, room,
-    MAGNITUDE: tl.constexpr,
-):  # fmt: skip
-    """The values at the ranks of cuts and those after them, into the edges; with ``buckets``, the header of the wire."""
+def header_number(buckets: int, level_bits: int, zero: bool) -> int:
+    """What select_kernel has to know of a header, in one number; 0: there is none to write."""
+    return buckets << 8 | level_bits << 1 | int(zero)
+
+
+@triton.jit(do_not_specialize=["n", "small", "larger", "first_cut", "cuts", "header", "room"])
+def select_kernel(x, n, wire, counters, scratch, small, larger, first_cut, cuts, header, room, MAGNITUDE: tl.constexpr):
+    """The values at the ranks of cuts and those after them, into the edges; and the header of the wire, if there is one."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
     held = tl.load((scratch + HELD).to(tl.pointer_type(tl.int32)) + program * THREADS + tl.arange(0, THREADS))
@@ -106,10 +108,11 @@ def select_kernel(
         begins = float_of(tl.load(keys + 2 * cut + 1, cache_modifier=".cg"))
         tl.store(scratch + EDGES + LAST + first_cut + cut, ends, mask=cut < cuts)
         tl.store(scratch + EDGES + 1 + first_cut + cut, begins, mask=cut < cuts)
-        if buckets > 0:
+        if header > 0:
             tl.debug_barrier()
             extent = whole_extent(scratch + EXTENTS)
-            write_header(wire, scratch + EDGES, scratch + PARAMETERS, extent, buckets, level_bits, zero)
+            level_bits = (header >> 1) & 127
+            write_header(wire, scratch + EDGES, scratch + PARAMETERS, extent, header >> 8, level_bits, header & 1)
 
 
 @triton.jit(do_not_specialize=["n", "level_bits", "zero"])
