@@ -4,8 +4,8 @@
 
 A step is so many milliseconds of matrix products, as a stage has them (0: none), and one tensor, encoded and decoded.
 Blocks of steps without tensors and with them take turns. Prints what steps with a tensor take longer, the mean and
-standard error over pairs of blocks, and what the host's main thread computes for both ends. It is ahead of a GPU, and
-what it waits there for the learning thread costs nothing, unless LEAD steps are shorter than that thread's work.
+standard error over pairs of blocks, and what the host's main thread computes for both ends. It is ahead of a GPU: what
+it waits there for the learning thread counts where the GPU runs out of work meanwhile.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ LEAST_WEIGHT = 1e-9  # of all together, where none was finite
 LEAST_DEVIATION = 1e-12  # of what never changed
 ENOUGH = 4  # rows for each axis before there is a first basis
 PLENTY = 8  # rows for each axis in a step: more of them say nothing new
-# Steps from where learning starts to the one whose messages carry what it found. The thread takes 39 ms for two groups
-# of 384 axes beside an H200: where it had one step of 21 ms for that, every fifth one waited for 19 of them.
+# Steps from where learning starts to the one whose messages carry what it found. The thread took 39 ms for two groups
+# of 384 axes beside an H200: where it had one step of 21 ms for that, every fifth one waited for 19 of them. Two are
+# not enough there yet, for a reason that is not known (benchmarks/axes_speed_h200_2026-11-17.md).
 LEAD = 2
 
 
@@ -120,7 +121,7 @@ class Learner:
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
-        """The thread's: not behind what the worker has queued since, so of a priority that shares no queue with it."""
+        """The thread's own, and of higher priority: what it copies need not stand behind what the worker has queued."""
         return torch.cuda.Stream(self.kept["weight"].device, priority=-1)
 
     def _lesson(self, moments: dict[str, Tensor]) -> Lesson:

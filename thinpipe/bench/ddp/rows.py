@@ -57,7 +57,7 @@ class Figures:
 
 
 COLUMNS = columns_of(Figures)
-PERCENTILES = tuple(int(name[1:-2]) for column in COLUMNS if re.fullmatch(r"p\d+_s", name := column.name))
+PERCENTILES = tuple(int(found[1]) for column in COLUMNS if (found := re.fullmatch(r"p(\d+)_s", column.name)))
 
 
 @dataclass(frozen=True, kw_only=True)
