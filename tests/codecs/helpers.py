@@ -41,6 +41,8 @@ SPECS = [
     "gauss:4",
     "gauss:7/1024",
     "gauss:3+unbiased",
+    "gauss:2.5/64+adaptive",
+    "gauss:3.25+adaptive+unbiased",
     "svd:2",
     "power:2",
     "topk:0.1",

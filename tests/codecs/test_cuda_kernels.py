@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 import thinpipe
 from tests.codecs.gpu import CONTENTS, DEVICE, MARKS, ON_GPU, cuda, decoded, encoded, receiving, set_constants
 from tests.codecs.helpers import content
+from thinpipe.codecs.gauss import Gauss
 from thinpipe.codecs.kernels import Kernels, cpu, select
-from thinpipe.codecs.layout import GAUSS_SEED, header_bytes, packed_bytes
+from thinpipe.codecs.layout import GAUSS_SEED, header_bytes
 
 pytestmark = MARKS
 
@@ -156,16 +158,22 @@ def assert_tiles_alike(spec: str, x: Tensor) -> None:
     assert torch.equal(ours.nan_to_num(0), right.nan_to_num(0))
 
 
-def assert_gauss_alike(x: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool = False) -> Tensor:
+def assert_gauss_alike(x: Tensor, spec: str, channels: int, inner: int) -> Tensor:
     """Calls of kernels, not of a codec: what the interpreter can encode is too small to have means of many channels."""
-    blocks = -(-x.numel() // tile)
-    size = header_bytes(channels + blocks + GAUSS_SEED, 2) + packed_bytes(blocks * tile, bits)
+    codec = thinpipe.codec(spec)
+    assert isinstance(codec, Gauss)
+    blocks = -(-x.numel() // codec.tile)
+    without = codec.wire_bytes(x.shape, torch.float32)
+    size = without + header_bytes(channels + blocks + GAUSS_SEED, 2) - header_bytes(blocks + GAUSS_SEED, 2)
     wires = {module: torch.full((size + 1,), 0xA5, dtype=torch.uint8) for module in (cuda, cpu)}
     outs = {module: torch.full((x.numel(),), 12345.0) for module in (cuda, cpu)}
+    number = math.floor(codec.bits * blocks) if codec.adaptive else int(codec.bits)
     for module, device in ((cuda, DEVICE), (cpu, torch.device("cpu"))):
         wire, out = wires[module].to(device)[1:], outs[module].to(device)
-        module.encode_gauss(x.to(device), wire, bits, tile, channels, inner, unbiased, 0xFEDCBA98)
-        module.decode_gauss(wire, out, bits, tile, channels, inner)
+        encode = module.encode_adaptive if codec.adaptive else module.encode_gauss
+        decode = module.decode_adaptive if codec.adaptive else module.decode_gauss
+        encode(x.to(device), wire, number, codec.tile, channels, inner, codec.unbiased, 0xFEDCBA98)
+        decode(wire, out, number, codec.tile, channels, inner)
         wires[module], outs[module] = wire.cpu(), out.cpu()
     assert torch.equal(wires[cuda], wires[cpu])
     assert torch.equal(outs[cuda].view(torch.int32), outs[cpu].view(torch.int32))
@@ -188,17 +196,19 @@ def assert_gauss_alike(x: Tensor, bits: int, tile: int, channels: int, inner: in
 def test_normal_levels_are_those_of_the_cpu(count: int, bits: int, tile: int, channels: int, inner: int) -> None:
     x = torch.randn(count, generator=torch.Generator().manual_seed(count))
     x[: count // 2] *= torch.logspace(-10, 10, count // 2)
-    assert_gauss_alike(x + 3, bits, tile, channels, inner)
-    if bits <= 3:
-        assert_gauss_alike(x + 3, bits, tile, channels, inner, unbiased=True)
+    options = ["", "+adaptive", "+adaptive+unbiased", *["+unbiased"] * (bits <= 3)]
+    for option in options:
+        assert_gauss_alike(x + 3, f"gauss:{bits}/{tile}{option}", channels, inner)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_normal_levels_of_other_float_types(dtype: torch.dtype) -> None:
-    assert_gauss_alike(torch.randn(300, generator=torch.Generator().manual_seed(0)).to(dtype), 4, 64, 5, 1)
+    x = torch.randn(300, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert_gauss_alike(x, "gauss:4/64", 5, 1)
+    assert_gauss_alike(x, "gauss:2.5/64+adaptive", 5, 1)
 
 
-@pytest.mark.parametrize("spec", ["gauss:2/64", "gauss:4/64", "gauss:3/64+unbiased"])
+@pytest.mark.parametrize("spec", ["gauss:2/64", "gauss:4/64", "gauss:3/64+unbiased", "gauss:3.5/64+adaptive+unbiased"])
 def test_odd_rotated_blocks_are_odd_alone(spec: str) -> None:
     x = torch.randn(640, generator=torch.Generator().manual_seed(0))
     x[10], x[70], x[130], x[192:256], x[256:320] = torch.nan, torch.inf, 1e38, 0.0, 1e-35

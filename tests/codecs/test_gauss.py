@@ -54,7 +54,7 @@ def test_both_kernels_make_the_same_bytes(shape):
         agree(spec, (3 * normal(shape, i) + 5).to(FLOATS[i % 4]))
 
 
-@pytest.mark.parametrize("spec", ["gauss:2", "gauss:4/64", "gauss:3+unbiased"])
+@pytest.mark.parametrize("spec", ["gauss:2", "gauss:4/64", "gauss:3+unbiased", "gauss:3.4/64+adaptive+unbiased"])
 @pytest.mark.parametrize(
     "kind", ["zeros", "constant", "tiny", "below what has a scale", "large", "beyond it", "every scale", "NaN", "relu"]
 )

@@ -29,6 +29,8 @@ All arithmetic is float32, each operation rounded by itself, none fused, so all 
     scale   s * p / T
     value   (the Hadamard transform of level * scale) * sign + mean
 
+``adaptive`` says what is different with bits that blocks share.
+
 - A block with NaN or infinity, or whose transform reaches 2^126, has a scale of NaN and so comes back as NaN.
 - A block of no component from 2^-100 on has a scale of 0. The codes of both kinds are 0.
 """
@@ -42,6 +44,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinpipe.codecs.adaptive import sections
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.layout import GAUSS_BY_LARGEST, GAUSS_SEED, header_bytes, packed_bytes
 from thinpipe.codecs.normal import MAX_BITS
@@ -59,35 +62,54 @@ class Gauss(KernelCodec):
     gradients over a batch, ``unbiased`` makes up for that.
     """
 
-    bits: int
+    bits: float
     tile: int = DEFAULT_TILE
     unbiased: bool = False
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= MAX_BITS:
-            raise ValueError(f"{self.bits} bits are not from 1 to {MAX_BITS}")
+            raise ValueError(f"{self.bits:g} bits are not from 1 to {MAX_BITS}")
+        if not self.adaptive and self.bits != int(self.bits):
+            raise ValueError(f"{self.bits:g} bits for each block are no whole number: they need +adaptive")
         check_tile(self.tile)
-        if self.unbiased and self.bits >= GAUSS_BY_LARGEST:
+        if self.unbiased and not self.adaptive and self.bits >= GAUSS_BY_LARGEST:
             raise ValueError(
                 f"+unbiased is for 1 to {GAUSS_BY_LARGEST - 1} bits: more of them have no bias to speak of"
             )
 
     @property
     def spec(self) -> str:
-        size = f"/{self.tile}" if self.tile != DEFAULT_TILE else ""
-        return f"gauss:{self.bits}{size}{'+unbiased' * self.unbiased}"
+        bits, size = str(self.bits).removesuffix(".0"), f"/{self.tile}" if self.tile != DEFAULT_TILE else ""
+        return f"gauss:{bits}{size}{'+adaptive' * self.adaptive}{'+unbiased' * self.unbiased}"
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
-        blocks = -(-math.prod(shape) // self.tile)
-        channels, _ = channels_of(shape)
-        return header_bytes(channels + blocks + GAUSS_SEED, 2) + packed_bytes(blocks * self.tile, self.bits)
+        count, (channels, _) = math.prod(shape), channels_of(shape)
+        blocks = -(-count // self.tile)
+        if self.adaptive:
+            return sections(blocks, channels)[1] + self._planes(count) * self.tile // 8
+        return header_bytes(channels + blocks + GAUSS_SEED, 2) + packed_bytes(blocks * self.tile, int(self.bits))
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
-        seed, channels = (key ^ key >> 32) & 0xFFFFFFFF, channels_of(x.shape)
-        self.kernels_on(x.device).encode_gauss(x, wire, self.bits, self.tile, *channels, self.unbiased, seed)
+        used, rest = (
+            self.kernels_on(x.device),
+            (self.tile, *channels_of(x.shape), self.unbiased, (key ^ key >> 32) & 0xFFFFFFFF),
+        )
+        if self.adaptive:
+            used.encode_adaptive(x, wire, self._planes(x.numel()), *rest)
+        else:
+            used.encode_gauss(x, wire, int(self.bits), *rest)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
-        self.kernels_on(out.device).decode_gauss(wire, out, self.bits, self.tile, *channels_of(out.shape))
+        used, rest = self.kernels_on(out.device), (self.tile, *channels_of(out.shape))
+        if self.adaptive:
+            used.decode_adaptive(wire, out, self._planes(out.numel()), *rest)
+        else:
+            used.decode_gauss(wire, out, int(self.bits), *rest)
+
+    def _planes(self, count: int) -> int:
+        """Bits that all blocks of so many values share."""
+        return math.floor(self.bits * -(-count // self.tile))
 
 
 def channels_of(shape: torch.Size) -> tuple[int, int]:

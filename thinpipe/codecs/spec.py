@@ -92,9 +92,14 @@ def _tile(argument: str) -> Tile:
 
 
 def _gauss(argument: str) -> Gauss:
-    size, options = _options(argument, ["unbiased"])
+    size, options = _options(argument, ("adaptive", "unbiased"))
     bits, slash, tile = size.partition("/")
-    return Gauss(_integer(bits), _integer(tile) if slash else DEFAULT_TILE, "unbiased" in options)
+    return Gauss(
+        float(bits) if "adaptive" in options else _integer(bits),
+        _integer(tile) if slash else DEFAULT_TILE,
+        unbiased="unbiased" in options,
+        adaptive="adaptive" in options,
+    )
 
 
 _TILE_RULE = (
@@ -127,7 +132,7 @@ FAMILIES: dict[str, Family] = {
     "gauss": Family(
         usage="gauss:4 or gauss:2/512",
         rule="the bits per value, from 1 to 8, and after a slash the values in a block, a power of two from 16 to "
-        "4096; up to 3 bits +unbiased",
+        "4096; then +adaptive, with which bits may be a fraction, or, up to 3 bits or with +adaptive, +unbiased",
         parse=_gauss,
     ),
     "svd": Family(usage="svd:14", rule="the rank, 1 or more", parse=lambda a: LowRank("svd", _integer(a))),

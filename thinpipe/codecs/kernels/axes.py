@@ -20,17 +20,28 @@ def encode_axes(z: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, limits: 
     codes = torch.searchsorted(limits[bits.int()], z / gains.float(), right=True, out_int32=True)
     codes = torch.minimum(codes, (1 << bits.int()[:, None]) - 1).to(torch.uint8)
     codes = torch.nn.functional.pad(codes, (0, 8 * planes.shape[1] - z.shape[1]))
-    axis, bit = _of_planes(bits, starts, len(planes))
-    apart = ((codes[axis] >> bit) & 1).unflatten(1, (8, -1))
-    planes.copy_((apart << _pieces(planes)).sum(1, dtype=torch.uint8))
+    planes.copy_(to_planes(codes, bits, starts, len(planes)))
 
 
 def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, levels: Tensor, z: Tensor) -> None:
-    axis, bit = _of_planes(bits, starts, len(planes))
-    apart = ((planes[:, None] >> _pieces(planes)) & 1).flatten(1)
-    codes = torch.zeros(len(bits), apart.shape[1], dtype=torch.uint8, device=planes.device)
-    codes.index_add_(0, axis, apart << bit)
+    codes = from_planes(planes, bits, starts)
     torch.mul(levels[bits.int()].gather(1, codes[:, : z.shape[1]].long()), gains.float(), out=z)
+
+
+def to_planes(codes: Tensor, bits: Tensor, starts: Tensor, count: int) -> Tensor:
+    """So many bit planes of codes, uint8, a row for each that has so many bits."""
+    axis, bit = _of_planes(bits, starts, count)
+    apart = ((codes[axis] >> bit) & 1).unflatten(1, (8, -1))
+    return (apart << _pieces(codes)).sum(1, dtype=torch.uint8)
+
+
+def from_planes(planes: Tensor, bits: Tensor, starts: Tensor) -> Tensor:
+    """The inverse of ``to_planes``. Planes beyond those that bits tell of, on a damaged wire, say nothing."""
+    axis, bit = _of_planes(bits, starts, len(planes))
+    known = (torch.arange(len(planes), device=planes.device) < starts[-1] + bits[-1])[:, None]
+    apart = (((planes * known)[:, None] >> _pieces(planes)) & 1).flatten(1)
+    codes = torch.zeros(len(bits), apart.shape[1], dtype=torch.uint8, device=planes.device)
+    return codes.index_add_(0, axis, apart << bit)
 
 
 def _pieces(planes: Tensor) -> Tensor:

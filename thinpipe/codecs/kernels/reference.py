@@ -11,22 +11,19 @@ from torch import Tensor
 from thinpipe.codecs.kernels.axes import decode_axes as decode_axes
 from thinpipe.codecs.kernels.axes import encode_axes as encode_axes
 from thinpipe.codecs.kernels.axes import find_gains as find_gains
+from thinpipe.codecs.kernels.gauss import bfloat16_word, butterflies
+from thinpipe.codecs.kernels.gauss import decode_adaptive as decode_adaptive
+from thinpipe.codecs.kernels.gauss import decode_gauss as decode_gauss
+from thinpipe.codecs.kernels.gauss import encode_adaptive as encode_adaptive
+from thinpipe.codecs.kernels.gauss import encode_gauss as encode_gauss
 from thinpipe.codecs.layout import (
     BFLOAT16_MAX,
-    GAUSS_BY_LARGEST,
-    GAUSS_HUGE,
-    GAUSS_LEAST,
-    GAUSS_SAMPLES,
-    GAUSS_SEED,
-    GAUSS_STRANDS,
     TILE_HUGE,
     TILE_LEAST_STEP,
     TILE_UNIT,
     bucket_affine,
     bucket_bounds,
     bucket_values,
-    gauss_reach,
-    gauss_signs,
     header_bytes,
     midpoints,
     move_to_zero,
@@ -38,7 +35,6 @@ from thinpipe.codecs.layout import (
     write_header,
     write_poisoned,
 )
-from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
 _WORD = 0xFFFFFFFF
 _FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
@@ -142,8 +138,8 @@ def encode_tile(x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bo
         codes = (t + 0.5).floor().clamp(max=top)
     words = torch.stack(
         [
-            _bfloat16_word(torch.where(finite, step / unit, torch.nan)),
-            point.to(torch.int16) if zero else _bfloat16_word(torch.where(finite, low, torch.nan)),
+            bfloat16_word(torch.where(finite, step / unit, torch.nan)),
+            point.to(torch.int16) if zero else bfloat16_word(torch.where(finite, low, torch.nan)),
         ]
     )
     wire[: 4 * tiles].copy_(words.view(-1).view(torch.uint8))
@@ -166,91 +162,9 @@ def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero
     out.view(-1).copy_(rows.reshape(-1)[: out.numel()])
 
 
-def encode_gauss(
-    x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
-) -> None:
-    """As thinpipe.codecs.gauss says, on a matrix with a block in each row."""
-    values = x.reshape(-1).float()
-    blocks = -(-values.numel() // tile)
-    means = _channel_means(values.view(-1, channels, inner)) if channels else values.new_zeros(0)
-    centred = values - _of_every_value(means, values.numel(), inner)
-    rows = torch.nn.functional.pad(centred, (0, blocks * tile - values.numel())).view(blocks, tile)
-    rows = butterflies(rows * gauss_signs(blocks, tile, seed).to(x.device))
-    largest = rows.abs().amax(1)
-    finite = largest < GAUSS_HUGE
-    usual = finite & (largest >= GAUSS_LEAST)
-    rows = torch.where(usual[:, None], rows, 0)
-    power = torch.where(usual, (largest.view(torch.int32) & 0x7F800000).view(torch.float32), 1)
-    if bits >= GAUSS_BY_LARGEST:
-        s = largest / power * gauss_reach(tile)
-    else:
-        squares = (rows * (2.0**8 / power)[:, None]).square().to(torch.int32).sum(1)
-        s = (squares.float() * (2.0**-16 / tile)).sqrt()
-    s = torch.where(usual, _bfloat16_nearest(s), 1)
-    t = rows * (1 / power * (1 / s))[:, None]
-    codes = torch.bucketize(t.abs(), t.new_tensor(magnitude_boundaries(bits)))
-    if unbiased:
-        chosen = t.new_tensor(signed_levels(bits))[codes] * 2.0**8
-        products = ((rows * (2.0**8 / power)[:, None]).abs() * chosen).to(torch.int32).sum(1)
-        s = torch.where(usual, _bfloat16_nearest(squares.float() / products.float()), 1)
-    codes += (rows < 0) * (1 << (bits - 1))
-    scale = torch.where(usual, s * (1 / tile) * power, torch.where(finite, 0, torch.nan))
-    end, header = 2 * (channels + blocks), header_bytes(channels + blocks + GAUSS_SEED, 2)
-    wire[:header].zero_()
-    wire[:end].copy_(_bfloat16_word(torch.cat([means, scale])).view(torch.uint8))
-    wire[end : end + 4].copy_(torch.tensor(list(seed.to_bytes(4, "little"))))
-    pack(codes.view(-1), wire[header:], bits)
-
-
-def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
-    blocks = -(-out.numel() // tile)
-    end = 2 * (channels + blocks)
-    words = wire[:end].clone().view(torch.bfloat16).float()
-    seed = int.from_bytes(wire[end : end + 4].tolist(), "little")
-    means, scale = words[:channels], words[channels:]
-    codes = unpack(wire[header_bytes(channels + blocks + GAUSS_SEED, 2) :], blocks * tile, bits).view(blocks, tile)
-    rows = butterflies(words.new_tensor(signed_levels(bits))[codes] * scale[:, None])
-    values = (rows * gauss_signs(blocks, tile, seed).to(out.device)).view(-1)[: out.numel()]
-    out.view(-1).copy_(values + _of_every_value(means, out.numel(), inner))
-
-
-def _channel_means(values: Tensor) -> Tensor:
-    """The mean of a sample of every channel of [samples, channels, values of a channel], rounded to bfloat16."""
-    channels = values.shape[1]
-    rows = values.transpose(1, 2).reshape(-1, channels)
-    count = min(len(rows), GAUSS_SAMPLES)
-    sample = rows[torch.arange(count, device=values.device) * len(rows) // count]
-    strands = values.new_zeros(GAUSS_STRANDS, channels)
-    for part in sample.split(GAUSS_STRANDS):
-        strands[: len(part)] += part
-    while len(strands) > 1:
-        first, second = strands.chunk(2)
-        strands = first + second
-    means = _bfloat16_nearest(strands[0] / count)
-    return torch.where(means.isfinite(), means, 0)
-
-
-def _of_every_value(means: Tensor, count: int, inner: int) -> Tensor:
-    """The mean that belongs to each of so many values; 0 without means."""
-    if not len(means):
-        return means.new_zeros(count)
-    every = means.repeat_interleave(inner)
-    return every.repeat(count // len(every))
-
-
 def hadamard(rows: Tensor) -> Tensor:
     """Each row times the orthogonal Hadamard matrix, which is its own inverse."""
     return butterflies(rows) * rows.shape[1] ** -0.5
-
-
-def butterflies(rows: Tensor) -> Tensor:
-    """The sums and differences of each row's Hadamard transform: of neighbours first, then ever further apart."""
-    h = 1
-    while h < rows.shape[1]:
-        a, b = rows.view(rows.shape[0], -1, 2, h).unbind(2)
-        rows = torch.stack([a + b, a - b], 2).view(rows.shape)
-        h *= 2
-    return rows
 
 
 def _tile_step(low: Tensor, hi: Tensor, top: int) -> Tensor:
@@ -289,18 +203,8 @@ def _bfloat16_up(x: Tensor) -> Tensor:
     return ((x.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
 
 
-def _bfloat16_nearest(x: Tensor) -> Tensor:
-    """x rounded to a bfloat16, halfway away from zero, as float32."""
-    return ((x.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
-
-
 def _next_bfloat16(x: Tensor) -> Tensor:
     return (x.view(torch.int32) + 0x10000).view(torch.float32)
-
-
-def _bfloat16_word(x: Tensor) -> Tensor:
-    """The 16 bits of float32 values that are bfloat16 already; torch's own conversion has a NaN of its own."""
-    return (x.view(torch.int32) >> 16).to(torch.int16)
 
 
 def _draws(count: int, key: int, device: torch.device) -> Tensor:

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.kernels.axes import find_gains as find_gains
+from thinpipe.codecs.kernels.cpu.arrays import GRAIN, array_of, shares, tile_shares
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of
+from thinpipe.codecs.kernels.cpu.gauss import decode_adaptive as decode_adaptive
+from thinpipe.codecs.kernels.cpu.gauss import decode_gauss as decode_gauss
+from thinpipe.codecs.kernels.cpu.gauss import encode_adaptive as encode_adaptive
+from thinpipe.codecs.kernels.cpu.gauss import encode_gauss as encode_gauss
 from thinpipe.codecs.kernels.cpu.loops.axes import decode_planes, encode_planes
 from thinpipe.codecs.kernels.cpu.loops.codes import encode_buckets, encode_codebook
-from thinpipe.codecs.kernels.cpu.loops.gauss import UNIT, channel_means, decode_blocks, encode_blocks
 from thinpipe.codecs.kernels.cpu.loops.largest import (
     count_bits,
     count_from,
@@ -22,16 +26,13 @@ from thinpipe.codecs.kernels.cpu.loops.largest import (
 )
 from thinpipe.codecs.kernels.cpu.loops.pack import look_up
 from thinpipe.codecs.kernels.cpu.loops.tiles import decode_tiles, encode_tiles
-from thinpipe.codecs.kernels.cpu.order import GRAIN, extent, key_floats, order_statistics, shares
+from thinpipe.codecs.kernels.cpu.order import extent, key_floats, order_statistics
 from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import (
     BLOCK,
-    GAUSS_SAMPLES,
-    GAUSS_SEED,
     bucket_affine,
     bucket_bounds,
     bucket_values,
-    gauss_reach,
     header_bytes,
     midpoints,
     move_to_zero,
@@ -41,9 +42,7 @@ from thinpipe.codecs.layout import (
     write_header,
     write_poisoned,
 )
-from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
-_RUN = 64  # neighbouring values of one channel, from which on each such run is a loop of its own
 _INFINITY = 0x7F800000  # its key; the key of -infinity is ~_INFINITY
 
 
@@ -52,7 +51,7 @@ def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> No
 
 
 def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
-    values = _array(x)
+    values = array_of(x)
     bounds = bucket_bounds(values.size, 1 << split_bits)
     if split_bits:
         wanted = np.array([(start, stop - 1) for start, stop in bounds if start < stop])
@@ -89,7 +88,7 @@ def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) 
 
 
 def encode_kmeans(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
-    values = _array(x)
+    values = array_of(x)
     low, high, points, weights = groups_of(values)
     if not ~_INFINITY < low <= high < _INFINITY:
         write_poisoned(wire, 1 << bits)
@@ -111,87 +110,29 @@ def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
 
 
 def encode_tile(x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bool, zero: bool, key: int) -> None:
-    values = _array(x)
+    values = array_of(x)
     words = np.empty((2, -(-values.size // tile)), np.uint16)
     header, codes = np.split(wire.numpy(), [words.nbytes])
     parallel(
         lambda first, last: encode_tiles(values, words, codes, first, last, bits, tile, rot, sr, zero, np.uint64(key)),
-        _tile_shares(values.size, tile),
+        tile_shares(values.size, tile),
     )
     header[:] = words.reshape(-1).view(np.uint8)
 
 
 def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero: bool) -> None:
-    values = _array(out)
+    values = array_of(out)
     tiles = -(-values.size // tile)
     header, codes = np.split(wire.numpy(), [4 * tiles])
     words = header.copy().view(np.uint16).reshape(2, tiles)
     parallel(
         lambda first, last: decode_tiles(codes, words, values, first, last, bits, tile, rot, zero),
-        _tile_shares(values.size, tile),
+        tile_shares(values.size, tile),
     )
-
-
-def _tile_shares(count: int, tile: int) -> list[tuple[int, int]]:
-    """The units of the tile loops, which are whole tiles and whole blocks, as one share for each thread."""
-    unit = max(tile, BLOCK)
-    return split(-(-count // unit), GRAIN * BLOCK // unit)
-
-
-def encode_gauss(
-    x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
-) -> None:
-    values = _array(x)
-    means = np.zeros(channels, np.float32)
-    words = np.empty(-(-values.size // tile), np.uint16)
-    if channels:
-        of_each = values.size // channels
-        sample = np.arange(min(of_each, GAUSS_SAMPLES)) * of_each // min(of_each, GAUSS_SAMPLES)
-        places = sample // inner * (channels * inner) + sample % inner
-        parallel(
-            lambda first, last: channel_means(values, means, places, first, last, inner),
-            split(channels, -(-GRAIN * BLOCK // places.size)),
-        )
-    header, codes = np.split(wire.numpy(), [header_bytes(channels + words.size + GAUSS_SEED, 2)])
-    reach, thresholds = np.float32(gauss_reach(tile)), np.array(magnitude_boundaries(bits), np.float32)
-    levels = np.array(signed_levels(bits)[: 1 << (bits - 1)] if unbiased else (), np.float32)
-    spread, run = _spread_means(means, inner, UNIT)
-    parallel(
-        lambda first, last: encode_blocks(
-            values, spread, words, codes, first, last, tile, run, thresholds, levels, reach, seed
-        ),
-        _tile_shares(values.size, UNIT),
-    )
-    told = np.array([seed & 0xFFFF, seed >> 16], np.uint16)
-    written = np.concatenate([(means.view(np.uint32) >> 16).astype(np.uint16), words, told]).view(np.uint8)
-    header[: written.size] = written
-    header[written.size :] = 0
-
-
-def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
-    values = _array(out)
-    blocks = -(-values.size // tile)
-    header, codes = np.split(wire.numpy(), [header_bytes(channels + blocks + GAUSS_SEED, 2)])
-    means, words, told = np.split(header.copy().view(np.uint16), [channels, channels + blocks])
-    seed = int(told[0]) | int(told[1]) << 16
-    levels = np.array(signed_levels(bits), np.float32)
-    spread, run = _spread_means((means.astype(np.uint32) << 16).view(np.float32), inner, UNIT)
-    parallel(
-        lambda first, last: decode_blocks(codes, words, spread, values, first, last, bits, tile, run, levels, seed),
-        _tile_shares(values.size, UNIT),
-    )
-
-
-def _spread_means(means: np.ndarray, inner: int, unit: int) -> tuple[np.ndarray, int]:
-    """Means and inner size as the loops want them: without long runs one for each of the places, and a unit more."""
-    if inner >= _RUN:
-        return means, inner
-    every = np.repeat(means, inner) if means.size else np.zeros(1, np.float32)
-    return np.resize(every, every.size + unit), 1
 
 
 def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
-    values = _array(x)
+    values = array_of(x)
     _, _, (threshold,) = order_statistics(values, np.array([values.size - kept]), magnitude=True)
     parts = shares(values)
     counts = parallel(lambda first, last: count_from(values, first, last, threshold), parts)
@@ -217,9 +158,9 @@ def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
 
 
 def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
-    values = _array(read_header(wire, kept).to(out.dtype))
+    values = array_of(read_header(wire, kept).to(out.dtype))
     rest = wire.numpy()[4 * kept :]
-    target = _array(out)
+    target = array_of(out)
     if not positions_are_bits(target.size, kept):
         target[:] = 0
         place_by_index(rest.copy().view(np.int32), values, target)
@@ -246,14 +187,6 @@ def _in_axes(loop: Callable[..., None], shape: torch.Size, *tensors: Tensor) -> 
     parallel(loop, [(*arrays, *part) for part in split(shape[0], max(1, GRAIN // shape[1]))])
 
 
-def _array(x: Tensor) -> np.ndarray:
-    """A contiguous float tensor as the flat array that the loops know its type by."""
-    flat = x.reshape(-1)
-    if x.dtype == torch.bfloat16:
-        return flat.view(torch.int16).numpy()
-    return flat.view(torch.uint16).numpy() if x.dtype == torch.float16 else flat.numpy()
-
-
 def _look_up(packed: Tensor, table: Tensor, out: Tensor, bits: int) -> None:
-    codes, entries, values = packed.numpy(), _array(table.to(out.dtype)), _array(out)
+    codes, entries, values = packed.numpy(), array_of(table.to(out.dtype)), array_of(out)
     parallel(lambda first, last: look_up(codes, entries, values, first, last, bits), shares(values))

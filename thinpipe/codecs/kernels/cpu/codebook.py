@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from thinpipe.codecs.kernels.cpu.arrays import shares
 from thinpipe.codecs.kernels.cpu.loops.cells import group_ends, lloyd, merge, optimal_centres
 from thinpipe.codecs.kernels.cpu.loops.count import histogram
-from thinpipe.codecs.kernels.cpu.order import Keys, close_up, key_floats, sample, shares
+from thinpipe.codecs.kernels.cpu.order import Keys, close_up, key_floats, sample
 from thinpipe.codecs.kernels.cpu.threads import parallel
 from thinpipe.codecs.layout import BLOCK, bucket_affine
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from thinpipe.codecs.kernels.cpu.arrays import shares
 from thinpipe.codecs.kernels.cpu.loops.count import count_and_gather, extent_of_blocks, sample_keys
 from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import BLOCK
@@ -21,7 +22,6 @@ from thinpipe.codecs.layout import BLOCK
 Keys = NDArray[np.int32]
 
 SMALL = 8192  # sorting so few costs less than sampling them
-GRAIN = 256  # blocks a thread must have: waking it costs a tenth of a millisecond
 DEVIATIONS = 3.5  # half a bracket's width, in standard deviations of a rank in the sample
 RANKS_PER_READ = 16  # brackets for more at once would hold too much of the tensor in memory
 
@@ -32,11 +32,6 @@ def key_floats(keys: np.ndarray) -> NDArray[np.float32]:
     """The float32 values that keys stand for."""
     keys = np.ascontiguousarray(keys, np.int32)
     return (keys ^ ((keys >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
-
-
-def shares(x: np.ndarray) -> list[tuple[int, int]]:
-    """The blocks of x as one (first, last) share for each thread."""
-    return split(-(-x.size // BLOCK), GRAIN)
 
 
 def extent(x: np.ndarray) -> tuple[int, int]:

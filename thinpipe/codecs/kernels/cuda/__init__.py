@@ -8,11 +8,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.cuda import axes, codebook, codes, gauss, largest, places, tiles
+from thinpipe.codecs.adaptive import allot, sections, starts_of, tables
+from thinpipe.codecs.kernels.cuda import adaptive, axes, codebook, codes, gauss, largest, places, tiles
 from thinpipe.codecs.kernels.cuda.launch import Launch, launch
 from thinpipe.codecs.kernels.cuda.order import all_at_once, extent, order_statistics
 from thinpipe.codecs.layout import BLOCK, header_bytes, positions_are_bits
-from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
+from thinpipe.codecs.normal import MAX_BITS, magnitude_boundaries, signed_levels
 
 ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}  # each operation rounded by itself, as everywhere
 KEEPING = {"num_warps": 1, "maxnreg": 96}  # without a limit half as many of them run at once
@@ -105,11 +106,7 @@ def encode_gauss(
     n, span = x.numel(), gauss.span_of(tile)
     tables, _ = _normal(bits, x.device)
     form, length = gauss.form_of(channels, inner, tile, span)
-    means = torch.empty(channels, dtype=torch.float32, device=x.device) if channels else tables
-    if channels:
-        programs = -(-channels // gauss.CHANNELS.value)
-        launch(Launch(gauss.channel_means_kernel, programs, (x, n, wire, means, channels, inner)))
-        means = _in_turn(means, form, length)
+    means = _found_means(x, wire, channels, inner, form, length)
     constants = (bits, tile, form + gauss.UNBIASED * unbiased)
     if n >= span:
         whole = (x, wire, means, tables, -(-n // tile), channels, length, _signed(seed))
@@ -124,10 +121,7 @@ def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int,
     n, span = out.numel(), gauss.span_of(tile)
     _, levels = _normal(bits, out.device)
     form, length = gauss.form_of(channels, inner, tile, span)
-    means = torch.empty(channels, dtype=torch.float32, device=out.device) if channels else levels
-    if channels:
-        launch(Launch(gauss.read_means_kernel, -(-channels // gauss.READ.value), (wire, means, channels)))
-        means = _in_turn(means, form, length)
+    means = _told_means(wire, channels, form, length)
     arguments, constants = (means, levels, -(-n // tile), channels, length), (bits, tile, form)
     if n >= span:
         launch(Launch(gauss.decode_gauss_kernel, n // span, (wire, out, *arguments), constants, ONE_WARP))
@@ -135,9 +129,54 @@ def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int,
         launch(Launch(gauss.decode_rest_kernel, 1, (wire, out, n, *arguments), constants, ONE_WARP))
 
 
+def encode_adaptive(
+    x: Tensor, wire: Tensor, planes: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
+) -> None:
+    n, blocks = x.numel(), -(-x.numel() // tile)
+    form, length = gauss.form_of(channels, inner, tile, tile)
+    means = _found_means(x, wire, channels, inner, form, length)
+    energies = torch.empty(blocks, dtype=torch.int32, device=x.device)
+    looking = (x, n, means, energies, channels, length, _signed(seed))
+    launch(Launch(adaptive.energies_kernel, blocks, looking, (tile, form), ONE_WARP))
+    bits = allot(energies, planes, unbiased)
+    arguments = (x, n, wire, means, bits, starts_of(bits), _tables(x.device), channels, length, _signed(seed))
+    constants = (tile, form + gauss.UNBIASED * unbiased)
+    launch(Launch(adaptive.encode_adaptive_kernel, blocks, arguments, constants, ONE_WARP))
+
+
+def decode_adaptive(wire: Tensor, out: Tensor, planes: int, tile: int, channels: int, inner: int) -> None:
+    n, blocks = out.numel(), -(-out.numel() // tile)
+    form, length = gauss.form_of(channels, inner, tile, tile)
+    means, (first, _) = _told_means(wire, channels, form, length), sections(blocks, channels)
+    bits = wire[first : first + blocks].clamp(1, MAX_BITS)
+    arguments = (wire, out, n, means, bits, starts_of(bits), _tables(wire.device), planes, channels, length)
+    launch(Launch(adaptive.decode_adaptive_kernel, blocks, arguments, (tile, form), ONE_WARP))
+
+
+@cache
+def _tables(device: torch.device) -> Tensor:
+    return torch.cat(tables(device), 1)
+
+
+def _found_means(x: Tensor, wire: Tensor, channels: int, inner: int, form: int, length: int) -> Tensor:
+    """Means of channels, which go to the wire as well."""
+    means = torch.empty(channels, dtype=torch.float32, device=x.device)
+    if channels:
+        arguments = (x, x.numel(), wire, means, channels, inner)
+        launch(Launch(gauss.channel_means_kernel, -(-channels // gauss.CHANNELS.value), arguments))
+    return _in_turn(means, form, length)
+
+
+def _told_means(wire: Tensor, channels: int, form: int, length: int) -> Tensor:
+    means = torch.empty(channels, dtype=torch.float32, device=wire.device)
+    if channels:
+        launch(Launch(gauss.read_means_kernel, -(-channels // gauss.READ.value), (wire, means, channels)))
+    return _in_turn(means, form, length)
+
+
 def _in_turn(means: Tensor, form: int, length: int) -> Tensor:
     """Means one for each of so many places, as all forms but runs of one channel have them."""
-    if form == gauss.RUNS.value or len(means) == length:
+    if form == gauss.RUNS.value or len(means) == length or not len(means):
         return means
     return means.repeat_interleave(length // len(means), output_size=length)
 

@@ -68,7 +68,7 @@ def form_of(channels: int, inner: int, tile: int, span: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _nearest_bfloat16(x):
+def nearest_bfloat16(x):
     return (x.to(tl.int32, bitcast=True) + 0x8000) & -65536
 
 
@@ -90,7 +90,7 @@ def channel_means_kernel(x, n, wire, means, channels, inner):
     for level in tl.static_range(bits_of(STRANDS)):
         strands = tl.sum(tl.reshape(strands, [2, STRANDS >> (level + 1), CHANNELS]), axis=0)
     total = tl.reshape(strands, [CHANNELS])
-    bits = _nearest_bfloat16(tl.div_rn(total, 0.0 * total + count.to(tl.float32)))
+    bits = nearest_bfloat16(tl.div_rn(total, 0.0 * total + count.to(tl.float32)))
     bits = tl.where((bits & 0x7FFFFFFF) < INFINITY, bits, 0)
     store_words(wire, channel, bits >> 16, there)
     tl.store(means + channel, bits.to(tl.float32, bitcast=True), mask=there)
@@ -104,7 +104,7 @@ def read_means_kernel(wire, means, channels):
 
 
 @triton.jit
-def _means_at(means, start, channels, length, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr):
+def means_at(means, start, channels, length, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr):
     """The mean that belongs to every value of a span; 0 without means."""
     place = tl.arange(0, SPAN)
     if FORM & 3 == WHOLE_BLOCKS:
@@ -127,7 +127,7 @@ def _means_at(means, start, channels, length, TILE: tl.constexpr, SPAN: tl.const
 
 
 @triton.jit
-def _change_signs(values, start, seed, SPAN: tl.constexpr, TILE: tl.constexpr):
+def change_signs(values, start, seed, SPAN: tl.constexpr, TILE: tl.constexpr):
     """Values times the signs of thinpipe.codecs.layout.gauss_signs."""
     place = tl.arange(0, SPAN)
     block = (start // TILE).to(tl.int32) + place // TILE + seed
@@ -137,9 +137,24 @@ def _change_signs(values, start, seed, SPAN: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _header(channels, blocks):
+def header_size(channels, blocks):
     """Bytes of the header."""
     return (tl.cast(channels, tl.int64) + blocks + SEED + (ALIGN // 2 - 1)) // (ALIGN // 2) * ALIGN
+
+
+@triton.jit
+def tell_seed(wire, channels, blocks, seed):
+    """The end of a header."""
+    place = tl.arange(0, ALIGN)
+    at = 2 * (tl.cast(channels, tl.int64) + blocks) + place
+    told = tl.where(place < 4, seed >> (8 * tl.minimum(place, 3)), 0)
+    tl.store(wire + at, (told & 255).to(tl.uint8), mask=at < header_size(channels, blocks))
+
+
+@triton.jit
+def told_seed(wire, channels, blocks):
+    told = wire + 2 * (tl.cast(channels, tl.int64) + blocks)
+    return load_words(told, 0, True) | (load_words(told, 1, True) << 16)
 
 
 @triton.jit
@@ -152,7 +167,7 @@ def _codes_of(
     tables: HALF boundaries, of which the last is infinity, then as many positive levels.
     """
     COUNT: tl.constexpr = SPAN // TILE
-    rows = tl.reshape(butterflies(_change_signs(values, start, seed, SPAN, TILE), SPAN, TILE), [COUNT, TILE])
+    rows = tl.reshape(butterflies(change_signs(values, start, seed, SPAN, TILE), SPAN, TILE), [COUNT, TILE])
     largest = spread(tl.reduce(tl.abs(rows), 1, greater), COUNT)
     finite = largest < HUGE
     usual = finite & (largest >= LEAST)
@@ -166,7 +181,7 @@ def _codes_of(
         components = rows * spread(inverse * 256.0, COUNT)[:, None]
         total = spread(tl.sum((components * components).to(tl.int32), axis=1), COUNT)
         s = tl.sqrt_rn(total.to(tl.float32) * (2.0**-16 / TILE))
-    s = tl.where(usual, _nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
+    s = tl.where(usual, nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
     factor = inverse * tl.div_rn(0.0 * s + 1.0, s)
     HALF: tl.constexpr = 1 << (BITS - 1)
     codes = bucket_of(tl.abs(rows * spread(factor, COUNT)[:, None]), tables, HALF)
@@ -174,16 +189,13 @@ def _codes_of(
         chosen = tl.load(tables + HALF + codes) * 256.0
         products = spread(tl.sum((tl.abs(components) * chosen).to(tl.int32), axis=1), COUNT)
         s = tl.div_rn(total.to(tl.float32), tl.maximum(products, 1).to(tl.float32))
-        s = tl.where(usual, _nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
+        s = tl.where(usual, nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
     scale = tl.where(usual, s * (1.0 / TILE) * power.to(tl.float32, bitcast=True), 0.0)
     scale = tl.where(finite, scale, float("nan"))
     block = start // TILE + tl.arange(0, COUNT)
     store_words(wire + 2 * channels, block, scale.to(tl.int32, bitcast=True) >> 16, block < blocks)
     if start == 0:
-        place = tl.arange(0, ALIGN)
-        at = 2 * (tl.cast(channels, tl.int64) + blocks) + place
-        told = tl.where(place < 4, seed >> (8 * tl.minimum(place, 3)), 0)
-        tl.store(wire + at, (told & 255).to(tl.uint8), mask=at < _header(channels, blocks))
+        tell_seed(wire, channels, blocks, seed)
     return tl.reshape(codes + tl.where(rows < 0, HALF, 0), [SPAN])
 
 
@@ -195,9 +207,9 @@ def encode_gauss_kernel(
     SPAN: tl.constexpr = span_of(TILE)
     start = tl.program_id(0).to(tl.int64) * SPAN
     values = tl.load(x + start + tl.arange(0, SPAN)).to(tl.float32)
-    values -= _means_at(means, start, channels, length, TILE, SPAN, FORM)
+    values -= means_at(means, start, channels, length, TILE, SPAN, FORM)
     codes = _codes_of(values, start, wire, tables, blocks, channels, seed, BITS, TILE, SPAN, FORM)
-    store_codes(codes, wire + _header(channels, blocks) + start // 8 * BITS, BITS, SPAN)
+    store_codes(codes, wire + header_size(channels, blocks) + start // 8 * BITS, BITS, SPAN)
 
 
 @triton.jit(do_not_specialize=["n", "channels", "length", "seed"])
@@ -211,10 +223,10 @@ def encode_rest_kernel(
     blocks = tl.cdiv(n, TILE)
     there = start + tl.arange(0, SPAN) < n
     values = tl.load(x + start + tl.arange(0, SPAN), mask=there, other=0.0).to(tl.float32)
-    values = tl.where(there, values - _means_at(means, start, channels, length, TILE, SPAN, FORM), 0.0)
+    values = tl.where(there, values - means_at(means, start, channels, length, TILE, SPAN, FORM), 0.0)
     codes = _codes_of(values, start, wire, tables, blocks, channels, seed, BITS, TILE, SPAN, FORM)
     count = tl.cast(blocks, tl.int64) * TILE - start
-    store_fewer_codes(codes, count, spare, wire + _header(channels, blocks) + start // 8 * BITS, BITS, SPAN)
+    store_fewer_codes(codes, count, spare, wire + header_size(channels, blocks) + start // 8 * BITS, BITS, SPAN)
 
 
 @triton.jit
@@ -225,10 +237,9 @@ def _values_of(
     block = start // TILE + tl.arange(0, SPAN // TILE)
     scale = (load_words(wire + 2 * channels, block, block < blocks) << 16).to(tl.float32, bitcast=True)
     rows = tl.reshape(tl.load(levels + codes), [SPAN // TILE, TILE]) * scale[:, None]
-    told = wire + 2 * (tl.cast(channels, tl.int64) + blocks)
-    seed = load_words(told, 0, True) | (load_words(told, 1, True) << 16)
-    values = _change_signs(butterflies(tl.reshape(rows, [SPAN]), SPAN, TILE), start, seed, SPAN, TILE)
-    return values + _means_at(means, start, channels, length, TILE, SPAN, FORM)
+    seed = told_seed(wire, channels, blocks)
+    values = change_signs(butterflies(tl.reshape(rows, [SPAN]), SPAN, TILE), start, seed, SPAN, TILE)
+    return values + means_at(means, start, channels, length, TILE, SPAN, FORM)
 
 
 @triton.jit(do_not_specialize=["blocks", "channels", "length"])
@@ -238,7 +249,7 @@ def decode_gauss_kernel(
     """The inverse of encode_gauss_kernel."""
     SPAN: tl.constexpr = span_of(TILE)
     start = tl.program_id(0).to(tl.int64) * SPAN
-    codes = load_codes(wire + _header(channels, blocks) + start // 8 * BITS, BITS, SPAN)
+    codes = load_codes(wire + header_size(channels, blocks) + start // 8 * BITS, BITS, SPAN)
     values = _values_of(codes, start, wire, means, levels, blocks, channels, length, TILE, SPAN, FORM)
     tl.store(out + start + tl.arange(0, SPAN), values.to(out.dtype.element_ty))
 
@@ -251,7 +262,7 @@ def decode_rest_kernel(
     SPAN: tl.constexpr = span_of(TILE)
     start = tl.cast(n, tl.int64) // SPAN * SPAN
     count = tl.cast(blocks, tl.int64) * TILE - start
-    codes = load_short_codes(wire + _header(channels, blocks) + start // 8 * BITS, count, BITS, SPAN)
+    codes = load_short_codes(wire + header_size(channels, blocks) + start // 8 * BITS, count, BITS, SPAN)
     values = _values_of(codes, start, wire, means, levels, blocks, channels, length, TILE, SPAN, FORM)
     place = start + tl.arange(0, SPAN)
     tl.store(out + place, values.to(out.dtype.element_ty), mask=place < n)

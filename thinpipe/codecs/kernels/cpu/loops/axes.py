@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit
+from thinpipe.codecs.kernels.cpu.loops.bitplanes import from_planes, to_planes
 
 _COUNTED = 4  # bits: up to there comparing with every limit, many values at a time, is quicker than halving
 
@@ -31,13 +32,7 @@ def encode_planes(z, gains, bits, starts, limits, planes, first, last):
                     step = 1 << halving
                     code += step * (values[r] >= limits[width, code + step - 1])
                 codes[r] = code
-        for bit in range(min(width, planes.shape[0] - starts[axis])):
-            plane = planes[starts[axis] + bit]
-            plane[:] = 0
-            for k in range(8):
-                part = codes[k * piece : (k + 1) * piece]
-                for i in range(piece):
-                    plane[i] |= np.uint8(((part[i] >> np.uint8(bit)) & np.uint8(1)) << np.uint8(k))
+        to_planes(codes, planes[starts[axis] : starts[axis] + width])
 
 
 @jit
@@ -46,12 +41,6 @@ def decode_planes(planes, gains, bits, starts, levels, z, first, last):
     codes = np.empty(8 * piece, np.uint8)
     for axis in range(first, last):
         width = bits[axis]
-        codes[:] = 0
-        for bit in range(min(width, planes.shape[0] - starts[axis])):
-            plane = planes[starts[axis] + bit]
-            for k in range(8):
-                part = codes[k * piece : (k + 1) * piece]
-                for i in range(piece):
-                    part[i] |= np.uint8(((plane[i] >> np.uint8(k)) & np.uint8(1)) << np.uint8(bit))
+        from_planes(planes[starts[axis] : starts[axis] + width], codes)
         for r in range(rows):
             z[axis, r] = levels[width, codes[r]] * gains[r]

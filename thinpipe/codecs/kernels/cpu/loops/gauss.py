@@ -26,11 +26,11 @@ from thinpipe.codecs.layout import (
 )
 
 UNIT = 4096  # values that are rotated at a time: the largest tile, and all of it in the first-level cache
-_INFINITY = np.int32(0x7F800000)
+INFINITY = np.int32(0x7F800000)
 _NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
 _ONE = np.int32(0x3F800000)
-_HUGE = np.float32(GAUSS_HUGE).view(np.int32)
-_LEAST = np.float32(GAUSS_LEAST).view(np.int32)
+HUGE = np.float32(GAUSS_HUGE).view(np.int32)
+LEAST = np.float32(GAUSS_LEAST).view(np.int32)
 _BLOCK, _PLACE, _MIX = np.uint32(GAUSS_BLOCK), np.uint32(GAUSS_PLACE), np.uint32(GAUSS_MIX)
 _SIGN = np.uint32(0x80000000)
 _WIDTH = 64  # channels whose samples are summed up beside each other
@@ -62,12 +62,12 @@ def channel_means(x, means, places, first, last, inner):
             half //= 2
         for j in range(width):
             bits = _nearest_bfloat16(strands[0, j] / np.float32(places.size))
-            means[channel + j] = float_of(bits if (bits & MAGNITUDE) < _INFINITY else 0)
+            means[channel + j] = float_of(bits if (bits & MAGNITUDE) < INFINITY else 0)
         channel += width
 
 
 @jit
-def _change_signs(values, start, tile, seed):
+def change_signs(values, start, tile, seed):
     """As ``layout.gauss_signs`` says, in place: of whole blocks from this place of the tensor on."""
     image = values.view(np.int32)
     for s in range(0, values.size, tile):
@@ -80,7 +80,7 @@ def _change_signs(values, start, tile, seed):
 
 
 @jit
-def _centre(values, means, start, inner, out):
+def centre(values, means, start, inner, out):
     """x - mean of values from this place of the tensor on; 0 beyond them."""
     if inner == 1:
         mean = means[start % (means.size - UNIT) :]
@@ -100,7 +100,7 @@ def _centre(values, means, start, inner, out):
 
 
 @jit
-def _restore(values, means, start, inner):
+def restore(values, means, start, inner):
     """x + mean, in place."""
     if inner == 1:
         mean = means[start % (means.size - UNIT) :]
@@ -119,49 +119,56 @@ def _restore(values, means, start, inner):
 
 
 @jit
-def _scale(part, bits, reach):
-    """(the word of a block's scale, what its components are multiplied with)."""
+def largest_of(part):
+    """The image of the largest magnitude; NaN is larger than any."""
     image = part.view(np.int32)
     largest = np.int32(0)
     for j in range(image.size):
         largest = max(largest, np.int32(image[j] & MAGNITUDE))
-    if largest >= _HUGE:
+    return largest
+
+
+@jit
+def squares_of(part, power):
+    """The sum of squares in units of 2^-16 of a power of two, each rounded down."""
+    factor = float_of(2 * _ONE - power) * np.float32(2.0**8)
+    total = np.int32(0)
+    for j in range(part.size):
+        component = part[j] * factor
+        total += np.int32(component * component)
+    return total
+
+
+@jit
+def scale_of(part, bits, reach):
+    """(the word of a block's scale, what its components are multiplied with)."""
+    largest = largest_of(part)
+    if largest >= HUGE:
         return _NAN_WORD, np.float32(0)
-    if largest < _LEAST:
+    if largest < LEAST:
         return np.uint16(0), np.float32(0)
-    power = np.int32(largest & _INFINITY)
+    power = np.int32(largest & INFINITY)
     inverse = float_of(2 * _ONE - power)
     if bits >= GAUSS_BY_LARGEST:
         s = float_of(largest) * inverse * reach
     else:
-        factor = inverse * np.float32(2.0**8)
-        total = np.int32(0)
-        for j in range(part.size):
-            component = part[j] * factor
-            total += np.int32(component * component)
-        s = np.sqrt(np.float32(total) * np.float32(2.0**-16 / part.size))
+        s = np.sqrt(np.float32(squares_of(part, power)) * np.float32(2.0**-16 / part.size))
     s = float_of(_nearest_bfloat16(s))
     scale = s * np.float32(1 / part.size) * float_of(power)
     return np.uint16(bits_of(scale) >> 16), inverse * (np.float32(1) / s)
 
 
 @jit
-def _unbiased(word, part, codes, levels):
+def unbiased_word(word, part, codes, levels):
     """The word of a block's scale with which what comes back has its product with the block itself."""
     if word == 0 or word == _NAN_WORD:
         return word
-    image = part.view(np.int32)
-    largest = np.int32(0)
-    for j in range(image.size):
-        largest = max(largest, np.int32(image[j] & MAGNITUDE))
-    power = np.int32(largest & _INFINITY)
+    power = np.int32(largest_of(part) & INFINITY)
     factor = float_of(2 * _ONE - power) * np.float32(2.0**8)
-    squares = products = np.int32(0)
+    products = np.int32(0)
     for j in range(part.size):
-        component = abs(part[j] * factor)
-        squares += np.int32(component * component)
-        products += np.int32(component * (levels[codes[j]] * np.float32(2.0**8)))
-    s = float_of(_nearest_bfloat16(np.float32(squares) / np.float32(products)))
+        products += np.int32(abs(part[j] * factor) * (levels[codes[j]] * np.float32(2.0**8)))
+    s = float_of(_nearest_bfloat16(np.float32(squares_of(part, power)) / np.float32(products)))
     return np.uint16(bits_of(s * np.float32(1 / part.size) * float_of(power)) >> 16)
 
 
@@ -181,12 +188,12 @@ def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, l
     for u in range(first, last):
         start = u * UNIT
         count, given = min(UNIT, total - start), min(UNIT, x.size - start)
-        _centre(load_values(x, start, given, other), means, start, inner, block)
-        _change_signs(block, start, tile, seed)
+        centre(load_values(x, start, given, other), means, start, inner, block)
+        change_signs(block, start, tile, seed)
         rotated, sizes = butterflies(block, other, tile)
         for s in range(0, count, tile):
             part, magnitudes = rotated[s : s + tile], sizes[s : s + tile]
-            word, factor = _scale(part, bits, reach)
+            word, factor = scale_of(part, bits, reach)
             words[(start + s) // tile] = word
             if factor == 0:
                 part[:] = 0
@@ -196,7 +203,7 @@ def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, l
         if levels.size:
             for s in range(0, count, tile):
                 b = (start + s) // tile
-                words[b] = _unbiased(words[b], rotated[s : s + tile], codes[s : s + tile], levels)
+                words[b] = unbiased_word(words[b], rotated[s : s + tile], codes[s : s + tile], levels)
         for j in range(count):
             codes[j] = np.uint16(codes[j] + (sign if rotated[j] < 0 else np.uint16(0)))
         for s in range(0, count, BLOCK):
@@ -206,7 +213,7 @@ def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, l
 
 
 @jit
-def _look_up(codes, levels, scale, out):
+def look_up_levels(codes, levels, scale, out):
     """The level of each code times a scale: of up to 8 magnitudes chosen one after the other, faster than looked up."""
     if levels.size > 16:
         for j in range(codes.size):
@@ -246,8 +253,8 @@ def decode_blocks(wire, words, means, out, first, last, bits, tile, inner, level
         for s in range(0, count, tile):
             part, chosen = block[s : s + tile], codes[s : s + tile]
             scale = float_of(np.int32(words[(start + s) // tile]) << 16)
-            _look_up(chosen, levels, scale, part)
+            look_up_levels(chosen, levels, scale, part)
         rotated, _ = butterflies(block, other, tile)
-        _change_signs(rotated, start, tile, seed)
-        _restore(rotated[:wanted], means, start, inner)
+        change_signs(rotated, start, tile, seed)
+        restore(rotated[:wanted], means, start, inner)
         store_values(rotated[:wanted], out[start : start + wanted])

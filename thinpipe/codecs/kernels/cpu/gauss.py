@@ -1,0 +1,129 @@
+"""Rotated blocks, with as many bits each or with bits of their own: means first, then blocks, then the header."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.adaptive import sections, starts_of, tables, worth
+from thinpipe.codecs.kernels.cpu.arrays import GRAIN, array_of, tile_shares
+from thinpipe.codecs.kernels.cpu.loops.adaptive import (
+    allot,
+    decode_adaptive_blocks,
+    encode_adaptive_blocks,
+    rotate_blocks,
+)
+from thinpipe.codecs.kernels.cpu.loops.gauss import UNIT, channel_means, decode_blocks, encode_blocks
+from thinpipe.codecs.kernels.cpu.threads import parallel, split
+from thinpipe.codecs.layout import BLOCK, GAUSS_SAMPLES, GAUSS_SEED, gauss_reach, header_bytes
+from thinpipe.codecs.normal import MAX_BITS, magnitude_boundaries, signed_levels
+
+_RUN = 64  # neighbouring values of one channel, from which on each such run is a loop of its own
+_CPU = torch.device("cpu")
+
+
+def encode_gauss(
+    x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
+) -> None:
+    values, words = array_of(x), np.empty(-(-x.numel() // tile), np.uint16)
+    means = _channel_means(values, channels, inner)
+    header, codes = np.split(wire.numpy(), [header_bytes(channels + words.size + GAUSS_SEED, 2)])
+    reach, thresholds = np.float32(gauss_reach(tile)), np.array(magnitude_boundaries(bits), np.float32)
+    levels = np.array(signed_levels(bits)[: 1 << (bits - 1)] if unbiased else (), np.float32)
+    spread, run = _spread_means(means, inner)
+    parallel(
+        lambda first, last: encode_blocks(
+            values, spread, words, codes, first, last, tile, run, thresholds, levels, reach, seed
+        ),
+        tile_shares(values.size, UNIT),
+    )
+    _write_header(header, means, words, seed)
+
+
+def encode_adaptive(
+    x: Tensor, wire: Tensor, planes: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
+) -> None:
+    values, words = array_of(x), np.empty(-(-x.numel() // tile), np.uint16)
+    means = _channel_means(values, channels, inner)
+    spread, run = _spread_means(means, inner)
+    rotated, energies = np.empty(words.size * tile, np.float32), np.empty(words.size, np.int32)
+    parallel(
+        lambda first, last: rotate_blocks(values, spread, rotated, energies, first, last, tile, run, seed),
+        tile_shares(values.size, UNIT),
+    )
+    bits = np.empty(words.size, np.uint8)
+    allot(energies, np.array(worth(unbiased), np.int32), planes - words.size, bits)
+    starts = starts_of(torch.from_numpy(bits)).numpy()
+    header, told, codes = np.split(wire.numpy(), sections(words.size, channels))
+    told[: bits.size], told[bits.size :] = bits, 0
+    of_blocks, (boundaries, levels) = codes.reshape(planes, tile // 8), (each.numpy() for each in tables(_CPU))
+    reach = np.float32(gauss_reach(tile))
+    parallel(
+        lambda first, last: encode_adaptive_blocks(
+            rotated, words, bits, starts, of_blocks, first, last, boundaries, levels, unbiased, reach
+        ),
+        split(words.size, -(-GRAIN * BLOCK // tile)),
+    )
+    _write_header(header, means, words, seed)
+
+
+def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
+    values, blocks = array_of(out), -(-out.numel() // tile)
+    header, codes = np.split(wire.numpy(), [header_bytes(channels + blocks + GAUSS_SEED, 2)])
+    means, words, seed = _read_header(header, channels, blocks)
+    levels = np.array(signed_levels(bits), np.float32)
+    spread, run = _spread_means(means, inner)
+    parallel(
+        lambda first, last: decode_blocks(codes, words, spread, values, first, last, bits, tile, run, levels, seed),
+        tile_shares(values.size, UNIT),
+    )
+
+
+def decode_adaptive(wire: Tensor, out: Tensor, planes: int, tile: int, channels: int, inner: int) -> None:
+    values, blocks = array_of(out), -(-out.numel() // tile)
+    header, told, codes = np.split(wire.numpy(), sections(blocks, channels))
+    means, words, seed = _read_header(header, channels, blocks)
+    bits = told[:blocks].clip(1, MAX_BITS)
+    starts, (_, levels) = starts_of(torch.from_numpy(bits)).numpy(), (each.numpy() for each in tables(_CPU))
+    of_blocks, (spread, run) = codes.reshape(planes, tile // 8), _spread_means(means, inner)
+    parallel(
+        lambda first, last: decode_adaptive_blocks(
+            of_blocks, words, bits, starts, spread, values, first, last, tile, run, levels, seed
+        ),
+        tile_shares(values.size, UNIT),
+    )
+
+
+def _channel_means(values: np.ndarray, channels: int, inner: int) -> np.ndarray:
+    means = np.zeros(channels, np.float32)
+    if channels:
+        of_each = values.size // channels
+        sample = np.arange(min(of_each, GAUSS_SAMPLES)) * of_each // min(of_each, GAUSS_SAMPLES)
+        places = sample // inner * (channels * inner) + sample % inner
+        parallel(
+            lambda first, last: channel_means(values, means, places, first, last, inner),
+            split(channels, -(-GRAIN * BLOCK // places.size)),
+        )
+    return means
+
+
+def _spread_means(means: np.ndarray, inner: int) -> tuple[np.ndarray, int]:
+    """Means and inner size as the loops want them: without long runs one for each of the places, and a unit more."""
+    if inner >= _RUN:
+        return means, inner
+    every = np.repeat(means, inner) if means.size else np.zeros(1, np.float32)
+    return np.resize(every, every.size + UNIT), 1
+
+
+def _write_header(header: np.ndarray, means: np.ndarray, words: np.ndarray, seed: int) -> None:
+    told = np.array([seed & 0xFFFF, seed >> 16], np.uint16)
+    written = np.concatenate([(means.view(np.uint32) >> 16).astype(np.uint16), words, told]).view(np.uint8)
+    header[: written.size] = written
+    header[written.size :] = 0
+
+
+def _read_header(header: np.ndarray, channels: int, blocks: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Means, words of scales, and the seed."""
+    means, words, told = np.split(header.copy().view(np.uint16), [channels, channels + blocks])
+    return (means.astype(np.uint32) << 16).view(np.float32), words, int(told[0]) | int(told[1]) << 16

@@ -1,0 +1,173 @@
+"""Rotated blocks in plain torch, as thinpipe.codecs.gauss and adaptive have it: what other kernels are held against."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.adaptive import allot, sections, starts_of, tables
+from thinpipe.codecs.kernels.axes import from_planes, to_planes
+from thinpipe.codecs.layout import (
+    GAUSS_BY_LARGEST,
+    GAUSS_HUGE,
+    GAUSS_LEAST,
+    GAUSS_SAMPLES,
+    GAUSS_SEED,
+    GAUSS_STRANDS,
+    gauss_reach,
+    gauss_signs,
+    header_bytes,
+    pack,
+    unpack,
+)
+from thinpipe.codecs.normal import MAX_BITS
+
+
+class Blocks(NamedTuple):
+    """A rotated block in each row, and what is known of each."""
+
+    rows: Tensor
+    largest: Tensor
+    finite: Tensor
+    usual: Tensor  # whether it has a scale
+    power: Tensor
+    squares: Tensor  # their sum, in units of 2^-16 power^2
+
+
+def encode_gauss(
+    x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
+) -> None:
+    means, blocks = _rotated(x, tile, channels, inner, seed)
+    codes, scale = _codes_of(blocks, torch.full_like(blocks.squares, bits), unbiased)
+    _write_header(wire, means, scale, seed)
+    pack(codes.view(-1), wire[header_bytes(channels + len(scale) + GAUSS_SEED, 2) :], bits)
+
+
+def encode_adaptive(
+    x: Tensor, wire: Tensor, planes: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
+) -> None:
+    means, blocks = _rotated(x, tile, channels, inner, seed)
+    energies = (blocks.squares.float().view(torch.int32) >> 18) + (blocks.power.view(torch.int32) >> 23 << 6)
+    bits = allot(torch.where(blocks.usual, energies, 0), planes, unbiased)
+    codes, scale = _codes_of(blocks, bits, unbiased)
+    _write_header(wire, means, scale, seed)
+    first, second = sections(len(bits), channels)
+    wire[first:second].zero_()
+    wire[first : first + len(bits)].copy_(bits)
+    wire[second:].copy_(to_planes(codes.to(torch.uint8), bits, starts_of(bits), planes).view(-1))
+
+
+def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
+    blocks = -(-out.numel() // tile)
+    codes = unpack(wire[header_bytes(channels + blocks + GAUSS_SEED, 2) :], blocks * tile, bits).view(blocks, tile)
+    _write_values(wire, out, codes, torch.full((blocks,), bits, device=wire.device), channels, inner)
+
+
+def decode_adaptive(wire: Tensor, out: Tensor, planes: int, tile: int, channels: int, inner: int) -> None:
+    blocks = -(-out.numel() // tile)
+    first, second = sections(blocks, channels)
+    bits = wire[first : first + blocks].clamp(1, MAX_BITS)
+    codes = from_planes(wire[second:].view(planes, tile // 8), bits, starts_of(bits))
+    _write_values(wire, out, codes, bits, channels, inner)
+
+
+def _rotated(x: Tensor, tile: int, channels: int, inner: int, seed: int) -> tuple[Tensor, Blocks]:
+    """The means of channels, and blocks without them."""
+    values = x.reshape(-1).float()
+    count = -(-values.numel() // tile)
+    means = _channel_means(values.view(-1, channels, inner)) if channels else values.new_zeros(0)
+    centred = values - _of_every_value(means, values.numel(), inner)
+    rows = torch.nn.functional.pad(centred, (0, count * tile - values.numel())).view(count, tile)
+    rows = butterflies(rows * gauss_signs(count, tile, seed).to(x.device))
+    largest = rows.abs().amax(1)
+    finite = largest < GAUSS_HUGE
+    usual = finite & (largest >= GAUSS_LEAST)
+    rows = torch.where(usual[:, None], rows, 0)
+    power = torch.where(usual, (largest.view(torch.int32) & 0x7F800000).view(torch.float32), 1)
+    squares = (rows * (2.0**8 / power)[:, None]).square().to(torch.int32).sum(1, dtype=torch.int32)
+    return means, Blocks(rows, largest, finite, usual, power, squares)
+
+
+def _codes_of(blocks: Blocks, bits: Tensor, unbiased: bool) -> tuple[Tensor, Tensor]:
+    """Codes and scales of blocks with so many bits each."""
+    rows, power, tile, width = blocks.rows, blocks.power, blocks.rows.shape[1], bits.int()
+    boundaries, levels = tables(rows.device)
+    few = width < GAUSS_BY_LARGEST
+    spread = (blocks.squares.float() * (2.0**-16 / tile)).sqrt()
+    s = torch.where(few, spread, blocks.largest / power * gauss_reach(tile))
+    s = torch.where(blocks.usual, _bfloat16_nearest(s), 1)
+    t = rows * (1 / power * (1 / s))[:, None]
+    codes = torch.searchsorted(boundaries[width], t.abs())
+    if unbiased:
+        chosen = levels[width].gather(1, codes) * 2.0**8
+        products = ((rows * (2.0**8 / power)[:, None]).abs() * chosen).to(torch.int32).sum(1, dtype=torch.int32)
+        made_up = _bfloat16_nearest(blocks.squares.float() / products.float())
+        s = torch.where(blocks.usual & few, made_up, s)
+    codes += (rows < 0) * (1 << (width - 1))[:, None]
+    return codes, torch.where(blocks.usual, s * (1 / tile) * power, torch.where(blocks.finite, 0, torch.nan))
+
+
+def _write_header(wire: Tensor, means: Tensor, scale: Tensor, seed: int) -> None:
+    values = torch.cat([means, scale])
+    end = 2 * len(values)
+    wire[: header_bytes(len(values) + GAUSS_SEED, 2)].zero_()
+    wire[:end].copy_(bfloat16_word(values).view(torch.uint8))
+    wire[end : end + 4].copy_(torch.tensor(list(seed.to_bytes(4, "little"))))
+
+
+def _write_values(wire: Tensor, out: Tensor, codes: Tensor, bits: Tensor, channels: int, inner: int) -> None:
+    blocks, tile = codes.shape
+    end = 2 * (channels + blocks)
+    words = wire[:end].clone().view(torch.bfloat16).float()
+    seed = int.from_bytes(wire[end : end + 4].tolist(), "little")
+    means, scale = words[:channels], words[channels:]
+    _, levels = tables(wire.device)
+    rows = butterflies(levels[bits.int()].gather(1, codes.long()) * scale[:, None])
+    values = (rows * gauss_signs(blocks, tile, seed).to(out.device)).view(-1)[: out.numel()]
+    out.view(-1).copy_(values + _of_every_value(means, out.numel(), inner))
+
+
+def _channel_means(values: Tensor) -> Tensor:
+    """The mean of a sample of every channel of [samples, channels, values of a channel], rounded to bfloat16."""
+    channels = values.shape[1]
+    rows = values.transpose(1, 2).reshape(-1, channels)
+    count = min(len(rows), GAUSS_SAMPLES)
+    sample = rows[torch.arange(count, device=values.device) * len(rows) // count]
+    strands = values.new_zeros(GAUSS_STRANDS, channels)
+    for part in sample.split(GAUSS_STRANDS):
+        strands[: len(part)] += part
+    while len(strands) > 1:
+        first, second = strands.chunk(2)
+        strands = first + second
+    means = _bfloat16_nearest(strands[0] / count)
+    return torch.where(means.isfinite(), means, 0)
+
+
+def _of_every_value(means: Tensor, count: int, inner: int) -> Tensor:
+    """The mean that belongs to each of so many values; 0 without means."""
+    if not len(means):
+        return means.new_zeros(count)
+    every = means.repeat_interleave(inner)
+    return every.repeat(count // len(every))
+
+
+def butterflies(rows: Tensor) -> Tensor:
+    """The sums and differences of each row's Hadamard transform: of neighbours first, then ever further apart."""
+    h = 1
+    while h < rows.shape[1]:
+        a, b = rows.view(rows.shape[0], -1, 2, h).unbind(2)
+        rows = torch.stack([a + b, a - b], 2).view(rows.shape)
+        h *= 2
+    return rows
+
+
+def _bfloat16_nearest(x: Tensor) -> Tensor:
+    """x rounded to a bfloat16, halfway away from zero, as float32."""
+    return ((x.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
+
+
+def bfloat16_word(x: Tensor) -> Tensor:
+    """The 16 bits of float32 values that are bfloat16 already; torch's own conversion has a NaN of its own."""
+    return (x.view(torch.int32) >> 16).to(torch.int16)
