@@ -73,7 +73,6 @@ def test_specs_have_one_canonical_form(short, canonical):
         ("gauss:9", "9 bits"),
         ("gauss:4/8", "a tile of 8 values"),
         ("gauss:4+zero", r"no option \+zero here, there are: \+adaptive, \+unbiased"),
-        ("gauss:4+unbiased", r"\+unbiased is for 1 to 3 bits"),
         ("gauss:4/64+sr", r"no option \+sr here"),
         ("gauss:2.5", "'2.5' is not a whole number"),
         ("gauss:0.9+adaptive", "0.9 bits are not from 1 to 8"),

@@ -10,7 +10,7 @@ together have floor(B * blocks) bits for each place, whatever the values.
     bits    every block has one. Of all others, the second to the eighth of each block, those are there whose energy and
             ``worth`` together are largest; of equal ones those of the first blocks
 
-A block is then coded as gauss has it with so many bits; +unbiased is for those of up to 3.
+A block is then coded as gauss has it with so many bits.
 
 The wire is the header of ``gauss``, then the bits of every block, a byte each, padded to whole 16 bytes, then the bit
 planes of all blocks, lowest bits first. A plane has 8 pieces of T/8 values; bit k of its byte i is of value i of piece
@@ -25,7 +25,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.layout import GAUSS_BY_LARGEST, GAUSS_SEED, header_bytes
+from thinpipe.codecs.layout import GAUSS_SEED, header_bytes
 from thinpipe.codecs.normal import MAX_BITS, distortion, magnitude_boundaries, signed_levels
 
 PER_DOUBLING = 32  # of an energy: finer would gain nothing
@@ -37,7 +37,7 @@ def worth(unbiased: bool) -> tuple[int, ...]:
 
     def lost(bits: int) -> float:
         share = distortion(bits)
-        return share / (1 - share) if unbiased and bits < GAUSS_BY_LARGEST else share
+        return share / (1 - share) if unbiased else share
 
     return tuple(round(PER_DOUBLING * math.log2(lost(bits - 1) - lost(bits))) for bits in range(2, MAX_BITS + 1))
 

@@ -46,7 +46,7 @@ from torch import Tensor
 
 from thinpipe.codecs.adaptive import sections
 from thinpipe.codecs.base import KernelCodec
-from thinpipe.codecs.layout import GAUSS_BY_LARGEST, GAUSS_SEED, header_bytes, packed_bytes
+from thinpipe.codecs.layout import GAUSS_SEED, header_bytes, packed_bytes
 from thinpipe.codecs.normal import MAX_BITS
 from thinpipe.codecs.tile import DEFAULT_TILE, check_tile
 
@@ -73,10 +73,6 @@ class Gauss(KernelCodec):
         if not self.adaptive and self.bits != int(self.bits):
             raise ValueError(f"{self.bits:g} bits for each block are no whole number: they need +adaptive")
         check_tile(self.tile)
-        if self.unbiased and not self.adaptive and self.bits >= GAUSS_BY_LARGEST:
-            raise ValueError(
-                f"+unbiased is for 1 to {GAUSS_BY_LARGEST - 1} bits: more of them have no bias to speak of"
-            )
 
     @property
     def spec(self) -> str:

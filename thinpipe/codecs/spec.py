@@ -132,7 +132,7 @@ FAMILIES: dict[str, Family] = {
     "gauss": Family(
         usage="gauss:4 or gauss:2/512",
         rule="the bits per value, from 1 to 8, and after a slash the values in a block, a power of two from 16 to "
-        "4096; then +adaptive, with which bits may be a fraction, or, up to 3 bits or with +adaptive, +unbiased",
+        "4096; then +adaptive, with which bits may be a fraction, and +unbiased",
         parse=_gauss,
     ),
     "svd": Family(usage="svd:14", rule="the rank, 1 or more", parse=lambda a: LowRank("svd", _integer(a))),

@@ -94,17 +94,15 @@ def _codes_of(blocks: Blocks, bits: Tensor, unbiased: bool) -> tuple[Tensor, Ten
     """Codes and scales of blocks with so many bits each."""
     rows, power, tile, width = blocks.rows, blocks.power, blocks.rows.shape[1], bits.int()
     boundaries, levels = tables(rows.device)
-    few = width < GAUSS_BY_LARGEST
     spread = (blocks.squares.float() * (2.0**-16 / tile)).sqrt()
-    s = torch.where(few, spread, blocks.largest / power * gauss_reach(tile))
+    s = torch.where(width < GAUSS_BY_LARGEST, spread, blocks.largest / power * gauss_reach(tile))
     s = torch.where(blocks.usual, _bfloat16_nearest(s), 1)
     t = rows * (1 / power * (1 / s))[:, None]
     codes = torch.searchsorted(boundaries[width], t.abs())
     if unbiased:
         chosen = levels[width].gather(1, codes) * 2.0**8
-        products = ((rows * (2.0**8 / power)[:, None]).abs() * chosen).to(torch.int32).sum(1, dtype=torch.int32)
-        made_up = _bfloat16_nearest(blocks.squares.float() / products.float())
-        s = torch.where(blocks.usual & few, made_up, s)
+        products = ((rows * (2.0**8 / power)[:, None]).abs() * chosen).long().sum(1)
+        s = torch.where(blocks.usual, _bfloat16_nearest(blocks.squares.float() / products.float()), 1)
     codes += (rows < 0) * (1 << (width - 1))[:, None]
     return codes, torch.where(blocks.usual, s * (1 / tile) * power, torch.where(blocks.finite, 0, torch.nan))
 

@@ -83,11 +83,10 @@ def encode_adaptive_kernel(
             limit = tl.load(tables + width * ROW + code + ((1 << halving) - 1))
             code += tl.where(sizes > limit, 1 << halving, 0)
     if FORM > RUNS:
-        if width < BY_LARGEST:
-            chosen = tl.load(tables + width * ROW + HALF + code) * 256.0
-            products = tl.sum((tl.abs(values * (inverse * 256.0)) * chosen).to(tl.int32), axis=0)
-            s = tl.div_rn(squares.to(tl.float32), tl.maximum(products, 1).to(tl.float32))
-            s = tl.where(usual, nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
+        chosen = tl.load(tables + width * ROW + HALF + code) * 256.0
+        products = tl.sum((tl.abs(values * (inverse * 256.0)) * chosen).to(tl.uint32), axis=0)
+        s = tl.div_rn(squares.to(tl.float32), tl.maximum(products.to(tl.float32), 1.0))
+        s = tl.where(usual, nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
     scale = tl.where(usual, s * (1.0 / TILE) * power.to(tl.float32, bitcast=True), 0.0)
     scale = tl.where(largest < HUGE, scale, float("nan"))
     store_words(wire + 2 * channels, block, scale.to(tl.int32, bitcast=True) >> 16, block < blocks)

@@ -175,11 +175,12 @@ def _codes_of(
         rows = tl.where(spread(usual.to(tl.int32), COUNT)[:, None] > 0, rows, 0.0)
     power = tl.where(usual, largest.to(tl.int32, bitcast=True) & INFINITY, ONE)
     inverse = (0x7F000000 - power).to(tl.float32, bitcast=True)  # the exponents of both are 254 together
+    if BITS < BY_LARGEST or FORM > RUNS:
+        components = rows * spread(inverse * 256.0, COUNT)[:, None]
+        total = spread(tl.sum((components * components).to(tl.int32), axis=1), COUNT)
     if BITS >= BY_LARGEST:
         s = largest * inverse * reach_of(TILE)
     else:
-        components = rows * spread(inverse * 256.0, COUNT)[:, None]
-        total = spread(tl.sum((components * components).to(tl.int32), axis=1), COUNT)
         s = tl.sqrt_rn(total.to(tl.float32) * (2.0**-16 / TILE))
     s = tl.where(usual, nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
     factor = inverse * tl.div_rn(0.0 * s + 1.0, s)
@@ -187,8 +188,8 @@ def _codes_of(
     codes = bucket_of(tl.abs(rows * spread(factor, COUNT)[:, None]), tables, HALF)
     if FORM > RUNS:
         chosen = tl.load(tables + HALF + codes) * 256.0
-        products = spread(tl.sum((tl.abs(components) * chosen).to(tl.int32), axis=1), COUNT)
-        s = tl.div_rn(total.to(tl.float32), tl.maximum(products, 1).to(tl.float32))
+        products = spread(tl.sum((tl.abs(components) * chosen).to(tl.uint32), axis=1), COUNT)
+        s = tl.div_rn(total.to(tl.float32), tl.maximum(products.to(tl.float32), 1.0))
         s = tl.where(usual, nearest_bfloat16(s).to(tl.float32, bitcast=True), 1.0)
     scale = tl.where(usual, s * (1.0 / TILE) * power.to(tl.float32, bitcast=True), 0.0)
     scale = tl.where(finite, scale, float("nan"))

@@ -23,7 +23,6 @@ from thinpipe.codecs.kernels.cpu.loops.gauss import (
 )
 from thinpipe.codecs.kernels.cpu.loops.hadamard import butterflies
 from thinpipe.codecs.kernels.cpu.loops.values import bits_of, float_of, load_values, store_values
-from thinpipe.codecs.layout import GAUSS_BY_LARGEST
 
 
 @jit
@@ -86,7 +85,7 @@ def encode_adaptive_blocks(rotated, words, bits, starts, planes, first, last, bo
         for j in range(tile):
             magnitudes[j] = abs(part[j] * factor)
         search(magnitudes, boundaries[width, : half - 1], codes)
-        if unbiased and width < GAUSS_BY_LARGEST:
+        if unbiased:
             word = unbiased_word(word, part, codes, levels[width])
         words[b] = word
         for j in range(tile):

@@ -165,9 +165,9 @@ def unbiased_word(word, part, codes, levels):
         return word
     power = np.int32(largest_of(part) & INFINITY)
     factor = float_of(2 * _ONE - power) * np.float32(2.0**8)
-    products = np.int32(0)
+    products = np.uint32(0)
     for j in range(part.size):
-        products += np.int32(abs(part[j] * factor) * (levels[codes[j]] * np.float32(2.0**8)))
+        products += np.uint32(abs(part[j] * factor) * (levels[codes[j]] * np.float32(2.0**8)))
     s = float_of(_nearest_bfloat16(np.float32(squares_of(part, power)) / np.float32(products)))
     return np.uint16(bits_of(s * np.float32(1 / part.size) * float_of(power)) >> 16)
 
