@@ -136,3 +136,13 @@ def test_largest_values_with_ties(fraction: float) -> None:
     wire = encoded(spec, x)
     assert torch.equal(wire, encoded(spec, x, cpu))
     assert torch.equal(decoded(spec, wire, x), decoded(spec, wire, x, cpu))
+
+
+@pytest.mark.parametrize("count", [11 << 19, 11 << 20] if ON_GPU else [4097, 9000])
+def test_the_longer_a_tensor_the_more_steps_has_a_block(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ON_GPU:
+        set_constants(monkeypatch, BLOCKS=2)
+    x = content("laplace", (count,))
+    wire = encoded("topk:0.3", x)
+    assert torch.equal(wire, encoded("topk:0.3", x, cpu))
+    assert torch.equal(decoded("topk:0.3", wire, x), decoded("topk:0.3", wire, x, cpu))

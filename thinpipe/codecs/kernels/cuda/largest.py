@@ -16,11 +16,13 @@ from thinpipe.codecs.kernels.cuda.reading import EACH, columns_of, span_of
 THREADS = tl.constexpr(32)
 STEP = tl.constexpr(THREADS.value * EACH.value)  # values at a time
 BYTES = tl.constexpr(STEP.value // 8)  # of a mask
+SOME = tl.constexpr(4)  # steps at once where values are only counted
+BLOCKS = tl.constexpr(2048)  # at most, unless they would have more than 32 steps
 
 
 def steps_of(n: int) -> int:
-    """Steps of a block: enough blocks for all processors, and not too many to sum up."""
-    return max(4, min(32, n >> 20))
+    """Steps of a block, a multiple of SOME: enough blocks for all processors, and not too many to sum up."""
+    return SOME.value * min(8, -(-n // (SOME.value * STEP.value * BLOCKS.value)))
 
 
 @triton.jit
@@ -197,12 +199,11 @@ def _count_ones(byte):
 
 @triton.jit(do_not_specialize=["n", "kept", "steps"])
 def count_bits_kernel(wire, n, kept, counts, steps):
-    SOME: tl.constexpr = 4 * BYTES  # of four steps
     mask, first = wire + 4 * tl.cast(kept, tl.int64), tl.program_id(0).to(tl.int64) * steps * BYTES
-    counted = tl.zeros([SOME], tl.int32)
-    for start in range(0, steps * BYTES, SOME):
-        byte = first + start + tl.arange(0, SOME)
-        if first + start + SOME <= n // 8:
+    counted = tl.zeros([SOME * BYTES], tl.int32)
+    for start in range(0, steps * BYTES, SOME * BYTES):
+        byte = first + start + tl.arange(0, SOME * BYTES)
+        if first + start + SOME * BYTES <= n // 8:
             counted += _count_ones(tl.load(mask + byte).to(tl.int32))
         else:
             counted += _count_ones(_load_mask(mask, byte, n))
