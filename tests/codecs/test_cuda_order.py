@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.codecs.gpu import CONTENTS, MARKS, ON_GPU, cuda, decoded, encoded, in_the_interpreter, set_constants
 from tests.codecs.helpers import content
-from thinpipe.codecs.kernels import cpu
+from thinpipe.codecs.kernels import cpu, reference
 
 pytestmark = MARKS
 
@@ -131,18 +131,32 @@ def test_shared_values(
 
 @pytest.mark.parametrize("fraction", [0.5, 0.01])
 def test_largest_values_with_ties(fraction: float) -> None:
-    x = (torch.arange(9000) % 11 - 5).float()
-    spec = f"topk:{fraction}"
-    wire = encoded(spec, x)
-    assert torch.equal(wire, encoded(spec, x, cpu))
-    assert torch.equal(decoded(spec, wire, x), decoded(spec, wire, x, cpu))
+    assert_kept_as_on_the_cpu(f"topk:{fraction}", (torch.arange(9000) % 11 - 5).float())
 
 
 @pytest.mark.parametrize("count", [11 << 19, 11 << 20] if ON_GPU else [4097, 9000])
 def test_the_longer_a_tensor_the_more_steps_has_a_block(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_GPU:
         set_constants(monkeypatch, BLOCKS=2)
-    x = content("laplace", (count,))
-    wire = encoded("topk:0.3", x)
-    assert torch.equal(wire, encoded("topk:0.3", x, cpu))
-    assert torch.equal(decoded("topk:0.3", wire, x), decoded("topk:0.3", wire, x, cpu))
+    assert_kept_as_on_the_cpu("topk:0.3", content("laplace", (count,)))
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("count", [8 * 2048, 8 * 2048 + 1, 13 * 2048 - 1], ids=["2 groups", "3 groups", "4 groups"])
+def test_groups_of_blocks_are_summed_up_in_one_go_or_more(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ties all over the tensor, of which the last group that has any kept keeps a few."""
+    set_constants(monkeypatch, SUMS=2)
+    assert_kept_as_on_the_cpu("topk:0.3", (torch.arange(count) % 7 - 2).float())
+
+
+@pytest.mark.parametrize("every", [50, 5], ids=["above the threshold", "as the threshold"])
+def test_nan_is_kept_as_infinity_is(every: int) -> None:
+    x = content("laplace", (9000,))
+    x[::every], x[1::every] = torch.nan, -torch.inf
+    assert torch.equal(encoded("topk:0.1", x), encoded("topk:0.1", x, reference))
+
+
+def assert_kept_as_on_the_cpu(spec: str, x: Tensor) -> None:
+    wire = encoded(spec, x)
+    assert torch.equal(wire, encoded(spec, x, cpu))
+    assert torch.equal(decoded(spec, wire, x), decoded(spec, wire, x, cpu))

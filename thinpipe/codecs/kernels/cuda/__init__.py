@@ -17,6 +17,7 @@ from thinpipe.codecs.normal import MAX_BITS, magnitude_boundaries, signed_levels
 
 ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}  # each operation rounded by itself, as everywhere
 KEEPING = {"num_warps": 1, "maxnreg": 96}  # without a limit half as many of them run at once
+COUNTING = {"num_warps": largest.WARPS.value}
 TWO_WARPS = {"num_warps": 2, "enable_fp_fusion": False}
 FOUR_BUCKETS = TWO_WARPS | {"maxnreg": 128}  # more of them at once; with other numbers of buckets that is slower
 SIXTEEN_WARPS = {"num_warps": 16}
@@ -197,14 +198,11 @@ def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
     n = x.numel()
     scratch, launches = order_statistics(x, wire, 1, n - kept + 1, 0)
     threshold = scratch[places.EDGES.value + codes.MOST_BUCKETS :]  # the last value before the cut
-    steps = largest.steps_of(n)
-    blocks = -(-n // (steps * largest.STEP.value))
-    counts = torch.empty(2, blocks, dtype=torch.int64, device=x.device)
+    steps, blocks, groups, counts = largest.parts_of(x)
     constants = (positions_are_bits(n, kept), _aligned(wire))
     launch(
         *launches,
-        Launch(largest.count_largest_kernel, blocks, (x, n, threshold, counts, steps), (), ONE_WARP),
-        Launch(largest.sum_up_kernel, 2, (counts, blocks), (), SIXTEEN_WARPS),
+        Launch(largest.count_largest_kernel, groups, (x, n, threshold, counts, steps), (), COUNTING),
         Launch(largest.keep_largest_kernel, blocks, (x, n, wire, threshold, counts, kept, steps), constants, KEEPING),
     )
 
@@ -215,12 +213,9 @@ def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
         blocks = -(-kept // largest.STEP.value)
         launch(Launch(largest.place_by_index_kernel, blocks, (wire, out.zero_(), n, kept), aligned))
         return
-    steps = largest.steps_of(n)
-    blocks = -(-n // (steps * largest.STEP.value))
-    counts = torch.empty(blocks, dtype=torch.int64, device=wire.device)
+    steps, blocks, groups, counts = largest.parts_of(out)
     launch(
-        Launch(largest.count_bits_kernel, blocks, (wire, n, kept, counts, steps), (), ONE_WARP),
-        Launch(largest.sum_up_kernel, 1, (counts, blocks), (), SIXTEEN_WARPS),
+        Launch(largest.count_bits_kernel, groups, (wire, n, kept, counts, steps), (), COUNTING),
         Launch(largest.place_by_bits_kernel, blocks, (wire, out, n, kept, counts, steps), aligned, ONE_WARP),
     )
 

@@ -3,12 +3,17 @@
 A block is one warp's, 512 values at a time, 16 of a thread: as they are loaded, VECTOR in a row, then those of the next
 thread, and behind the last thread's the next ones of the first. So that one sum over the threads says where each of
 these rows begins, a thread has the counts of all its rows in one number, each in a field of its own.
+
+Blocks are counted in groups. What all groups before its own counted, every block sums up for itself: that takes less
+time than one more launch.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from thinpipe.codecs.kernels.cuda.device import load_bytes, plain, store_bytes
 from thinpipe.codecs.kernels.cuda.reading import EACH, columns_of, span_of
@@ -17,55 +22,102 @@ THREADS = tl.constexpr(32)
 STEP = tl.constexpr(THREADS.value * EACH.value)  # values at a time
 BYTES = tl.constexpr(STEP.value // 8)  # of a mask
 SOME = tl.constexpr(4)  # steps at once where values are only counted
-BLOCKS = tl.constexpr(2048)  # at most, unless they would have more than 32 steps
+GROUP = tl.constexpr(4)  # blocks that one program counts
+WARPS = tl.constexpr(4)  # of such a program
+SUMS = tl.constexpr(512)  # groups that a block sums up at a time
+BLOCKS = tl.constexpr(SUMS.value * GROUP.value)  # at most, unless they would have more than 32 steps
 
 
-def steps_of(n: int) -> int:
-    """Steps of a block, a multiple of SOME: enough blocks for all processors, and not too many to sum up."""
-    return SOME.value * min(8, -(-n // (SOME.value * STEP.value * BLOCKS.value)))
+def parts_of(x: Tensor) -> tuple[int, int, int, Tensor]:
+    """Steps of a block, blocks, groups, and memory for their counts.
+
+    Steps are a multiple of SOME: enough blocks for all processors, and not too many to sum up, SUMS groups in an int32.
+    """
+    n, shortest = x.numel(), SOME.value * STEP.value * BLOCKS.value  # values of so many blocks with the fewest steps
+    steps = SOME.value * max(min(8, -(-n // shortest)), min(256, n // (4 * shortest)))
+    blocks = -(-n // (steps * STEP.value))
+    groups = -(-blocks // GROUP.value)
+    return steps, blocks, groups, torch.empty(groups * (GROUP.value + 1), dtype=torch.int64, device=x.device)
 
 
 @triton.jit
-def _load_step(x, start, n):
-    """The values of a step; 0 beyond the last one."""
-    places = tl.arange(0, STEP)
-    if start + STEP <= n:
-        values = tl.load(x + start + places).to(tl.float32)
+def _load_values(x, places, whole, n):
+    """Values; 0 beyond the last one. whole: there is none beyond."""
+    if whole:
+        values = tl.load(x + places).to(tl.float32)
     else:
-        values = tl.load(x + start + places, mask=start + places < n, other=0.0).to(tl.float32)
+        values = tl.load(x + places, mask=places < n, other=0.0).to(tl.float32)
     return values
+
+
+@triton.jit
+def _sum_of_threads(each, VECTOR: tl.constexpr):
+    """Of each block the sums of every thread: nothing moves between threads."""
+    rows = tl.reshape(each, [GROUP, SOME * STEP // (WARPS * THREADS * VECTOR), WARPS * THREADS, VECTOR])
+    return tl.sum(tl.sum(rows, axis=3), axis=1)
 
 
 @triton.jit(do_not_specialize=["n", "steps"])
 def count_largest_kernel(x, n, threshold, counts, steps):
-    """Of every block: how many magnitudes are above the threshold, and behind these of all blocks, how many equal it."""
+    """Of every block: how many magnitudes are above the threshold, and 32 bits further up, how many equal it."""
+    VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # 16 bytes
     limit = tl.load(threshold)
-    above, equal = tl.zeros([STEP], tl.int32), tl.zeros([STEP], tl.int32)
-    first = tl.program_id(0).to(tl.int64) * steps * STEP
-    for step in range(steps):
-        magnitude = tl.abs(_load_step(x, first + step * STEP, n))
-        if limit == float("inf"):
-            magnitude = plain(magnitude, True)
-        above += (~(magnitude <= limit)).to(tl.int32)  # NaN too, unless it counts as the limit
-        equal += (magnitude == limit).to(tl.int32)
-    equals = tl.sum(equal, axis=0).to(tl.int64)
+    counted = tl.zeros([GROUP, WARPS * THREADS], tl.int32)
+    first, end = _group(steps * STEP)
+    for start in range(0, steps * STEP, SOME * STEP):
+        places = first[:, None] + start + tl.arange(0, SOME * STEP)[None, :]
+        magnitude = tl.abs(_load_values(x, places, end <= n, n))
+        each = tl.where(magnitude <= limit, tl.where(magnitude < limit, 0, 1 << 16), 1)  # NaN is above
+        counted += _sum_of_threads(each, VECTOR)
+    aboves, equals = tl.sum(counted & 0xFFFF, axis=1), tl.sum(counted >> 16, axis=1)
     if limit == 0:
-        equals -= tl.maximum(first + steps * STEP - tl.maximum(n, first), 0)  # zeros beyond the last value
-    tl.store(counts + tl.program_id(0), tl.sum(above, axis=0).to(tl.int64))
-    tl.store(counts + tl.num_programs(0) + tl.program_id(0), equals)
+        beyond = tl.maximum(first + steps * STEP - tl.maximum(n, first), 0)  # zeros that are not there
+        equals -= beyond.to(tl.int32)
+    if limit == float("inf"):  # as which NaN counts
+        aboves, equals = tl.zeros([GROUP], tl.int32), equals + aboves
+    _store_counts(counts, aboves.to(tl.int64) | equals.to(tl.int64) << 32)
 
 
-@triton.jit(do_not_specialize=["count"])
-def sum_up_kernel(counts, count):
-    """Each of so many counts, and all before it. A program has one list of them."""
-    MANY: tl.constexpr = 4096
-    counts += tl.program_id(0) * count
-    reached = tl.zeros([], tl.int64)
-    for start in range(0, count, MANY):
-        lanes = start + tl.arange(0, MANY)
-        each = tl.load(counts + lanes, mask=lanes < count, other=0)
-        tl.store(counts + lanes, reached + tl.cumsum(each, axis=0), mask=lanes < count)
-        reached += tl.sum(each, axis=0)
+@triton.jit
+def _group(size):
+    """Where each block of this program's group begins, and where the last one ends."""
+    first = tl.program_id(0).to(tl.int64) * GROUP * size
+    return first + tl.arange(0, GROUP) * size, first + GROUP * size
+
+
+@triton.jit
+def _store_counts(counts, each):
+    """Those of a group's blocks, each with all before it in the group; and behind those of all groups, the group's sum."""
+    group, groups = tl.program_id(0), tl.num_programs(0)
+    tl.store(counts + group * GROUP + tl.arange(0, GROUP), tl.cumsum(each, axis=0))
+    tl.store(counts + groups * GROUP + group, tl.sum(each, axis=0))
+
+
+@triton.jit
+def _above(counts):
+    return counts.to(tl.int32)
+
+
+@triton.jit
+def _equal(counts):
+    return (counts >> 32).to(tl.int32)
+
+
+@triton.jit
+def _before(counts):
+    """What blocks before this program's have above the threshold and equal to it; above it in all; equal to it here."""
+    block, groups = tl.program_id(0), tl.cdiv(tl.num_programs(0), GROUP)
+    in_group = tl.load(counts + block - 1, mask=block % GROUP > 0, other=0)
+    here = _equal(tl.load(counts + block) - in_group)
+    above, equal, in_all = _above(in_group).to(tl.int64), _equal(in_group).to(tl.int64), tl.zeros([], tl.int64)
+    sums, group = counts + groups * GROUP, tl.arange(0, SUMS)
+    for start in range(0, groups, SUMS):
+        each = tl.load(sums + start + group, mask=group < groups - start, other=0)
+        before = tl.where(group < block // GROUP - start, each, 0)
+        above += tl.sum(_above(before), axis=0)
+        equal += tl.sum(_equal(before), axis=0)
+        in_all += tl.sum(_above(each), axis=0)
+    return above, equal, in_all, here
 
 
 @triton.jit
@@ -82,11 +134,6 @@ def _load_float(wire, index, mask, ALIGNED: tl.constexpr):
         return tl.load(wire.to(tl.pointer_type(tl.float32)) + index, mask=mask, other=0.0)
     else:
         return load_bytes(wire, index, mask)
-
-
-@triton.jit
-def _before(reached, block):
-    return tl.load(reached + block - 1, mask=block > 0, other=0)
 
 
 @triton.constexpr_function
@@ -114,22 +161,31 @@ def _field(counts, ROW: tl.constexpr, VECTOR: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n", "kept", "steps"])
-def keep_largest_kernel(x, n, wire, threshold, reached, kept, steps, AS_BITS: tl.constexpr, ALIGNED: tl.constexpr):
+def keep_largest_kernel(x, n, wire, threshold, counts, kept, steps, AS_BITS: tl.constexpr, ALIGNED: tl.constexpr):
     """Write the values of a block above the threshold, and of those equal to it the first ones of the tensor.
 
-    reached: the counts of count_largest_kernel, summed up.
+    counts: those of count_largest_kernel.
     """
-    block, blocks = tl.program_id(0), tl.num_programs(0)
-    missing = kept - tl.load(reached + blocks - 1)  # values equal to the threshold that fill up the count
-    equal_before = _before(reached + blocks, block)
-    place = _before(reached, block) + tl.minimum(equal_before, missing)
-    missing -= equal_before
+    above, equal, in_all, here = _before(counts)
+    missing = kept - in_all  # values equal to the threshold that fill up the count
+    place = above + tl.minimum(equal, missing)
+    missing -= equal
     limit = tl.load(threshold)
-    equal_here = (tl.load(reached + blocks + block) > equal_before) & (missing > 0)
-    if equal_here | (limit == float("inf")):  # as which NaN counts
+    if (here > 0) & (missing > 0) | (limit == float("inf")):  # as which NaN counts
         _keep(x, n, wire, limit, place, missing, kept, steps, AS_BITS, ALIGNED, True)
     else:
         _keep(x, n, wire, limit, place, missing, kept, steps, AS_BITS, ALIGNED, False)
+
+
+@triton.jit
+def _begin(steps):
+    """Of this program's block."""
+    return tl.program_id(0).to(tl.int64) * steps * STEP
+
+
+@triton.jit
+def _load_step(x, start, n):
+    return _load_values(x, start + tl.arange(0, STEP), start + STEP <= n, n)
 
 
 @triton.jit
@@ -140,7 +196,7 @@ def _keep(
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # 16 bytes
     positions = wire + 4 * tl.cast(kept, tl.int64)
     for step in range(steps):
-        start = (tl.program_id(0).to(tl.int64) * steps + step) * STEP
+        start = _begin(steps) + step * STEP
         values = _load_step(x, start, n)
         if EQUALS:
             magnitude = plain(values, True)
@@ -199,32 +255,33 @@ def _count_ones(byte):
 
 @triton.jit(do_not_specialize=["n", "kept", "steps"])
 def count_bits_kernel(wire, n, kept, counts, steps):
-    mask, first = wire + 4 * tl.cast(kept, tl.int64), tl.program_id(0).to(tl.int64) * steps * BYTES
-    counted = tl.zeros([SOME * BYTES], tl.int32)
+    mask = wire + 4 * tl.cast(kept, tl.int64)
+    counted = tl.zeros([GROUP, SOME * BYTES], tl.int32)
+    first, end = _group(steps * BYTES)
     for start in range(0, steps * BYTES, SOME * BYTES):
-        byte = first + start + tl.arange(0, SOME * BYTES)
-        if first + start + SOME * BYTES <= n // 8:
+        byte = first[:, None] + start + tl.arange(0, SOME * BYTES)[None, :]
+        if end <= n // 8:
             counted += _count_ones(tl.load(mask + byte).to(tl.int32))
         else:
             counted += _count_ones(_load_mask(mask, byte, n))
-    tl.store(counts + tl.program_id(0), tl.sum(counted, axis=0).to(tl.int64))
+    _store_counts(counts, tl.sum(counted, axis=1).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["n", "kept", "steps"])
-def place_by_bits_kernel(wire, out, n, kept, reached, steps, ALIGNED: tl.constexpr):
+def place_by_bits_kernel(wire, out, n, kept, counts, steps, ALIGNED: tl.constexpr):
     """The next value where a bit is set, zero elsewhere and once the values run out."""
     VECTOR: tl.constexpr = 128 // out.dtype.element_ty.primitive_bitwidth
-    mask, place = wire + 4 * tl.cast(kept, tl.int64), _before(reached, tl.program_id(0))
+    mask, place = wire + 4 * tl.cast(kept, tl.int64), _before(counts)[0]
     first = tl.arange(0, THREADS) * VECTOR  # of a row
     for step in range(steps):
-        start = (tl.program_id(0).to(tl.int64) * steps + step) * STEP
-        bits, counts = tl.zeros([THREADS], tl.int32), tl.zeros([THREADS], tl.int64)
+        start = _begin(steps) + step * STEP
+        bits, each = tl.zeros([THREADS], tl.int32), tl.zeros([THREADS], tl.int64)
         for row in tl.static_range(EACH // VECTOR):
             byte = _load_mask(mask, (start + row * THREADS * VECTOR + first) // 8, n)
             here = (byte >> (first % 8)) & ones(VECTOR)
             bits |= here << (row * VECTOR)
-            counts += _count_ones(here).to(tl.int64) << (64 * VECTOR // EACH * row)
-        before, in_all = _sum_rows(counts)
+            each += _count_ones(here).to(tl.int64) << (64 * VECTOR // EACH * row)
+        before, in_all = _sum_rows(each)
         left = tl.minimum(tl.maximum(kept - place, 0), STEP).to(tl.int32)
         values, passed = _load_placed(wire + 4 * place, bits, before, in_all, left, VECTOR, ALIGNED)
         places = tl.arange(0, STEP)
