@@ -166,15 +166,16 @@ def keep_largest_kernel(x, n, wire, threshold, counts, kept, steps, AS_BITS: tl.
 
     counts: those of count_largest_kernel.
     """
+    values = _load_step(x, _begin(steps), n)  # which come while counts are summed up
     above, equal, in_all, here = _before(counts)
     missing = kept - in_all  # values equal to the threshold that fill up the count
     place = above + tl.minimum(equal, missing)
     missing -= equal
     limit = tl.load(threshold)
     if (here > 0) & (missing > 0) | (limit == float("inf")):  # as which NaN counts
-        _keep(x, n, wire, limit, place, missing, kept, steps, AS_BITS, ALIGNED, True)
+        _keep(x, n, wire, limit, values, place, missing, kept, steps, AS_BITS, ALIGNED, True)
     else:
-        _keep(x, n, wire, limit, place, missing, kept, steps, AS_BITS, ALIGNED, False)
+        _keep(x, n, wire, limit, values, place, missing, kept, steps, AS_BITS, ALIGNED, False)
 
 
 @triton.jit
@@ -190,14 +191,20 @@ def _load_step(x, start, n):
 
 @triton.jit
 def _keep(
-    x, n, wire, limit, place, missing, kept, steps, AS_BITS: tl.constexpr, ALIGNED: tl.constexpr, EQUALS: tl.constexpr
+    x, n, wire, limit, following, place, missing, kept, steps,
+    AS_BITS: tl.constexpr, ALIGNED: tl.constexpr, EQUALS: tl.constexpr,
 ):  # fmt: skip
-    """The values of a block from a place in the wire on. EQUALS: so many of those equal to the limit are missing yet."""
+    """The values of a block from a place in the wire on. EQUALS: so many of those equal to the limit are missing yet.
+
+    following: those of the first step. The next ones come while one is written.
+    """
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # 16 bytes
     positions = wire + 4 * tl.cast(kept, tl.int64)
     for step in range(steps):
         start = _begin(steps) + step * STEP
-        values = _load_step(x, start, n)
+        values = following
+        if step + 1 < steps:
+            following = _load_step(x, start + STEP, n)
         if EQUALS:
             magnitude = plain(values, True)
             equal = (magnitude == limit).to(tl.int32)
