@@ -11,13 +11,14 @@ import os
 from collections.abc import MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from itertools import repeat
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.axes import Rows, forth_of
+from thinpipe.codecs.axes import Rows, forth_of, views
 from thinpipe.codecs.blas import one_thread
 from thinpipe.codecs.normal import MAX_BITS, distortion
 
@@ -28,10 +29,9 @@ LEAST_WEIGHT = 1e-9  # of all together, where none was finite
 LEAST_DEVIATION = 1e-12  # of what never changed
 ENOUGH = 4  # rows for each axis before there is a first basis
 PLENTY = 8  # rows for each axis in a step: more of them say nothing new
-# Steps from where learning starts to the one whose messages carry what it found. The thread took 39 ms for two groups
-# of 384 axes beside an H200: where it had one step of 21 ms for that, every fifth one waited for 19 of them. Two are
-# not enough there yet, for a reason that is not known (benchmarks/axes_speed_h200_2026-11-17.md).
-LEAD = 2
+# Steps from where learning starts to the one whose messages carry what it found. The thread took 58 ms for two groups of
+# 384 axes beside an H200: of steps of 21 ms two were not enough for that, and every fifth one waited.
+LEAD = 3
 
 
 class Lesson(NamedTuple):
@@ -210,36 +210,43 @@ def sender_side(told: Tensor, rows: Rows) -> Tensor:
 
 @one_thread()
 def learn(moments: dict[str, np.ndarray], rows: Rows, bits: float, step_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """What travels of a basis, and ``forth``: see ``axes.Basis``.
+    """What travels of a basis, and ``forth``: see ``axes.Basis``. From moments as ``Learner.center`` leaves them.
 
     NumPy's: torch's would run on threads of their own in this one, and where there are more of those than cores, the
     OpenMP that both have makes all of them sleep between any two loops. Training on two cores took twice as long.
     """
-    flat, origin = (moments[name].astype(np.float64) for name in ("moments", "origin"))
-    products, mean = _parts(flat, rows)
     weight = max(float(moments["weight"]), LEAST_WEIGHT)
-    mean /= weight
-    covariance = products / weight - mean @ mean.swapaxes(1, 2)
-    covariance = _shrunk((covariance + covariance.swapaxes(1, 2)) / 2, step_rows / RATE * weight)
+    told = np.empty(rows.learned_bytes, np.uint8)
+    mean, deviations, axes, bits_of = views(told, rows)
+    mean[...] = moments["origin"]
+    products, _ = _parts(moments["moments"], rows)
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # the others have a model to train
-        units, whole, inverse, variances = map(np.stack, zip(*pool.map(_axes_of, covariance), strict=True))
-    mean += origin
+        found = pool.map(_find_axes, products, repeat(step_rows / RATE * weight), axes)
+        inverse, units, variances = map(np.stack, zip(*found, strict=True))
     # No deviation is less than what float32 makes of the mean, so that no component overflows.
     least = max(LEAST_DEVIATION, float(np.abs(mean).max()) * float(np.finfo(np.float32).eps))
-    deviations = np.maximum(np.sqrt(variances.clip(min=0)), least * units)
-    bits_of = allocate(np.square(deviations / units).reshape(-1), rows.planes(bits))
-    parts = mean.astype(np.float32), deviations.astype(np.float32), whole.swapaxes(1, 2).astype(np.int8), bits_of
-    told = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+    exact = np.maximum(np.sqrt(variances / weight), least * units)
+    deviations[...] = exact
+    bits_of[...] = allocate(np.square(exact / units).reshape(-1), rows.planes(bits)).reshape(bits_of.shape)
     return told, forth_of(told, rows, inverse)
 
 
-def _axes_of(covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of a group: units, axes as they travel, each a column and 1 / unit long, their inverse, and variances in that."""
-    axes = np.linalg.eigh(covariance).eigenvectors
-    units = np.abs(axes).max(0) / 127
-    whole = np.rint(axes / units)
+def _find_axes(products: np.ndarray, rows: float, axes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fills in a group's axes as they travel, each 1 / unit long; gives their inverse, units, and variances in that.
+
+    Few operations, in little memory: after each one a thread waits for Python, and some machines take longer to find
+    memory than to fill it. float32 where it loses less than the 8 bits of an axis do; NumPy inverts in float64.
+    """
+    eigenvalues, vectors = np.linalg.eigh(products.astype(np.float64))
+    vectors = vectors.astype(np.float32)
+    units = np.abs(vectors).max(0) / 127
+    whole = vectors / units
+    np.rint(whole, out=whole)
+    axes[...] = whole.T
     inverse = np.linalg.inv(whole)
-    return units, whole, inverse, ((inverse @ covariance) * inverse).sum(1)
+    shares = np.square(inverse @ vectors, out=whole)  # and no difference, of which float32 has few digits
+    variances = shares @ _shrunk(eigenvalues, rows).astype(np.float32)
+    return inverse, units[:, None], variances.astype(np.float64)[:, None]
 
 
 def allocate(variances: np.ndarray, total: int) -> np.ndarray:
@@ -254,15 +261,13 @@ def allocate(variances: np.ndarray, total: int) -> np.ndarray:
     return chosen.reshape(gains.shape).sum(1, dtype=np.uint8)
 
 
-def _shrunk(covariance: np.ndarray, rows: float) -> np.ndarray:
-    """Nearer to a multiple of the identity the fewer rows it is of (Chen et al., 2010: the oracle approximation).
+def _shrunk(variances: np.ndarray, rows: float) -> np.ndarray:
+    """Of all axes, nearer to their mean the fewer rows they are of (Chen et al., 2010: the oracle approximation).
 
     So no axis has no deviation at all: a value that was constant so far may change.
     """
-    size = covariance.shape[-1]
-    trace = np.trace(covariance, axis1=1, axis2=2)
-    squares = np.square(covariance).sum((1, 2))
-    spread = (squares - np.square(trace) / size).clip(min=1e-300)
-    part = ((1 - 2 / size) * squares + np.square(trace)) / ((rows + 1 - 2 / size) * spread)
-    level = (trace / size)[:, None, None] * np.eye(size)
-    return covariance + part.clip(max=1.0)[:, None, None] * (level - covariance)
+    variances = variances.astype(np.float64).clip(0, np.finfo(np.float32).max)
+    size, total, squares = len(variances), variances.sum(), np.square(variances).sum()
+    most = (1 - 2 / size) * squares + total**2
+    part = most / max(most, (rows + 1 - 2 / size) * (squares - total**2 / size), 1e-300)
+    return variances + part * (total / size - variances)
