@@ -20,6 +20,7 @@ LETTERS, EXAMPLES, ASKED = 5, 16_000, 500
 
 def write_code(folder: Path) -> int:
     """Modules at the top of the library and those of its smaller packages, 4 MB of them."""
+    shutil.rmtree(folder, ignore_errors=True)  # another Python may have written there
     library, size = Path(sysconfig.get_paths()["stdlib"]), 0
     for path in sorted([*library.glob("*.py"), *library.glob("[a-hj-z]*/*.py")]):
         if size < 4_000_000 and path.parent.name not in ("site-packages", "dist-packages", "test"):
