@@ -46,6 +46,15 @@ def test_wire_equals_the_literal_one(fraction, count, dtype):
     assert torch.equal(ours.decode(wire, out), literal.decode(wire, expected))
 
 
+@pytest.mark.parametrize("spec", ["topk:0.1", "topk:0.01"])
+def test_nan_counts_as_infinity(spec):
+    """Of more of them than are kept the first ones are, whichever they are."""
+    x = torch.randn(30_000)
+    x[1000:6000] = torch.tensor([torch.nan, torch.inf, -torch.inf, -torch.nan, 1.0]).repeat(1000)
+    ours, literal = (thinpipe.codec(spec, kernels=kernels) for kernels in ("auto", "reference"))
+    assert torch.equal(ours.encode(x), literal.encode(x))
+
+
 def test_positions_cost_a_bit_or_an_int32():
     assert thinpipe.codec("topk:0.1").wire_bytes((32_000,), torch.float32) == 4 * 3200 + 4000
     assert thinpipe.codec("topk:0.01").wire_bytes((32_000,), torch.float32) == 8 * 320
