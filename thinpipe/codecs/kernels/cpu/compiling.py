@@ -7,6 +7,8 @@ stale, and processes that run other sources do not write to it.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import tempfile
 from collections.abc import Callable
@@ -57,6 +59,25 @@ def jit(function: Callable[..., Any]) -> Any:
     before = _settings.CACHE_DIR
     _settings.CACHE_DIR = str(kept_in)  # numba looks there while it decorates
     try:
-        return njit(cache=True, **OPTIONS)(function)
+        compiled = njit(cache=True, **OPTIONS)(function)
     finally:
         _settings.CACHE_DIR = before
+    _save_alone(compiled._cache, kept_in)
+    return compiled
+
+
+def _save_alone(cache: Any, kept_in: Path) -> None:
+    """Let one process at a time keep what it compiled.
+
+    numba reads what there is of a function, and writes that with its own under the next number. Of two processes that
+    do so at once one would write over the other's, and all later ones call what was compiled for other types.
+    """
+    save = cache.save_overload
+
+    def save_alone(signature: Any, compiled: Any) -> None:
+        # On a full disk, nothing is kept, and the next run compiles again.
+        with contextlib.suppress(OSError), open(kept_in / "lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+            save(signature, compiled)
+
+    cache.save_overload = save_alone

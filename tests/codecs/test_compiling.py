@@ -1,0 +1,57 @@
+"""Loops that several processes compile at once, as workers of one machine do in their first run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+LOOP = """
+import time
+
+import numpy as np
+from numba.core import caching
+
+from thinpipe.codecs.kernels.cpu.compiling import jit
+
+load = caching.IndexDataCacheFile._load_index
+
+
+def load_slowly(self):
+    found = load(self)
+    time.sleep(1)
+    return found
+
+
+caching.IndexDataCacheFile._load_index = load_slowly
+
+
+@jit
+def last(x):
+    return x[x.size - 1]
+
+
+def check(*types):
+    for each in types:
+        assert last(np.array([1, 2, 3], each)) == 3
+    return sum(last.stats.cache_hits.values())
+"""
+
+
+def test_what_two_processes_compile_at_once_is_both_kept(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+
+    def start(*types: str) -> subprocess.Popen[str]:
+        program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import loop; print(loop.check(*{types}))"
+        environment = {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": str(Path(__file__).parents[2])}
+        return subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    both = [start(each) for each in ("int16", "float32")]
+    assert [each.communicate(timeout=100)[0] for each in both] == ["0\n", "0\n"]
+    assert start("int16", "float32").communicate(timeout=100)[0] == "2\n"
