@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.adaptive import sections, starts_of, tables, worth
+from thinpipe.codecs.adaptive import sections, tables, worth
 from thinpipe.codecs.kernels.cpu.arrays import GRAIN, array_of, tile_shares
 from thinpipe.codecs.kernels.cpu.loops.adaptive import (
     allot,
     decode_adaptive_blocks,
     encode_adaptive_blocks,
-    rotate_blocks,
+    find_energies,
 )
 from thinpipe.codecs.kernels.cpu.loops.gauss import UNIT, channel_means, decode_blocks, encode_blocks
 from thinpipe.codecs.kernels.cpu.threads import parallel, split
@@ -44,26 +44,28 @@ def encode_gauss(
 def encode_adaptive(
     x: Tensor, wire: Tensor, planes: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
 ) -> None:
-    values, words = array_of(x), np.empty(-(-x.numel() // tile), np.uint16)
-    means = _channel_means(values, channels, inner)
+    values, blocks = array_of(x), -(-x.numel() // tile)
+    means, energies, bits = (
+        _channel_means(values, channels, inner),
+        np.empty(blocks, np.int32),
+        np.empty(blocks, np.uint8),
+    )
     spread, run = _spread_means(means, inner)
-    rotated, energies = np.empty(words.size * tile, np.float32), np.empty(words.size, np.int32)
     parallel(
-        lambda first, last: rotate_blocks(values, spread, rotated, energies, first, last, tile, run, seed),
+        lambda first, last: find_energies(values, spread, energies, first, last, tile, run, seed),
         tile_shares(values.size, UNIT),
     )
-    bits = np.empty(words.size, np.uint8)
-    allot(energies, np.array(worth(unbiased), np.int32), planes - words.size, bits)
-    starts = starts_of(torch.from_numpy(bits)).numpy()
-    header, told, codes = np.split(wire.numpy(), sections(words.size, channels))
-    told[: bits.size], told[bits.size :] = bits, 0
-    of_blocks, (boundaries, levels) = codes.reshape(planes, tile // 8), (each.numpy() for each in tables(_CPU))
-    reach = np.float32(gauss_reach(tile))
+    allot(energies, np.array(worth(unbiased), np.int32), planes - blocks, bits)
+    header, told, codes = np.split(wire.numpy(), sections(blocks, channels))
+    told[:blocks], told[blocks:] = bits, 0
+    words, of_blocks, starts = np.empty(blocks, np.uint16), codes.reshape(planes, tile // 8), _starts(bits)
+    boundaries, levels = (each.numpy() for each in tables(_CPU))
+    levels, reach = levels if unbiased else levels[:0], np.float32(gauss_reach(tile))
     parallel(
         lambda first, last: encode_adaptive_blocks(
-            rotated, words, bits, starts, of_blocks, first, last, boundaries, levels, unbiased, reach
+            values, spread, words, starts, of_blocks, first, last, run, boundaries, levels, reach, seed
         ),
-        split(words.size, -(-GRAIN * BLOCK // tile)),
+        tile_shares(values.size, UNIT),
     )
     _write_header(header, means, words, seed)
 
@@ -84,15 +86,19 @@ def decode_adaptive(wire: Tensor, out: Tensor, planes: int, tile: int, channels:
     values, blocks = array_of(out), -(-out.numel() // tile)
     header, told, codes = np.split(wire.numpy(), sections(blocks, channels))
     means, words, seed = _read_header(header, channels, blocks)
-    bits = told[:blocks].clip(1, MAX_BITS)
-    starts, (_, levels) = starts_of(torch.from_numpy(bits)).numpy(), (each.numpy() for each in tables(_CPU))
+    starts, levels = _starts(told[:blocks].clip(1, MAX_BITS)), tables(_CPU)[1].numpy()
     of_blocks, (spread, run) = codes.reshape(planes, tile // 8), _spread_means(means, inner)
     parallel(
         lambda first, last: decode_adaptive_blocks(
-            of_blocks, words, bits, starts, spread, values, first, last, tile, run, levels, seed
+            of_blocks, words, starts, spread, values, first, last, run, levels, seed
         ),
         tile_shares(values.size, UNIT),
     )
+
+
+def _starts(bits: np.ndarray) -> np.ndarray:
+    """The first plane of each block, and behind the last one."""
+    return np.concatenate([[0], np.cumsum(bits, dtype=np.int64)])
 
 
 def _channel_means(values: np.ndarray, channels: int, inner: int) -> np.ndarray:

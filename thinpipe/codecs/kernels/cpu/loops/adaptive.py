@@ -26,23 +26,27 @@ from thinpipe.codecs.kernels.cpu.loops.values import bits_of, float_of, load_val
 
 
 @jit
-def rotate_blocks(x, means, rotated, energies, first, last, tile, inner, seed):
-    """Units first..last of x, and what their blocks have of energy."""
+def _rotated(x, means, start, tile, inner, seed, block, other):
+    """The unit of x from a place on, and the other of two arrays."""
+    given = min(UNIT, x.size - start)
+    centre(load_values(x, start, given, other), means, start, inner, block)
+    change_signs(block, start, tile, seed)
+    return butterflies(block, other, tile)
+
+
+@jit
+def find_energies(x, means, energies, first, last, tile, inner, seed):
+    """Of the blocks of units first..last of x."""
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
-    for u in range(first, last):
-        start = u * UNIT
-        count, given = min(UNIT, rotated.size - start), min(UNIT, x.size - start)
-        centre(load_values(x, start, given, other), means, start, inner, block)
-        change_signs(block, start, tile, seed)
-        done, _ = butterflies(block, other, tile)
-        rotated[start : start + count] = done[:count]
-        for s in range(0, count, tile):
-            part = done[s : s + tile]
+    for start in range(first * UNIT, last * UNIT, UNIT):
+        rotated, _ = _rotated(x, means, start, tile, inner, seed, block, other)
+        for b in range(start // tile, min((start + UNIT) // tile, energies.size)):
+            part = rotated[b * tile - start : (b + 1) * tile - start]
             largest, energy = largest_of(part), np.int32(0)
             if LEAST <= largest < HUGE:
                 power = np.int32(largest & INFINITY)
                 energy = np.int32((bits_of(np.float32(squares_of(part, power))) >> 18) + (power >> 23 << 6))
-            energies[(start + s) // tile] = energy
+            energies[b] = energy
 
 
 @jit
@@ -71,42 +75,46 @@ def allot(energies, worth, more, bits):
 
 
 @jit
-def encode_adaptive_blocks(rotated, words, bits, starts, planes, first, last, boundaries, levels, unbiased, reach):
-    """Blocks first..last."""
-    tile = rotated.size // words.size
-    magnitudes, codes = np.empty(tile, np.float32), np.empty(tile, np.uint16)
-    narrow = np.empty(tile, np.uint8)
-    for b in range(first, last):
-        part, width = rotated[b * tile : (b + 1) * tile], np.int64(bits[b])
-        half = 1 << (width - 1)
-        word, factor = scale_of(part, width, reach)
-        if factor == 0:
-            part[:] = 0
-        for j in range(tile):
-            magnitudes[j] = abs(part[j] * factor)
-        search(magnitudes, boundaries[width, : half - 1], codes)
-        if unbiased:
-            word = unbiased_word(word, part, codes, levels[width])
-        words[b] = word
-        for j in range(tile):
-            narrow[j] = np.uint8(codes[j] + (half if part[j] < 0 else 0))
-        to_planes(narrow, planes[starts[b] : starts[b] + width])
+def encode_adaptive_blocks(x, means, words, starts, planes, first, last, inner, boundaries, levels, reach, seed):
+    """Units first..last of x: rotated again, since to keep them would take as much memory as x.
+
+    starts: the first plane of each block, and one more. levels: where scales are to be unbiased, else none.
+    """
+    tile = 8 * planes.shape[1]
+    block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
+    codes, narrow = np.empty(tile, np.uint16), np.empty(tile, np.uint8)
+    for start in range(first * UNIT, last * UNIT, UNIT):
+        rotated, sizes = _rotated(x, means, start, tile, inner, seed, block, other)
+        for b in range(start // tile, min((start + UNIT) // tile, words.size)):
+            part, magnitudes = rotated[b * tile - start : (b + 1) * tile - start], sizes[:tile]
+            width = starts[b + 1] - starts[b]
+            half = 1 << (width - 1)
+            word, factor = scale_of(part, width, reach)
+            if factor == 0:
+                part[:] = 0
+            for j in range(tile):
+                magnitudes[j] = abs(part[j] * factor)
+            search(magnitudes, boundaries[width, : half - 1], codes)
+            words[b] = unbiased_word(word, part, codes, levels[width]) if levels.size else word
+            for j in range(tile):
+                narrow[j] = np.uint8(codes[j] + (half if part[j] < 0 else 0))
+            to_planes(narrow, planes[starts[b] : starts[b + 1]])
 
 
 @jit
-def decode_adaptive_blocks(planes, words, bits, starts, means, out, first, last, tile, inner, levels, seed):
-    """Units first..last of out, as rotate_blocks has them."""
+def decode_adaptive_blocks(planes, words, starts, means, out, first, last, inner, levels, seed):
+    """Units first..last of out."""
+    tile = 8 * planes.shape[1]
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     codes = np.empty(tile, np.uint8)
-    for u in range(first, last):
-        start = u * UNIT
-        count, wanted = min(UNIT, words.size * tile - start), min(UNIT, out.size - start)
-        for s in range(0, count, tile):
-            b = (start + s) // tile
-            width = np.int64(bits[b])
-            from_planes(planes[starts[b] : starts[b] + width], codes)
-            look_up_levels(codes, levels[width, : 1 << width], float_of(np.int32(words[b]) << 16), block[s : s + tile])
+    for start in range(first * UNIT, last * UNIT, UNIT):
+        for b in range(start // tile, min((start + UNIT) // tile, words.size)):
+            width = starts[b + 1] - starts[b]
+            from_planes(planes[starts[b] : starts[b + 1]], codes)
+            part, scale = block[b * tile - start : (b + 1) * tile - start], float_of(np.int32(words[b]) << 16)
+            look_up_levels(codes, levels[width, : 1 << width], scale, part)
         rotated, _ = butterflies(block, other, tile)
         change_signs(rotated, start, tile, seed)
+        wanted = min(UNIT, out.size - start)
         restore(rotated[:wanted], means, start, inner)
         store_values(rotated[:wanted], out[start : start + wanted])
