@@ -125,7 +125,7 @@ def test_more_runs_than_anybody_waits_for_are_counted_not_made(tmp_path: Path) -
 
 
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
-CHOICE, DELTA, DDP = "few_bits_choice", "delta", "ddp"
+CHOICE, DELTA, DDP, GRADIENTS = "few_bits_choice", "delta", "ddp", "lm_gradients"
 TEXT = ("lm", "lm_lora")
 ON_A_GPU = (
     *TEXT,
@@ -137,6 +137,7 @@ ON_A_GPU = (
     "lm_scratch_seeds",
     "lm_scratch_parts",
 )
+OF_THEIR_OWN = {*FEW_BITS, CHOICE, DELTA, DDP, GRADIENTS, *ON_A_GPU}  # a test each, or one for some
 
 
 @pytest.mark.parametrize("name", FEW_BITS)
@@ -162,7 +163,7 @@ def test_plans_that_may_share_a_file_of_results_share_runs(one: str, other: str,
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(PLANS.glob("*.toml")) if path.stem not in (*FEW_BITS, CHOICE, DELTA, DDP, *ON_A_GPU)],
+    [path for path in sorted(PLANS.glob("*.toml")) if path.stem not in OF_THEIR_OWN],
     ids=lambda path: path.stem,
 )
 def test_shipped_plans_are_what_train_would_accept(path: Path) -> None:
@@ -182,11 +183,7 @@ def test_all_the_plans_that_there_should_be_are_shipped() -> None:
         "food101",
         "rte",
         "cola",
-        *FEW_BITS,
-        CHOICE,
-        DELTA,
-        DDP,
-        *ON_A_GPU,
+        *OF_THEIR_OWN,
     }
 
 
@@ -205,6 +202,17 @@ def test_plans_of_language_models_hold_the_recipes_against_none_in_one_process(n
     assert {"none", *RECIPES} <= {run.codec for run in runs}
     assert all(run.options["in-process"] and "--in-process" in run.arguments() for run in runs)
     assert {run.settings["lora"] for run in runs} == {8 if name == "lm_lora" else None}
+
+
+def test_the_plan_of_gradients_differs_in_theirs_with_as_many_bytes_and_with_more() -> None:
+    runs = read_plan(PLANS / f"{GRADIENTS}.toml", settle).runs
+    assert {run.settings["seed"] for run in runs} == {0, 1, 2}
+    assert {run.codec for run in runs} == {
+        "none",
+        "1bit",
+        "axes:1.65/gauss:1.25+adaptive+unbiased",
+        "axes:1.9/gauss:1.25+adaptive+unbiased",
+    }
 
 
 def test_the_plan_of_replicas_has_a_second_question() -> None:
