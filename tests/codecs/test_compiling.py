@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
+import pytest
+from numba.core import caching
+
+from thinpipe.codecs.kernels.cpu.compiling import jit
 
 LOOP = """
 import time
@@ -36,6 +43,24 @@ def check(*types):
         assert last(np.array([1, 2, 3], each)) == 3
     return sum(last.stats.cache_hits.values())
 """
+
+
+def test_on_a_full_disk_a_loop_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = []
+
+    def save(*_: object) -> None:
+        refused.append(True)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", save)
+    monkeypatch.setattr(caching.IndexDataCacheFile, "load", lambda *_: None)
+
+    @jit
+    def last(x):  # type: ignore[no-untyped-def]
+        return x[x.size - 1]
+
+    assert last(np.arange(3)) == 2
+    assert refused
 
 
 def test_what_two_processes_compile_at_once_is_both_kept(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.layout import GAUSS_SEED, header_bytes
+from thinpipe.codecs.layout import GAUSS_ENERGY, GAUSS_SEED, header_bytes
 from thinpipe.codecs.normal import MAX_BITS, distortion, magnitude_boundaries, signed_levels
 
-PER_DOUBLING = 32  # of an energy: finer would gain nothing
+PER_DOUBLING = 1 << (23 - GAUSS_ENERGY)  # of an energy
 
 
 @cache

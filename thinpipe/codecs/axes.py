@@ -37,7 +37,7 @@ from thinpipe.codecs.kernels import Kernels, select
 from thinpipe.codecs.normal import MAX_BITS, boundaries, levels
 
 LEAST_BITS = 0.5
-MOST_AXES = 512  # of a group: their matrix is 256 kB, and takes a core 30 ms to find, or 45 (``principal.UNEVEN``)
+MOST_AXES = 512  # of a group: their matrix is 256 kB, and takes a core 50 ms to find
 LEAST_AXES = 16
 BLOCKS = (8, 4, 2, 1)  # pixels: the sides that squares of an image may have
 

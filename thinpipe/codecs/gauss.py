@@ -59,7 +59,7 @@ class Gauss(KernelCodec):
     """Outliers are spread over their block, and its codes are those of normal values whatever they were.
 
     Levels of least squared error are too near to zero on average. Where errors are to average out, as those of
-    gradients over a batch, ``unbiased`` makes up for that.
+    gradients over a batch, ``unbiased`` makes up for that. ``adaptive``: blocks share their bits by energy.
     """
 
     bits: float
@@ -87,10 +87,8 @@ class Gauss(KernelCodec):
         return header_bytes(channels + blocks + GAUSS_SEED, 2) + packed_bytes(blocks * self.tile, int(self.bits))
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
-        used, rest = (
-            self.kernels_on(x.device),
-            (self.tile, *channels_of(x.shape), self.unbiased, (key ^ key >> 32) & 0xFFFFFFFF),
-        )
+        seed = (key ^ key >> 32) & 0xFFFFFFFF
+        used, rest = self.kernels_on(x.device), (self.tile, *channels_of(x.shape), self.unbiased, seed)
         if self.adaptive:
             used.encode_adaptive(x, wire, self._planes(x.numel()), *rest)
         else:

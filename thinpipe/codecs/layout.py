@@ -33,6 +33,7 @@ BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
 GAUSS_LEAST = 2.0**-100
 GAUSS_HUGE = 2.0**126
 GAUSS_BY_LARGEST = 4  # bits from which a block's scale follows from its largest component
+GAUSS_ENERGY = 18  # bits of a float32 that an energy leaves out: 32 of it are a factor of two
 GAUSS_SEED = 2  # words of the header that tell the seed of signs
 # How signs follow from seed, number of a block and place in it: see gauss_signs.
 GAUSS_BLOCK, GAUSS_PLACE, GAUSS_MIX = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D

@@ -11,6 +11,7 @@ from thinpipe.codecs.adaptive import allot, sections, starts_of, tables
 from thinpipe.codecs.kernels.axes import from_planes, to_planes
 from thinpipe.codecs.layout import (
     GAUSS_BY_LARGEST,
+    GAUSS_ENERGY,
     GAUSS_HUGE,
     GAUSS_LEAST,
     GAUSS_SAMPLES,
@@ -49,7 +50,8 @@ def encode_adaptive(
     x: Tensor, wire: Tensor, planes: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
 ) -> None:
     means, blocks = _rotated(x, tile, channels, inner, seed)
-    energies = (blocks.squares.float().view(torch.int32) >> 18) + (blocks.power.view(torch.int32) >> 23 << 6)
+    energies = blocks.squares.float().view(torch.int32) >> GAUSS_ENERGY
+    energies += blocks.power.view(torch.int32) >> (GAUSS_ENERGY - 1)  # squared, an exponent counts twice
     bits = allot(torch.where(blocks.usual, energies, 0), planes, unbiased)
     codes, scale = _codes_of(blocks, bits, unbiased)
     _write_header(wire, means, scale, seed)

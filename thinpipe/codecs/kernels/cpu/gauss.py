@@ -45,11 +45,8 @@ def encode_adaptive(
     x: Tensor, wire: Tensor, planes: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
 ) -> None:
     values, blocks = array_of(x), -(-x.numel() // tile)
-    means, energies, bits = (
-        _channel_means(values, channels, inner),
-        np.empty(blocks, np.int32),
-        np.empty(blocks, np.uint8),
-    )
+    means = _channel_means(values, channels, inner)
+    energies, bits = np.empty(blocks, np.int32), np.empty(blocks, np.uint8)
     spread, run = _spread_means(means, inner)
     parallel(
         lambda first, last: find_energies(values, spread, energies, first, last, tile, run, seed),

@@ -27,8 +27,10 @@ from thinpipe.codecs.kernels.cuda.gauss import (
     told_seed,
 )
 from thinpipe.codecs.kernels.cuda.tiles import butterflies, load_words, store_words
+from thinpipe.codecs.layout import GAUSS_ENERGY
 from thinpipe.codecs.normal import MAX_BITS
 
+ENERGY = tl.constexpr(GAUSS_ENERGY)
 MOST = tl.constexpr(MAX_BITS)
 HALF = tl.constexpr(1 << (MAX_BITS - 1))  # boundaries in a row of the tables; twice as many levels follow
 ROW = tl.constexpr(3 << (MAX_BITS - 1))
@@ -59,7 +61,7 @@ def _inverse_of(power):
 @triton.jit(do_not_specialize=["n", "channels", "length", "seed"])
 def energies_kernel(x, n, means, energies, channels, length, seed, TILE: tl.constexpr, FORM: tl.constexpr):
     _, _, usual, power, squares = _rotated(x, n, means, channels, length, seed, TILE, FORM)
-    energy = (squares.to(tl.float32).to(tl.int32, bitcast=True) >> 18) + (power >> 23 << 6)
+    energy = (squares.to(tl.float32).to(tl.int32, bitcast=True) >> ENERGY) + (power >> (ENERGY - 1))
     tl.store(energies + tl.program_id(0), tl.where(usual, energy, 0))
 
 

@@ -9,29 +9,20 @@ from thinpipe.codecs.kernels.cpu.loops.bitplanes import from_planes, to_planes
 from thinpipe.codecs.kernels.cpu.loops.codes import search
 from thinpipe.codecs.kernels.cpu.loops.gauss import (
     HUGE,
-    INFINITY,
     LEAST,
     UNIT,
-    centre,
     change_signs,
     largest_of,
     look_up_levels,
     restore,
+    rotate,
     scale_of,
     squares_of,
     unbiased_word,
 )
 from thinpipe.codecs.kernels.cpu.loops.hadamard import butterflies
-from thinpipe.codecs.kernels.cpu.loops.values import bits_of, float_of, load_values, store_values
-
-
-@jit
-def _rotated(x, means, start, tile, inner, seed, block, other):
-    """The unit of x from a place on, and the other of two arrays."""
-    given = min(UNIT, x.size - start)
-    centre(load_values(x, start, given, other), means, start, inner, block)
-    change_signs(block, start, tile, seed)
-    return butterflies(block, other, tile)
+from thinpipe.codecs.kernels.cpu.loops.values import INFINITY, bits_of, float_of, store_values
+from thinpipe.codecs.layout import GAUSS_ENERGY
 
 
 @jit
@@ -39,13 +30,14 @@ def find_energies(x, means, energies, first, last, tile, inner, seed):
     """Of the blocks of units first..last of x."""
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     for start in range(first * UNIT, last * UNIT, UNIT):
-        rotated, _ = _rotated(x, means, start, tile, inner, seed, block, other)
+        rotated, _ = rotate(x, means, start, tile, inner, seed, block, other)
         for b in range(start // tile, min((start + UNIT) // tile, energies.size)):
             part = rotated[b * tile - start : (b + 1) * tile - start]
             largest, energy = largest_of(part), np.int32(0)
             if LEAST <= largest < HUGE:
                 power = np.int32(largest & INFINITY)
-                energy = np.int32((bits_of(np.float32(squares_of(part, power))) >> 18) + (power >> 23 << 6))
+                squares = bits_of(np.float32(squares_of(part, power)))
+                energy = np.int32((squares >> GAUSS_ENERGY) + (power >> (GAUSS_ENERGY - 1)))
             energies[b] = energy
 
 
@@ -84,7 +76,7 @@ def encode_adaptive_blocks(x, means, words, starts, planes, first, last, inner, 
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     codes, narrow = np.empty(tile, np.uint16), np.empty(tile, np.uint8)
     for start in range(first * UNIT, last * UNIT, UNIT):
-        rotated, sizes = _rotated(x, means, start, tile, inner, seed, block, other)
+        rotated, sizes = rotate(x, means, start, tile, inner, seed, block, other)
         for b in range(start // tile, min((start + UNIT) // tile, words.size)):
             part, magnitudes = rotated[b * tile - start : (b + 1) * tile - start], sizes[:tile]
             width = starts[b + 1] - starts[b]

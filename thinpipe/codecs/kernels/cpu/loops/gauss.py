@@ -12,7 +12,7 @@ from thinpipe.codecs.kernels.cpu.compiling import jit
 from thinpipe.codecs.kernels.cpu.loops.codes import search
 from thinpipe.codecs.kernels.cpu.loops.hadamard import butterflies
 from thinpipe.codecs.kernels.cpu.loops.pack import pack, unpack
-from thinpipe.codecs.kernels.cpu.loops.values import MAGNITUDE, bits_of, float_of, load_values, store_values
+from thinpipe.codecs.kernels.cpu.loops.values import INFINITY, MAGNITUDE, bits_of, float_of, load_values, store_values
 from thinpipe.codecs.layout import (
     BLOCK,
     GAUSS_BLOCK,
@@ -26,7 +26,6 @@ from thinpipe.codecs.layout import (
 )
 
 UNIT = 4096  # values that are rotated at a time: the largest tile, and all of it in the first-level cache
-INFINITY = np.int32(0x7F800000)
 _NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
 _ONE = np.int32(0x3F800000)
 HUGE = np.float32(GAUSS_HUGE).view(np.int32)
@@ -80,7 +79,7 @@ def change_signs(values, start, tile, seed):
 
 
 @jit
-def centre(values, means, start, inner, out):
+def _centre(values, means, start, inner, out):
     """x - mean of values from this place of the tensor on; 0 beyond them."""
     if inner == 1:
         mean = means[start % (means.size - UNIT) :]
@@ -97,6 +96,15 @@ def centre(values, means, start, inner, out):
                 target[i] = part[i] - one
             j += run
     out[values.size :] = 0
+
+
+@jit
+def rotate(x, means, start, tile, inner, seed, block, other):
+    """The unit of x from a place on, in one of two arrays, and the other."""
+    given = min(UNIT, x.size - start)
+    _centre(load_values(x, start, given, other), means, start, inner, block)
+    change_signs(block, start, tile, seed)
+    return butterflies(block, other, tile)
 
 
 @jit
@@ -187,10 +195,8 @@ def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, l
     sign = np.uint16(1 << (bits - 1))
     for u in range(first, last):
         start = u * UNIT
-        count, given = min(UNIT, total - start), min(UNIT, x.size - start)
-        centre(load_values(x, start, given, other), means, start, inner, block)
-        change_signs(block, start, tile, seed)
-        rotated, sizes = butterflies(block, other, tile)
+        count = min(UNIT, total - start)
+        rotated, sizes = rotate(x, means, start, tile, inner, seed, block, other)
         for s in range(0, count, tile):
             part, magnitudes = rotated[s : s + tile], sizes[s : s + tile]
             word, factor = scale_of(part, bits, reach)

@@ -7,10 +7,9 @@ import numpy as np
 from thinpipe.codecs.kernels.cpu.compiling import jit
 from thinpipe.codecs.kernels.cpu.loops.hadamard import butterflies
 from thinpipe.codecs.kernels.cpu.loops.pack import pack, unpack
-from thinpipe.codecs.kernels.cpu.loops.values import MAGNITUDE, bits_of, float_of, load_values, store_values
+from thinpipe.codecs.kernels.cpu.loops.values import INFINITY, MAGNITUDE, bits_of, float_of, load_values, store_values
 from thinpipe.codecs.layout import BFLOAT16_MAX, BLOCK, PIECES, TILE_HUGE, TILE_LEAST_STEP, TILE_UNIT
 
-_INFINITY = np.int32(0x7F800000)
 _FLOAT32_MAX = np.float32(np.finfo(np.float32).max)
 
 _BFLOAT16_MAX = np.float32(BFLOAT16_MAX)
@@ -130,7 +129,7 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
                 low_key = min(low_key, key_j)
                 high_key = max(high_key, key_j)
             t = (start + s) // tile
-            if low_key <= ~_INFINITY or high_key >= _INFINITY:
+            if low_key <= ~INFINITY or high_key >= INFINITY:
                 words[0, t], words[1, t] = _NAN_WORD, np.uint16(0) if zero else _NAN_WORD
                 chosen[:] = 0
                 continue

@@ -17,7 +17,7 @@ from numba.extending import overload
 from thinpipe.codecs.kernels.cpu.compiling import jit
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
-_INFINITY = np.int32(0x7F800000)
+INFINITY = np.int32(0x7F800000)
 _GREATEST = np.int32(0x7FFFFFFE)  # one NaN is lowered to this, so that a key below 0x7FFFFFFF is every key
 _HALF_REBIAS = np.float32(2.0**112)  # float16 bits moved to a float32's place are too small by this
 _HALF = np.float32(0.5)
@@ -136,7 +136,7 @@ def _load_keys_by_type(x, start, count, block, keys, magnitude):
         bits = load_values(x, start, count, block).view(np.int32)
         if magnitude:
             for j in range(count):
-                keys[j] = min(bits[j] & MAGNITUDE, _INFINITY)  # as which NaN counts
+                keys[j] = min(bits[j] & MAGNITUDE, INFINITY)  # as which NaN counts
         else:
             for j in range(count):
                 keys[j] = min(bits[j] ^ ((bits[j] >> 31) & MAGNITUDE), _GREATEST)
