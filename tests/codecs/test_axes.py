@@ -39,11 +39,11 @@ def learned(x: Tensor, bits: float, chunks: int = 8) -> tuple[Rows, Basis]:
     learner.start()
     told, forth = learner.take()
     assert len(told) == rows.learned_bytes
-    return rows, Basis.read(told, rows, forth)
+    return rows, Basis.read(told, rows, bits, forth)
 
 
 def round_trip(x: Tensor, rows: Rows, basis: Basis, bits: float) -> Tensor:
-    wire = torch.full((rows.wire_bytes(bits),), 0xAA, dtype=torch.uint8)
+    wire = torch.full((rows.wire_bytes(bits),), 0xAA, dtype=torch.uint8, device=x.device)
     encode(rows.columns(x), basis, rows, wire)
     out = torch.full_like(x, torch.nan)
     decode(wire, basis, rows, out)
@@ -258,7 +258,7 @@ def test_moments_of_bfloat16_find_axes_as_good(
                 learner.start()
                 told, forth = learner.take()
         x = step_of(kind, 60)
-        errors.append(error(round_trip(x, rows, Basis.read(told, rows, forth), bits), x))
+        errors.append(error(round_trip(x, rows, Basis.read(told, rows, bits, forth), bits), x))
     assert errors[0] < (0.1 if bits == 2 else 1e-3)
     assert errors[1] == pytest.approx(errors[0], rel=more)
 
@@ -277,7 +277,7 @@ def test_around_another_origin_the_same_is_learned() -> None:
                 assert not torch.equal(learner.kept["origin"], before)
         learner.start()
         told, forth = learner.take()
-        found.append(round_trip(x, rows, Basis.read(told, rows, forth), 4))
+        found.append(round_trip(x, rows, Basis.read(told, rows, 4, forth), 4))
     assert error(found[1], x) == pytest.approx(error(found[0], x), rel=1e-3)
 
 
@@ -289,7 +289,7 @@ def test_any_bytes_decode_to_something() -> None:
         told = torch.randint(256, (rows.learned_bytes,), dtype=torch.uint8, generator=draw)
         wire = torch.randint(256, (rows.wire_bytes(1.5),), dtype=torch.uint8, generator=draw)
         out = torch.full((40, 48), 7.0)
-        decode(wire, Basis.read(told, rows), rows, out)
+        decode(wire, Basis.read(told, rows, 1.5), rows, out)
         assert not (out == 7.0).any(), seed
 
 
@@ -337,3 +337,37 @@ def test_kernels_do_what_the_reference_does(machine: str, rows: int) -> None:
         there = [each.to(device) for each in (wire, gains, widths, starts, values, found)]
         kernels.decode_axes(*there)
         assert torch.equal(back, there[-1].cpu())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN in the interpreter
+@pytest.mark.parametrize("machine", ["cpu", "cuda"])
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
+@pytest.mark.parametrize(("groups", "size"), [(2, 48), (1, 1), (40, 33)])
+def test_kernels_fold_moments(machine: str, bad: float | None, groups: int, size: int) -> None:
+    kernels, device = kernels_of(machine)
+    step, before = torch.rand(2, groups * size * (size + 1), generator=torch.Generator().manual_seed(size))
+    weight = torch.tensor(0.36)
+    if bad is not None:
+        step[groups * size * size - 1] = bad  # the last square
+    moments, new = torch.empty_like(step), torch.empty(())
+    there = [each.to(device) for each in (step, before, weight, moments, new)]
+    kernels.fold_moments(there[0], size, 0.2, 5, *there[1:])
+    expected = before if bad is not None else 0.8 * before + 0.2 * step / 5
+    torch.testing.assert_close(there[3].cpu(), expected)
+    torch.testing.assert_close(there[4].cpu(), weight if bad is not None else torch.tensor(0.488))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU multiplies so")
+@pytest.mark.parametrize("bits", [1, 2.5, 4])
+@pytest.mark.parametrize("shape", [(4096, 96), (1001, 37)], ids=str)
+def test_rounded_products_lose_hardly_more(
+    shape: tuple[int, ...], bits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, later = correlated(shape).cuda(), correlated(shape, seed=9).cuda()
+    errors = []
+    for most in (0, wires.ROUNDED_BITS):
+        monkeypatch.setattr(wires, "ROUNDED_BITS", most)
+        rows, basis = learned(x, bits)
+        assert basis.back.dtype == (torch.bfloat16 if most else torch.float32)
+        errors.append(error(round_trip(later, rows, basis, bits), later))
+    assert errors[1] == pytest.approx(errors[0], rel=0.01)

@@ -26,7 +26,7 @@ def lesson(x: Tensor, bits: float = 3) -> Lesson:
 
 
 def lost(x: Tensor, found: Lesson, bits: float = 3) -> float:
-    return error(round_trip(x, ROWS, Basis.read(found.told, ROWS, found.forth), bits), x)
+    return error(round_trip(x, ROWS, Basis.read(found.told, ROWS, bits, found.forth), bits), x)
 
 
 def batch(kind: str, seed: int = 0) -> Tensor:
@@ -71,7 +71,7 @@ def test_axes_of_moments_that_rounding_has_left_nothing_of(kind: str, size: floa
         "weight": np.float32(0.2),
     }
     told, forth = principal.learn(moments, ROWS, 3, 1024)
-    basis = Basis.read(torch.from_numpy(told), ROWS, torch.from_numpy(forth))
+    basis = Basis.read(torch.from_numpy(told), ROWS, 3, torch.from_numpy(forth))
     assert np.isfinite(forth).all()
     assert int(basis.bits.sum()) == 3 * 96
     has_bits = (basis.bits > 0).view(2, 1, 48).double()

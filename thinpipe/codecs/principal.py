@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.axes import Rows, forth_of, views
+from thinpipe.codecs.axes import Rows, deviations, forth_of, product, views
 from thinpipe.codecs.blas import one_thread
+from thinpipe.codecs.kernels import select
 from thinpipe.codecs.normal import MAX_BITS, distortion
 
 Values = TypeVar("Values", Tensor, np.ndarray)
@@ -83,11 +84,11 @@ class Learner:
         """The step under way has ended. Nobody waits for a GPU; tensors that were kept stay what they are."""
         if not self._seen:
             return
-        # What is not finite in a row is in one of these squares. Few operations: a GPU takes as long for small ones.
-        finite = self._total.squares.amax() < torch.inf
-        before, weight = self.kept["moments"], self.kept["weight"]
-        self.kept["moments"] = torch.where(finite, before.lerp(self._total.flat / self._seen, RATE), before)
-        self.kept["weight"] = torch.where(finite, weight * (1 - RATE) + RATE, weight)
+        before = self.kept["moments"], self.kept["weight"]
+        moments, weight = map(torch.empty_like, before)
+        fold = select("auto", weight.device).fold_moments
+        fold(self._total.flat, self.rows.size, RATE, self._seen, *before, moments, weight)
+        self.kept["moments"], self.kept["weight"] = moments, weight
         self._seen = 0
 
     def center(self) -> None:
@@ -105,13 +106,15 @@ class Learner:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="thinpipe-axes")
         moments, device = dict(self.kept), self.kept["weight"].device
-        ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        ready = torch.cuda.Event(blocking=True) if device.type == "cuda" else None
+        if ready is not None:
+            ready.record(torch.cuda.current_stream(device))
 
         def work() -> Lesson:
             if ready is None:
                 return self._lesson(moments)
+            ready.synchronize()  # and not the copies: while one waits, no other thread can launch anything
             with torch.cuda.stream(self._stream):
-                self._stream.wait_event(ready)
                 found = self._lesson({name: each.cpu() for name, each in moments.items()})
                 there = Lesson(*(each.pin_memory().to(device, non_blocking=True) for each in found))
                 self._stream.synchronize()
@@ -152,20 +155,16 @@ class _Moments:
     def __init__(self, rows: Rows, device: torch.device) -> None:
         self.flat = torch.empty(_size(rows), dtype=torch.float32, device=device)
         self.products, self.sums = _parts(self.flat, rows)
-        self.squares = self.products.diagonal(dim1=1, dim2=2)
 
     def fill(self, columns: Tensor, origin: Tensor) -> None:
-        """Of so many columns, in place of what there was. Nothing with ``out`` goes through autocast."""
+        """Of so many columns, in place of what there was."""
         # A GPU multiplies bfloat16 several times as fast, and sums in float32. Rounding takes a value away from itself
         # by 2^-8 at most, in a direction that other values know nothing of: means of products stay what they are, and
         # those of squares grow by less than 2^-18. Even with eight bits for a value, more than 2^-15 is lost.
         dtype = torch.bfloat16 if columns.is_cuda else torch.float32
-        deviations = torch.sub(columns, origin, out=torch.empty_like(columns, dtype=dtype))
-        torch.sum(deviations, 2, keepdim=True, dtype=torch.float32, out=self.sums)
-        if columns.is_cuda:
-            torch.bmm(deviations, deviations.mT, torch.float32, out=self.products)
-        else:
-            torch.bmm(deviations, deviations.mT, out=self.products)
+        apart = deviations(columns, origin, dtype)
+        torch.sum(apart, 2, keepdim=True, dtype=torch.float32, out=self.sums)
+        product(apart, apart.mT, self.products)
 
 
 def _size(rows: Rows) -> int:

@@ -102,7 +102,7 @@ class Learned(Codec):
         learner.fold()
         learner.start()
         told, forth = learner.take()
-        self._bases[x.shape] = axes.Basis.read(told, rows, forth)
+        self._bases[x.shape] = axes.Basis.read(told, rows, self.bits, forth)
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         rows = self._rows(shape)

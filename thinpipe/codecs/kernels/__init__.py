@@ -62,6 +62,11 @@ class Kernels(Protocol):
         self, planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, levels: Tensor, z: Tensor, /
     ) -> None: ...
 
+    def fold_moments(
+        self, step: Tensor, size: int, rate: float, seen: int, before: Tensor, weight: Tensor, moments: Tensor,
+        new_weight: Tensor, /
+    ) -> None: ...  # fmt: skip
+
 
 def select(name: str, device: torch.device) -> Kernels:
     """The kernels that run on a device, or the plain torch ones for ``"reference"``.

@@ -28,6 +28,16 @@ def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, lev
     torch.mul(levels[bits.int()].gather(1, codes[:, : z.shape[1]].long()), gains.float(), out=z)
 
 
+def fold_moments(
+    step: Tensor, size: int, rate: float, seen: int, before: Tensor, weight: Tensor, moments: Tensor, new_weight: Tensor
+) -> None:
+    """Moments of all steps so far, and of one that has so many rows; what is not finite in that changes nothing."""
+    squares = step[: step.numel() // (size + 1) * size].view(-1, size * size)[:, :: size + 1]
+    finite = squares.amax() < torch.inf
+    moments.copy_(torch.where(finite, before.lerp(step / seen, rate), before))
+    new_weight.copy_(torch.where(finite, weight * (1 - rate) + rate, weight))
+
+
 def to_planes(codes: Tensor, bits: Tensor, starts: Tensor, count: int) -> Tensor:
     """So many bit planes of codes, uint8, a row for each that has so many bits."""
     axis, bit = _of_planes(bits, starts, count)

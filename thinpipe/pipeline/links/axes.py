@@ -184,7 +184,7 @@ class Axes(Plain):
             told = learned.known[: rows.learned_bytes]
             if self.route.sends and learned.forth is None:  # of a run that was taken up
                 learned.forth = sender_side(told, rows)
-            learned.basis = Basis.read(told, rows, learned.forth)
+            learned.basis = Basis.read(told, rows, self.bits, learned.forth)
         return learned.basis
 
     def _key(self, rows: Rows) -> tuple[int, ...]:
@@ -208,8 +208,9 @@ class Axes(Plain):
         if rows is None:
             return
         x = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
+        told = torch.zeros(rows.learned_bytes, dtype=torch.uint8, device=device)
         forth = torch.zeros(rows.groups, rows.size, rows.size, device=device)
-        basis = Basis.read(torch.zeros(rows.learned_bytes, dtype=torch.uint8, device=device), rows, forth)
+        basis = Basis.read(told, rows, self.bits, forth)
         wire = torch.empty(rows.wire_bytes(self.bits), dtype=torch.uint8, device=device)
         encode(rows.columns(x), basis, rows, wire)
         decode(wire, basis, rows, x)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.kernels.axes import find_gains as find_gains
+from thinpipe.codecs.kernels.axes import fold_moments as fold_moments
 from thinpipe.codecs.kernels.cpu.arrays import GRAIN, array_of, shares, tile_shares
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of
 from thinpipe.codecs.kernels.cpu.gauss import decode_adaptive as decode_adaptive

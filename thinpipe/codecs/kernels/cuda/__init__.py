@@ -97,6 +97,13 @@ def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, lev
     launch(Launch(axes.decode_planes_kernel, _axis_programs(z), arguments))
 
 
+def fold_moments(
+    step: Tensor, size: int, rate: float, seen: int, before: Tensor, weight: Tensor, moments: Tensor, new_weight: Tensor
+) -> None:
+    arguments = (step, before, weight, moments, new_weight, size, len(step), seen)
+    launch(Launch(axes.fold_moments_kernel, -(-len(step) // axes.MOMENTS.value), arguments, (rate,)))
+
+
 def _axis_programs(z: Tensor) -> int:
     return z.shape[0] * -(-z.shape[1] // (8 * axes.STEP.value))
 

@@ -1,4 +1,4 @@
-"""Gains of rows, and components of axes to bit planes and back, as thinpipe.codecs.axes has it."""
+"""Gains of rows, components of axes to bit planes and back, as thinpipe.codecs.axes has it, and moments of rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from thinpipe.codecs.layout import AXES_LEAST_GAIN, AXES_REACH
 REACH, LEAST_GAIN = tl.constexpr(AXES_REACH), tl.constexpr(AXES_LEAST_GAIN)
 ROWS, AXES = tl.constexpr(32), tl.constexpr(32)  # of a gain's program: enough programs, and whole lines of memory
 STEP = tl.constexpr(128)  # bytes of a plane: of 8 rows each
+MOMENTS, SQUARES = (
+    tl.constexpr(2048),
+    tl.constexpr(1024),
+)  # of a program: those it changes; those it looks at, at a time
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
@@ -71,3 +75,21 @@ def decode_planes_kernel(planes, gains, bits, starts, levels, z, rows, count):
             code |= ((packed >> part) & 1) << bit
     values = tl.load(levels + width * 256 + code) * tl.load(gains + row, mask=there, other=0.0).to(tl.float32)
     tl.store(z + axis * rows + row, values, mask=there)
+
+
+@triton.jit(do_not_specialize=["size", "total", "seen"])
+def fold_moments_kernel(step, before, weight, moments, new_weight, size, total, seen, RATE: tl.constexpr):
+    """Some moments. Every program looks by itself whether all of the step are finite: what is not is in a square."""
+    odd = tl.zeros([SQUARES], tl.float32)
+    for first in range(0, total // (size + 1), SQUARES):
+        axis = first + tl.arange(0, SQUARES)
+        square = axis // size * size * size + axis % size * (size + 1)
+        odd += tl.load(step + square, mask=axis < total // (size + 1), other=0.0) * 0.0
+    finite = tl.sum(odd, axis=0) == 0.0
+    place = tl.program_id(0) * MOMENTS + tl.arange(0, MOMENTS)
+    held = tl.load(before + place, mask=place < total, other=0.0)
+    found = tl.load(step + place, mask=place < total, other=0.0) / seen
+    tl.store(moments + place, tl.where(finite, held + RATE * (found - held), held), mask=place < total)
+    if tl.program_id(0) == 0:
+        so_far = tl.load(weight)
+        tl.store(new_weight, tl.where(finite, so_far * (1 - RATE) + RATE, so_far))
