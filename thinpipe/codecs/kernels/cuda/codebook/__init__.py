@@ -31,7 +31,6 @@ from thinpipe.codecs.kernels.cuda.codebook.places import (
     CENTRE,
     COUNT,
     COUNTERS,
-    EDGE_VALUES,
     EXTENTS,
     HIGH,
     INTERVAL_COUNTS,
@@ -73,21 +72,15 @@ def points_kernel(x, n, counters, scratch, room):
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
     drawn = (scratch + POINTS).to(tl.pointer_type(tl.float32))  # points come later
-    edges = scratch + EDGE_VALUES
     draw_sample(x, n, drawn)
-    if program == 0:
-        tl.store(edges, tl.zeros([], tl.float64))  # of a sample of NaN no value is an edge
-        tl.store(edges + 1, tl.zeros([], tl.float64))
     wait_for_all(arrived, programs)
-    find_middle(n, drawn, edges)
-    wait_for_all(arrived, 2 * programs)
-    left, right = tl.load(edges, cache_modifier=".cg"), tl.load(edges + 1, cache_modifier=".cg")
-    _count(x, n, counters, scratch, room, drawn, left.to(tl.float32), right.to(tl.float32))
-    wait_for_all(arrived, 4 * programs)
+    left, right = find_middle(n, drawn)
+    _count(x, n, counters, scratch, room, drawn, left, right)
+    wait_for_all(arrived, 3 * programs)
     low, high, odd = whole_extent((scratch + EXTENTS).to(tl.pointer_type(tl.float32)))
     low, high = low.to(tl.float64), high.to(tl.float64)
     if odd == 0:
-        _make_points(counters, scratch, left, right, low, high, n, 5 * programs)
+        _make_points(counters, scratch, left.to(tl.float64), right.to(tl.float64), low, high, n, 4 * programs)
     if program == 0:
         tl.store(scratch + NUMBERS + LOW, low)
         tl.store(scratch + NUMBERS + HIGH, high)
@@ -111,7 +104,7 @@ def _count(x, n, counters, scratch, room, drawn, left, right):
     held, lost = read_rest(x, n, table, 2, columns, room, totals, extents, so_far, False)
     if tl.max(lost, axis=0) > 0:
         tl.store(counters + LOST, 1)
-    wait_for_all(counters + ARRIVED, 3 * programs)
+    wait_for_all(counters + ARRIVED, 2 * programs)
     all_kept = tl.load(counters + LOST, cache_modifier=".cg") == 0
     count_tails(x, n, columns, held, counters, left, right, all_kept)
 
@@ -121,7 +114,7 @@ def _make_points(counters, scratch, left, right, low, high, n, arrivals):
     """Step 3: from the counts to the prefix sums."""
     programs = tl.num_programs(0)
     totals, values, sums = scratch + TOTALS, scratch + POINTS, scratch + POINT_SUMS
-    total_copies(counters, totals)
+    total_copies(counters, totals, scratch + PARTIALS)
     wait_for_all(counters + ARRIVED, arrivals)
     axis, points = axis_of(left, right, low, high)
     centre = (left + right) / 2

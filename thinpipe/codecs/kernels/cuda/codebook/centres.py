@@ -13,7 +13,6 @@ import triton.language as tl
 from thinpipe.codecs.kernels.cuda.codebook.places import (
     BORDERS,
     CENTRE,
-    CENTRES,
     CHOICES,
     CHOSEN,
     COUNT,
@@ -98,7 +97,8 @@ def _place_borders(scratch, points, all_shares):
 def _choose_borders(scratch, places, CELLS: tl.constexpr):
     """The places of the borders of the best cells, from CHOSEN on.
 
-    Errors are parts of the error of one cell: float32 has room for them, and is exact enough to choose a start.
+    Errors are parts of the error of one cell: float32 has room for them, and its first 17 bits are enough to choose a
+    start.
     """
     borders = tl.arange(0, BORDERS)
     mass, first, second = _moments(scratch, places)
@@ -108,8 +108,11 @@ def _choose_borders(scratch, places, CELLS: tl.constexpr):
     cost = tl.where(borders[:, None] >= borders[None, :], cost, float("inf"))
     best = tl.min(tl.where(borders[None, :] == 0, cost, float("inf")), axis=1)  # of one cell up to every border
     for cell in range(1, CELLS):
-        best, begin = tl.min(cost + best[None, :], axis=1, return_indices=True)
-        tl.store(scratch + CHOICES + cell * BORDERS + borders, begin.to(tl.float64))
+        # Rising as bits. The last few of them say where: one number takes half as long to find as two.
+        errors = (cost + best[None, :]).to(tl.int32, bitcast=True) & -BORDERS
+        least = tl.min(errors | borders[None, :], axis=1)
+        best = (least & -BORDERS).to(tl.float32, bitcast=True)
+        tl.store(scratch + CHOICES + cell * BORDERS + borders, (least & (BORDERS - 1)).to(tl.float64))
     tl.debug_barrier()
     border = tl.full([], BORDERS - 1, tl.int32)
     tl.store(scratch + CHOSEN + CELLS, tl.load(scratch + PLACES + border))
@@ -140,34 +143,24 @@ def _start(scratch, points, all_shares, BITS: tl.constexpr):
 
 
 @triton.jit
-def _following(centres, cells, values, CELLS: tl.constexpr):
+def _following(values, CELLS: tl.constexpr):
     """Of every cell's number that of the next cell; infinity of the last."""
-    tl.debug_barrier()
-    tl.store(centres + cells, values)
-    tl.debug_barrier()
-    return tl.load(centres + cells + 1, mask=cells + 1 < CELLS, other=float("inf"))
-
-
-@triton.jit
-def _preceding(centres, cells, values):
-    """Of every cell's number that of the cell before; 0 of the first."""
-    tl.debug_barrier()
-    tl.store(centres + cells, values)
-    tl.debug_barrier()
-    return tl.load(centres + cells - 1, mask=cells > 0, other=0.0)
+    cells = tl.arange(0, CELLS)
+    return tl.where(cells + 1 < CELLS, tl.gather(values, tl.minimum(cells + 1, CELLS - 1), 0), float("inf"))
 
 
 @triton.jit
 def _make_codebook(wire, scratch, BITS: tl.constexpr, ZERO: tl.constexpr):
     CELLS: tl.constexpr = 1 << BITS
-    STEPS: tl.constexpr = 8 if BITS <= 4 else 32
-    cells, centres = tl.arange(0, CELLS), scratch + CENTRES
+    # From the best borders five lead to within 0.3 % of the CPU's error, eight to within 0.25 %.
+    STEPS: tl.constexpr = 5 if BITS <= 4 else 32
+    cells = tl.arange(0, CELLS)
     points = tl.load(scratch + NUMBERS + COUNT).to(tl.int32)
     now = _start(scratch, points, tl.load(scratch + NUMBERS + SHARES), BITS)
     for _ in range(STEPS):
-        border = (_following(centres, cells, now, CELLS) + now) / 2
+        border = (_following(now, CELLS) + now) / 2
         end = tl.where(cells + 1 < CELLS, _search(scratch + POINTS, border, points, True), points)
-        begin = _preceding(centres, cells, end.to(tl.float64)).to(tl.int32)
+        begin = tl.where(cells > 0, tl.gather(end, tl.maximum(cells - 1, 0), 0), 0)
         mass0, first0, _ = _moments(scratch, begin)
         mass1, first1, _ = _moments(scratch, end)
         now = tl.where(mass1 > mass0, (first1 - first0) / tl.where(mass1 > mass0, mass1 - mass0, 1.0), now)
@@ -175,17 +168,17 @@ def _make_codebook(wire, scratch, BITS: tl.constexpr, ZERO: tl.constexpr):
     code = tl.minimum(tl.maximum(now + tl.load(scratch + NUMBERS + CENTRE), low), high).to(tl.float32)
     if ZERO:
         if (low <= 0) & (high >= 0):
-            code = _with_zero(code, centres, CELLS)
+            code = _with_zero(code, CELLS)
     store_bytes(wire, cells, code)
-    following = _following(centres, cells, code.to(tl.float64), CELLS)
-    _store_thresholds(scratch, ((following + code.to(tl.float64)) / 2).to(tl.float32) + 0.0, CELLS)  # never -0
+    middles = (_following(code, CELLS).to(tl.float64) + code.to(tl.float64)) / 2
+    _store_thresholds(scratch, middles.to(tl.float32) + 0.0, CELLS)  # never -0
 
 
 @triton.jit
-def _with_zero(code, centres, CELLS: tl.constexpr):
+def _with_zero(code, CELLS: tl.constexpr):
     """As thinpipe.codecs.layout.with_zero: zero in place of a value that is there twice, else of the one nearest it."""
     cells = tl.arange(0, CELLS)
-    twice = code.to(tl.float64) == _following(centres, cells, code.to(tl.float64), CELLS)
+    twice = code == _following(code, CELLS)
     first = tl.min(tl.where(twice, cells, CELLS), axis=0)
     nearest = tl.argmin(tl.abs(code), axis=0)
     return tl.sort(tl.where(cells == tl.where(first < CELLS, first, nearest), 0.0, code))

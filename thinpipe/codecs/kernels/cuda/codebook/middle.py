@@ -21,7 +21,7 @@ from thinpipe.codecs.kernels.cuda.places import INTERVALS, UPPERS
 from thinpipe.codecs.kernels.cuda.reading import load_part, parts_of
 
 SAMPLE = tl.constexpr(4096)
-TAIL = tl.constexpr(1024)  # one in so many values of the sample lies beyond the middle, at either end
+TAIL = tl.constexpr(1024)  # one in so many values of the sample lies beyond the middle, at either end: four at most
 COUNTED = tl.constexpr(1 << 18)  # values in the sample of the middle
 
 
@@ -42,25 +42,34 @@ def draw_sample(x, n, drawn):
 
 
 @triton.jit
-def find_middle(n, drawn, edges):
-    """Every program ranks a few values of the sample; those that are an edge of the middle are stored."""
-    FEW: tl.constexpr = 16
-    MANY: tl.constexpr = 1024
-    size = tl.minimum(n, SAMPLE)
-    for start in range(tl.program_id(0) * FEW, size, tl.num_programs(0) * FEW):
-        mine = start + tl.arange(0, FEW)
-        values = tl.load(drawn + mine, mask=mine < size, other=float("nan"), cache_modifier=".cg")
-        before = tl.zeros([FEW, MANY], tl.int32)
-        for other in range(0, size, MANY):
-            others = other + tl.arange(0, MANY)
-            against = tl.load(drawn + others, mask=others < size, other=float("nan"), cache_modifier=".cg")
-            less = against[None, :] < values[:, None]
-            tied = (against[None, :] == values[:, None]) & (others[None, :] < mine[:, None])
-            before += (less | tied).to(tl.int32)
-        rank = tl.sum(before, axis=1)
-        there = (mine < size) & (values * 0.0 == 0)  # NaN and infinity are no edges
-        tl.store(edges + 0 * mine, values.to(tl.float64), mask=there & (rank == size // TAIL))
-        tl.store(edges + 1 + 0 * mine, values.to(tl.float64), mask=there & (rank == size - 1 - size // TAIL))
+def find_middle(n, drawn):
+    """Its edges, which every program finds for itself; 0 in place of what is not finite."""
+    size = sample_size(n)
+    lanes = tl.arange(0, SAMPLE)
+    values = tl.load(drawn + lanes, mask=lanes < size, other=float("inf"), cache_modifier=".cg")
+    mirrored = tl.where(lanes < size, -values, float("inf"))
+    both, none = tl.join(values, mirrored), tl.full([SAMPLE, 2], float("inf"), tl.float32)
+    a, b, c, d, e = tl.reduce((both, none, none, none, none), 0, _least_five)
+    beyond = size // TAIL
+    edges = tl.where(beyond == 0, a, tl.where(beyond == 1, b, tl.where(beyond == 2, c, tl.where(beyond == 3, d, e))))
+    left, right = tl.split(tl.where(edges * 0.0 == 0.0, edges, 0.0))
+    return left, -right
+
+
+@triton.jit
+def _least_five(a, b, c, d, e, v, w, x, y, z):
+    """Of two times five rising values the least five, rising."""
+    a, b, c, d, e = tl.minimum(a, z), tl.minimum(b, y), tl.minimum(c, x), tl.minimum(d, w), tl.minimum(e, v)
+    a, d = tl.minimum(a, d), tl.maximum(a, d)  # a network that sorts
+    b, e = tl.minimum(b, e), tl.maximum(b, e)
+    a, c = tl.minimum(a, c), tl.maximum(a, c)
+    b, d = tl.minimum(b, d), tl.maximum(b, d)
+    a, b = tl.minimum(a, b), tl.maximum(a, b)
+    c, e = tl.minimum(c, e), tl.maximum(c, e)
+    b, c = tl.minimum(b, c), tl.maximum(b, c)
+    d, e = tl.minimum(d, e), tl.maximum(d, e)
+    c, d = tl.minimum(c, d), tl.maximum(c, d)
+    return a, b, c, d, e
 
 
 @triton.jit
@@ -89,8 +98,9 @@ def count_middle(x, n, counters, left, right, affine):
     size = tl.cast(tl.minimum(n, COUNTED), tl.int32)
     stride = tl.cast(n // size, tl.int64)
     counts = counters + COUNTS + (tl.program_id(0) % COPIES) * MIDDLE
-    for start in range(tl.program_id(0) * BATCH, size, tl.num_programs(0) * BATCH):
-        index = start + tl.arange(0, BATCH)
+    MANY: tl.constexpr = 2 * BATCH
+    for start in range(tl.program_id(0) * MANY, size, tl.num_programs(0) * MANY):
+        index = start + tl.arange(0, MANY)
         values = plain(tl.load(x + sample_places(index, stride), mask=index < size, other=0.0), False)
         inside = (index < size) & (values >= left) & (values <= right)
         tl.atomic_add(counts + _bin_of(values, affine), 1, mask=inside, sem="relaxed")

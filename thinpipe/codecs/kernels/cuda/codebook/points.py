@@ -13,30 +13,36 @@ import triton.language as tl
 from thinpipe.codecs.kernels.cuda.codebook.middle import tail_place
 from thinpipe.codecs.kernels.cuda.codebook.places import (
     ARRIVED,
-    BATCH,
     COPIES,
+    COUNTED_VALUES,
     COUNTS,
     GREATEST,
+    GREATEST_POINT,
     HALF_BIN,
     MIDDLE,
     MOST_POINTS,
+    SEVERAL,
     TAIL_COUNTS,
     TAIL_GREATEST,
     TAIL_SHIFT,
+    TAIL_VALUES,
     ZERO_BIN,
 )
 from thinpipe.codecs.kernels.cuda.device import MOST_PROGRAMS, float_of, key_of, total, wait_for_all
 
 
 @triton.jit
-def total_copies(counters, totals):
+def total_copies(counters, totals, partials):
     """This program's part of the bins of the middle: the sum of all copies of their counts."""
-    bins = tl.arange(0, 64)
-    for start in range(tl.program_id(0) * 64, MIDDLE, tl.num_programs(0) * 64):
-        counted = tl.zeros([64], tl.int32)
-        for copy in range(COPIES):
-            counted += tl.load(counters + COUNTS + copy * MIDDLE + start + bins, cache_modifier=".cg")
+    EACH: tl.constexpr = 64
+    bins, copies = tl.arange(0, EACH), tl.arange(0, COPIES) * MIDDLE
+    values = tl.zeros([EACH], tl.int32)
+    for start in range(tl.program_id(0) * EACH, MIDDLE, tl.num_programs(0) * EACH):
+        places = copies[:, None] + (start + bins)[None, :]
+        counted = tl.sum(tl.load(counters + COUNTS + places, cache_modifier=".cg"), axis=0)
         tl.store(totals + start + bins, counted.to(tl.float64))
+        values += counted
+    tl.store(partials + COUNTED_VALUES + tl.program_id(0), tl.sum(values, axis=0).to(tl.float64))
 
 
 @triton.jit
@@ -90,7 +96,7 @@ def _greatest_before(partials):
     """The greatest point with a value in it, of the programs before this one."""
     programs = tl.arange(0, MOST_PROGRAMS)
     before = programs < tl.program_id(0)
-    points = tl.load(partials + MOST_PROGRAMS + programs, mask=before, other=float("-inf"), cache_modifier=".cg")
+    points = tl.load(partials + GREATEST_POINT + programs, mask=before, other=float("-inf"), cache_modifier=".cg")
     return tl.max(points, axis=0)
 
 
@@ -102,7 +108,7 @@ def _weigh(start, begin, end, last, weights, counters, totals, axis):
     many values one that was counted in the middle stands for, and what a gap is multiplied with.
     """
     factor, part_of_all = weights
-    index = start + tl.arange(0, BATCH)
+    index = start + tl.arange(0, SEVERAL)
     value, weight, in_middle = _points(index, counters, totals, axis)
     weight = tl.where(index < end, tl.where(in_middle, weight * factor, weight), 0.0)
     value = tl.where(index < end, value, 0.0)  # what a bin beyond the last one stands for may be infinite
@@ -119,15 +125,15 @@ def _weigh(start, begin, end, last, weights, counters, totals, axis):
 @triton.jit
 def _store_tails(begin, end, counters, totals, partials, axis):
     """Of this program's points: how many values are in the tails, and the greatest point with a value in it."""
-    tails = tl.zeros([BATCH], tl.float64)
-    last = tl.full([BATCH], float("-inf"), tl.float64)
-    for start in range(begin, end, BATCH):
-        index = start + tl.arange(0, BATCH)
+    tails = tl.zeros([SEVERAL], tl.float64)
+    last = tl.full([SEVERAL], float("-inf"), tl.float64)
+    for start in range(begin, end, SEVERAL):
+        index = start + tl.arange(0, SEVERAL)
         value, weight, is_middle = _points(index, counters, totals, axis)
         tails += tl.where((index < end) & ~is_middle, weight, 0.0)
         last = tl.maximum(last, tl.where((index < end) & (weight > 0), value, float("-inf")))
-    tl.store(partials + tl.program_id(0), tl.sum(tails, axis=0))
-    tl.store(partials + MOST_PROGRAMS + tl.program_id(0), tl.max(last, axis=0))
+    tl.store(partials + TAIL_VALUES + tl.program_id(0), tl.sum(tails, axis=0))
+    tl.store(partials + GREATEST_POINT + tl.program_id(0), tl.max(last, axis=0))
 
 
 @triton.jit
@@ -146,33 +152,29 @@ def sum_points(n, low, high, centre, counters, totals, partials, values, sums, a
     """Values of all points about a centre, and their four prefix sums; returns all shares together.
 
     Moments about zero would cancel where all values are far from zero. Every program takes an equal part of the points;
-    all wait four times, from ``arrivals`` on.
+    all wait twice, from ``arrivals`` on.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
-    counted = tl.zeros([BATCH], tl.float64)
-    for start in range(0, MIDDLE, BATCH):
-        counted += tl.load(totals + start + tl.arange(0, BATCH), cache_modifier=".cg")
-    in_middle = tl.sum(counted, axis=0)
+    in_middle = total(partials + COUNTED_VALUES, 1, programs)
     each = tl.cdiv(points, programs)
     begin, end = program * each, tl.minimum(program * each + each, points)
     _store_tails(begin, end, counters, totals, partials, axis)
     wait_for_all(arrived, arrivals)
     # How many values of the middle stand for one that was counted: all that are in no tail.
-    factor = (n - total(partials, 1, programs)) / tl.maximum(in_middle, 1.0)
+    factor = (n - total(partials + TAIL_VALUES, 1, programs)) / tl.maximum(in_middle, 1.0)
     part_of_all = tl.where(high > low, 1.0 / tl.where(high > low, high - low, 1.0), 0.0)
     weights = (factor, part_of_all)
     last_before = _greatest_before(partials)
     last = last_before
     zero = tl.zeros([], tl.float64)
     mine = (zero, zero, zero, zero)
-    for start in range(begin, end, BATCH):
+    for start in range(begin, end, SEVERAL):
         value, weight, share, last = _weigh(start, begin, end, last, weights, counters, totals, axis)
         mine = _added(mine, value - centre, weight, share)
-    wait_for_all(arrived, arrivals + programs)
     for which in tl.static_range(4):
         tl.store(partials + which * MOST_PROGRAMS + program, mine[which])
-    wait_for_all(arrived, arrivals + 2 * programs)
+    wait_for_all(arrived, arrivals + programs)
     reached = (
         total(partials, 1, program),
         total(partials + MOST_PROGRAMS, 1, program),
@@ -180,9 +182,9 @@ def sum_points(n, low, high, centre, counters, totals, partials, values, sums, a
         total(partials + 3 * MOST_PROGRAMS, 1, program),
     )
     last = last_before
-    for start in range(begin, end, BATCH):
+    for start in range(begin, end, SEVERAL):
         value, weight, share, last = _weigh(start, begin, end, last, weights, counters, totals, axis)
-        index = start + tl.arange(0, BATCH)
+        index = start + tl.arange(0, SEVERAL)
         there = index < end
         value -= centre
         tl.store(values + index, value, mask=there)
@@ -194,6 +196,4 @@ def sum_points(n, low, high, centre, counters, totals, partials, values, sums, a
     if program == 0:
         for which in tl.static_range(4):
             tl.store(sums + which * MOST_POINTS, tl.zeros([], tl.float64))
-    all_shares = total(partials + 3 * MOST_PROGRAMS, 1, programs)
-    wait_for_all(arrived, arrivals + 3 * programs)
-    return all_shares
+    return total(partials + 3 * MOST_PROGRAMS, 1, programs)
