@@ -9,7 +9,7 @@ from thinpipe.codecs.kernels.cuda.memory import Map
 from thinpipe.codecs.kernels.cuda.places import INTERVALS
 
 MIDDLE = tl.constexpr(8192)  # bins
-COPIES = tl.constexpr(32)  # of their counts: half of a ReLU's values meet in one bin
+COPIES = tl.constexpr(32)  # of their counts: many values may meet in one bin
 TAIL_SHIFT = tl.constexpr(15)
 TAIL_BINS = 1 << (32 - TAIL_SHIFT.value)  # of all keys
 HALF_BIN = tl.constexpr(1 << (TAIL_SHIFT.value - 1))  # keys from the start of a bin to its middle
