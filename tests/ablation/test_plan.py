@@ -134,6 +134,7 @@ ON_A_GPU = (
     "fashion_mnist",
     "lm_scratch",
     "lm_scratch_4bit",
+    "lm_scratch_axes",
     "lm_scratch_seeds",
     "lm_scratch_parts",
 )
