@@ -30,8 +30,8 @@ LEAST_WEIGHT = 1e-9  # of all together, where none was finite
 LEAST_DEVIATION = 1e-12  # of what never changed
 ENOUGH = 4  # rows for each axis before there is a first basis
 PLENTY = 8  # rows for each axis in a step: more of them say nothing new
-# Steps from where learning starts to the one whose messages carry what it found. The thread takes 32 ms for two groups of
-# 384 axes beside an H200, and a step of such a model may take little more than ten.
+# Steps from where learning starts to the one whose messages carry what it found. The thread takes 32 ms for two groups
+# of 384 axes beside an H200, and a step of such a model may take little more than ten.
 LEAD = 3
 
 
