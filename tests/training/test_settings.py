@@ -74,6 +74,7 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"clip_norm": float("inf")}, "clip_norm is above 0"),
         ({"nesterov": True, "optimizer": "adamw"}, "nesterov looks ahead along SGD's momentum: give optimizer sgd"),
         ({"nesterov": True, "momentum": 0.0}, "and a momentum above 0"),
+        ({"momentum": 0.9, "optimizer": "adamw"}, "momentum is SGD's, and optimizer adamw has none: leave it out"),
         ({"adam_betas": (0.9, 0.95)}, "AdamW's running means, and optimizer sgd has none: leave them out, or give"),
         ({"adam_betas": (0.9, 1.0), "optimizer": "adamw"}, "adam_betas is two numbers from 0 to below 1; got 0.9,1.0"),
         ({"adam_betas": (float("nan"), 0.5), "optimizer": "adamw"}, "from 0 to below 1; got nan,0.5"),

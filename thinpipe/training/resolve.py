@@ -38,7 +38,13 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, device: str) -> Settings
         found["client_layers"] = None
     if parallel != "pipeline":
         found["chunks"] = 1
-    return Settings(**found | _with_codecs(chosen, parallel))
+    settings = Settings(**found | _with_codecs(chosen, parallel))
+    if "momentum" in chosen and settings.optimizer != "sgd":
+        raise OptionError(
+            f"{{momentum}} is SGD's, and {{optimizer}} {settings.optimizer} has none: leave it out, or give "
+            "{optimizer} sgd"
+        )
+    return settings
 
 
 def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
