@@ -125,8 +125,12 @@ def test_more_runs_than_anybody_waits_for_are_counted_not_made(tmp_path: Path) -
 
 
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
-CHOICE, DELTA, DDP, GRADIENTS = "few_bits_choice", "delta", "ddp", "lm_gradients"
+CHOICE, DELTA, DDP = "few_bits_choice", "delta", "ddp"
 TEXT = ("lm", "lm_lora")
+SMALL = {
+    "lm_gradients": {"1bit", "axes:1.65/gauss:1.25+adaptive+unbiased", "axes:1.9/gauss:1.25+adaptive+unbiased"},
+    "lm_small": {"4bit", "tile:6/gauss:2.3+adaptive+unbiased"},
+}
 ON_A_GPU = (
     *TEXT,
     "lm_choice",
@@ -138,7 +142,7 @@ ON_A_GPU = (
     "lm_scratch_seeds",
     "lm_scratch_parts",
 )
-OF_THEIR_OWN = {*FEW_BITS, CHOICE, DELTA, DDP, GRADIENTS, *ON_A_GPU}  # a test each, or one for some
+OF_THEIR_OWN = {*FEW_BITS, CHOICE, DELTA, DDP, *SMALL, *ON_A_GPU}  # a test each, or one for some
 
 
 @pytest.mark.parametrize("name", FEW_BITS)
@@ -205,15 +209,12 @@ def test_plans_of_language_models_hold_the_recipes_against_none_in_one_process(n
     assert {run.settings["lora"] for run in runs} == {8 if name == "lm_lora" else None}
 
 
-def test_the_plan_of_gradients_differs_in_theirs_with_as_many_bytes_and_with_more() -> None:
-    runs = read_plan(PLANS / f"{GRADIENTS}.toml", settle).runs
+@pytest.mark.parametrize("name", SMALL)
+def test_plans_of_small_language_models_hold_bits_by_energy_against_a_recipe(name: str) -> None:
+    runs = read_plan(PLANS / f"{name}.toml", settle).runs
     assert {run.settings["seed"] for run in runs} == {0, 1, 2}
-    assert {run.codec for run in runs} == {
-        "none",
-        "1bit",
-        "axes:1.65/gauss:1.25+adaptive+unbiased",
-        "axes:1.9/gauss:1.25+adaptive+unbiased",
-    }
+    assert {run.settings["device"] for run in runs} == {"cpu"}
+    assert {run.codec for run in runs} == {"none", *SMALL[name]}
 
 
 def test_the_plan_of_replicas_has_a_second_question() -> None:
