@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 import thinpipe
 from tests.codecs.test_axes import correlated, error
 from thinpipe.codecs.axes import rows_of
+from thinpipe.codecs.kernels import select
 from thinpipe.codecs.principal import LEAD, is_due
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.links.axes import FIRST, START, Axes
@@ -254,6 +256,31 @@ def test_small_tensors_and_integers_travel_as_they_are() -> None:
         forms = end.forms(Slot(torch.Size(shape), dtype), CHUNKS)
         assert len(forms) == 1
         assert forms[0].raw == (len(shape) > 1)
+
+
+def test_a_step_calls_no_kernel_that_a_warm_up_has_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: set[str] = set()
+    kernels = select("auto", CPU)
+
+    def noting(name: str) -> Callable[..., None]:
+        kernel = getattr(kernels, name)
+
+        def noted(*given: object) -> None:
+            called.add(name)
+            kernel(*given)
+
+        return noted
+
+    for name in ("find_gains", "encode_axes", "decode_axes", "fold_moments", "encode_tile", "decode_tile"):
+        monkeypatch.setattr(kernels, name, noting(name))
+    encoding("axes:2").warm_up(Slot(torch.Size(SHAPE), torch.float32), CHUNKS, CPU)
+    warm = set(called)
+    called.clear()
+    link = Link()
+    for _ in range(3 + LEAD):
+        link.step(correlated((CHUNKS * SHAPE[0], SHAPE[1])))
+    assert called <= warm
+    assert {"encode_axes", "fold_moments"} <= called
 
 
 def test_warm_up_touches_nothing() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from thinpipe.codecs.axes import LEAST_BITS, Basis, Rows, decode, encode, rows_of
 from thinpipe.codecs.normal import MAX_BITS
-from thinpipe.codecs.principal import LEAD, Learner, first_due, is_due, sender_side
+from thinpipe.codecs.principal import LEAD, Learner, first_due, is_due, rehearse, sender_side
 from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.links.encoding import Form, Learning, Plain
 from thinpipe.pipeline.links.slot import Slot
@@ -205,15 +205,8 @@ class Axes(Plain):
     def warm_up(self, slot: Slot, chunks: int, device: torch.device) -> None:
         super().warm_up(slot, chunks, device)
         rows = self._rows_of(slot, chunks)
-        if rows is None:
-            return
-        x = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
-        told = torch.zeros(rows.learned_bytes, dtype=torch.uint8, device=device)
-        forth = torch.zeros(rows.groups, rows.size, rows.size, device=device)
-        basis = Basis.read(told, rows, self.bits, forth)
-        wire = torch.empty(rows.wire_bytes(self.bits), dtype=torch.uint8, device=device)
-        encode(rows.columns(x), basis, rows, wire)
-        decode(wire, basis, rows, x)
+        if rows is not None:
+            rehearse(torch.zeros(slot.shape, dtype=slot.dtype, device=device), rows, self.bits, chunks)
 
     # What was learned is known to both ends and saved by one; what it is learned from is the sender's.
 
