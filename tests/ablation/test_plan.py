@@ -128,14 +128,15 @@ FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bit
 CHOICE, DELTA, DDP = "few_bits_choice", "delta", "ddp"
 TEXT = ("lm", "lm_lora")
 SMALL = {
-    "lm_gradients": {"1bit", "axes:1.65/gauss:1.25+adaptive+unbiased", "axes:1.9/gauss:1.25+adaptive+unbiased"},
-    "lm_small": {"4bit", "tile:6/gauss:2.3+adaptive+unbiased"},
+    "lm_gradients": {"1bit", "axes:1.65/gauss:1.25+coded+unbiased", "axes:1.9/gauss:1.25+coded+unbiased"},
+    "lm_small": {"4bit", "gauss:5+coded/gauss:3.35+coded+unbiased"},
 }
 ON_A_GPU = (
     *TEXT,
     "lm_choice",
     "lm_codecs",
     "fashion_mnist",
+    "lm_documents",
     "lm_scratch",
     "lm_scratch_4bit",
     "lm_scratch_axes",

@@ -12,6 +12,7 @@ from torch import Tensor
 import thinpipe
 from tests.codecs.gpu import CONTENTS, DEVICE, MARKS, ON_GPU, cuda, decoded, encoded, receiving, set_constants
 from tests.codecs.helpers import content
+from thinpipe.codecs.coded import allot, sections
 from thinpipe.codecs.gauss import Gauss
 from thinpipe.codecs.kernels import Kernels, cpu, select
 from thinpipe.codecs.layout import GAUSS_SEED, header_bytes
@@ -167,13 +168,13 @@ def assert_gauss_alike(x: Tensor, spec: str, channels: int, inner: int) -> Tenso
     size = without + header_bytes(channels + blocks + GAUSS_SEED, 2) - header_bytes(blocks + GAUSS_SEED, 2)
     wires = {module: torch.full((size + 1,), 0xA5, dtype=torch.uint8) for module in (cuda, cpu)}
     outs = {module: torch.full((x.numel(),), 12345.0) for module in (cuda, cpu)}
-    number = math.floor(codec.bits * blocks) if codec.adaptive else int(codec.bits)
+    numbers = (math.floor(8 * codec.bits * blocks),) if codec.coded else (int(codec.bits), codec.tile)
     for module, device in ((cuda, DEVICE), (cpu, torch.device("cpu"))):
         wire, out = wires[module].to(device)[1:], outs[module].to(device)
-        encode = module.encode_adaptive if codec.adaptive else module.encode_gauss
-        decode = module.decode_adaptive if codec.adaptive else module.decode_gauss
-        encode(x.to(device), wire, number, codec.tile, channels, inner, codec.unbiased, 0xFEDCBA98)
-        decode(wire, out, number, codec.tile, channels, inner)
+        encode = module.encode_coded if codec.coded else module.encode_gauss
+        decode = module.decode_coded if codec.coded else module.decode_gauss
+        encode(x.to(device), wire, *numbers, channels, inner, codec.unbiased, 0xFEDCBA98)
+        decode(wire, out, *numbers, channels, inner)
         wires[module], outs[module] = wire.cpu(), out.cpu()
     assert torch.equal(wires[cuda], wires[cpu])
     assert torch.equal(outs[cuda].view(torch.int32), outs[cpu].view(torch.int32))
@@ -186,6 +187,7 @@ def assert_gauss_alike(x: Tensor, spec: str, channels: int, inner: int) -> Tenso
         (7, 1, 256, 0, 1),
         (2049, 4, 256, 0, 1),
         (2048, 2, 16, 0, 1),
+        (440, 4, 64, 0, 1),  # the seed and 14 bytes fill up the header
         (2200, 4, 128, 20, 1),  # means in turn, more than once in a span
         (2100, 3, 256, 2100, 1),  # less than once
         (2304, 2, 256, 768, 1),  # in turns of whole blocks
@@ -196,7 +198,7 @@ def assert_gauss_alike(x: Tensor, spec: str, channels: int, inner: int) -> Tenso
 def test_normal_levels_are_those_of_the_cpu(count: int, bits: int, tile: int, channels: int, inner: int) -> None:
     x = torch.randn(count, generator=torch.Generator().manual_seed(count))
     x[: count // 2] *= torch.logspace(-10, 10, count // 2)
-    for option in ("", "+unbiased", "+adaptive", "+adaptive+unbiased"):
+    for option in ("", "+unbiased"):
         assert_gauss_alike(x + 3, f"gauss:{bits}/{tile}{option}", channels, inner)
 
 
@@ -204,18 +206,62 @@ def test_normal_levels_are_those_of_the_cpu(count: int, bits: int, tile: int, ch
 def test_normal_levels_of_other_float_types(dtype: torch.dtype) -> None:
     x = torch.randn(300, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert_gauss_alike(x, "gauss:4/64", 5, 1)
-    assert_gauss_alike(x, "gauss:2.5/64+adaptive", 5, 1)
+    assert_gauss_alike(x, "gauss:2.5+coded+unbiased", 5, 1)
 
 
-@pytest.mark.parametrize("spec", ["gauss:2/64", "gauss:4/64", "gauss:3/64+unbiased", "gauss:3.5/64+adaptive+unbiased"])
+@pytest.mark.parametrize(
+    ("count", "bits", "channels", "inner"),
+    [
+        (7, 1, 0, 1),
+        (1025, 1.5, 0, 1),
+        (1200, 2.5, 20, 1),  # means as above
+        (1100, 3.35, 1100, 1),
+        (1536, 5, 768, 1),
+        (1200, 8, 4, 3),
+        (1040, 2.1, 2, 520),
+    ],
+)
+def test_coded_blocks_are_those_of_the_cpu(count: int, bits: float, channels: int, inner: int) -> None:
+    x = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    x[: count // 2] *= torch.logspace(-5, 3, count // 2)
+    x[256:512] = 100.0 * (torch.arange(len(x[256:512])) == 7)  # rotated, all are of one magnitude
+    for option in ("", "+unbiased"):
+        assert_gauss_alike(x + 3 * (channels > 0), f"gauss:{bits}+coded{option}", channels, inner)
+
+
+@pytest.mark.parametrize("per_block", [8, 8.7, 19, 40, 64])
+def test_sizes_of_many_coded_blocks(per_block: float) -> None:
+    energies = torch.randint(0, 21344, (5000,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    energies[1000:] = energies[1000:] % 500 + 9000
+    ours, words = torch.empty_like(energies).to(DEVICE), int(per_block * 5000)
+    arguments = (energies.to(DEVICE), 5000, words, cuda.coded.sizes_on(DEVICE), ours)
+    cuda.launch(cuda.Launch(cuda.coded.sizes_kernel, 1, arguments, (), cuda.SIXTEEN_WARPS))
+    assert torch.equal(ours.cpu(), allot(energies, words))
+
+
+def test_a_damaged_coded_wire_is_read_as_by_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 256, generator=generator) * torch.logspace(-2, 1, 6)[:, None]
+    right = encoded("gauss:3+coded", x, cpu)
+    noise = torch.randint(0, 256, right.shape, dtype=torch.uint8, generator=generator)
+    header, words = sections(6, 0)
+    full = torch.full_like(noise, 255)
+    for damage, start in ((noise, header), (noise, words), (full, header), (full, words), (full, 0)):
+        wire = torch.cat([right[:start], damage[start:]])
+        ours, theirs = (decoded("gauss:3+coded", wire, x, kernels) for kernels in (cuda, cpu))
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        assert torch.equal(ours.nan_to_num(0), theirs.nan_to_num(0))
+
+
+@pytest.mark.parametrize("spec", ["gauss:2/64", "gauss:4/64", "gauss:3/64+unbiased", "gauss:3+coded+unbiased"])
 def test_odd_rotated_blocks_are_odd_alone(spec: str) -> None:
-    x = torch.randn(640, generator=torch.Generator().manual_seed(0))
-    x[10], x[70], x[130], x[192:256], x[256:320] = torch.nan, torch.inf, 1e38, 0.0, 1e-35
+    x = torch.randn(10, 256 if "coded" in spec else 64, generator=torch.Generator().manual_seed(0))
+    x[0, 10], x[1, 6], x[2, 2], x[3], x[4] = torch.nan, torch.inf, 1e38, 0.0, 1e-35
     out = decoded(spec, encoded(spec, x), x)
     assert torch.equal(encoded(spec, x), encoded(spec, x, cpu))
-    assert out.isnan().view(-1, 64).all(1).tolist() == [True] * 3 + [False] * 7
-    assert out[192:320].eq(0).all()
-    assert out[320:].isfinite().all()
+    assert out.isnan().all(1).tolist() == [True] * 3 + [False] * 7
+    assert out[3:5].eq(0).all()
+    assert out[5:].isfinite().all()
 
 
 ODD = {

@@ -63,7 +63,7 @@ def test_both_kernels_make_the_same_bytes(shape):
         agree(spec, (3 * normal(shape, i) + 5).to(FLOATS[i % 4]))
 
 
-@pytest.mark.parametrize("spec", ["gauss:2", "gauss:4/64", "gauss:3+unbiased", "gauss:3.4/64+adaptive+unbiased"])
+@pytest.mark.parametrize("spec", ["gauss:2", "gauss:4/64", "gauss:3+unbiased", "gauss:3.4+coded+unbiased"])
 @pytest.mark.parametrize(
     "kind", ["zeros", "constant", "tiny", "below what has a scale", "large", "beyond it", "every scale", "NaN", "relu"]
 )
@@ -165,7 +165,7 @@ def test_no_two_messages_have_the_same_errors():
         assert abs(alike) < 0.05
 
 
-@pytest.mark.parametrize("bits", ["1", "2", "3/64", "4", "4+adaptive"])
+@pytest.mark.parametrize("bits", ["1", "2", "3/64", "4", "2+coded"])
 def test_unbiased_errors_average_out(bits):
     """Of one gradient that many samples have, some with the other sign: it comes back, as large as it was."""
     row, spec, least = normal((256,)), f"gauss:{bits}+unbiased", f"gauss:{bits}"

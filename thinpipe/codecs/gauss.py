@@ -29,7 +29,7 @@ All arithmetic is float32, each operation rounded by itself, none fused, so all 
     scale   s * p / T
     value   (the Hadamard transform of level * scale) * sign + mean
 
-``adaptive`` says what is different with bits that blocks share.
+``coded`` says what is different where blocks share their bits.
 
 - A block with NaN or infinity, or whose transform reaches 2^126, has a scale of NaN and so comes back as NaN.
 - A block of no component from 2^-100 on has a scale of 0. The codes of both kinds are 0.
@@ -44,8 +44,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.adaptive import sections
 from thinpipe.codecs.base import KernelCodec
+from thinpipe.codecs.coded import CODED_BLOCK, WORDS_PER_BIT, sections
 from thinpipe.codecs.layout import GAUSS_SEED, header_bytes, packed_bytes
 from thinpipe.codecs.normal import MAX_BITS
 from thinpipe.codecs.tile import DEFAULT_TILE, check_tile
@@ -59,51 +59,54 @@ class Gauss(KernelCodec):
     """Outliers are spread over their block, and its codes are those of normal values whatever they were.
 
     Levels of least squared error are too near to zero on average. Where errors are to average out, as those of
-    gradients over a batch, ``unbiased`` makes up for that. ``adaptive``: blocks share their bits by energy.
+    gradients over a batch, ``unbiased`` makes up for that. ``coded``: small values take
+    fewer bits than large ones, and blocks share theirs by energy.
     """
 
     bits: float
     tile: int = DEFAULT_TILE
     unbiased: bool = False
-    adaptive: bool = False
+    coded: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"{self.bits:g} bits are not from 1 to {MAX_BITS}")
-        if not self.adaptive and self.bits != int(self.bits):
-            raise ValueError(f"{self.bits:g} bits for each block are no whole number: they need +adaptive")
+        if not self.coded and self.bits != int(self.bits):
+            raise ValueError(f"{self.bits:g} bits for each value are no whole number: they need +coded")
+        if self.coded and self.tile != CODED_BLOCK:
+            raise ValueError(f"+coded has blocks of {CODED_BLOCK} values, not of {self.tile}")
         check_tile(self.tile)
 
     @property
     def spec(self) -> str:
         bits, size = str(self.bits).removesuffix(".0"), f"/{self.tile}" if self.tile != DEFAULT_TILE else ""
-        return f"gauss:{bits}{size}{'+adaptive' * self.adaptive}{'+unbiased' * self.unbiased}"
+        return f"gauss:{bits}{size}{'+coded' * self.coded}{'+unbiased' * self.unbiased}"
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         count, (channels, _) = math.prod(shape), channels_of(shape)
         blocks = -(-count // self.tile)
-        if self.adaptive:
-            return sections(blocks, channels)[1] + self._planes(count) * self.tile // 8
+        if self.coded:
+            return sections(blocks, channels)[1] + 4 * self._words(count)
         return header_bytes(channels + blocks + GAUSS_SEED, 2) + packed_bytes(blocks * self.tile, int(self.bits))
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
         seed = (key ^ key >> 32) & 0xFFFFFFFF
-        used, rest = self.kernels_on(x.device), (self.tile, *channels_of(x.shape), self.unbiased, seed)
-        if self.adaptive:
-            used.encode_adaptive(x, wire, self._planes(x.numel()), *rest)
+        used, rest = self.kernels_on(x.device), (*channels_of(x.shape), self.unbiased, seed)
+        if self.coded:
+            used.encode_coded(x, wire, self._words(x.numel()), *rest)
         else:
-            used.encode_gauss(x, wire, int(self.bits), *rest)
+            used.encode_gauss(x, wire, int(self.bits), self.tile, *rest)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
-        used, rest = self.kernels_on(out.device), (self.tile, *channels_of(out.shape))
-        if self.adaptive:
-            used.decode_adaptive(wire, out, self._planes(out.numel()), *rest)
+        used, rest = self.kernels_on(out.device), channels_of(out.shape)
+        if self.coded:
+            used.decode_coded(wire, out, self._words(out.numel()), *rest)
         else:
-            used.decode_gauss(wire, out, int(self.bits), *rest)
+            used.decode_gauss(wire, out, int(self.bits), self.tile, *rest)
 
-    def _planes(self, count: int) -> int:
-        """Bits that all blocks of so many values share."""
-        return math.floor(self.bits * -(-count // self.tile))
+    def _words(self, count: int) -> int:
+        """Words of 32 bits that all blocks of so many values share."""
+        return math.floor(WORDS_PER_BIT * self.bits * -(-count // CODED_BLOCK))
 
 
 def channels_of(shape: torch.Size) -> tuple[int, int]:

@@ -92,13 +92,13 @@ def _tile(argument: str) -> Tile:
 
 
 def _gauss(argument: str) -> Gauss:
-    size, options = _options(argument, ("adaptive", "unbiased"))
+    size, options = _options(argument, ("coded", "unbiased"))
     bits, slash, tile = size.partition("/")
     return Gauss(
-        float(bits) if "adaptive" in options else _integer(bits),
+        float(bits) if "coded" in options else _integer(bits),
         _integer(tile) if slash else DEFAULT_TILE,
         unbiased="unbiased" in options,
-        adaptive="adaptive" in options,
+        coded="coded" in options,
     )
 
 
@@ -132,7 +132,7 @@ FAMILIES: dict[str, Family] = {
     "gauss": Family(
         usage="gauss:4 or gauss:2/512",
         rule="the bits per value, from 1 to 8, and after a slash the values in a block, a power of two from 16 to "
-        "4096; then +adaptive, with which bits may be a fraction, and +unbiased",
+        "4096; then +coded, with which bits may be a fraction, and +unbiased",
         parse=_gauss,
     ),
     "svd": Family(usage="svd:14", rule="the rank, 1 or more", parse=lambda a: LowRank("svd", _integer(a))),

@@ -40,13 +40,11 @@ class Kernels(Protocol):
 
     def decode_gauss(self, wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int, /) -> None: ...
 
-    def encode_adaptive(
-        self, x: Tensor, wire: Tensor, planes: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int, /
+    def encode_coded(
+        self, x: Tensor, wire: Tensor, words: int, channels: int, inner: int, unbiased: bool, seed: int, /
     ) -> None: ...
 
-    def decode_adaptive(
-        self, wire: Tensor, out: Tensor, planes: int, tile: int, channels: int, inner: int, /
-    ) -> None: ...
+    def decode_coded(self, wire: Tensor, out: Tensor, words: int, channels: int, inner: int, /) -> None: ...
 
     def encode_topk(self, x: Tensor, wire: Tensor, kept: int, /) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Rotated blocks in plain torch, as thinpipe.codecs.gauss and adaptive have it: what other kernels are held against."""
+"""Rotated blocks in plain torch, as thinpipe.codecs.gauss has it: what other kernels are held against."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.adaptive import allot, sections, starts_of, tables
-from thinpipe.codecs.kernels.axes import from_planes, to_planes
 from thinpipe.codecs.layout import (
     GAUSS_BY_LARGEST,
-    GAUSS_ENERGY,
     GAUSS_HUGE,
     GAUSS_LEAST,
     GAUSS_SAMPLES,
@@ -23,7 +20,7 @@ from thinpipe.codecs.layout import (
     pack,
     unpack,
 )
-from thinpipe.codecs.normal import MAX_BITS
+from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
 
 class Blocks(NamedTuple):
@@ -40,42 +37,19 @@ class Blocks(NamedTuple):
 def encode_gauss(
     x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
 ) -> None:
-    means, blocks = _rotated(x, tile, channels, inner, seed)
-    codes, scale = _codes_of(blocks, torch.full_like(blocks.squares, bits), unbiased)
-    _write_header(wire, means, scale, seed)
-    pack(codes.view(-1), wire[header_bytes(channels + len(scale) + GAUSS_SEED, 2) :], bits)
-
-
-def encode_adaptive(
-    x: Tensor, wire: Tensor, planes: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
-) -> None:
-    means, blocks = _rotated(x, tile, channels, inner, seed)
-    energies = blocks.squares.float().view(torch.int32) >> GAUSS_ENERGY
-    energies += blocks.power.view(torch.int32) >> (GAUSS_ENERGY - 1)  # squared, an exponent counts twice
-    bits = allot(torch.where(blocks.usual, energies, 0), planes, unbiased)
+    means, blocks = rotated(x, tile, channels, inner, seed)
     codes, scale = _codes_of(blocks, bits, unbiased)
-    _write_header(wire, means, scale, seed)
-    first, second = sections(len(bits), channels)
-    wire[first:second].zero_()
-    wire[first : first + len(bits)].copy_(bits)
-    wire[second:].copy_(to_planes(codes.to(torch.uint8), bits, starts_of(bits), planes).view(-1))
+    write_header(wire, means, scale, seed)
+    pack(codes.view(-1), wire[header_bytes(channels + len(scale) + GAUSS_SEED, 2) :], bits)
 
 
 def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
     blocks = -(-out.numel() // tile)
     codes = unpack(wire[header_bytes(channels + blocks + GAUSS_SEED, 2) :], blocks * tile, bits).view(blocks, tile)
-    _write_values(wire, out, codes, torch.full((blocks,), bits, device=wire.device), channels, inner)
+    write_rows(wire, out, torch.tensor(signed_levels(bits), device=wire.device)[codes], channels, inner)
 
 
-def decode_adaptive(wire: Tensor, out: Tensor, planes: int, tile: int, channels: int, inner: int) -> None:
-    blocks = -(-out.numel() // tile)
-    first, second = sections(blocks, channels)
-    bits = wire[first : first + blocks].clamp(1, MAX_BITS)
-    codes = from_planes(wire[second:].view(planes, tile // 8), bits, starts_of(bits))
-    _write_values(wire, out, codes, bits, channels, inner)
-
-
-def _rotated(x: Tensor, tile: int, channels: int, inner: int, seed: int) -> tuple[Tensor, Blocks]:
+def rotated(x: Tensor, tile: int, channels: int, inner: int, seed: int) -> tuple[Tensor, Blocks]:
     """The means of channels, and blocks without them."""
     values = x.reshape(-1).float()
     count = -(-values.numel() // tile)
@@ -92,24 +66,27 @@ def _rotated(x: Tensor, tile: int, channels: int, inner: int, seed: int) -> tupl
     return means, Blocks(rows, largest, finite, usual, power, squares)
 
 
-def _codes_of(blocks: Blocks, bits: Tensor, unbiased: bool) -> tuple[Tensor, Tensor]:
-    """Codes and scales of blocks with so many bits each."""
-    rows, power, tile, width = blocks.rows, blocks.power, blocks.rows.shape[1], bits.int()
-    boundaries, levels = tables(rows.device)
-    spread = (blocks.squares.float() * (2.0**-16 / tile)).sqrt()
-    s = torch.where(width < GAUSS_BY_LARGEST, spread, blocks.largest / power * gauss_reach(tile))
-    s = torch.where(blocks.usual, _bfloat16_nearest(s), 1)
+def root_mean_squares(blocks: Blocks) -> Tensor:
+    """In units of the power of two. By way of float64: torch's root of a float32 may be one off on a CPU."""
+    return (blocks.squares.float().double() * (2.0**-16 / blocks.rows.shape[1])).sqrt().float()
+
+
+def _codes_of(blocks: Blocks, bits: int, unbiased: bool) -> tuple[Tensor, Tensor]:
+    """Codes and scales of blocks."""
+    rows, power, tile = blocks.rows, blocks.power, blocks.rows.shape[1]
+    s = root_mean_squares(blocks) if bits < GAUSS_BY_LARGEST else blocks.largest / power * gauss_reach(tile)
+    s = torch.where(blocks.usual, bfloat16_nearest(s), 1)
     t = rows * (1 / power * (1 / s))[:, None]
-    codes = torch.searchsorted(boundaries[width], t.abs())
+    codes = torch.bucketize(t.abs(), t.new_tensor(magnitude_boundaries(bits)))
     if unbiased:
-        chosen = levels[width].gather(1, codes) * 2.0**8
+        chosen = t.new_tensor(signed_levels(bits))[codes] * 2.0**8
         products = ((rows * (2.0**8 / power)[:, None]).abs() * chosen).long().sum(1)
-        s = torch.where(blocks.usual, _bfloat16_nearest(blocks.squares.float() / products.float()), 1)
-    codes += (rows < 0) * (1 << (width - 1))[:, None]
+        s = torch.where(blocks.usual, bfloat16_nearest(blocks.squares.float() / products.float()), 1)
+    codes += (rows < 0) * (1 << (bits - 1))
     return codes, torch.where(blocks.usual, s * (1 / tile) * power, torch.where(blocks.finite, 0, torch.nan))
 
 
-def _write_header(wire: Tensor, means: Tensor, scale: Tensor, seed: int) -> None:
+def write_header(wire: Tensor, means: Tensor, scale: Tensor, seed: int) -> None:
     values = torch.cat([means, scale])
     end = 2 * len(values)
     wire[: header_bytes(len(values) + GAUSS_SEED, 2)].zero_()
@@ -117,14 +94,14 @@ def _write_header(wire: Tensor, means: Tensor, scale: Tensor, seed: int) -> None
     wire[end : end + 4].copy_(torch.tensor(list(seed.to_bytes(4, "little"))))
 
 
-def _write_values(wire: Tensor, out: Tensor, codes: Tensor, bits: Tensor, channels: int, inner: int) -> None:
-    blocks, tile = codes.shape
+def write_rows(wire: Tensor, out: Tensor, levels: Tensor, channels: int, inner: int) -> None:
+    """What blocks of levels mean, with the header on the wire."""
+    blocks, tile = levels.shape
     end = 2 * (channels + blocks)
     words = wire[:end].clone().view(torch.bfloat16).float()
     seed = int.from_bytes(wire[end : end + 4].tolist(), "little")
     means, scale = words[:channels], words[channels:]
-    _, levels = tables(wire.device)
-    rows = butterflies(levels[bits.int()].gather(1, codes.long()) * scale[:, None])
+    rows = butterflies(levels * scale[:, None])
     values = (rows * gauss_signs(blocks, tile, seed).to(out.device)).view(-1)[: out.numel()]
     out.view(-1).copy_(values + _of_every_value(means, out.numel(), inner))
 
@@ -141,7 +118,7 @@ def _channel_means(values: Tensor) -> Tensor:
     while len(strands) > 1:
         first, second = strands.chunk(2)
         strands = first + second
-    means = _bfloat16_nearest(strands[0] / count)
+    means = bfloat16_nearest(strands[0] / count)
     return torch.where(means.isfinite(), means, 0)
 
 
@@ -163,7 +140,7 @@ def butterflies(rows: Tensor) -> Tensor:
     return rows
 
 
-def _bfloat16_nearest(x: Tensor) -> Tensor:
+def bfloat16_nearest(x: Tensor) -> Tensor:
     """x rounded to a bfloat16, halfway away from zero, as float32."""
     return ((x.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
 

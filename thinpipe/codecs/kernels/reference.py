@@ -12,10 +12,10 @@ from thinpipe.codecs.kernels.axes import decode_axes as decode_axes
 from thinpipe.codecs.kernels.axes import encode_axes as encode_axes
 from thinpipe.codecs.kernels.axes import find_gains as find_gains
 from thinpipe.codecs.kernels.axes import fold_moments as fold_moments
+from thinpipe.codecs.kernels.coded import decode_coded as decode_coded
+from thinpipe.codecs.kernels.coded import encode_coded as encode_coded
 from thinpipe.codecs.kernels.gauss import bfloat16_word, butterflies
-from thinpipe.codecs.kernels.gauss import decode_adaptive as decode_adaptive
 from thinpipe.codecs.kernels.gauss import decode_gauss as decode_gauss
-from thinpipe.codecs.kernels.gauss import encode_adaptive as encode_adaptive
 from thinpipe.codecs.kernels.gauss import encode_gauss as encode_gauss
 from thinpipe.codecs.layout import (
     BFLOAT16_MAX,

@@ -12,9 +12,9 @@ from thinpipe.codecs.kernels.axes import find_gains as find_gains
 from thinpipe.codecs.kernels.axes import fold_moments as fold_moments
 from thinpipe.codecs.kernels.cpu.arrays import GRAIN, array_of, shares, tile_shares
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of
-from thinpipe.codecs.kernels.cpu.gauss import decode_adaptive as decode_adaptive
+from thinpipe.codecs.kernels.cpu.coded import decode_coded as decode_coded
+from thinpipe.codecs.kernels.cpu.coded import encode_coded as encode_coded
 from thinpipe.codecs.kernels.cpu.gauss import decode_gauss as decode_gauss
-from thinpipe.codecs.kernels.cpu.gauss import encode_adaptive as encode_adaptive
 from thinpipe.codecs.kernels.cpu.gauss import encode_gauss as encode_gauss
 from thinpipe.codecs.kernels.cpu.loops.axes import decode_planes, encode_planes
 from thinpipe.codecs.kernels.cpu.loops.codes import encode_buckets, encode_codebook

@@ -1,104 +1,50 @@
-"""Rotated blocks, with as many bits each or with bits of their own: means first, then blocks, then the header."""
+"""Rotated blocks on normal levels: means first, then blocks, then the header."""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from thinpipe.codecs.adaptive import sections, tables, worth
 from thinpipe.codecs.kernels.cpu.arrays import GRAIN, array_of, tile_shares
-from thinpipe.codecs.kernels.cpu.loops.adaptive import (
-    allot,
-    decode_adaptive_blocks,
-    encode_adaptive_blocks,
-    find_energies,
-)
 from thinpipe.codecs.kernels.cpu.loops.gauss import UNIT, channel_means, decode_blocks, encode_blocks
 from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import BLOCK, GAUSS_SAMPLES, GAUSS_SEED, gauss_reach, header_bytes
-from thinpipe.codecs.normal import MAX_BITS, magnitude_boundaries, signed_levels
+from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
 _RUN = 64  # neighbouring values of one channel, from which on each such run is a loop of its own
-_CPU = torch.device("cpu")
 
 
 def encode_gauss(
     x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
 ) -> None:
     values, words = array_of(x), np.empty(-(-x.numel() // tile), np.uint16)
-    means = _channel_means(values, channels, inner)
+    means = means_of_channels(values, channels, inner)
     header, codes = np.split(wire.numpy(), [header_bytes(channels + words.size + GAUSS_SEED, 2)])
     reach, thresholds = np.float32(gauss_reach(tile)), np.array(magnitude_boundaries(bits), np.float32)
     levels = np.array(signed_levels(bits)[: 1 << (bits - 1)] if unbiased else (), np.float32)
-    spread, run = _spread_means(means, inner)
+    spread, run = spread_means(means, inner)
     parallel(
         lambda first, last: encode_blocks(
             values, spread, words, codes, first, last, tile, run, thresholds, levels, reach, seed
         ),
         tile_shares(values.size, UNIT),
     )
-    _write_header(header, means, words, seed)
-
-
-def encode_adaptive(
-    x: Tensor, wire: Tensor, planes: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
-) -> None:
-    values, blocks = array_of(x), -(-x.numel() // tile)
-    means = _channel_means(values, channels, inner)
-    energies, bits = np.empty(blocks, np.int32), np.empty(blocks, np.uint8)
-    spread, run = _spread_means(means, inner)
-    parallel(
-        lambda first, last: find_energies(values, spread, energies, first, last, tile, run, seed),
-        tile_shares(values.size, UNIT),
-    )
-    allot(energies, np.array(worth(unbiased), np.int32), planes - blocks, bits)
-    header, told, codes = np.split(wire.numpy(), sections(blocks, channels))
-    told[:blocks], told[blocks:] = bits, 0
-    words, of_blocks, starts = np.empty(blocks, np.uint16), codes.reshape(planes, tile // 8), _starts(bits)
-    boundaries, levels = (each.numpy() for each in tables(_CPU))
-    levels, reach = levels if unbiased else levels[:0], np.float32(gauss_reach(tile))
-    parallel(
-        lambda first, last: encode_adaptive_blocks(
-            values, spread, words, starts, of_blocks, first, last, run, boundaries, levels, reach, seed
-        ),
-        tile_shares(values.size, UNIT),
-    )
-    _write_header(header, means, words, seed)
+    write_header(header, means, words, seed)
 
 
 def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
     values, blocks = array_of(out), -(-out.numel() // tile)
     header, codes = np.split(wire.numpy(), [header_bytes(channels + blocks + GAUSS_SEED, 2)])
-    means, words, seed = _read_header(header, channels, blocks)
+    means, words, seed = read_header(header, channels, blocks)
     levels = np.array(signed_levels(bits), np.float32)
-    spread, run = _spread_means(means, inner)
+    spread, run = spread_means(means, inner)
     parallel(
         lambda first, last: decode_blocks(codes, words, spread, values, first, last, bits, tile, run, levels, seed),
         tile_shares(values.size, UNIT),
     )
 
 
-def decode_adaptive(wire: Tensor, out: Tensor, planes: int, tile: int, channels: int, inner: int) -> None:
-    values, blocks = array_of(out), -(-out.numel() // tile)
-    header, told, codes = np.split(wire.numpy(), sections(blocks, channels))
-    means, words, seed = _read_header(header, channels, blocks)
-    starts, levels = _starts(told[:blocks].clip(1, MAX_BITS)), tables(_CPU)[1].numpy()
-    of_blocks, (spread, run) = codes.reshape(planes, tile // 8), _spread_means(means, inner)
-    parallel(
-        lambda first, last: decode_adaptive_blocks(
-            of_blocks, words, starts, spread, values, first, last, run, levels, seed
-        ),
-        tile_shares(values.size, UNIT),
-    )
-
-
-def _starts(bits: np.ndarray) -> np.ndarray:
-    """The first plane of each block, and behind the last one."""
-    return np.concatenate([[0], np.cumsum(bits, dtype=np.int64)])
-
-
-def _channel_means(values: np.ndarray, channels: int, inner: int) -> np.ndarray:
+def means_of_channels(values: np.ndarray, channels: int, inner: int) -> np.ndarray:
     means = np.zeros(channels, np.float32)
     if channels:
         of_each = values.size // channels
@@ -111,7 +57,7 @@ def _channel_means(values: np.ndarray, channels: int, inner: int) -> np.ndarray:
     return means
 
 
-def _spread_means(means: np.ndarray, inner: int) -> tuple[np.ndarray, int]:
+def spread_means(means: np.ndarray, inner: int) -> tuple[np.ndarray, int]:
     """Means and inner size as the loops want them: without long runs one for each of the places, and a unit more."""
     if inner >= _RUN:
         return means, inner
@@ -119,14 +65,14 @@ def _spread_means(means: np.ndarray, inner: int) -> tuple[np.ndarray, int]:
     return np.resize(every, every.size + UNIT), 1
 
 
-def _write_header(header: np.ndarray, means: np.ndarray, words: np.ndarray, seed: int) -> None:
+def write_header(header: np.ndarray, means: np.ndarray, words: np.ndarray, seed: int) -> None:
     told = np.array([seed & 0xFFFF, seed >> 16], np.uint16)
     written = np.concatenate([(means.view(np.uint32) >> 16).astype(np.uint16), words, told]).view(np.uint8)
     header[: written.size] = written
     header[written.size :] = 0
 
 
-def _read_header(header: np.ndarray, channels: int, blocks: int) -> tuple[np.ndarray, np.ndarray, int]:
+def read_header(header: np.ndarray, channels: int, blocks: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Means, words of scales, and the seed."""
     means, words, told = np.split(header.copy().view(np.uint16), [channels, channels + blocks])
     return (means.astype(np.uint32) << 16).view(np.float32), words, int(told[0]) | int(told[1]) << 16

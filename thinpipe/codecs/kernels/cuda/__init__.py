@@ -8,12 +8,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.adaptive import allot, sections, starts_of, tables
-from thinpipe.codecs.kernels.cuda import adaptive, axes, codebook, codes, gauss, largest, places, tiles
+from thinpipe.codecs.coded import CODED_BLOCK, known_sizes, sections, starts_of
+from thinpipe.codecs.kernels.cuda import axes, codebook, coded, codes, gauss, largest, places, tiles
 from thinpipe.codecs.kernels.cuda.launch import Launch, launch
 from thinpipe.codecs.kernels.cuda.order import all_at_once, extent, order_statistics
 from thinpipe.codecs.layout import BLOCK, header_bytes, positions_are_bits
-from thinpipe.codecs.normal import MAX_BITS, magnitude_boundaries, signed_levels
+from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
 ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}  # each operation rounded by itself, as everywhere
 KEEPING = {"num_warps": 1, "maxnreg": 96}  # without a limit half as many of them run at once
@@ -137,33 +137,31 @@ def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int,
         launch(Launch(gauss.decode_rest_kernel, 1, (wire, out, n, *arguments), constants, ONE_WARP))
 
 
-def encode_adaptive(
-    x: Tensor, wire: Tensor, planes: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
-) -> None:
-    n, blocks = x.numel(), -(-x.numel() // tile)
-    form, length = gauss.form_of(channels, inner, tile, tile)
+def encode_coded(x: Tensor, wire: Tensor, words: int, channels: int, inner: int, unbiased: bool, seed: int) -> None:
+    n, blocks = x.numel(), -(-x.numel() // CODED_BLOCK)
+    form, length = gauss.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
     means = _found_means(x, wire, channels, inner, form, length)
     energies = torch.empty(blocks, dtype=torch.int32, device=x.device)
+    sizes = torch.empty_like(energies)
     looking = (x, n, means, energies, channels, length, _signed(seed))
-    launch(Launch(adaptive.energies_kernel, blocks, looking, (tile, form), ONE_WARP))
-    bits = allot(energies, planes, unbiased)
-    arguments = (x, n, wire, means, bits, starts_of(bits), _tables(x.device), channels, length, _signed(seed))
-    constants = (tile, form + gauss.UNBIASED * unbiased)
-    launch(Launch(adaptive.encode_adaptive_kernel, blocks, arguments, constants, ONE_WARP))
+    launch(
+        Launch(coded.energies_kernel, blocks, looking, (form,), ONE_WARP),
+        Launch(coded.sizes_kernel, 1, (energies, blocks, words, coded.sizes_on(x.device), sizes), (), SIXTEEN_WARPS),
+    )
+    wire[2 * channels :].zero_()  # padding, and words that are left: where the last block ends only the device knows
+    forms = coded.forms_on(x.device)
+    arguments = (x, n, wire, means, sizes, starts_of(sizes), forms, channels, length, _signed(seed))
+    launch(Launch(coded.encode_coded_kernel, blocks, arguments, (form + gauss.UNBIASED * unbiased,), ONE_WARP))
 
 
-def decode_adaptive(wire: Tensor, out: Tensor, planes: int, tile: int, channels: int, inner: int) -> None:
-    n, blocks = out.numel(), -(-out.numel() // tile)
-    form, length = gauss.form_of(channels, inner, tile, tile)
+def decode_coded(wire: Tensor, out: Tensor, words: int, channels: int, inner: int) -> None:
+    n, blocks = out.numel(), -(-out.numel() // CODED_BLOCK)
+    form, length = gauss.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
     means, (first, _) = _told_means(wire, channels, form, length), sections(blocks, channels)
-    bits = wire[first : first + blocks].clamp(1, MAX_BITS)
-    arguments = (wire, out, n, means, bits, starts_of(bits), _tables(wire.device), planes, channels, length)
-    launch(Launch(adaptive.decode_adaptive_kernel, blocks, arguments, (tile, form), ONE_WARP))
-
-
-@cache
-def _tables(device: torch.device) -> Tensor:
-    return torch.cat(tables(device), 1)
+    sizes = known_sizes(wire.device)[wire[first : first + blocks].int()]
+    forms = coded.forms_on(wire.device)
+    arguments = (wire, out, n, means, sizes, starts_of(sizes), forms, words, channels, length)
+    launch(Launch(coded.decode_coded_kernel, blocks, arguments, (form,), ONE_WARP))
 
 
 def _found_means(x: Tensor, wire: Tensor, channels: int, inner: int, form: int, length: int) -> Tensor:

@@ -26,8 +26,8 @@ from thinpipe.codecs.layout import (
 )
 
 UNIT = 4096  # values that are rotated at a time: the largest tile, and all of it in the first-level cache
-_NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
-_ONE = np.int32(0x3F800000)
+NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
+ONE = np.int32(0x3F800000)
 HUGE = np.float32(GAUSS_HUGE).view(np.int32)
 LEAST = np.float32(GAUSS_LEAST).view(np.int32)
 _BLOCK, _PLACE, _MIX = np.uint32(GAUSS_BLOCK), np.uint32(GAUSS_PLACE), np.uint32(GAUSS_MIX)
@@ -36,7 +36,7 @@ _WIDTH = 64  # channels whose samples are summed up beside each other
 
 
 @jit
-def _nearest_bfloat16(x):
+def nearest_bfloat16(x):
     return np.int32(np.int32(bits_of(x) + 0x8000) & ~0xFFFF)
 
 
@@ -60,7 +60,7 @@ def channel_means(x, means, places, first, last, inner):
                     strands[s, j] += strands[s + half, j]
             half //= 2
         for j in range(width):
-            bits = _nearest_bfloat16(strands[0, j] / np.float32(places.size))
+            bits = nearest_bfloat16(strands[0, j] / np.float32(places.size))
             means[channel + j] = float_of(bits if (bits & MAGNITUDE) < INFINITY else 0)
         channel += width
 
@@ -139,7 +139,7 @@ def largest_of(part):
 @jit
 def squares_of(part, power):
     """The sum of squares in units of 2^-16 of a power of two, each rounded down."""
-    factor = float_of(2 * _ONE - power) * np.float32(2.0**8)
+    factor = float_of(2 * ONE - power) * np.float32(2.0**8)
     total = np.int32(0)
     for j in range(part.size):
         component = part[j] * factor
@@ -152,16 +152,16 @@ def scale_of(part, bits, reach):
     """(the word of a block's scale, what its components are multiplied with)."""
     largest = largest_of(part)
     if largest >= HUGE:
-        return _NAN_WORD, np.float32(0)
+        return NAN_WORD, np.float32(0)
     if largest < LEAST:
         return np.uint16(0), np.float32(0)
     power = np.int32(largest & INFINITY)
-    inverse = float_of(2 * _ONE - power)
+    inverse = float_of(2 * ONE - power)
     if bits >= GAUSS_BY_LARGEST:
         s = float_of(largest) * inverse * reach
     else:
         s = np.sqrt(np.float32(squares_of(part, power)) * np.float32(2.0**-16 / part.size))
-    s = float_of(_nearest_bfloat16(s))
+    s = float_of(nearest_bfloat16(s))
     scale = s * np.float32(1 / part.size) * float_of(power)
     return np.uint16(bits_of(scale) >> 16), inverse * (np.float32(1) / s)
 
@@ -169,14 +169,14 @@ def scale_of(part, bits, reach):
 @jit
 def unbiased_word(word, part, codes, levels):
     """The word of a block's scale with which what comes back has its product with the block itself."""
-    if word == 0 or word == _NAN_WORD:
+    if word == 0 or word == NAN_WORD:
         return word
     power = np.int32(largest_of(part) & INFINITY)
-    factor = float_of(2 * _ONE - power) * np.float32(2.0**8)
+    factor = float_of(2 * ONE - power) * np.float32(2.0**8)
     products = np.uint32(0)
     for j in range(part.size):
         products += np.uint32(abs(part[j] * factor) * (levels[codes[j]] * np.float32(2.0**8)))
-    s = float_of(_nearest_bfloat16(np.float32(squares_of(part, power)) / np.float32(products)))
+    s = float_of(nearest_bfloat16(np.float32(squares_of(part, power)) / np.float32(products)))
     return np.uint16(bits_of(s * np.float32(1 / part.size) * float_of(power)) >> 16)
 
 

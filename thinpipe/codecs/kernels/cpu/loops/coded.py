@@ -1,0 +1,223 @@
+"""Rotated blocks with small values in fewer bits, and back, as thinpipe.codecs.coded has it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thinpipe.codecs.coded import CODED_BLOCK, GROWTH, LIMITS, MOST_STEPS, TURNS
+from thinpipe.codecs.kernels.cpu.compiling import jit
+from thinpipe.codecs.kernels.cpu.loops.bitplanes import from_planes, to_planes
+from thinpipe.codecs.kernels.cpu.loops.gauss import (
+    HUGE,
+    LEAST,
+    NAN_WORD,
+    ONE,
+    UNIT,
+    change_signs,
+    largest_of,
+    nearest_bfloat16,
+    restore,
+    rotate,
+    squares_of,
+)
+from thinpipe.codecs.kernels.cpu.loops.hadamard import butterflies
+from thinpipe.codecs.kernels.cpu.loops.values import INFINITY, bits_of, float_of, store_values
+from thinpipe.codecs.layout import GAUSS_ENERGY
+
+_LOW, _HIGH = LIMITS
+_ROUNDS = (_HIGH - _LOW).bit_length()
+_GROWTH = np.float32(GROWTH)
+_PLANE = CODED_BLOCK // 8
+_LARGEST_BYTES = 256  # of a block's words
+
+
+@jit
+def find_energies(x, means, energies, first, last, inner, seed):
+    """Of the blocks of units first..last of x."""
+    block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
+    for start in range(first * UNIT, last * UNIT, UNIT):
+        rotated, _ = rotate(x, means, start, CODED_BLOCK, inner, seed, block, other)
+        for b in range(start // CODED_BLOCK, min((start + UNIT) // CODED_BLOCK, energies.size)):
+            part = rotated[b * CODED_BLOCK - start : (b + 1) * CODED_BLOCK - start]
+            largest, energy = largest_of(part), np.int32(0)
+            if LEAST <= largest < HUGE:
+                power = np.int32(largest & INFINITY)
+                squares = bits_of(np.float32(squares_of(part, power)))
+                energy = np.int32((squares >> GAUSS_ENERGY) + (power >> (GAUSS_ENERGY - 1)))
+            energies[b] = energy
+
+
+@jit
+def allot(energies, by_energy, words, sizes):
+    """The size of every block, at most so many words for all together."""
+    low, high = _LOW, _HIGH
+    for _ in range(_ROUNDS):
+        middle = (low + high) // 2
+        total = 0
+        for b in range(energies.size):
+            total += _size_of(energies, b, middle, by_energy)
+        if total <= words:
+            high = middle
+        else:
+            low = middle
+    for b in range(energies.size):
+        sizes[b] = _size_of(energies, b, high, by_energy)
+
+
+@jit
+def _size_of(energies, b, limit, by_energy):
+    return by_energy[max(0, min(energies[b] + b % TURNS - limit, by_energy.size - 1))]
+
+
+@jit
+def _count_steps(part, factor, low, high, most, magnitudes):
+    """Magnitudes in low steps; returns how many ones and zeros are to be told beside their planes."""
+    told = np.int32(0)
+    above = np.int32((1 << high) - 2)
+    for j in range(part.size):
+        steps = min(np.int32(abs(part[j] * factor)), most)
+        magnitudes[j] = steps
+        told += max((steps >> low) - above, np.int32(0))
+    return told
+
+
+@jit
+def _find_magnitudes(part, largest, form, step, magnitudes):
+    """Of a block that has a scale; returns the half of a low step, in units of the power of two below the largest."""
+    low, high, rest = np.int32(form[0]), np.int32(form[1]), form[2]
+    power = np.int32(largest & INFINITY)
+    inverse = float_of(2 * ONE - power)
+    width = np.sqrt(np.float32(squares_of(part, power)) * np.float32(2.0**-16 / CODED_BLOCK)) * step
+    if rest:
+        width = max(width, float_of(largest) * inverse * np.float32(1 / MOST_STEPS))
+    most = np.int32(((MOST_STEPS if rest else 1) << low) - 1)
+    while True:
+        factor = inverse * (np.float32(1) / width) * np.float32(1 << low)
+        told = _count_steps(part, factor, low, high, most, magnitudes)
+        if rest == 0 or told <= 32 * rest:
+            return width / np.float32(2 << low)
+        width *= _GROWTH
+
+
+@jit
+def _unbiased(part, power, magnitudes):
+    """The half step with which what comes back has its product with the block itself."""
+    factor = float_of(2 * ONE - power) * np.float32(2.0**8)
+    products = np.int32(0)
+    for j in range(part.size):
+        products += np.int32(abs(part[j] * factor) * np.float32(2 * magnitudes[j] + 1))
+    return np.float32(squares_of(part, power)) / np.float32(products) * np.float32(2.0**-8)
+
+
+@jit
+def _write_rest(magnitudes, low, escape, more, out):
+    """Of values whose high bits are all ones: so many ones and a zero, the first of all, then the second, and so on.
+
+    Without branches: which way they went could not be foretold.
+    """
+    out[:] = 0
+    count = 0
+    for j in range(magnitudes.size):
+        above = (magnitudes[j] >> low) - escape
+        more[count] = above
+        count += above >= 0
+    place = 0
+    while count:
+        left = 0
+        for i in range(count):
+            one = more[i] > 0
+            out[place >> 3] |= np.uint8(one << (place & 7))
+            more[left] = more[i] - 1
+            left += one
+            place += 1
+        count = left
+
+
+@jit
+def encode_coded_blocks(x, means, scales, starts, told, first, last, inner, forms, steps, unbiased, seed):
+    """Units first..last of x, rotated again, since to keep them would take as much memory as x.
+
+    starts: the first word of each block, and one more. told: bytes of all words. forms: low, high and rest by size.
+    """
+    block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
+    magnitudes, more = np.empty(CODED_BLOCK, np.int32), np.empty(CODED_BLOCK + 1, np.int32)
+    codes = np.empty(CODED_BLOCK, np.uint8)
+    for start in range(first * UNIT, last * UNIT, UNIT):
+        rotated, _ = rotate(x, means, start, CODED_BLOCK, inner, seed, block, other)
+        for b in range(start // CODED_BLOCK, min((start + UNIT) // CODED_BLOCK, scales.size)):
+            part = rotated[b * CODED_BLOCK - start : (b + 1) * CODED_BLOCK - start]
+            target = told[4 * starts[b] : 4 * starts[b + 1]]
+            largest, size = largest_of(part), starts[b + 1] - starts[b]
+            form = forms[size]
+            if largest >= HUGE or largest < LEAST:
+                scales[b] = NAN_WORD if largest >= HUGE else 0
+                target[:] = 0
+                continue
+            power = np.int32(largest & INFINITY)
+            half = _find_magnitudes(part, largest, form, steps[size], magnitudes)
+            if unbiased:
+                half = _unbiased(part, power, magnitudes)
+            half = float_of(nearest_bfloat16(half)) * np.float32(1 / CODED_BLOCK)
+            scales[b] = np.uint16(bits_of(half * float_of(power)) >> 16)
+            low, high = np.int32(form[0]), np.int32(form[1])
+            mask, escape, sign = np.int32((1 << low) - 1), np.int32((1 << high) - 1), np.int32(1 << (low + high))
+            for j in range(CODED_BLOCK):
+                steps_of = magnitudes[j]
+                code = (steps_of & mask) | (min(steps_of >> low, escape) << low)
+                codes[j] = np.uint8(code + (sign if part[j] < 0 else np.int32(0)))
+            planes = low + high + 1
+            to_planes(codes, target[: planes * _PLANE].reshape(planes, _PLANE))
+            if form[2]:
+                _write_rest(magnitudes, low, escape, more, target[planes * _PLANE :])
+
+
+@jit
+def _read_rest(magnitudes, low, escape, given, present):
+    """Adds to magnitudes what _write_rest wrote. What is beyond the end is zero."""
+    count = 0
+    for j in range(magnitudes.size):
+        present[count] = j
+        count += magnitudes[j] >> low == escape
+    place, end = 0, 8 * given.size
+    for _ in range(MOST_STEPS):
+        left = 0
+        for i in range(min(count, end - place)):
+            one = (given[place >> 3] >> np.uint8(place & 7)) & np.uint8(1)
+            magnitudes[present[i]] += np.int32(one) << low
+            present[left] = present[i]
+            left += one
+            place += 1
+        count = left
+
+
+@jit
+def decode_coded_blocks(told, scales, starts, means, out, first, last, inner, forms, seed):
+    """Units first..last of out."""
+    block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
+    codes, whole = np.empty(CODED_BLOCK, np.uint8), np.empty(_LARGEST_BYTES, np.uint8)
+    magnitudes, present = np.empty(CODED_BLOCK, np.int32), np.empty(CODED_BLOCK + 1, np.int32)
+    for start in range(first * UNIT, last * UNIT, UNIT):
+        for b in range(start // CODED_BLOCK, min((start + UNIT) // CODED_BLOCK, scales.size)):
+            given, form = told[4 * starts[b] : 4 * starts[b + 1]], forms[starts[b + 1] - starts[b]]
+            size = 4 * (starts[b + 1] - starts[b])
+            if given.size < size:  # on a damaged wire blocks may reach beyond its end: there it counts as zeros
+                whole[:] = 0
+                whole[: given.size] = given
+                given = whole[:size]
+            low, high = np.int32(form[0]), np.int32(form[1])
+            planes = low + high + 1
+            from_planes(given[: planes * _PLANE].reshape(planes, _PLANE), codes)
+            sign = np.uint8(1 << (low + high))
+            for j in range(CODED_BLOCK):
+                magnitudes[j] = codes[j] & np.uint8(sign - np.uint8(1))
+            if form[2]:
+                _read_rest(magnitudes, low, np.int32((1 << high) - 1), given[planes * _PLANE :], present)
+            part, scale = block[b * CODED_BLOCK - start :], float_of(np.int32(scales[b]) << 16)
+            for j in range(CODED_BLOCK):
+                value = np.float32(2 * magnitudes[j] + 1) * scale
+                part[j] = -value if codes[j] >= sign else value
+        rotated, _ = butterflies(block, other, CODED_BLOCK)
+        change_signs(rotated, start, CODED_BLOCK, seed)
+        wanted = min(UNIT, out.size - start)
+        restore(rotated[:wanted], means, start, inner)
+        store_values(rotated[:wanted], out[start : start + wanted])

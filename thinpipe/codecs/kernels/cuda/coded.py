@@ -1,0 +1,242 @@
+"""Rotated blocks on even steps, small values in fewer bits, as thinpipe.codecs.coded has it.
+
+A program is one warp with one block: its form is one for all of it. Blocks are rotated twice, for their energies and
+for what is written: to keep them would take as much memory as the tensor. Between, one program finds their sizes: every
+round needs the sum over all blocks of the round before.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinpipe.codecs import coded
+from thinpipe.codecs.kernels.cuda.device import greater
+from thinpipe.codecs.kernels.cuda.gauss import (
+    ALIGN,
+    HUGE,
+    INFINITY,
+    LEAST,
+    ONE,
+    RUNS,
+    change_signs,
+    header_size,
+    means_at,
+    nearest_bfloat16,
+    tell_seed,
+    told_seed,
+)
+from thinpipe.codecs.kernels.cuda.tiles import butterflies, load_words, store_words
+from thinpipe.codecs.layout import GAUSS_ENERGY
+
+TILE = tl.constexpr(coded.CODED_BLOCK)
+ENERGY = tl.constexpr(GAUSS_ENERGY)
+PIECE = tl.constexpr(coded.CODED_BLOCK // 8)
+MOST_PLANES = tl.constexpr(max(form.planes for form in coded.forms().values()))
+MOST_STEPS = tl.constexpr(coded.MOST_STEPS)
+GROWTH = tl.constexpr(coded.GROWTH)
+TURNS = tl.constexpr(coded.TURNS)
+LOWEST, HIGHEST = (tl.constexpr(limit) for limit in coded.LIMITS)
+ROUNDS = tl.constexpr((coded.LIMITS[1] - coded.LIMITS[0]).bit_length())
+LAST = tl.constexpr(len(coded.sizes_by_energy()) - 1)
+CHUNK = tl.constexpr(4096)  # blocks that the one program looks at together
+COLUMNS = tl.constexpr(4)  # of a table of forms
+
+
+@cache
+def sizes_on(device: torch.device) -> Tensor:
+    """Sizes by energy. As bytes they are in four lines of the cache: threads look at places of their own."""
+    return torch.tensor(coded.sizes_by_energy(), dtype=torch.uint8, device=device)
+
+
+@cache
+def forms_on(device: torch.device) -> Tensor:
+    """By size: low, high, rest and the image of the step."""
+    numbers, steps = coded.form_table(device)
+    return torch.cat([numbers, steps.view(torch.int32)[:, None]], 1)
+
+
+@triton.jit
+def _rotated(x, n, means, channels, length, seed, FORM: tl.constexpr):
+    """A program's block, its largest component, whether it has a scale; the power of two below, and the squares."""
+    start = tl.program_id(0).to(tl.int64) * TILE
+    place = start + tl.arange(0, TILE)
+    there = place < n
+    values = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
+    values = tl.where(there, values - means_at(means, start, channels, length, TILE, TILE, FORM), 0.0)
+    values = butterflies(change_signs(values, start, seed, TILE, TILE), TILE, TILE)
+    largest = tl.reduce(tl.abs(values), 0, greater)
+    usual = (largest < HUGE) & (largest >= LEAST)
+    values = tl.where(usual, values, 0.0)
+    power = tl.where(usual, largest.to(tl.int32, bitcast=True) & INFINITY, ONE)
+    components = values * (_inverse_of(power) * 256.0)
+    return values, largest, usual, power, tl.sum((components * components).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _inverse_of(power):
+    return (0x7F000000 - power).to(tl.float32, bitcast=True)  # the exponents of both are 254 together
+
+
+@triton.jit(do_not_specialize=["n", "channels", "length", "seed"])
+def energies_kernel(x, n, means, energies, channels, length, seed, FORM: tl.constexpr):
+    _, _, usual, power, squares = _rotated(x, n, means, channels, length, seed, FORM)
+    energy = (squares.to(tl.float32).to(tl.int32, bitcast=True) >> ENERGY) + (power >> (ENERGY - 1))
+    tl.store(energies + tl.program_id(0), tl.where(usual, energy, 0))
+
+
+@triton.jit
+def _sizes(energies, start, blocks, table, limit):
+    index = start + tl.arange(0, CHUNK)
+    there = index < blocks
+    above = tl.load(energies + index, mask=there, other=0) + index % TURNS - limit
+    return tl.load(table + tl.minimum(tl.maximum(above, 0), LAST), mask=there, other=0).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["blocks", "words"])
+def sizes_kernel(energies, blocks, words, table, sizes):
+    """The size of every block, by one program: the limit is found by halving, as thinpipe.codecs.coded.allot does."""
+    low, high = tl.full([], LOWEST, tl.int32), tl.full([], HIGHEST, tl.int32)
+    for _ in range(ROUNDS):
+        middle = (low + high) >> 1
+        taken = tl.zeros([CHUNK], tl.int32)
+        for start in range(0, blocks, CHUNK):
+            taken += _sizes(energies, start, blocks, table, middle)
+        fits = tl.sum(taken.to(tl.int64), axis=0) <= words
+        low, high = tl.where(fits, low, middle), tl.where(fits, middle, high)
+    for start in range(0, blocks, CHUNK):
+        index = start + tl.arange(0, CHUNK)
+        tl.store(sizes + index, _sizes(energies, start, blocks, table, high), mask=index < blocks)
+
+
+@triton.jit
+def _form(forms, size):
+    row = forms + size * COLUMNS
+    return tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _magnitudes(values, inverse, step, low, high, most):
+    """How many low steps values have, how many ones each has to be told beyond the high bits, and all bits for them."""
+    factor = inverse * tl.div_rn(0.0 * step + 1.0, step) * (1 << low).to(tl.float32)
+    magnitudes = tl.minimum((tl.abs(values) * factor).to(tl.int32), most)
+    more = (magnitudes >> low) - ((1 << high) - 1)
+    return magnitudes, more, tl.sum(tl.maximum(more + 1, 0), axis=0)
+
+
+@triton.jit
+def _store_rest(wire, more, rest):
+    """Of values of 0 and more so many ones and a zero, in turns; what they leave of their words is zero already."""
+    word, unfinished, written = 0, 0, 0
+    turns = tl.where(rest > 0, tl.max(more, axis=0) + 1, 0)
+    for turn in range(turns):
+        present = (more >= turn).to(tl.int32)
+        place = written + tl.cumsum(present, 0) - 1
+        written += tl.sum(present, axis=0)
+        ones = tl.where(more > turn, 1 << (place & 31), 0)
+        while word < written >> 5:
+            _store_word(wire, word, unfinished | tl.sum(tl.where(place >> 5 == word, ones, 0), axis=0))
+            word += 1
+            unfinished = 0
+        unfinished |= tl.sum(tl.where(place >> 5 == word, ones, 0), axis=0)
+    if word < rest:
+        _store_word(wire, word, unfinished)
+
+
+@triton.jit
+def _store_word(wire, index, word):
+    """32 bits: a wire may start anywhere."""
+    byte = tl.arange(0, 4)
+    tl.store(wire + 4 * index + byte, ((word >> (8 * byte)) & 255).to(tl.uint8))
+
+
+@triton.jit(do_not_specialize=["n", "channels", "length", "seed"])
+def encode_coded_kernel(x, n, wire, means, sizes, starts, forms, channels, length, seed, FORM: tl.constexpr):
+    """Behind the means the wire must hold zeros: those that are between what blocks tell stay."""
+    values, largest, usual, power, squares = _rotated(x, n, means, channels, length, seed, FORM)
+    block, blocks = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    size = tl.load(sizes + block)
+    low, high, rest, step = _form(forms, size)
+    inverse = _inverse_of(power)
+    step *= tl.sqrt_rn(squares.to(tl.float32) * (2.0**-16 / TILE))
+    step = tl.where(rest > 0, tl.maximum(step, largest * inverse * (1 / MOST_STEPS)), step)
+    step = tl.where(usual, step, 1.0)
+    most = (tl.where(rest > 0, MOST_STEPS, 1) << low) - 1
+    magnitudes, more, needed = _magnitudes(values, inverse, step, low, high, most)
+    while (rest > 0) & (needed > 32 * rest):
+        step *= GROWTH
+        magnitudes, more, needed = _magnitudes(values, inverse, step, low, high, most)
+    half_step = tl.div_rn(step, (2 << low).to(tl.float32))
+    if FORM > RUNS:
+        components = tl.abs(values * (inverse * 256.0))
+        products = tl.sum((components * (2 * magnitudes + 1).to(tl.float32)).to(tl.int32), axis=0)
+        half_step = tl.div_rn(squares.to(tl.float32), tl.maximum(products, 1).to(tl.float32)) * 2.0**-8
+    half_step = nearest_bfloat16(half_step).to(tl.float32, bitcast=True)
+    scale = tl.where(usual, half_step * (1.0 / TILE) * power.to(tl.float32, bitcast=True), 0.0)
+    scale = tl.where(largest < HUGE, scale, float("nan"))
+    store_words(wire + 2 * channels, block, scale.to(tl.int32, bitcast=True) >> 16, block < blocks)
+    told = wire + header_size(channels, blocks)
+    tl.store(told + block, size.to(tl.uint8))
+    if block == 0:
+        tell_seed(wire, channels, blocks, seed)
+    words = told + _padded(blocks) + 4 * tl.load(starts + block)
+    codes = tl.where(more > 0, magnitudes - (more << low), magnitudes) + tl.where(values < 0, 1 << (low + high), 0)
+    pieces = tl.reshape(codes, [8, PIECE])
+    for bit in tl.static_range(MOST_PLANES):
+        if bit <= low + high:
+            packed = tl.sum(((pieces >> bit) & 1) << tl.arange(0, 8)[:, None], axis=0)
+            tl.store(words + bit * PIECE + tl.arange(0, PIECE), packed.to(tl.uint8))
+    _store_rest(words + (low + high + 1) * PIECE, more, rest)
+
+
+@triton.jit
+def _padded(blocks):
+    return (blocks + (ALIGN - 1)) // ALIGN * ALIGN
+
+
+@triton.jit
+def _load_rest(wire, room, present, bits):
+    """The inverse of _store_rest, for values that are present. Beyond so many bits, and beyond the room, are zeros."""
+    more, count, read, turn = tl.zeros([TILE], tl.int32), tl.sum(present, axis=0), 0, 0
+    while (count > 0) & (turn < MOST_STEPS):
+        place = read + tl.cumsum(present, 0) - 1
+        there = (present > 0) & (place < bits) & (place >> 3 < room)
+        told = tl.load(wire + (place >> 3), mask=there, other=0).to(tl.int32)
+        read += count
+        present = (told >> (place & 7)) & 1
+        more += present
+        count = tl.sum(present, axis=0)
+        turn += 1
+    return more
+
+
+@triton.jit(do_not_specialize=["n", "words", "channels", "length"])
+def decode_coded_kernel(wire, out, n, means, sizes, starts, forms, words, channels, length, FORM: tl.constexpr):
+    """The inverse of encode_coded_kernel. On a damaged wire blocks may reach beyond its end: there it counts as zeros."""
+    block, blocks = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    low, high, rest, _ = _form(forms, tl.load(sizes + block))
+    first = 4 * tl.load(starts + block)
+    room = 4 * tl.cast(words, tl.int64) - first
+    told = wire + header_size(channels, blocks) + _padded(blocks) + first
+    at = tl.arange(0, PIECE)[None, :]
+    pieces = tl.zeros([8, PIECE], tl.int32)
+    for bit in tl.static_range(MOST_PLANES):
+        if bit <= low + high:
+            plane = tl.load(told + bit * PIECE + at, mask=bit * PIECE + at < room, other=0).to(tl.int32)
+            pieces |= ((plane >> tl.arange(0, 8)[:, None]) & 1) << bit
+    codes = tl.reshape(pieces, [TILE])
+    negative, magnitudes = codes >> (low + high), codes & ((1 << (low + high)) - 1)
+    behind = (low + high + 1) * PIECE
+    present = ((rest > 0) & (magnitudes >> low == (1 << high) - 1)).to(tl.int32)
+    magnitudes += _load_rest(told + behind, room - behind, present, 32 * rest) << low
+    scale = (load_words(wire + 2 * channels, block, block < blocks) << 16).to(tl.float32, bitcast=True)
+    rows = (2 * magnitudes + 1).to(tl.float32) * tl.where(negative > 0, -scale, scale)
+    start = block * TILE
+    values = change_signs(butterflies(rows, TILE, TILE), start, told_seed(wire, channels, blocks), TILE, TILE)
+    values += means_at(means, start, channels, length, TILE, TILE, FORM)
+    place = start + tl.arange(0, TILE)
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=place < n)
