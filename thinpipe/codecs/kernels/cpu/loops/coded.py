@@ -121,16 +121,21 @@ def _write_rest(magnitudes, low, escape, more, out):
         above = (magnitudes[j] >> low) - escape
         more[count] = above
         count += above >= 0
-    place = 0
+    place, byte = 0, 0
     while count:
         left = 0
         for i in range(count):
             one = more[i] > 0
-            out[place >> 3] |= np.uint8(one << (place & 7))
+            byte |= one << (place & 7)
             more[left] = more[i] - 1
             left += one
             place += 1
+            if place & 7 == 0:
+                out[(place >> 3) - 1] = byte
+                byte = 0
         count = left
+    if place & 7:
+        out[place >> 3] = byte
 
 
 @jit
