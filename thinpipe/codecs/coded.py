@@ -8,8 +8,8 @@ have floor(8 B blocks) words of 32 bits, whatever the values.
     energy  of a block's components w, with p as in ``gauss``: the sum of w^2 / p^2, each rounded down to a multiple of
             2^-16, as a float32; of its image the 14 highest bits, as a number, and 64 for each power of two of p: so
             32 for each doubling of the energy. 0 where the scale is 0 or NaN
-    size    of a block, in words: ``size_of`` its energy, plus its index modulo 16, less a limit, which is the least
-            with which all fit. The index makes a difference between blocks that are alike
+    size    of a block, in words: of ``sizes_by_energy`` the one at its energy, plus its index modulo 16, less a limit,
+            the least with which all fit. The index makes a difference between blocks that are alike
     form    of a size: how many planes of low and of high bits of magnitudes, and words for the rest (``forms``)
     step    of the high bits, in units of p as in ``gauss``: s, the root of the mean square, times the form's step; at
             least a 16th of the largest component; then 2^(1/32) times as much until what is to be written fits
