@@ -102,7 +102,7 @@ def starts_of(sizes: Tensor) -> Tensor:
 
 def allot(energies: Tensor, words: int) -> Tensor:
     """The size of every block, int32, at most so many words for all together. Nobody waits for a GPU."""
-    table = torch.tensor(sizes_by_energy(), dtype=torch.int32, device=energies.device)
+    table = size_table(energies.device).int()
     turned = energies + torch.arange(len(energies), dtype=torch.int32, device=energies.device) % TURNS
     low, high = (torch.tensor(each, dtype=torch.int32, device=energies.device) for each in LIMITS)
 
@@ -132,6 +132,12 @@ def error_left(size: int) -> float:
     """Of normal values, squared and over their square."""
     plain = _without_low_bits(size)
     return _LOST[plain] / 4.0 ** ((size - plain) // WORDS_PER_BIT)
+
+
+@cache
+def size_table(device: torch.device) -> Tensor:
+    """``sizes_by_energy`` as bytes: four lines of a cache, of which threads of a GPU look at places of their own."""
+    return torch.tensor(sizes_by_energy(), dtype=torch.uint8, device=device)
 
 
 @cache

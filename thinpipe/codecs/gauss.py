@@ -59,8 +59,8 @@ class Gauss(KernelCodec):
     """Outliers are spread over their block, and its codes are those of normal values whatever they were.
 
     Levels of least squared error are too near to zero on average. Where errors are to average out, as those of
-    gradients over a batch, ``unbiased`` makes up for that. ``coded``: small values take
-    fewer bits than large ones, and blocks share theirs by energy.
+    gradients over a batch, ``unbiased`` makes up for that. ``coded``: small values take fewer bits than large ones, and
+    blocks share theirs by energy.
     """
 
     bits: float

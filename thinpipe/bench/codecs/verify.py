@@ -33,7 +33,7 @@ SKLEARN_LIMIT = 1.01
 RATIO_BYTES = 1_000_000  # below this a header may be more than 1%
 _RECIPES = tuple(dict.fromkeys(spec for pair in RECIPES.values() for spec in pair))
 TILES = (*(spec for spec in _RECIPES if spec.startswith("tile:")), "tile:4", "tile:2/64")
-GAUSS = (*(spec for spec in _RECIPES if spec.startswith("gauss:")), "gauss:4")
+GAUSS = (*(spec for spec in _RECIPES if spec.startswith("gauss:")), "gauss:3.35+coded+unbiased", "gauss:4")
 HALF_A_STEP = 0.5 + 1e-3  # what float32 makes of (x - low) / step, of which there are at most 255
 RECIPE_BITS_MORE = 0.6  # than its name, which rounds down; of headers, of axes, and for a last tile that is short
 

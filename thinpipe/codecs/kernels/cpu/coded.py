@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.coded import CODED_BLOCK, form_table, known_sizes, sections, sizes_by_energy
+from thinpipe.codecs.coded import CODED_BLOCK, form_table, known_sizes, sections, size_table
 from thinpipe.codecs.kernels.cpu.arrays import array_of, tile_shares
 from thinpipe.codecs.kernels.cpu.gauss import means_of_channels, read_header, spread_means, write_header
 from thinpipe.codecs.kernels.cpu.loops.coded import allot, decode_coded_blocks, encode_coded_blocks, find_energies
@@ -25,7 +25,7 @@ def encode_coded(x: Tensor, wire: Tensor, words: int, channels: int, inner: int,
         lambda first, last: find_energies(values, spread, energies, first, last, run, seed),
         tile_shares(values.size, UNIT),
     )
-    allot(energies, np.array(sizes_by_energy(), np.int32), words, sizes)
+    allot(energies, size_table(_CPU).numpy(), words, sizes)
     header, told_sizes, told = np.split(wire.numpy(), sections(blocks, channels))
     told_sizes[:blocks], told_sizes[blocks:] = sizes, 0
     starts = _starts(sizes)

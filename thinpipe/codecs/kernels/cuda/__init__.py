@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.coded import CODED_BLOCK, known_sizes, sections, starts_of
+from thinpipe.codecs.coded import CODED_BLOCK, known_sizes, sections, size_table, starts_of
 from thinpipe.codecs.kernels.cuda import axes, codebook, coded, codes, gauss, largest, places, tiles
 from thinpipe.codecs.kernels.cuda.launch import Launch, launch
 from thinpipe.codecs.kernels.cuda.order import all_at_once, extent, order_statistics
@@ -146,7 +146,7 @@ def encode_coded(x: Tensor, wire: Tensor, words: int, channels: int, inner: int,
     looking = (x, n, means, energies, channels, length, _signed(seed))
     launch(
         Launch(coded.energies_kernel, blocks, looking, (form,), ONE_WARP),
-        Launch(coded.sizes_kernel, 1, (energies, blocks, words, coded.sizes_on(x.device), sizes), (), SIXTEEN_WARPS),
+        Launch(coded.sizes_kernel, 1, (energies, blocks, words, size_table(x.device), sizes), (), SIXTEEN_WARPS),
     )
     wire[2 * channels :].zero_()  # padding, and words that are left: where the last block ends only the device knows
     forms = coded.forms_on(x.device)

@@ -48,12 +48,6 @@ COLUMNS = tl.constexpr(4)  # of a table of forms
 
 
 @cache
-def sizes_on(device: torch.device) -> Tensor:
-    """Sizes by energy. As bytes they are in four lines of the cache: threads look at places of their own."""
-    return torch.tensor(coded.sizes_by_energy(), dtype=torch.uint8, device=device)
-
-
-@cache
 def forms_on(device: torch.device) -> Tensor:
     """By size: low, high, rest and the image of the step."""
     numbers, steps = coded.form_table(device)

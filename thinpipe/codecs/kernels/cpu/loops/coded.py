@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinpipe.codecs.coded import CODED_BLOCK, GROWTH, LIMITS, MOST_STEPS, TURNS
+from thinpipe.codecs.coded import CODED_BLOCK, GROWTH, LARGEST_SIZE, LIMITS, MOST_STEPS, TURNS
 from thinpipe.codecs.kernels.cpu.compiling import jit
 from thinpipe.codecs.kernels.cpu.loops.bitplanes import from_planes, to_planes
 from thinpipe.codecs.kernels.cpu.loops.gauss import (
@@ -28,7 +28,6 @@ _LOW, _HIGH = LIMITS
 _ROUNDS = (_HIGH - _LOW).bit_length()
 _GROWTH = np.float32(GROWTH)
 _PLANE = CODED_BLOCK // 8
-_LARGEST_BYTES = 256  # of a block's words
 
 
 @jit
@@ -199,16 +198,16 @@ def _read_rest(magnitudes, low, escape, given, present):
 def decode_coded_blocks(told, scales, starts, means, out, first, last, inner, forms, seed):
     """Units first..last of out."""
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
-    codes, whole = np.empty(CODED_BLOCK, np.uint8), np.empty(_LARGEST_BYTES, np.uint8)
+    codes, whole = np.empty(CODED_BLOCK, np.uint8), np.empty(4 * LARGEST_SIZE, np.uint8)
     magnitudes, present = np.empty(CODED_BLOCK, np.int32), np.empty(CODED_BLOCK + 1, np.int32)
     for start in range(first * UNIT, last * UNIT, UNIT):
         for b in range(start // CODED_BLOCK, min((start + UNIT) // CODED_BLOCK, scales.size)):
-            given, form = told[4 * starts[b] : 4 * starts[b + 1]], forms[starts[b + 1] - starts[b]]
-            size = 4 * (starts[b + 1] - starts[b])
-            if given.size < size:  # on a damaged wire blocks may reach beyond its end: there it counts as zeros
+            given, size = told[4 * starts[b] : 4 * starts[b + 1]], starts[b + 1] - starts[b]
+            form = forms[size]
+            if given.size < 4 * size:  # on a damaged wire blocks may reach beyond its end: there it counts as zeros
                 whole[:] = 0
                 whole[: given.size] = given
-                given = whole[:size]
+                given = whole[: 4 * size]
             low, high = np.int32(form[0]), np.int32(form[1])
             planes = low + high + 1
             from_planes(given[: planes * _PLANE].reshape(planes, _PLANE), codes)
