@@ -12,7 +12,7 @@ from torch import Tensor
 import thinpipe
 from tests.codecs.gpu import CONTENTS, DEVICE, MARKS, ON_GPU, cuda, decoded, encoded, receiving, set_constants
 from tests.codecs.helpers import content
-from thinpipe.codecs.coded import allot, sections, size_table
+from thinpipe.codecs.coded import TURNS, allot, sections
 from thinpipe.codecs.gauss import Gauss
 from thinpipe.codecs.kernels import Kernels, cpu, select
 from thinpipe.codecs.layout import GAUSS_SEED, header_bytes
@@ -233,10 +233,9 @@ def test_coded_blocks_are_those_of_the_cpu(count: int, bits: float, channels: in
 def test_sizes_of_many_coded_blocks(per_block: float) -> None:
     energies = torch.randint(0, 21344, (5000,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     energies[1000:] = energies[1000:] % 500 + 9000
-    ours, words = torch.empty_like(energies).to(DEVICE), int(per_block * 5000)
-    arguments = (energies.to(DEVICE), 5000, words, size_table(DEVICE), ours)
-    cuda.launch(cuda.Launch(cuda.coded.sizes_kernel, 1, arguments, (), cuda.SIXTEEN_WARPS))
-    assert torch.equal(ours.cpu(), allot(energies, words))
+    turned, words = energies + torch.arange(5000, dtype=torch.int32) % TURNS, int(per_block * 5000)
+    counts = torch.bincount(turned, minlength=cuda.coded.ENERGIES.value).int()
+    assert torch.equal(cuda.allot_coded(turned.to(DEVICE), counts.to(DEVICE), words).cpu(), allot(energies, words))
 
 
 def test_a_damaged_coded_wire_is_read_as_by_the_cpu() -> None:

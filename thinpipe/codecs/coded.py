@@ -42,7 +42,8 @@ LARGEST_SIZE = 64
 MOST_STEPS = 16  # of the high bits
 TURNS = 16  # in which blocks that are alike differ
 GROWTH = 2.0 ** (1 / 32)  # of a step, until what is to be written fits
-LIMITS = (-1024, 1 << 15)  # a limit is above the first and at most the second: energies are from 0 to 21343
+HIGHEST_ENERGY = 21343
+LIMITS = (-1024, 1 << 15)  # a limit is above the first and at most the second
 
 # By size in words, up to one that has low bits: steps of the high bits, in root mean squares, and the error that is
 # left of normal values, squared and over their square. Between 20 and 30 the steps are those with which blocks are

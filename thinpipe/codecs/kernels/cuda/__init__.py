@@ -141,17 +141,26 @@ def encode_coded(x: Tensor, wire: Tensor, words: int, channels: int, inner: int,
     n, blocks = x.numel(), -(-x.numel() // CODED_BLOCK)
     form, length = gauss.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
     means = _found_means(x, wire, channels, inner, form, length)
+    counts = torch.zeros(coded.ENERGIES.value, dtype=torch.int32, device=x.device)
     energies = torch.empty(blocks, dtype=torch.int32, device=x.device)
-    sizes = torch.empty_like(energies)
-    looking = (x, n, means, energies, channels, length, _signed(seed))
-    launch(
-        Launch(coded.energies_kernel, blocks, looking, (form,), ONE_WARP),
-        Launch(coded.sizes_kernel, 1, (energies, blocks, words, size_table(x.device), sizes), (), SIXTEEN_WARPS),
-    )
+    looking = (x, n, means, energies, counts, channels, length, _signed(seed))
+    launch(Launch(coded.energies_kernel, blocks, looking, (form,), ONE_WARP))
+    sizes = allot_coded(energies, counts, words)
     wire[2 * channels :].zero_()  # padding, and words that are left: where the last block ends only the device knows
     forms = coded.forms_on(x.device)
     arguments = (x, n, wire, means, sizes, starts_of(sizes), forms, channels, length, _signed(seed))
     launch(Launch(coded.encode_coded_kernel, blocks, arguments, (form + gauss.UNBIASED * unbiased,), ONE_WARP))
+
+
+def allot_coded(energies: Tensor, counts: Tensor, words: int) -> Tensor:
+    """The sizes of blocks, of whose energies there are so many each; counts are used up."""
+    blocks, sizes = len(energies), torch.empty_like(energies)
+    limit, table = torch.empty_like(energies[:1]), size_table(energies.device)
+    launch(
+        Launch(coded.limit_kernel, 1, (counts, coded.rises_on(energies.device), limit, blocks, words), (), SIXTEEN_WARPS),
+        Launch(coded.sizes_kernel, -(-blocks // coded.SIZES.value), (energies, limit, table, sizes, blocks)),
+    )
+    return sizes
 
 
 def decode_coded(wire: Tensor, out: Tensor, words: int, channels: int, inner: int) -> None:

@@ -1,8 +1,8 @@
 """Rotated blocks on even steps, small values in fewer bits, as thinpipe.codecs.coded has it.
 
 A program is one warp with one block: its form is one for all of it. Blocks are rotated twice, for their energies and
-for what is written: to keep them would take as much memory as the tensor. Between, one program finds their sizes: every
-round needs the sum over all blocks of the round before.
+for what is written: to keep them would take as much memory as the tensor. Between, one program finds by how many blocks
+have which energy the limit that sizes follow from.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ MOST_PLANES = tl.constexpr(max(form.planes for form in coded.forms().values()))
 MOST_STEPS = tl.constexpr(coded.MOST_STEPS)
 GROWTH = tl.constexpr(coded.GROWTH)
 TURNS = tl.constexpr(coded.TURNS)
-LOWEST, HIGHEST = (tl.constexpr(limit) for limit in coded.LIMITS)
-ROUNDS = tl.constexpr((coded.LIMITS[1] - coded.LIMITS[0]).bit_length())
+LOWEST = tl.constexpr(coded.LIMITS[0])
+SMALLEST = tl.constexpr(min(coded.forms()))
 LAST = tl.constexpr(len(coded.sizes_by_energy()) - 1)
-CHUNK = tl.constexpr(4096)  # blocks that the one program looks at together
+TRIED = tl.constexpr(64)  # limits at once: so 1024, then 32, then 1 may be between them; no more sizes than that
+CHUNK = tl.constexpr(4096)  # energies whose counts are added up together
+ENERGIES = tl.constexpr(triton.cdiv(coded.HIGHEST_ENERGY + coded.TURNS, CHUNK.value) * CHUNK.value)
+SIZES = tl.constexpr(1024)  # of a program
 COLUMNS = tl.constexpr(4)  # of a table of forms
 
 
@@ -52,6 +55,16 @@ def forms_on(device: torch.device) -> Tensor:
     """By size: low, high, rest and the image of the step."""
     numbers, steps = coded.form_table(device)
     return torch.cat([numbers, steps.view(torch.int32)[:, None]], 1)
+
+
+@cache
+def rises_on(device: torch.device) -> Tensor:
+    """Energies above the limit at which sizes above the smallest begin, then how many words each has more."""
+    by_energy, sizes = coded.sizes_by_energy(), list(coded.forms())
+    rises = torch.zeros(2, TRIED.value, dtype=torch.int32)
+    rises[0, : len(sizes) - 1] = torch.tensor([by_energy.index(size) for size in sizes[1:]])
+    rises[1, : len(sizes) - 1] = torch.tensor(sizes).diff()
+    return rises.to(device)
 
 
 @triton.jit
@@ -77,34 +90,48 @@ def _inverse_of(power):
 
 
 @triton.jit(do_not_specialize=["n", "channels", "length", "seed"])
-def energies_kernel(x, n, means, energies, channels, length, seed, FORM: tl.constexpr):
+def energies_kernel(x, n, means, energies, counts, channels, length, seed, FORM: tl.constexpr):
+    """The energy of every block, with what makes a difference between those that are alike; and how many have it."""
     _, _, usual, power, squares = _rotated(x, n, means, channels, length, seed, FORM)
     energy = (squares.to(tl.float32).to(tl.int32, bitcast=True) >> ENERGY) + (power >> (ENERGY - 1))
-    tl.store(energies + tl.program_id(0), tl.where(usual, energy, 0))
-
-
-@triton.jit
-def _sizes(energies, start, blocks, table, limit):
-    index = start + tl.arange(0, CHUNK)
-    there = index < blocks
-    above = tl.load(energies + index, mask=there, other=0) + index % TURNS - limit
-    return tl.load(table + tl.minimum(tl.maximum(above, 0), LAST), mask=there, other=0).to(tl.int32)
+    energy = tl.where(usual, energy, 0) + tl.program_id(0) % TURNS
+    tl.store(energies + tl.program_id(0), energy)
+    tl.atomic_add(counts + energy, 1, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["blocks", "words"])
-def sizes_kernel(energies, blocks, words, table, sizes):
-    """The size of every block, by one program: the limit is found by halving, as thinpipe.codecs.coded.allot does."""
-    low, high = tl.full([], LOWEST, tl.int32), tl.full([], HIGHEST, tl.int32)
-    for _ in range(ROUNDS):
-        middle = (low + high) >> 1
-        taken = tl.zeros([CHUNK], tl.int32)
-        for start in range(0, blocks, CHUNK):
-            taken += _sizes(energies, start, blocks, table, middle)
-        fits = tl.sum(taken.to(tl.int64), axis=0) <= words
-        low, high = tl.where(fits, low, middle), tl.where(fits, middle, high)
-    for start in range(0, blocks, CHUNK):
-        index = start + tl.arange(0, CHUNK)
-        tl.store(sizes + index, _sizes(energies, start, blocks, table, high), mask=index < blocks)
+def limit_kernel(counts, rises, limit, blocks, words):
+    """The least limit with which all blocks fit. One program: of counts it makes those of all energies up to one.
+
+    Of each size but the least ``rises`` has the energy above the limit at which it begins, and how many words more it is.
+    """
+    below = 0
+    for start in tl.static_range(0, ENERGIES, CHUNK):
+        place = counts + start + tl.arange(0, CHUNK)
+        up_to = below + tl.cumsum(tl.load(place), 0)
+        tl.store(place, up_to)
+        below = tl.max(up_to, axis=0)
+    tl.debug_barrier()
+    size = tl.arange(0, TRIED)
+    begin = tl.load(rises + size)[None, :]
+    more = tl.load(rises + TRIED + size)[None, :]
+    spare = words - SMALLEST * tl.cast(blocks, tl.int64)
+    low = tl.full([], LOWEST, tl.int32)
+    for turn in tl.static_range(3):
+        gap = 1024 >> (5 * turn)
+        last = (low + gap * (size + 1))[:, None] + begin - 1  # energy that a smaller size has
+        smaller = tl.where(last < 0, 0, tl.load(counts + tl.minimum(tl.maximum(last, 0), ENERGIES - 1)))
+        taken = tl.sum((blocks - smaller).to(tl.int64) * more, axis=1)
+        low += gap * tl.sum((taken > spare).to(tl.int32), axis=0)
+    tl.store(limit, low + 1)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def sizes_kernel(energies, limit, table, sizes, blocks):
+    index = tl.program_id(0) * SIZES + tl.arange(0, SIZES)
+    there = index < blocks
+    above = tl.load(energies + index, mask=there, other=0) - tl.load(limit)
+    tl.store(sizes + index, tl.load(table + tl.minimum(tl.maximum(above, 0), LAST)).to(tl.int32), mask=there)
 
 
 @triton.jit
