@@ -129,19 +129,19 @@ CHOICE, DELTA, DDP = "few_bits_choice", "delta", "ddp"
 TEXT = ("lm", "lm_lora")
 SMALL = {
     "lm_gradients": {"1bit", "axes:1.65/gauss:1.25+coded+unbiased", "axes:1.9/gauss:1.25+coded+unbiased"},
-    "lm_small": {"4bit", "gauss:5+coded/gauss:3.35+coded+unbiased"},
+    "lm_small": {"4bit", "tile:5/gauss:3+unbiased"},
 }
 ON_A_GPU = (
     *TEXT,
     "lm_choice",
     "lm_codecs",
     "fashion_mnist",
+    "fashion_mnist_seeds",
     "lm_documents",
     "lm_scratch",
     "lm_scratch_4bit",
-    "lm_scratch_axes",
     "lm_scratch_seeds",
-    "lm_scratch_parts",
+    "lm_scratch_32_seeds",
 )
 OF_THEIR_OWN = {*FEW_BITS, CHOICE, DELTA, DDP, *SMALL, *ON_A_GPU}  # a test each, or one for some
 

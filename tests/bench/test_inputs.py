@@ -15,7 +15,7 @@ def test_the_default_codecs_cover_every_family():
 
 def test_a_recipe_is_its_two_codecs():
     specs = [each.spec for each in parse_codecs("4bit,tile:8,8bit")]
-    assert specs == ["tile:5", "gauss:3+unbiased", "tile:8", "tile:8+zero"]
+    assert specs == ["gauss:5+coded", "gauss:3.35+coded+unbiased", "tile:8", "tile:8+zero"]
     assert {"tile:8", "tile:8+zero", "tile:4"} <= {each.spec for each in parse_codecs(DEFAULT_CODECS)}
     with pytest.raises(ValueError, match="there is no recipe '5bit'"):
         parse_codecs("5bit")

@@ -13,7 +13,7 @@ from thinpipe.codecs.spec import codec, needs_link
 
 RECIPES: dict[str, tuple[str, str]] = {  # of activations, of gradients
     "8bit": ("tile:8", "tile:8+zero"),
-    "4bit": ("tile:5", "gauss:3+unbiased"),
+    "4bit": ("gauss:5+coded", "gauss:3.35+coded+unbiased"),
     "3bit": ("axes:4", "gauss:2+unbiased"),
     "2bit": ("axes:2.5", "gauss:2+unbiased"),
     "1bit": ("axes:1.9", "gauss:1+unbiased"),

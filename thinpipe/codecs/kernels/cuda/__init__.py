@@ -154,11 +154,11 @@ def encode_coded(x: Tensor, wire: Tensor, words: int, channels: int, inner: int,
 
 def allot_coded(energies: Tensor, counts: Tensor, words: int) -> Tensor:
     """The sizes of blocks, of whose energies there are so many each; counts are used up."""
-    blocks, sizes = len(energies), torch.empty_like(energies)
-    limit, table = torch.empty_like(energies[:1]), size_table(energies.device)
+    blocks, device, sizes = len(energies), energies.device, torch.empty_like(energies)
+    limit, programs = torch.empty_like(energies[:1]), -(-blocks // coded.SIZES.value)
     launch(
-        Launch(coded.limit_kernel, 1, (counts, coded.rises_on(energies.device), limit, blocks, words), (), SIXTEEN_WARPS),
-        Launch(coded.sizes_kernel, -(-blocks // coded.SIZES.value), (energies, limit, table, sizes, blocks)),
+        Launch(coded.limit_kernel, 1, (counts, coded.rises_on(device), limit, blocks, words), (), SIXTEEN_WARPS),
+        Launch(coded.sizes_kernel, programs, (energies, limit, size_table(device), sizes, blocks)),
     )
     return sizes
 
