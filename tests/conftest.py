@@ -1,6 +1,7 @@
 """Every test starts from the same random state; those that need several processes share them."""
 
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -18,6 +19,7 @@ def _preload(modules: list[str], known: Callable[[list[str]], None] = forkserver
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by what tests start and signal as well
     forkserver.set_forkserver_preload = _preload
     if getattr(config.option, "numprocesses", None):  # one server for all of them, which imports when it is needed
         preloaded.start()
