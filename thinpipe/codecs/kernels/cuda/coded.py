@@ -111,7 +111,7 @@ def limit_kernel(counts, rises, limit, blocks, words):
         up_to = below + tl.cumsum(tl.load(place), 0)
         tl.store(place, up_to)
         below = tl.max(up_to, axis=0)
-    tl.debug_barrier()
+    tl.debug_barrier()  # what threads stored above, others read below
     size = tl.arange(0, TRIED)
     begin = tl.load(rises + size)[None, :]
     more = tl.load(rises + TRIED + size)[None, :]
