@@ -129,7 +129,8 @@ CHOICE, DELTA, DDP = "few_bits_choice", "delta", "ddp"
 TEXT = ("lm", "lm_lora")
 SMALL = {
     "lm_gradients": {"1bit", "axes:1.65/gauss:1.25+coded+unbiased", "axes:1.9/gauss:1.25+coded+unbiased"},
-    "lm_small": {"4bit", "tile:5/gauss:3+unbiased"},
+    "lm_small": {*RECIPES, "tile:5/gauss:3+unbiased"},
+    "lm_small_lora": {*RECIPES},
 }
 ON_A_GPU = (
     *TEXT,
@@ -211,10 +212,11 @@ def test_plans_of_language_models_hold_the_recipes_against_none_in_one_process(n
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_plans_of_small_language_models_hold_bits_by_energy_against_a_recipe(name: str) -> None:
+def test_plans_of_small_language_models_run_on_a_cpu(name: str) -> None:
     runs = read_plan(PLANS / f"{name}.toml", settle).runs
     assert {run.settings["seed"] for run in runs} == {0, 1, 2}
     assert {run.settings["device"] for run in runs} == {"cpu"}
+    assert {run.settings["lora"] for run in runs} == {8 if name.endswith("lora") else None}
     assert {run.codec for run in runs} == {"none", *SMALL[name]}
 
 
