@@ -19,7 +19,8 @@ def _preload(modules: list[str], known: Callable[[list[str]], None] = forkserver
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by what tests start and signal as well
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup: what tests signal must not inherit it
+        signal.signal(signal.SIGHUP, lambda *_: None)
     forkserver.set_forkserver_preload = _preload
     if getattr(config.option, "numprocesses", None):  # one server for all of them, which imports when it is needed
         preloaded.start()
