@@ -59,13 +59,17 @@ def test_methods_are_held_against_the_uncompressed_one(tmp_path: Path, store: St
     assert last["loss_added"] == pytest.approx(0)
     worse = replace(store.get(_runs(tmp_path)[-2]), figures={"metric": 0.9, "validation_loss": 7.0})
     store.append(worse)
-    assert rows_of(methods(_runs(tmp_path), store))[-1]["loss_added"] > 1
+    found = methods(_runs(tmp_path), store)
+    assert rows_of(found)[-1]["loss_added"] > 1
+    spread = rows_of(found)[-1]["loss_added_std"]
+    assert f"+{rows_of(found)[-1]['loss_added']:.4f} ± {spread:.4f}" in plain_text(result_tables(found)[0])
 
 
 def test_tables_tell_what_failed_and_what_is_not_in(tmp_path: Path, store: Store) -> None:
     results, failed = result_tables(methods(_runs(tmp_path), store), waiting=1)
     text = plain_text(results)
     assert "91.0% ± 1.0%" in text
+    assert "+0.0000 ± 0.0000" in text
     assert "0 of 3, 3 failed" in text
     assert "2 of 3" in text
     assert "not in yet: 1." in text

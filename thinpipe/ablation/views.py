@@ -17,7 +17,7 @@ from thinpipe.measure.report import Table
 _NOTE = (
     "wire ratio: bytes sent / bytes of float32, both directions, all that travels. ±: standard deviation over seeds.\n"
     "p: chance of a difference to none this large if there were none, by a paired t-test over seeds.\n"
-    "loss added: validation loss minus that of none with the same seed, mean."
+    "loss added: validation loss minus that of none with the same seed."
 )
 _FAILED = (Column(name="name", heading="run", key=True), Column(name="error", heading="error", key=True))
 _Point = tuple[float, float, float, float]  # bits; the metric's mean, worst and best seed
@@ -38,11 +38,10 @@ def result_tables(found: Sequence[Method], waiting: int = 0) -> list[Table]:
     return [*tables, *([Table(title="What failed", columns=_FAILED, rows=failed)] if failed else [])]
 
 
-def metric_text(row: Row, metric: str, form: str) -> str:
+def with_spread(middle: float, spread: float | None, form: str) -> str:
     """``98.1% ± 0.3%``; without a spread if there is one seed."""
-    spread = row.get(f"{metric}_std")
-    middle = format(row[f"{metric}_mean"], form)
-    return middle if spread is None else f"{middle} ± {format(spread, form)}"
+    text = format(middle, form)
+    return text if spread is None else f"{text} ± {format(spread, form.removeprefix('+'))}"
 
 
 def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
@@ -119,7 +118,9 @@ def _task_table(task: str, found: Sequence[Method]) -> Table:
     for method, row in zip(found, rows_of(found), strict=True):
         shown: dict[str, Any] = {**row, "seeds": _seeds_text(method)}
         if done and method.done:
-            shown[metric] = metric_text(row, metric, done.metric_format)
+            shown[metric] = with_spread(row[f"{metric}_mean"], row.get(f"{metric}_std"), done.metric_format)
+        if row["loss_added"] is not None:
+            shown["loss_added"] = with_spread(row["loss_added"], row["loss_added_std"], FIGURES["loss_added"].format)
         rows.append(shown)
     columns = (
         KEYS[1],
@@ -128,7 +129,7 @@ def _task_table(task: str, found: Sequence[Method]) -> Table:
         Column(name=metric, heading=f"{metric}\nmean ± std"),
         Column(name=f"{metric}_worst", heading="worst\nseed", format=done.metric_format if done else ""),
         FIGURES["p_value"],
-        FIGURES["loss_added"],
+        Column(name="loss_added", heading="loss added\nmean ± std"),
         Column(name="seeds", heading="seeds"),
         FIGURES["samples_per_s"],
         FIGURES["wire_mb_per_step"],
