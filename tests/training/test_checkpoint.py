@@ -148,9 +148,9 @@ def test_where_none_is_left_all_workers_name_each(pool: Pool, saved: Path) -> No
     assert lines[1].endswith("(worker 1)")
 
 
-def test_one_that_was_asked_for_is_not_replaced_by_another(pool: Pool, saved: Path) -> None:
+def test_one_that_was_asked_for_is_not_replaced_by_another(pool: Pool, saved: Path, tmp_path: Path) -> None:
     flip(saved / OLDER / "part-1.safetensors")
-    errors = pool.run(error_of, 2, Running(save=saved, resume=saved / OLDER), GIVEN)
+    errors = pool.run(error_of, 2, Running(save=tmp_path / "other", resume=saved / OLDER), GIVEN)
     assert errors[0].startswith(f"{saved / OLDER} is damaged: part-1.safetensors: hash ")
     assert errors[0].endswith(f"; others in {saved}: step-00000008, step-00000004, step-00000002")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,11 +208,28 @@ def test_only_the_newest_are_kept_and_the_last_is_complete(tmp_path: Path) -> No
     assert (progress.metric, progress.best_metric) == (ears.end.metric, ears.end.best_metric)
 
 
-def test_resumed_from_an_older_one_the_later_ones_are_made_again(tmp_path: Path) -> None:
-    run_toy(None, ToyTask(), Running(save=tmp_path, save_every=1, keep=9), parallel="none")
-    again = Running(save=tmp_path, save_every=1, keep=2, resume=tmp_path / "step-00000003", steps=5)
-    run_toy(None, ToyTask(), again, parallel="none")
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000005"]
+def test_an_older_checkpoint_never_replaces_newer_ones(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    run_toy(None, ToyTask(), Running(save=first, save_every=2, keep=9), parallel="none")
+    names = ["step-00000002", "step-00000004", "step-00000006", "step-00000008"]
+    older = Running(save=first, save_every=1, resume=first / names[1], steps=5)
+    with pytest.raises(ValueError, match="newer checkpoints, which the run would replace: step-00000006, step-"):
+        run_toy(None, ToyTask(), older, parallel="none")
+    assert [path.name for path in checkpoints(first)] == names
+    run_toy(None, ToyTask(), replace(older, save=second), parallel="none")
+    assert [path.name for path in checkpoints(second)] == ["step-00000005"]
+    assert [path.name for path in checkpoints(first)] == names
+    with pytest.raises(ValueError, match="holds checkpoints of another run"):
+        run_toy(None, ToyTask(), replace(older, save=second), parallel="none")
+
+
+def test_after_a_damaged_one_the_later_ones_are_made_again(tmp_path: Path) -> None:
+    run_toy(None, ToyTask(), Running(save=tmp_path, save_every=1, keep=2), parallel="none")
+    newest(tmp_path).joinpath("part-0.safetensors").write_bytes(b"")
+    ears = run_toy(None, ToyTask(), Running(save=tmp_path, save_every=1, resume=tmp_path), parallel="none")
+    assert ears.notices[0].startswith("step 8 is damaged")
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000007", "step-00000008"]
+    assert newest(tmp_path).joinpath("part-0.safetensors").stat().st_size
 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from thinpipe.options import named
 from thinpipe.training.batches import Samples
 from thinpipe.training.checkpoints.folder import (
     FolderLock,
+    check_folder,
     check_shared,
-    check_unused,
     checkpoints,
     companions_of,
     sweep,
@@ -94,8 +94,7 @@ def _take_folder(running: Running, world: World) -> FolderLock | None:
         return None
     lock = FolderLock(running.save)
     try:
-        if running.resume is None:
-            check_unused(running.save)
+        check_folder(running.save, running.resume)
         if lock.is_held:
             sweep(running.save)
     except BaseException:

@@ -225,9 +225,20 @@ def check_exported(folder: str, option: Literal["model", "adapter"] = "model") -
         )
 
 
-def check_unused(directory: Path) -> None:
-    """ValueError if a new run would save among the checkpoints of another."""
-    if checkpoints(directory):
+def check_folder(directory: Path, resume: Path | None) -> None:
+    """Raise OptionError if saving in ``directory`` would replace checkpoints of another run, or newer ones of this."""
+    is_one = resume is not None and is_complete(resume)
+    origin = resume.parent if resume is not None and is_one else resume
+    found = checkpoints(directory)
+    if resume is not None and origin is not None and origin.resolve() == directory.resolve():
+        newer = [each.name for each in found if is_one and each.name > resume.name]
+        if newer:
+            raise OptionError(
+                f"{{resume}} names {resume.name}, and {directory} has newer checkpoints, which the run would replace: "
+                f"{', '.join(newer)}. Continue from the newest with {{resume}} {directory}, name another folder with "
+                "{save}, or delete them"
+            )
+    elif found:
         raise OptionError(
             f"{directory} holds checkpoints of another run: go on with that by {{resume}} {directory}, or name "
             "another folder"
