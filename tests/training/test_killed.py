@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -89,34 +88,3 @@ def test_a_restart_whose_newest_checkpoint_is_damaged_takes_the_one_before(pool:
     assert "step 5 is damaged: part-0.safetensors has 100 bytes, and " in output
     assert "; going on from step 4" in output
     assert read_manifest(newest(saved)).progress.parameters_sha256 == unbroken_sha256(pool, "sort:8")
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "said"),
-    [(signal.SIGINT, 130, "thinpipe: interrupted"), (signal.SIGTERM, 143, "thinpipe: ended by SIGTERM")],
-    ids=["ctrl-c", "sigterm"],
-)
-def test_a_signal_ends_all_workers_and_the_last_checkpoint_is_named_once(
-    tmp_path: Path, number: signal.Signals, code: int, said: str
-) -> None:
-    saved = tmp_path / "saved"
-    facts = {
-        "save": str(saved),
-        "compress_forward": "none",
-        "kill_unit": 2,
-        "kill_call": 0,
-        "slow": 0.05,
-        "epochs": 1000,
-    }
-    ended, output = run_script(
-        SCENARIO,
-        json.dumps(facts),
-        limit_s=170,
-        interrupt_when=lambda: len(checkpoints(saved)) > 0,
-        interrupt_with=number,
-    )
-    assert ended == code, output
-    assert "Traceback" not in output
-    assert said in output
-    assert f"the last checkpoint is {checkpoints(saved)[-1]}" in output
-    assert output.count("step-") == 1

@@ -1,12 +1,13 @@
-"""One step of training on one worker: forward, backward, a word with the others, and the update.
+"""One training step on one worker: forward, backward, an all-reduce of the step's statistics, and the update.
 
-All a step's words travel in one sum over all workers: the squares of each stage's gradients, which give the norm to
-clip by and tell whether all are finite; whether the loss is; whether somebody wants to stop; bytes; and, unless the
-client has them itself, the loss and how many were right. What the client knows of its labels stays with it.
+One sum over all workers carries all statistics of a step: the squared gradient norm of each stage, from which follow
+the norm to clip by and whether all gradients are finite; whether the loss is finite; whether a worker was asked to
+stop; whether the client's timer asks for a checkpoint; bytes sent; and, unless the client has them itself, the loss and
+the number of correct samples. The labels stay with the client.
 
-A network's delay counts only where a chunk waits for it: everybody says in advance that the words are expected, and,
-before waiting for them, that the chunks of the next step are. So a worker has heard all words, and updated its
-parameters, by the time the first chunk that needs them can be there.
+Network delay counts only where a microbatch waits for it: receives for the sum are posted ahead and, before waiting for
+it, those for the microbatches of the next step. So a worker has received the sum and updated its parameters by the time
+the first microbatch that needs them can arrive.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.finite import explain, sum_of_squares
+from thinpipe.engines.world import World
 from thinpipe.workers.errors import StoppedTogether
 from thinpipe.workloads.task import Batch
 
@@ -29,13 +31,15 @@ _EPSILON = 1e-6  # as torch's clip_grad_norm_: a norm of zero divides nothing
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped:
-    """What a step came to; loss and correct are the client's to know."""
+    """The result of a step; loss and correct are valid on the client only."""
 
     loss: float
     correct: float  # samples
     gradient_norm: float
     wire_bytes: int  # sent by all workers
-    waited_s: float  # for the others
+    waited_s: float  # for the other workers
+    save_due: bool = False  # all workers save after this step: the client's timer asks for it
+    stop: StoppedTogether | None = None  # to be raised once this step is saved: a worker was asked to stop
 
 
 def train_step(
@@ -45,15 +49,20 @@ def train_step(
     step: int,
     clip_norm: float | None = None,
     interrupted: int = 0,
+    save_due: bool = False,
     another: bool = False,
 ) -> Stepped:
-    """One update after all of these batches.
+    """Apply one update for all of these batches.
 
-    Raises the same error on all workers if a number is not finite or one was asked to end; ``interrupted`` is the
-    number of the signal that asked this one, or 0. ``another``: the next thing that workers do is another step.
+    If a number is not finite, raise the same error on all workers, before the update.
+
+    Args:
+        interrupted: the signal that asked this worker to stop, or 0.
+        save_due: whether this worker, the client, asks for a checkpoint after this step.
+        another: whether workers will run another step right after this one, so that its receives may be posted.
     """
     world, stages, sent = engine.world, engine.stage_count, engine.sent_bytes()
-    words = world.expect_sum(stages + 5)
+    words = world.expect_sum(stages + 6)
     loss, correct = engine.compute(*batches)
     if another:
         engine.expect_step()
@@ -63,10 +72,11 @@ def train_step(
             squares[index] = sum_of_squares(parameters)
     began = time.perf_counter()
     told = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
-    words.tell([*squares, not math.isfinite(loss), bool(interrupted), engine.sent_bytes() - sent, *told])
+    flags = not math.isfinite(loss), bool(interrupted), save_due
+    words.tell([*squares, *flags, engine.sent_bytes() - sent, *told])
     heard = words.heard()
     waited_s = time.perf_counter() - began
-    squares, (bad_loss, stop, wire_bytes, *outcome) = heard[:stages], heard[stages:]
+    squares, (bad_loss, stop, save, wire_bytes, *outcome) = heard[:stages], heard[stages:]
     if not engine.client_has_outcome:
         loss, correct = outcome
     is_finite = not bad_loss and all(map(math.isfinite, squares))
@@ -75,14 +85,20 @@ def train_step(
     if not is_finite:
         suspicions = [each for known in world.gather(engine.suspicions()) for each in known]
         raise explain(step, float("nan") if bad_loss else 0.0, suspicions)
-    if stop:
-        raise _interruption(world.gather(interrupted))
     norm = norm_of(squares)
     if clip_norm is not None:
         clip(engine.parameters(), norm, clip_norm)
     with engine.updates.measure():
         _update(optimizer)
-    return Stepped(loss=loss, correct=correct, gradient_norm=norm, wire_bytes=round(wire_bytes), waited_s=waited_s)
+    return Stepped(
+        loss=loss,
+        correct=correct,
+        gradient_norm=norm,
+        wire_bytes=round(wire_bytes),
+        waited_s=waited_s,
+        save_due=bool(save),
+        stop=stop_request(world, interrupted) if stop else None,
+    )
 
 
 def bare_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
@@ -110,7 +126,11 @@ def _update(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def _interruption(numbers: list[int]) -> StoppedTogether:
-    """What asked the run to end: the first worker's signal, of which all are told."""
-    worker, number = next((worker, number) for worker, number in enumerate(numbers) if number)
+def stop_request(world: World, interrupted: int) -> StoppedTogether | None:
+    """Return the first worker's signal that asked the run to stop, if any; the same on all workers. A collective."""
+    numbers = world.gather(interrupted)
+    signalled = [(number, worker) for worker, number in enumerate(numbers) if number]
+    if not signalled:
+        return None
+    number, worker = signalled[0]
     return StoppedTogether(number, worker=None if all(numbers) else worker)

@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 
 from thinpipe.engines.engine import Engine
-from thinpipe.engines.step import train_step
+from thinpipe.engines.step import stop_request, train_step
 from thinpipe.measure.meter import peak_bytes
 from thinpipe.pipeline.links.counters import STAMPS
 from thinpipe.training.batches import Samples
+from thinpipe.training.checkpoints.interval import SaveTimer
 from thinpipe.training.checkpoints.manifest import Progress
 from thinpipe.training.checkpoints.saving import Saver
 from thinpipe.training.checkpoints.state import digest, worker_state
@@ -22,6 +23,7 @@ from thinpipe.training.optimize import learning_rate, set_learning_rate
 from thinpipe.training.settings import Settings
 from thinpipe.training.watchers import StepWatcher
 from thinpipe.workers.control import ACTIVITY
+from thinpipe.workers.errors import StoppedTogether
 from thinpipe.workers.signals import Noted
 
 
@@ -45,6 +47,7 @@ class Loop:
         self.saver, self.watchers = saver, watchers
         self.listener: Listener | None = None
         self.unsaved: str | None = None  # why there is no checkpoint of the last step
+        self._timer = None if saver is None else SaveTimer(saver.habits.save_every, plan.steps_per_epoch)
         self.usage = Usage(
             engine,
             forward=settings.compress_forward,
@@ -57,18 +60,27 @@ class Loop:
         self._samples = self._epoch_samples = 0  # seen by this process, not by the run
 
     def run(self, listener: Listener | None, interrupted: Noted) -> Finished:
-        """To the last step of the plan; the listener is the client's."""
+        """Train to the last step of the plan; the listener is the client's.
+
+        If a worker was asked to stop, raise StoppedTogether on all, once the step under way is done, evaluated if it
+        was to be, and saved.
+        """
         self.listener = listener
         began = epoch_began = time.perf_counter()
         last = self.plan.last_step
         while self.progress.step < last:
-            self._step(interrupted.number)
+            save_due, stop = self._step(interrupted.number)
             step = self.progress.step
             if self._is_time_to_evaluate(step):
                 self._evaluate(epoch_began)
                 epoch_began = time.perf_counter()
-            if self.saver is not None and self._is_time_to_save(self.saver, step):
+                stop = stop or stop_request(self.engine.world, interrupted.number)
+            if step == last:  # saved with the digest; a run that is done is not stopped
+                break
+            if self.saver is not None and (stop or save_due or self._is_save_due_after(step)):
                 self._save(self.saver)
+            if stop:
+                raise stop
         self.progress.parameters_sha256 = digest(self.engine)
         if self.saver is not None:
             self.unsaved = self._save(self.saver)
@@ -88,7 +100,8 @@ class Loop:
             parameters_sha256=progress.parameters_sha256,
         )
 
-    def _step(self, interrupted: int) -> None:
+    def _step(self, interrupted: int) -> tuple[bool, StoppedTogether | None]:
+        """Run a step; return whether it is to be saved, and whether the run stops after it."""
         began = time.perf_counter()
         number, settings = self.progress.step, self.settings
         epoch, position = divmod(number, self.plan.steps_per_epoch)
@@ -110,11 +123,13 @@ class Loop:
             step=number + 1,
             clip_norm=settings.clip_norm,
             interrupted=interrupted,
+            save_due=self.engine.world.is_client and self._timer is not None and self._timer.is_due(),
             another=not self._is_time_to_evaluate(number + 1),
         )
         seconds = time.perf_counter() - began
         for watcher in watching:
             watcher.end()
+        ACTIVITY.longest_step_s = max(ACTIVITY.longest_step_s, seconds)
         self._count(seconds, done.waited_s)
         self.progress.count(
             loss=done.loss, correct=done.correct, samples=settings.step_samples, wire_bytes=done.wire_bytes
@@ -133,6 +148,7 @@ class Loop:
                     seconds=seconds,
                 )
             )
+        return done.save_due, done.stop
 
     def _count(self, seconds: float, waited_s: float) -> None:
         self.usage.step(seconds=seconds, waited_s=waited_s)
@@ -171,14 +187,14 @@ class Loop:
         is_asked = every is not None and step % every == 0
         return is_asked or step % self.plan.steps_per_epoch == 0 or step == self.plan.last_step
 
-    def _is_time_to_save(self, saver: Saver, step: int) -> bool:
-        if step == self.plan.last_step:  # the last one is saved with the digest
-            return False
-        return step % (saver.habits.save_every or self.plan.steps_per_epoch) == 0
+    def _is_save_due_after(self, step: int) -> bool:
+        return self._timer is not None and self._timer.is_due_after(step)
 
     def _save(self, saver: Saver) -> str | None:
-        """Why there is no checkpoint of this step, if so: the run goes on, and the next time is another try."""
+        """Save; return why there is no checkpoint of this step, if so. The run continues, and the next save retries."""
         ACTIVITY.note("saving")
+        assert self._timer is not None
+        self._timer.restart()
         done = saver.save(self.progress, worker_state(self.engine, self.optimizer))
         if self.listener is not None and done.problem is not None:
             self.listener.save_failed(self.progress.step, done.problem)

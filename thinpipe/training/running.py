@@ -10,6 +10,7 @@ import torch
 from thinpipe.measure.sizes import parse_size
 from thinpipe.options import OptionError, Rule, between, check, option
 from thinpipe.pipeline.links.spec import encoding
+from thinpipe.training.checkpoints.interval import INTERVAL, parse_interval
 from thinpipe.training.settings import COUNT, HOW, LINKS, MACHINES, OUT, SAVE, Settings
 from thinpipe.workers.membership import PATIENCE_S, member
 from thinpipe.workers.network import check_launch
@@ -130,8 +131,14 @@ class Running:
     )
     capture: Capture | None = None
     save: Path | None = option("Folder for checkpoints.", panel=SAVE, metavar="DIR", default=None)
-    save_every: int | None = option(
-        "Steps from one to the next.", panel=SAVE, metavar="N", shown="an epoch", rule=COUNT, default=None
+    save_every: int | str | None = option(  # steps, or a time as it was written
+        "Interval between checkpoints: a number of steps, or a time such as 30s, 10min or 2h.",
+        panel=SAVE,
+        metavar="N|TIME",
+        shown="an epoch and 10min",
+        parse=parse_interval,
+        rule=INTERVAL,
+        default=None,
     )
     keep: int = option("Of the newest.", panel=SAVE, metavar="N", rule=COUNT, default=2)
     save_local: bool = option("The client keeps all of them: its folder need not be shared.", panel=SAVE, default=False)

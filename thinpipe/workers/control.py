@@ -49,6 +49,7 @@ class Activity:
     doing: str = "starting"
     waiting: bool = False  # for another worker
     done: int = 0  # goes up with everything that is finished
+    longest_step_s: float = 0.0  # of this run's training steps
 
     def note(self, doing: str, step: int | None = None) -> None:
         self.doing = doing

@@ -3,7 +3,8 @@
     this process                    a server that forks                the workers
     (1)  asks for workers  ------>  has imported torch once  ------>   (2) join each other, call the function
     (3)  waits for results <---------------------------------------------- and send back what it returned
-    (4)  one fails: the others have GRACE_S to end by themselves, then are made to
+    (4)  one fails: the others have GRACE_S to exit by themselves, then are killed
+    (5)  a signal is passed on: workers complete and save the step under way, as long as it takes; a second one kills
 
 The server is Python's own (``multiprocessing``, forkserver): what is imported before the workers are forked is imported
 once, and they share its memory. Only here does anything travel as a pickle, between processes of one user over pipes.
@@ -31,8 +32,16 @@ from typing import Any, Protocol
 from thinpipe.workers.control import GRACE_S
 from thinpipe.workers.errors import Interrupted, Terminated, WorkerError, debugging, is_effect, leave, noted_cause
 from thinpipe.workers.forking import ensure_server, import_ahead, temporary_folder
-from thinpipe.workers.membership import PATIENCE_S, joined, member, set_member
-from thinpipe.workers.signals import ENDING, RaisedSignal, end_with_parent, raise_signals, unblock_signals
+from thinpipe.workers.membership import PATIENCE_S, joined, member, say, set_member
+from thinpipe.workers.signals import (
+    ENDING,
+    REPEAT_S,
+    SECOND,
+    RaisedSignal,
+    end_with_parent,
+    raise_signals,
+    unblock_signals,
+)
 
 _serial = itertools.count()
 
@@ -122,14 +131,14 @@ def run_workers(
         ignored=frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN),
         environment=dict(os.environ),
     )
-    with _signals_raised():
+    with _signals_raised() as signals:
         started: list[_Worker] = []
         try:
             for rank in range(workers):
                 started.append(_start(replace(job, args=_arguments(args, private, rank)), rank))
             _await(started, None if network is None else network.broken)
         except Interrupted as error:
-            _end(started, error.number)
+            _stop(started, error.number, signals)
             if error.number == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise Terminated(128 + error.number) from None
@@ -232,6 +241,21 @@ def _end(workers: Sequence[_Worker], number: int | None) -> None:
             worker.hear()
 
 
+def _stop(workers: Sequence[_Worker], number: int, signals: RaisedSignal) -> None:
+    """(5) Pass a signal on, and wait until the workers have stopped, one fails, or another signal comes."""
+    _signal(workers, number)
+    began, announced = time.monotonic(), False
+    while any(worker.lives for worker in workers) and not any(worker.cause for worker in workers):
+        if signals.repeated:
+            _signal(workers, signal.SIGKILL)
+        if not announced and time.monotonic() - began > REPEAT_S:
+            announced = True
+            say(f"waiting for the workers to stop; {SECOND}")
+        _listen(workers, 0.05)
+        time.sleep(0.02)
+    _end(workers, None)
+
+
 def _signal(workers: Sequence[_Worker], number: int) -> None:
     for worker in workers:
         if worker.lives:
@@ -263,16 +287,16 @@ def _end_of(code: int | None) -> tuple[str, int]:
 
 
 @contextmanager
-def _signals_raised() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP as an exception, once: a second one must not interrupt the end of the workers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _signals_raised() -> Iterator[RaisedSignal]:
+    """Raise the first of SIGINT, SIGTERM and SIGHUP as an exception; later ones must not interrupt what it starts."""
     handler = RaisedSignal()
+    if threading.current_thread() is not threading.main_thread():
+        yield handler
+        return
     taken = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in taken}
     try:
-        yield
+        yield handler
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
@@ -309,7 +333,7 @@ def _work(job: _Job, rank: int, sender: connection.Connection) -> None:
     """What a worker's process does. It always says how it ended, unless it is killed."""
     os.environ |= job.environment
     report = _Report(sender, job.folder)
-    raise_signals(report.leave, job.ignored)
+    raise_signals(report.leave, job.ignored, launched=True)
     unblock_signals()  # as the server has done, if it could import its part
     end_with_parent()  # the server
     threading.Thread(target=_end_with_launcher, name="thinpipe-launcher", daemon=True).start()

@@ -158,16 +158,21 @@ def _check_room(running: Running, sizes: Mapping[str, int]) -> None:
 
 
 def _tell(code: int, message: str, running: Running | None) -> int:
-    """Say how a run ended, and how to go on with it if it had begun."""
+    """Report how a run ended and, if it had begun, its last checkpoint; return the exit code."""
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h")  # the cursor, which a progress bar that was killed has hidden
     typer.echo(f"thinpipe: {message}", err=True)
-    last = None if running is None else _last_checkpoint(running)
-    if last is not None:
-        typer.echo(
-            f"thinpipe: the last checkpoint is {last}; go on with: thinpipe train --resume {last.parent}", err=True
-        )
+    if running is not None and (_speaks() or not running.save_local):
+        typer.echo(f"thinpipe: {_checkpoint_text(running)}", err=True)
     return code
+
+
+def _checkpoint_text(running: Running) -> str:
+    last = _last_checkpoint(running)
+    if last is not None:
+        return f"the last checkpoint is {last}; go on with: thinpipe train --resume {last.parent}"
+    remedy = "; name a folder for checkpoints with --save DIR" if running.save is None else ""
+    return f"no checkpoint was written{remedy}"
 
 
 def _last_checkpoint(running: Running) -> Path | None:

@@ -34,7 +34,7 @@ class ForeignError(ValueError):
 class Habits:
     """How the run was saved: so it goes on, unless the user says otherwise."""
 
-    save_every: int | None = None
+    save_every: int | str | None = None  # steps, or a time as it was written
     keep: int = 2
     save_local: bool = False
 
