@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from thinpipe.workers import control
 from thinpipe.workers.control import ACTIVITY, Activity, Control
 from thinpipe.workers.errors import LinkError
 
-TICK_S, WARN_S, GRACE_S, PATIENCE_S = 0.05, 0.2, 0.3, 1.0
+TICK_S, WARN_S, GRACE_S, LATE_S, PATIENCE_S = 0.05, 0.2, 0.3, 0.5, 1.0
 BEAT = {"step": 40, "doing": "stage 1 forward", "waiting": False, "done": 1, "cpu_s": 1.0}
 
 
@@ -36,7 +37,7 @@ class Worker:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, value in (("TICK_S", TICK_S), ("WARN_S", WARN_S), ("GRACE_S", GRACE_S)):
+    for name, value in (("TICK_S", TICK_S), ("WARN_S", WARN_S), ("GRACE_S", GRACE_S), ("LATE_S", LATE_S)):
         monkeypatch.setattr(control, name, value)
     yield
     ACTIVITY.waiting = False
@@ -121,7 +122,7 @@ def test_a_closed_connection_is_a_worker_that_is_gone() -> None:
     client = Worker(0, {1: mine})
     theirs.close()
     until(client.ended.is_set)
-    assert client.causes == ["worker 1 is gone (no heartbeat yet)"]
+    assert client.causes == ["worker 1 is gone: it closed the connection, no heartbeat yet"]
 
 
 def test_a_worker_that_says_goodbye_is_not() -> None:
@@ -193,3 +194,74 @@ def test_what_the_worker_computes_is() -> None:
     while time.thread_time() < until:
         pass
     assert Activity().status()["cpu_s"] - before >= 0.2
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        mine = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    return mine, theirs
+
+
+def test_short_cuts_do_not_add_up_to_the_end_of_a_connection() -> None:
+    pair = tcp_pair()
+    control.keep_alive(20.0, control={pair[0].fileno()})
+    retries_ms = []
+    for end in pair:
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        with suppress(OSError):  # an older kernel
+            retries_ms.append(end.getsockopt(socket.IPPROTO_TCP, control._TCP_RTO_MAX_MS))
+        end.close()
+    assert retries_ms in ([1000, 4000], [])
+
+
+def test_a_connection_that_fails_is_named_with_its_error() -> None:
+    mine, theirs = tcp_pair()
+    client = Worker(0, {1: mine})
+    theirs.sendall(json.dumps(BEAT).encode() + b"\n")
+    until(lambda: client.control._peers[1].status)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() sends RST
+    theirs.close()
+    until(client.ended.is_set)
+    assert client.causes == ["worker 1 is gone: connection reset by peer (ECONNRESET), last: step 40, stage 1 forward"]
+
+
+def test_a_cause_is_sent_whole_to_a_peer_that_has_not_read_for_long() -> None:
+    mine, theirs = socket.socketpair()
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's minimum: some lines
+    client = Worker(0, {1: mine}, patience_s=60)
+    until(lambda: client.control._peers[1].unsent)
+    client.control.announce("worker 0: broken")
+    heard = b""
+    theirs.settimeout(20)
+    while b"broken" not in heard:
+        heard += theirs.recv(1 << 16)
+    *beats, cause = [json.loads(line) for line in heard.splitlines()]
+    assert cause == {"end": "worker 0: broken"}
+    assert all("step" in beat for beat in beats)
+    client.control.close()
+
+
+def test_what_waits_for_a_peer_that_reads_nothing_does_not_grow() -> None:
+    mine, _theirs = socket.socketpair()
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    peer = control.Peer(mine)
+    mine.setblocking(False)
+    for _ in range(1000):
+        peer.send(BEAT, droppable=True)
+    assert 0 < len(peer.unsent) <= len(json.dumps(BEAT)) + 1
+
+
+def test_a_cut_is_no_standstill() -> None:
+    mine, theirs = socket.socketpair()
+    client = Worker(0, {1: mine}, patience_s=1000)
+    theirs.sendall(json.dumps(BEAT | {"waiting": True}).encode() + b"\n")
+    until(lambda: client.control._peers[1].status)
+    client.control.close()
+    ACTIVITY.waiting = True
+    peer = client.control._peers[1]
+    for silent_s, stuck_s in ((0.0, 5.0), (LATE_S / 2, 10.0), (2 * LATE_S, 0.0), (0.0, 5.0)):
+        peer.silent_s = silent_s
+        client.control._count_standstill(5.0)
+        assert client.control._stuck_s == stuck_s

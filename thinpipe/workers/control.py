@@ -4,24 +4,25 @@
                  >--- worker 0, the client
     worker 2 ---'
 
-(1) Every second each end says what it is doing (``Activity``), in a line of JSON of a bounded length.
-(2) A peer that says nothing is told of after WARN_S, and the run ends after the patience that the user has. Seconds in
-    which this process itself stood still (SIGSTOP, a suspended laptop) do not count as the peer's silence.
-(3) If all workers wait for each other and none computes, a message was lost: the client ends the run, too.
-(4) Whoever ends says why, and the client passes it on: every machine can name the first cause.
+(1) Every second each end sends a heartbeat: what it is doing (``Activity``), as a line of JSON of a bounded length.
+(2) A peer that sends no heartbeat for WARN_S is reported; LATE_S after the patience of the user the run is aborted.
+    Seconds in which this process itself was stopped (SIGSTOP, a suspended laptop) do not count as the peer's silence.
+(3) If all workers wait for each other and none computes, a message was lost: the client aborts the run, too.
+(4) A worker that ends sends the cause, and the client forwards it: every machine can name the first cause.
 
 A thread does all of this, since the main thread may stand in a call of torch that never returns.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +31,10 @@ from typing import Any
 from thinpipe.workers.errors import describe, is_effect
 
 IDLE_S, INTERVAL_S = 5, 3
-# Of the patience: the longest pause before TCP sends again what was not acknowledged. It doubles each time, so it may
-# be as long as a link was down; a worker would then be silent for twice that.
+# The longest pause before TCP retransmits, as a fraction of the patience. Without this limit it doubles each time, up
+# to the time for which a link was down; a worker would then be silent for twice that.
 RETRY = 0.2
+_CONTROL_RETRY_S = 1.0  # the same on the control channel, whose few bytes congest no link
 _TCP_RTO_MAX_MS = 44  # of <linux/tcp.h>, from Linux 6.15 on; 1 to 120 s
 
 _seen: set[tuple[int, str]] = set()  # descriptors that were looked at, with what they were
@@ -85,11 +87,13 @@ def waiting() -> Iterator[None]:
         ACTIVITY.done += 1
 
 
-def keep_alive(patience_s: float) -> None:
-    """Set it on the connections that have come since the last call; gloo offers no way to ask for it.
+def keep_alive(patience_s: float, control: Collection[int] = ()) -> None:
+    """Set TCP options on the connections opened since the last call; gloo has no setting for them.
 
-    The kernel gives up on what a peer does not acknowledge within ``patience_s``, and asks one that is silent whether
-    it is there. It does not matter how slow the peer's process is: its kernel answers.
+    The kernel retransmits at least once per RETRY * ``patience_s``, on the descriptors in ``control`` every second. It
+    probes idle connections, so that one whose peer is gone fails after ``patience_s``. Retransmissions have no limit of
+    ours: TCP_USER_TIMEOUT counts on over short cuts between which data is acknowledged (seen on Linux 6.18), and ends
+    connections that work. Heartbeats find a peer that is lost.
     """
     folder = Path("/proc/self/fd")
     if not folder.is_dir():  # not Linux: what the system does by itself must do
@@ -103,12 +107,12 @@ def keep_alive(patience_s: float) -> None:
         if what.startswith("socket:"):
             here.add((int(name), what))
     for descriptor, _ in here - _seen:
-        _set(descriptor, patience_s)
+        _set(descriptor, patience_s, _CONTROL_RETRY_S if descriptor in control else patience_s * RETRY)
     _seen.clear()
     _seen.update(here)
 
 
-def _set(descriptor: int, patience_s: float) -> None:
+def _set(descriptor: int, patience_s: float, retry_s: float) -> None:
     try:
         with socket.socket(fileno=os.dup(descriptor)) as peer:
             if peer.type != socket.SOCK_STREAM or peer.family not in (socket.AF_INET, socket.AF_INET6):
@@ -117,14 +121,15 @@ def _set(descriptor: int, patience_s: float) -> None:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, INTERVAL_S)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(patience_s / INTERVAL_S)))
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(patience_s * 1000))
-            peer.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, round(min(max(patience_s * RETRY, 1), 120) * 1000))
+            peer.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, round(min(max(retry_s, 1), 120) * 1000))
     except OSError:  # closed meanwhile, no socket after all, or an older Linux, of which the last is unknown
         return
 
 
 TICK_S = 1.0
 WARN_S = 10.0
+# A heartbeat and a retransmission: with a cut that is shorter than the patience, silence is at most this much longer.
+LATE_S = 2.0
 GRACE_S = 5.0  # for a worker that knows why the run ends to end by itself
 _LONGEST = 1 << 16  # bytes of a line; a peer that sends more is not one of ours
 _BUSY = 0.1  # of a core: less than that over a while is a worker that waits
@@ -136,6 +141,7 @@ class Peer:
 
     connection: socket.socket
     heard: bytes = b""  # the beginning of its next line
+    unsent: bytes = b""  # the end of the last lines to it: its receive buffer, and the send buffer here, are full
     status: dict[str, Any] = field(default_factory=dict)
     silent_s: float = 0.0
     told_s: float = 0.0  # of its silence, when that was last said
@@ -145,6 +151,16 @@ class Peer:
         if not self.status:
             return "no heartbeat yet"
         return f"last: step {self.status['step']}, {self.status['doing']}"
+
+    def send(self, message: Mapping[str, Any], *, droppable: bool = False) -> None:
+        """Send a line without waiting; what does not fit into the send buffer is sent ahead of the next line.
+
+        ``droppable``: leave this line out while an earlier one still waits, so that what waits does not grow.
+        """
+        if not (droppable and self.unsent):
+            self.unsent += json.dumps(message).encode() + b"\n"
+        with suppress(OSError):  # the buffer is full, or the connection has failed, which the next read reports
+            self.unsent = self.unsent[self.connection.send(self.unsent) :]
 
 
 class Control:
@@ -164,6 +180,7 @@ class Control:
         self._say, self._end = say, end
         self._peers = {number: Peer(connection) for number, connection in connections.items()}
         self._known, self._closed = threading.Event(), threading.Event()
+        self._sending = threading.Lock()  # the main thread announces, the other one sends all else
         self._ending_s: float | None = None  # since the cause is known
         self._stuck_s, self._stuck_at = 0.0, (-1, 0.0)
         self._thread = threading.Thread(target=self._run, name="thinpipe-control", daemon=True)
@@ -214,14 +231,14 @@ class Control:
                 ticked = now
 
     def _tick(self, seconds: float) -> None:
-        keep_alive(self.patience_s + GRACE_S)
+        keep_alive(self.patience_s + GRACE_S, {peer.connection.fileno() for peer in self._peers.values()})
         if self.cause is not None:
             self._ending_s = seconds + (self._ending_s or 0.0)
             if self._ending_s > GRACE_S:
                 self._end(self.cause)
             return
         for number, peer in self._peers.items():
-            self._send(peer, ACTIVITY.status())  # (1)
+            self._send(peer, ACTIVITY.status(), droppable=True)  # (1)
             if not peer.gone:
                 self._count_silence(number, peer, seconds)
         if self.rank == 0 and self._peers:
@@ -230,7 +247,7 @@ class Control:
     def _count_silence(self, number: int, peer: Peer, seconds: float) -> None:
         """(2)"""
         peer.silent_s += seconds
-        if peer.silent_s >= self.patience_s:
+        if peer.silent_s >= self.patience_s + LATE_S:
             self._finish(f"worker {number} has been silent for {peer.silent_s:.0f} s ({peer.where()})")
         elif peer.silent_s >= max(WARN_S, 2 * peer.told_s):
             peer.told_s = peer.silent_s
@@ -239,7 +256,9 @@ class Control:
     def _count_standstill(self, seconds: float) -> None:
         """(3)"""
         everyone = [ACTIVITY.status(), *(peer.status for peer in self._peers.values())]
-        if not all(status and status["waiting"] for status in everyone):
+        # While a link is down nothing can arrive, and after it TCP may take RETRY of the patience to retransmit.
+        cut = any(peer.silent_s > LATE_S for peer in self._peers.values())
+        if cut or not all(status and status["waiting"] for status in everyone):
             self._stuck_s = 0.0
             return
         done, cpu_s = sum(status["done"] for status in everyone), sum(status["cpu_s"] for status in everyone)
@@ -257,18 +276,21 @@ class Control:
         self._end(cause)
 
     def _hear(self, number: int) -> bool:
-        """Read what a peer has to say; False when it will say no more."""
-        peer = self._peers[number]
+        """Read what a peer has sent; return False when nothing more will come."""
+        peer, how = self._peers[number], "it closed the connection"
         try:
             received = peer.connection.recv(_LONGEST)
         except BlockingIOError:
             return True
-        except OSError:
-            received = b""
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+            received, how = b"", f"{(error.strerror or str(error)).lower()} ({name})"
         *lines, peer.heard = (peer.heard + received).split(b"\n")
-        if not received or len(peer.heard) > _LONGEST:
+        if len(peer.heard) > _LONGEST:
+            received, how = b"", f"it sent a line of more than {_LONGEST} bytes"
+        if not received:
             peer.gone = True
-            self._learn(f"worker {number} is gone ({peer.where()})", number)
+            self._learn(f"worker {number} is gone: {how}, {peer.where()}", number)
             return False
         if peer.told_s:
             self._say(f"worker {number} is back after {peer.silent_s:.0f} s")
@@ -304,8 +326,7 @@ class Control:
             if number != source:
                 self._send(peer, {"end": cause})
 
-    def _send(self, peer: Peer, message: Mapping[str, Any]) -> None:
-        if peer.gone:
-            return
-        with suppress(OSError):  # full, since the peer does not read, or gone: its silence tells
-            peer.connection.send(json.dumps(message).encode() + b"\n")
+    def _send(self, peer: Peer, message: Mapping[str, Any], *, droppable: bool = False) -> None:
+        with self._sending:
+            if not peer.gone:
+                peer.send(message, droppable=droppable)
