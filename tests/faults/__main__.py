@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.faults.cases import KINDS, run_case, seeds
 from tests.faults.expected import Result
+from tests.faults.kinds.flaps import Lengths
 from tests.faults.summary import failure, line, table
 from tests.faults.undisturbed import Undisturbed
 
@@ -24,17 +25,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time (2)")
     parser.add_argument("--table", type=Path, metavar="FILE.md", help="where the table goes, too")
     parser.add_argument("--case", type=int, metavar="SEED", help="this case alone, with all it says; keeps its folder")
+    parser.add_argument("--flaps", type=int, default=Lengths.flaps, help="cuts in a case of the kind flap (3)")
+    parser.add_argument("--soak", type=float, default=Lengths.soak_s, metavar="SECONDS", help="of a soak (60)")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keeps undisturbed runs from one call to the next")
     given = parser.parse_args(arguments)
     # As Ctrl-C: the cases under way clear up after themselves. All three: what a shell ignores for its background jobs
     # would be ignored by the runs, too, and a run that ignores a signal as it was asked to has no fault.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
+    lengths = Lengths(given.flaps, given.soak)
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         undisturbed = Undisturbed(given.cache or Path(temporary))
         if given.case is not None:
-            return _one(given.case, undisturbed)
-        results = _many(seeds(given.seed, given.count, given.only), given.jobs, undisturbed)
+            return _one(given.case, undisturbed, lengths)
+        results = _many(seeds(given.seed, given.count, given.only), given.jobs, undisturbed, lengths)
     words = table(results)
     print(f"\n{words}")
     if given.table is not None:
@@ -42,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(result.problems for result in results))
 
 
-def _many(wanted: Sequence[int], jobs: int, undisturbed: Undisturbed) -> list[Result]:
+def _many(wanted: Sequence[int], jobs: int, undisturbed: Undisturbed, lengths: Lengths) -> list[Result]:
     results = []
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            for done in as_completed([pool.submit(run_case, seed, undisturbed) for seed in wanted]):
+            for done in as_completed([pool.submit(run_case, seed, undisturbed, lengths=lengths) for seed in wanted]):
                 result, folder = done.result()
                 results.append(result)
                 print(line(result), *([failure(result, folder)] if result.problems else []), sep="\n", flush=True)
@@ -56,8 +60,8 @@ def _many(wanted: Sequence[int], jobs: int, undisturbed: Undisturbed) -> list[Re
     return results
 
 
-def _one(seed: int, undisturbed: Undisturbed) -> int:
-    result, folder = run_case(seed, undisturbed, keep=True)
+def _one(seed: int, undisturbed: Undisturbed, lengths: Lengths) -> int:
+    result, folder = run_case(seed, undisturbed, lengths=lengths, keep=True)
     for path in sorted(folder.glob("*.txt")):
         print(f"--- {path}\n{path.read_text(errors='replace')}")
     print(line(result))

@@ -14,6 +14,7 @@ from tests.faults.expected import Result
 from tests.faults.fault import Fault, Impossible, carry_out, discard, draw_setting
 from tests.faults.kinds.cuts import draw_cut
 from tests.faults.kinds.disks import draw_disk
+from tests.faults.kinds.flaps import Lengths, draw_flap, draw_soak
 from tests.faults.kinds.flips import draw_flip
 from tests.faults.kinds.machines import draw_absent, draw_machine, draw_options, draw_torchrun
 from tests.faults.kinds.memory import draw_memory
@@ -22,7 +23,7 @@ from tests.faults.kinds.signals import draw_signal, draw_stop
 from tests.faults.runs import Run, Setting
 from tests.faults.undisturbed import Undisturbed
 
-# Kind -> how many of a hundred cases are of it.
+# Kind -> how often it is drawn, in relation to the others.
 KINDS = {
     "signal": 28,
     "stop": 10,
@@ -35,6 +36,8 @@ KINDS = {
     "absent": 3,
     "options": 3,
     "torchrun": 2,
+    "flap": 4,
+    "soak": 1,
 }
 _DRAW: dict[str, Callable[[random.Random, Setting], Fault]] = {
     "signal": draw_signal,
@@ -60,11 +63,17 @@ def seeds(first: int, cases: int, only: str | None) -> list[int]:
 
 
 def run_case(
-    seed: int, undisturbed: Undisturbed, *, setting: Setting | None = None, keep: bool = False, forked: bool = False
+    seed: int,
+    undisturbed: Undisturbed,
+    *,
+    lengths: Lengths = Lengths(),  # noqa: B008
+    setting: Setting | None = None,
+    keep: bool = False,
+    forked: bool = False,
 ) -> tuple[Result, Path]:
     """Carry out the case of a seed, in its setting or another one; its folder stays if asked for, or if it failed.
 
-    ``forked``: its commands are, which is quicker.
+    ``forked``: fork its commands from a process that has imported everything, which is quicker.
     """
     drawn, kind, began = random.Random(f"{seed}"), kind_of(seed), time.monotonic()
     own = draw_setting(drawn)
@@ -72,8 +81,13 @@ def run_case(
     result = Result(seed, kind, "")
     folder = Path(tempfile.mkdtemp(prefix=f"fault-{seed}-"))
     try:
-        draw = partial(draw_rest, undisturbed=undisturbed) if kind == "rest" else _DRAW[kind]
-        fault = draw(drawn, setting)
+        draws = _DRAW | {
+            "rest": partial(draw_rest, undisturbed=undisturbed),
+            "flap": partial(draw_flap, lengths=lengths),
+            "soak": partial(draw_soak, lengths=lengths),
+        }
+        fault = draws[kind](drawn, setting)
+        setting = fault.setting or setting
         result.words = f"{setting}: {fault.words}"
         carry_out(fault, Run(folder, setting, fault.how, forked=forked), undisturbed, result)
     except Impossible as error:

@@ -48,6 +48,7 @@ class Result:
     seconds: float = 0.0  # of the whole case
     missed: bool = False  # the run was over before the fault came
     skipped: str = ""  # why this machine cannot do it
+    measured: list[str] = field(default_factory=list)  # lines for people
 
     @property
     def passed(self) -> bool:

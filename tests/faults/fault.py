@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.faults.checks import check_clean, check_end, check_left, check_recovery, check_result
 from tests.faults.expected import Expected, Result
 from tests.faults.moments import Moment, await_moment
-from tests.faults.runs import CODECS, STEPS, How, Run, Setting
+from tests.faults.runs import CODECS, How, Run, Setting
 from tests.faults.undisturbed import LIMIT_S, Undisturbed
 
 
@@ -35,6 +35,7 @@ class Fault:
     expected: Expected
     start: Callable[[Run], None]  # with the options and limits that the fault needs
     how: How = "launcher"
+    setting: Setting | None = None  # of the run, where the fault needs another one than was drawn
     recover_options: tuple[str, ...] = ()  # how the run is taken up again
     undo: Callable[[Run], None] = lambda run: None  # what the lab has to clear away itself
     before_recovery: Callable[[Run], None] = lambda run: None
@@ -61,7 +62,12 @@ def carry_out(fault: Fault, run: Run, undisturbed: Undisturbed, result: Result) 
         struck = await_moment(run, fault.moment, LIMIT_S, lambda: fault.target(run))
         known, at = run.steps(), time.monotonic()
         expected = fault.expected
-        if fault.moment.phase == "start" and known and known[-1] >= STEPS - 1 and expected.goes_on == "must not":
+        if (
+            fault.moment.phase == "start"
+            and known
+            and known[-1] >= run.setting.steps - 1
+            and expected.goes_on == "must not"
+        ):
             expected = replace(expected, goes_on="may")  # it computed so little that its start was over long ago
         try:
             if struck:
@@ -95,7 +101,7 @@ def _has_ended(run: Run, expected: Expected, result: Result, *, struck: bool) ->
 def _recover(run: Run, fault: Fault, undisturbed: Undisturbed, result: Result, *, known: int) -> None:
     steps = run.steps()
     ended_well = all(machine.code == 0 for machine in run.machines)
-    if fault.expected.completes or (ended_well and steps and steps[-1] == STEPS):
+    if fault.expected.completes or (ended_well and steps and steps[-1] == run.setting.steps):
         check_result(run.saved, undisturbed.sha256(run.setting), result)
     elif any(run.saved.glob("step-*")) or (fault.expected.sweeps and any(run.tmp.iterdir())):
         # Else there is nothing that a second start would meet.

@@ -32,6 +32,11 @@ class Setting:
 
     workers: int
     codec: str
+    epochs: int = EPOCHS
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * STEPS_PER_EPOCH
 
     def options(self) -> list[str]:
         # Only activations have a sample that they belong to.
@@ -39,11 +44,12 @@ class Setting:
         codec = delta if self.codec.startswith("delta") else ["--compress", self.codec]
         return [
             *("--samples", "64", "--batch-size", "32", "--chunks", "2", "--image-size", "16", "--threads", "1"),
-            *("--epochs", str(EPOCHS), *codec),
+            *("--epochs", str(self.epochs), *codec),
         ]
 
     def __str__(self) -> str:
-        return f"{self.workers} workers, {self.codec}"
+        longer = "" if self.epochs == EPOCHS else f", {self.epochs} epochs"
+        return f"{self.workers} workers, {self.codec}{longer}"
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ def draw_cut(random: random.Random, setting: Setting) -> Fault:
     cut_s = random.uniform(0.5, 0.5 * PATIENCE_S)  # TCP tries again in growing steps: it is back later than the cable
 
     def strike(run: Run) -> None:
-        _set_link(run, worker, "down")
+        set_link(run, worker, "down")
         if not for_good:
             time.sleep(cut_s)
-            _set_link(run, worker, "up")
+            set_link(run, worker, "up")
 
     ends = Expected("must not", frozenset({1}), cause=r"worker \d|stage \d", within_s=PATIENCE_S + END_S)
     return Fault(
@@ -39,7 +39,7 @@ def draw_cut(random: random.Random, setting: Setting) -> Fault:
     )
 
 
-def _set_link(run: Run, worker: int, state: str) -> None:
+def set_link(run: Run, worker: int, state: str) -> None:
     places = [name for name in namespaces_of([run.machines[0].pid]) if name.endswith(f"-{worker}")]
     if not places:
         raise Missed
