@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,22 @@ def put(path: Path, content: bytes) -> None:
     (path / "manifest.json").write_bytes(content)
 
 
+def replace(path: Path, name: str, make: Callable[[Path], Any]) -> None:
+    """Put something else in the place of a file."""
+    (path / name).unlink()
+    make(path / name)
+
+
+def put_giant(file: Path) -> None:
+    """Write a sparse file, which takes no room."""
+    with file.open("wb") as opened:
+        opened.truncate(1 << 40)
+
+
+def link_to_zeros(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "bit in part 0": (lambda path: flip(path / "part-0.safetensors"), "part-0.safetensors: hash "),
     "bit in part 1": (lambda path: flip(path / "part-1.safetensors", 0.9), "part-1.safetensors: hash "),
@@ -95,6 +112,27 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "format 1 as text": (lambda path: put(path, b'{"format": "1"}'), 'its format should be 2, got "1"'),
     "step edited": (lambda path: edit(path, lambda facts: facts["progress"].update(step=7)), "manifest.json: hash "),
     "no settings": (lambda path: edit(path, lambda facts: facts.update(settings={})), "manifest.json: hash "),
+    "part a device": (
+        lambda path: replace(path, "part-0.safetensors", link_to_zeros),
+        "part-0.safetensors: it is a device, not a file",
+    ),
+    "part a FIFO": (
+        lambda path: replace(path, "part-1.safetensors", os.mkfifo),
+        "part-1.safetensors: it is a pipe (FIFO), not a file",
+    ),
+    "part giant": (lambda path: replace(path, "part-0.safetensors", put_giant), "has 1099511627776 bytes, and "),
+    "manifest a device": (
+        lambda path: replace(path, "manifest.json", link_to_zeros),
+        "manifest.json: it is a device, not a file",
+    ),
+    "manifest a FIFO": (
+        lambda path: replace(path, "manifest.json", os.mkfifo),
+        "manifest.json: it is a pipe (FIFO), not a file",
+    ),
+    "manifest giant": (
+        lambda path: replace(path, "manifest.json", put_giant),
+        "manifest.json: it has 1.1 TB, more than 100 MB",
+    ),
     "other keys": (lambda path: edit(path, lambda facts: {"format": 2, "some": 1}), "manifest.json: hash "),
 }
 

@@ -18,9 +18,9 @@ from statistics import mean, stdev
 from typing import Any, Literal
 
 from thinpipe.ablation.plan import Run, identity
-from thinpipe.measure.files import check_regular, errors_named
+from thinpipe.measure.files import read_bytes
 from thinpipe.measure.record import Column, Record, Row, columns_of, figure, row_of
-from thinpipe.options import OptionError, named
+from thinpipe.options import OptionError
 
 FORMAT = 1  # raised when a reader of the old lines would misread the new ones
 KIND = "ablate"
@@ -131,10 +131,7 @@ class Store:
     def _read(self) -> Iterator[Result]:
         if not os.path.lexists(self.path):
             return
-        check_regular(self.path, "results")
-        with errors_named(self.path, "results", named("name others with {results}")):
-            lines = self.path.read_bytes().splitlines()
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(read_bytes(self.path, "results").splitlines(), 1):
             try:
                 data = json.loads(line)
             except (ValueError, RecursionError):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from thinpipe.measure.files import read_jsonl, read_text
+from thinpipe.measure.files import read_data, read_jsonl
 from thinpipe.options import OptionError
 from thinpipe.workloads.roberta import SMALL
 from thinpipe.workloads.splits import split_fifth
@@ -108,7 +108,7 @@ def _rows(path: Path | None) -> list[Line]:
 
 def _read_csv(path: Path) -> Iterator[Line]:
     # Strict: a quote that is never closed would make the rest of the file one text.
-    reader = csv.DictReader(io.StringIO(read_text(path, "a table"), newline=""), restkey=_TOO_MANY, strict=True)
+    reader = csv.DictReader(io.StringIO(read_data(path, "a table"), newline=""), restkey=_TOO_MANY, strict=True)
     try:
         twice = [name for name, times in Counter(reader.fieldnames or ()).items() if times > 1]
         if twice:

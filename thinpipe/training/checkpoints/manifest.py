@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from xxhash import xxh3_128
 
-from thinpipe.measure.files import written_whole
+from thinpipe.measure.files import TEXT_BYTES, regular_size, written_whole
 from thinpipe.options import from_facts
 from thinpipe.training.checkpoints.part import DamagedError, Part
 from thinpipe.training.settings import Settings
@@ -103,10 +102,8 @@ class Manifest:
             "data": self.data,
             "parts": [asdict(part) for part in self.parts],
         }
-        with written_whole(directory / NAME) as temporary, temporary.open("w") as file:
-            json.dump(facts | {_SEAL: seal(facts)}, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
+        with written_whole(directory / NAME) as temporary:
+            temporary.write_text(json.dumps(facts | {_SEAL: seal(facts)}, indent=2))
 
     def versions(self) -> str | None:
         """A line about the versions that saved it, if they were others."""
@@ -181,6 +178,7 @@ def manifest_of(facts: Mapping[str, Any], path: Path) -> Manifest:
 
 def _parse(file: Path) -> dict[str, Any]:
     try:
+        regular_size(file, TEXT_BYTES)
         facts = json.loads(file.read_bytes().decode())
     except OSError as error:
         raise DamagedError(f"{NAME}: {error.strerror or error}") from None

@@ -21,6 +21,7 @@ from xxhash import xxh3_128
 
 from thinpipe.codecs.base import as_bytes
 from thinpipe.engines.world import World
+from thinpipe.measure.files import regular_size
 from thinpipe.models.save import TensorFile
 from thinpipe.workers.control import ACTIVITY
 from thinpipe.workers.exchange import needing_peers
@@ -124,12 +125,10 @@ def _write_all(file: FileIO, data: memoryview) -> None:
 
 
 def read_part(directory: Path, part: Part, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """The wanted tensors of a part, on the CPU; a part that has any is verified first."""
+    """Return the wanted tensors of a part, on the CPU; a part that has any is verified first."""
     path = directory / part.name
+    _check_size(path, part)
     try:
-        size = path.stat().st_size
-        if size != part.bytes:
-            raise DamagedError(f"{part.name} has {size} bytes, and {part.bytes} were saved")
         with safe_open(path, framework="pt") as file:
             names = [name for name in file.keys() if wanted(name)]  # noqa: SIM118, it is no dict
             if names:
@@ -143,20 +142,28 @@ def read_part(directory: Path, part: Part, wanted: Callable[[str], bool]) -> dic
 
 
 def verify_part(directory: Path, part: Part) -> None:
-    """DamagedError unless the file is what was saved, by its size and its hash."""
-    found, size = xxh3_128(), 0
+    """Raise DamagedError unless the file is what was saved, by its size and its hash."""
+    _check_size(directory / part.name, part)
+    found = xxh3_128()
     try:
         with (directory / part.name).open("rb", buffering=0) as file:
             buffer = memoryview(bytearray(PIECE))
             while count := file.readinto(buffer):
                 found.update(buffer[:count])
-                size += count
+    except OSError as error:
+        raise DamagedError(f"{part.name}: {error.strerror or error}") from None
+    if found.hexdigest() != part.xxh3_128:
+        raise DamagedError(f"{part.name}: hash {found.hexdigest()}, and {part.xxh3_128} was saved")
+
+
+def _check_size(path: Path, part: Part) -> None:
+    """Raise DamagedError unless there is a regular file of the size that was saved."""
+    try:
+        size = regular_size(path)
     except OSError as error:
         raise DamagedError(f"{part.name}: {error.strerror or error}") from None
     if size != part.bytes:
         raise DamagedError(f"{part.name} has {size} bytes, and {part.bytes} were saved")
-    if found.hexdigest() != part.xxh3_128:
-        raise DamagedError(f"{part.name}: hash {found.hexdigest()}, and {part.xxh3_128} was saved")
 
 
 def send_pieces(pieces: Iterable[Tensor], worker: int, world: World) -> None:
