@@ -43,6 +43,7 @@ def export_run(run: Path, directory: Path, given: Mapping[str, Any], *, merge: b
     import torch
 
     from thinpipe.commands.train.preflight import Output, check_outputs
+    from thinpipe.measure.files import read_folder
     from thinpipe.models.adapters import adapt
     from thinpipe.models.save import check_new_folder
     from thinpipe.options import OptionError, read
@@ -64,7 +65,7 @@ def export_run(run: Path, directory: Path, given: Mapping[str, Any], *, merge: b
         torch.manual_seed(settings.seed)
         built = task.build(saved_shape(manifest, task, settings), settings.source)
         folder = companions_of(path)
-        kept = {} if folder is None else {file.name: file.read_bytes() for file in folder.iterdir()}
+        kept = {} if folder is None else read_folder(folder)
         prepared = Export.of(directory, built, task, settings, kept)
         adapted = adapt(built, settings.adapters, settings.freeze, settings.seed)
         if adapted.config is not None and not merge:

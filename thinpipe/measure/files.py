@@ -117,6 +117,12 @@ def read_bytes(path: Path, what: str, *, limit: int = TEXT_BYTES) -> bytes:
         return path.read_bytes()
 
 
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """Return what the files in a folder and in those below it hold, by their paths from there."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): read_bytes(path, f"a file of {folder}") for path in found}
+
+
 def read_data(path: Path, what: str) -> str:
     """Return a text file of lines, as large as memory allows; ValueError for a line beyond what data have."""
     check_regular(path, what)

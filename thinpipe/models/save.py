@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinpipe.measure.files import errors_named, sync
+from thinpipe.measure.files import read_bytes, read_folder, sync
 from thinpipe.models.pretrained import quiet
 from thinpipe.models.weights import hollow
 
@@ -186,10 +186,8 @@ class ModelFolder:
             file = self._partial / name
             with self._errors_named():
                 file.parent.mkdir(exist_ok=True)
-                with file.open("wb") as opened:
-                    opened.write(content)
-                    opened.flush()
-                    os.fsync(opened.fileno())
+                file.write_bytes(content)
+                sync(file)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
@@ -252,18 +250,13 @@ def saved_files(save: Callable[[str], object]) -> dict[str, bytes]:
     """What ``save_pretrained`` of a tokenizer or the like writes, by the names of the files."""
     with tempfile.TemporaryDirectory(prefix="thinpipe-") as name, quiet():
         save(name)
-        folder = Path(name)
-        return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        return read_folder(Path(name))
 
 
 def copied_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Those of these files that a folder has."""
-    found = {}
-    for file in (folder / name for name in names):
-        if file.is_file():
-            with errors_named(file, "a file of the model"):
-                found[file.name] = file.read_bytes()
-    return found
+    """Return those of these files that a folder has."""
+    files = [folder / name for name in names]
+    return {file.name: read_bytes(file, "a file of the model") for file in files if file.is_file()}
 
 
 def _twin(model: Any) -> Any:

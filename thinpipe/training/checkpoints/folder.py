@@ -25,7 +25,7 @@ from typing import Literal
 from torch import Tensor
 
 from thinpipe.engines.world import World
-from thinpipe.measure.files import sync
+from thinpipe.measure.files import make_folder, read_folder, written_whole
 from thinpipe.options import OptionError
 from thinpipe.training.checkpoints.manifest import NAME, Manifest, read_manifest
 from thinpipe.training.checkpoints.part import DamagedError, read_part, verify_part
@@ -122,21 +122,17 @@ def companions_of(path: Path) -> Path | None:
 
 
 def keep_companions(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Put files into the folder of a run, all together; there may be some of a run before it."""
+    """Put files into the folder of a run, replacing each atomically; others, of a run before it, are removed last."""
     kept = directory / COMPANIONS
-    if not files or (kept.is_dir() and {each.name: each.read_bytes() for each in kept.iterdir()} == files):
+    if not files or (kept.is_dir() and read_folder(kept) == files):
         return
-    partial = directory / f"{COMPANIONS}{PARTIAL}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     for name, content in files.items():
-        with (partial / name).open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    sync(partial)
-    shutil.rmtree(kept, ignore_errors=True)
-    partial.rename(kept)
+        make_folder((kept / name).parent)
+        with written_whole(kept / name) as temporary:
+            temporary.write_bytes(content)
+    for other in kept.rglob("*"):
+        if other.is_file() and str(other.relative_to(kept)) not in files:
+            other.unlink()
 
 
 def delete(path: Path) -> None:
@@ -156,7 +152,7 @@ class FolderLock:
         self.notice: str | None = None  # what the user should know
         self._made = not directory.exists()
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
             self._handle = self._take(directory)
         except OSError as error:
             raise OptionError(f"{{save}} needs a folder that can be written; {directory}: {error.strerror}") from None
@@ -210,7 +206,6 @@ def sweep(directory: Path) -> None:
     """Remove what runs that were ended left half written. Only for who has the lock."""
     for left in directory.glob(f"step-*{PARTIAL}"):
         shutil.rmtree(left, ignore_errors=True)
-    shutil.rmtree(directory / f"{COMPANIONS}{PARTIAL}", ignore_errors=True)
     for left in directory.glob(f"{_WORD}*"):
         left.unlink(missing_ok=True)
 
