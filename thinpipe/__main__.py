@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 from types import FrameType
 from typing import NoReturn
 
@@ -12,6 +13,8 @@ from thinpipe.workers.errors import debugging, ended_by, leave, tell_system
 
 
 def main() -> None:
+    """Run the command line, and end with the exit code that shells expect."""
+    _open_closed_streams()
     end, numbers = _End(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
@@ -32,6 +35,20 @@ def main() -> None:
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     _leave(code)
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in the place of standard streams that the shell closed, as ``>&-`` does.
+
+    Otherwise the next file or socket gets the number of stdout, and what is printed goes into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            os.set_inheritable(opened, True)  # workers print, too
+            setattr(sys, name, os.fdopen(opened, "w" if number else "r"))
 
 
 class _End:
