@@ -65,6 +65,8 @@ class LinkedStage(pipelining.PipelineStage):
         self._chunks = 0
         self._inputs: list[Expected] = []
         self._trains: list[bool] = []  # of every stage of the pipeline, whether it has parameters that are trained
+        self._placement: dict[int, int] = {}  # the worker of each stage, as the links were set up for it
+        self._actions_left = 0  # of the step under way
         self._open = self._posted = self._unchecked = False
         register(self)
 
@@ -125,12 +127,20 @@ class LinkedStage(pipelining.PipelineStage):
         super().clear_runtime_states()
         if self.steps == 0:
             check_place(self)
-            self.ends.place(self.stage_index_to_group_rank, self.group_rank)
+            self._placement = dict(self.stage_index_to_group_rank)
+            self.ends.place(self._placement, self.group_rank)
             if self.stage_index == max(indices_here(self)):
                 known = agree(self, (stage._settings() for stage in siblings_of(self)))
                 for stage in siblings_of(self):
                     stage._trains = [known[_trains(index)] for index in range(self.num_stages)]
+        elif self._placement != self.stage_index_to_group_rank:
+            raise ValueError(
+                f"a stage keeps its links and its neighbours: stage {self.stage_index} ran with its stages on workers "
+                f"{_workers(self._placement)} and now has a schedule that places them on "
+                f"{_workers(self.stage_index_to_group_rank)}. Make new stages for another placement"
+            )
         self.steps += 1
+        self._drop_local_buffers()  # an evaluation keeps what it was handed
         self._open, self._posted = True, False
         self.ends.begin_step(self.steps)
 
@@ -171,6 +181,7 @@ class LinkedStage(pipelining.PipelineStage):
         self._chunks, self._unchecked = num_microbatches, True
         if self.ends.forward_recv:
             self._inputs = self._take_over(self.ends.forward_recv, self.args_recv_info)
+        self._drop_local_buffers()
         if self.ends.forward_send:
             me: Any = self  # the name depends on the version
             outputs = me._stage_meta.outputs if hasattr(me, "_stage_meta") else me.get_outputs_meta()
@@ -185,6 +196,7 @@ class LinkedStage(pipelining.PipelineStage):
             self.ends.backward_send.configure(slots, num_microbatches)
         if self.ends.backward_recv:
             self._take_over(self.ends.backward_recv, self.grad_recv_info)
+        self._drop_local_buffers()
         self.ends.drop_gradients(sent=not self.trains_before, received=not self.trains_here_or_before)
         return result
 
@@ -212,6 +224,15 @@ class LinkedStage(pipelining.PipelineStage):
                 info.buffer = NOTHING if item in travelling else None
         return inputs
 
+    def _drop_local_buffers(self) -> None:
+        """Drop torch's receive buffers for a neighbour on this worker, which hands over tensors instead."""
+        for infos, is_local in (
+            (self.args_recv_info, not (self.is_first or self.ends.forward_recv)),
+            (self.grad_recv_info, not (self.is_last or self.ends.backward_recv)),
+        ):
+            for chunk in infos.values() if is_local else ():
+                drop_buffers(chunk)
+
     # (3) The first action
 
     def begin(self) -> None:
@@ -223,6 +244,7 @@ class LinkedStage(pipelining.PipelineStage):
             agree(self, (stage.ends.traffic(stage.has_backward) for stage in stages))
         for stage in stages:
             stage._posted, stage._unchecked = True, False
+            stage._actions_left = stage._chunks * stage._actions_per_chunk()
             stage.ends.begin_traffic(stage.has_backward)
             for link in stage.ends.receives:
                 if stage.has_backward or link.direction == "forward":
@@ -230,14 +252,35 @@ class LinkedStage(pipelining.PipelineStage):
 
     # (8) Its end
 
+    def _actions_per_chunk(self) -> int:
+        """Return the number of forwards, backwards and sends of a chunk; each calls ``count_action``."""
+        forward = 1 + bool(self.ends.forward_send)
+        return forward + (1 + bool(self.ends.backward_send) if self.has_backward else 0)
+
+    def count_action(self) -> None:
+        """End the step after its last action, of which torch's schedules inform a stage only if they train."""
+        self._actions_left -= 1
+        if self._actions_left == 0:
+            self.end()
+
     def end(self) -> None:
-        """The last stage of this worker to end waits until everything sent has left."""
+        """End the step; the last stage of this worker waits until everything sent has left."""
         self._open = False
         stages = siblings_of(self)
         if not any(stage._open for stage in stages):
             for stage in stages:
                 for link in stage.ends.sends:
                     link.finish()
+
+
+def drop_buffers(infos: Sequence[Any]) -> None:
+    """Replace the buffers of receive infos, where there are any, by NOTHING."""
+    for info in infos:
+        info.buffer = None if info.buffer is None else NOTHING
+
+
+def _workers(placement: Mapping[int, int]) -> str:
+    return ", ".join(str(placement[stage]) for stage in sorted(placement))
 
 
 def _trains(stage: int) -> str:

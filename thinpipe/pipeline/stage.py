@@ -8,7 +8,7 @@
       |    get_fwd_send_ops        (5)  encode the output, send it
       |    backward_one_chunk      (6)  wait for the gradients of one chunk, decode, compute
       |    get_bwd_send_ops        (7)  encode the gradients of the inputs, send them
-      v  perform_reduce_grad       (8)  the worker's last stage waits until everything sent has left
+      v  the last action           (8)  the worker's last stage waits until everything sent has left
 
 All of this runs under any schedule of torch: schedules call these methods, in whatever order suits them, and start
 the operations that the ``get_*_ops`` methods return. Where messages have tags (gloo) these return nothing: the links
@@ -18,9 +18,9 @@ return operations on wire buffers, and the schedule keeps their order.
 Names of torch's inside used here, seen on 2.11 and 2.13; ``linked_stage`` and ``metadata`` list theirs. Overridden: the
 methods above; ``get_fwd_recv_ops`` and ``get_bwd_recv_ops``; ``forward_maybe_with_nosync``, which runs the module;
 ``backward_weight_one_chunk``; ``set_local_fwd_input``, ``get_local_bwd_output`` and ``set_local_bwd_input``, between
-neighbours on one worker. Read: ``has_backward``;
-``fwd_cache`` and ``bwd_cache``, outputs and input gradients of each chunk. Written: the ``buffer`` of each of
-``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived.
+neighbours on one worker; ``scale_grads`` and ``perform_reduce_grad``, which must not follow an evaluation. Read:
+``has_backward``; ``fwd_cache`` and ``bwd_cache``, outputs and input gradients of each chunk. Written: the ``buffer`` of
+each of ``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import DEFAULT_RECIPE
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.ends import LinkOptions
-from thinpipe.pipeline.linked_stage import NOTHING, LinkedStage
+from thinpipe.pipeline.linked_stage import NOTHING, LinkedStage, drop_buffers
 from thinpipe.pipeline.links.counters import DeviceClock, Event, now
 from thinpipe.pipeline.siblings import indices_here, siblings_of
 from thinpipe.workers.control import ACTIVITY
@@ -96,13 +96,22 @@ class PipelineStage(LinkedStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.begin()
+        infos = self.args_recv_info[fwd_chunk_id]
         if self.ends.forward_recv:
             gradients = self.has_backward and torch.is_grad_enabled()
             received = self.ends.forward_recv.receive(fwd_chunk_id)
-            for info, item, tensor in zip(self.args_recv_info[fwd_chunk_id], self._inputs, received, strict=True):
+            for info, item, tensor in zip(infos, self._inputs, received, strict=True):
                 info.buffer = tensor.requires_grad_(gradients and item.gradient)
+        elif not self.is_first and any(info.buffer is NOTHING for info in infos):
+            raise RuntimeError(
+                f"forward of stage {self.stage_index}, chunk {fwd_chunk_id}: stage {self.stage_index - 1} on the same "
+                "worker has not handed over its outputs. After the forward of a chunk, a schedule calls the stage's "
+                "get_fwd_send_ops, or set_local_fwd_input of the next one"
+            )
         with self._event("forward", fwd_chunk_id):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self.count_action()
+        return output
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         run = super().forward_maybe_with_nosync
@@ -112,12 +121,13 @@ class PipelineStage(LinkedStage):
         return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        if not self.ends.forward_send:
-            return []
-        operations = self.ends.forward_send.send(fwd_chunk_id, self.fwd_cache[fwd_chunk_id][0])
-        if not self.has_backward and fwd_chunk_id == self._chunks - 1 and len(indices_here(self)) == 1:
-            self.ends.forward_send.finish()  # torch's forward-only schedule never gets to (8)
-        return operations
+        if self.ends.forward_send:
+            operations = self.ends.forward_send.send(fwd_chunk_id, self.fwd_cache[fwd_chunk_id][0])
+            self.count_action()
+            return operations
+        if not self.is_last:
+            self._neighbour(1).set_local_fwd_input(self.fwd_cache[fwd_chunk_id][0], fwd_chunk_id)
+        return []
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
@@ -136,36 +146,56 @@ class PipelineStage(LinkedStage):
         if not self.trains_here_or_before:  # which torch's stage takes for an error
             self.fwd_cache.pop(bwd_chunk_id)
             self.bwd_cache[bwd_chunk_id] = (None,) * len(self.args_recv_info[bwd_chunk_id])
-            self._release(bwd_chunk_id)
-            return
-        if self.ends.backward_recv:
-            received = iter(self.ends.backward_recv.receive(bwd_chunk_id))
-            for info in self.grad_recv_info[bwd_chunk_id]:
-                info.buffer = None if info.buffer is None else next(received)
-        with self._event("backward", bwd_chunk_id):
-            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        else:
+            self._receive_gradients(bwd_chunk_id)
+            with self._event("backward", bwd_chunk_id):
+                super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if full_backward:
             self._release(bwd_chunk_id)
+            self.count_action()
+
+    def _receive_gradients(self, chunk: int) -> None:
+        infos = self.grad_recv_info[chunk]
+        if self.ends.backward_recv:
+            received = iter(self.ends.backward_recv.receive(chunk))
+            for info in infos:
+                info.buffer = None if info.buffer is None else next(received)
+        elif not self.is_last and any(info.buffer is NOTHING for info in infos):
+            raise RuntimeError(
+                f"backward of stage {self.stage_index}, chunk {chunk}: stage {self.stage_index + 1} on the same worker "
+                "has not handed over its gradients. After the backward of a chunk, a schedule calls the stage's "
+                "get_bwd_send_ops, or set_local_bwd_input of the one before"
+            )
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        if not self.has_backward:
+            return
         if bwd_chunk_id in self._whole:
             self._whole.remove(bwd_chunk_id)
             return
         with self._event("weight", bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self._release(bwd_chunk_id)
+        self.count_action()
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        if not self.ends.backward_send or not self.has_backward:
+        if not self.has_backward or self.is_first:
             return []
-        gradients = [
-            gradient if gradient is not None else item.zeros(self.device)
-            for item, gradient in zip(self._inputs, self.bwd_cache.pop(bwd_chunk_id), strict=False)
-            if item.gradient
-        ]
-        return self.ends.backward_send.send(bwd_chunk_id, gradients)
+        if self.ends.backward_send:
+            gradients = [
+                gradient if gradient is not None else item.zeros(self.device)
+                for item, gradient in zip(self._inputs, self.bwd_cache.pop(bwd_chunk_id), strict=False)
+                if item.gradient
+            ]
+            operations = self.ends.backward_send.send(bwd_chunk_id, gradients)
+            self.count_action()
+            return operations
+        if self.stage_index - 1 in indices_here(self):
+            self._neighbour(-1).set_local_bwd_input(self.get_local_bwd_output(bwd_chunk_id), bwd_chunk_id)
+        return []
 
-    # Neighbours on this worker: torch hands over what one returns, unless they have links in between
+    # Neighbours on this worker hand over their tensors, unless they have links in between. ``_PipelineScheduleRuntime``
+    # calls these methods; other schedules ask for operations that send and receive, as between workers.
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
         if self.ends.forward_recv:
@@ -177,11 +207,17 @@ class PipelineStage(LinkedStage):
         if self.ends.backward_send:
             self.get_bwd_send_ops(mb_index)
             return ()
-        return super().get_local_bwd_output(mb_index)
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        if self.trains_here_or_before and not self.ends.backward_recv:  # otherwise there are none
-            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+        if not self.has_backward or not self.trains_here_or_before or self.ends.backward_recv:
+            return
+        outputs, infos = self.fwd_cache[mb_index][0], self.grad_recv_info[mb_index]
+        gradients = tuple(
+            torch.zeros_like(output) if gradient is None and info.buffer is not None else gradient
+            for gradient, output, info in zip(next_stage_bwd_outputs, outputs, infos, strict=True)
+        )
+        super().set_local_bwd_input(gradients, mb_index)
 
     def _neighbour(self, by: int) -> PipelineStage:
         index = self.stage_index + by
@@ -190,23 +226,26 @@ class PipelineStage(LinkedStage):
         return found
 
     def _release(self, chunk: int) -> None:
-        for link, infos in (
-            (self.ends.forward_recv, self.args_recv_info),
-            (self.ends.backward_recv, self.grad_recv_info),
-        ):
-            if link:
-                for info in infos[chunk]:
-                    info.buffer = None if info.buffer is None else NOTHING
-                link.release(chunk)
+        if not self.is_first:
+            drop_buffers(self.args_recv_info[chunk])
+        drop_buffers(self.grad_recv_info[chunk])
+        for link in self.ends.receives:
+            link.release(chunk)
 
     # (8): a step ends
 
-    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+    def scale_grads(self, grad_scale_factor: int) -> None:
         if self.has_backward:  # after an evaluation torch would scale the gradients of the last step again
+            super().scale_grads(grad_scale_factor)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        if self.has_backward:
             super().perform_reduce_grad(grad_scale_factor)
+
+    def end(self) -> None:
         if self.statistics:
             self.statistics.commit()
-        self.end()
+        super().end()
 
     @contextmanager
     def _event(self, kind: str, chunk: int) -> Iterator[None]:
