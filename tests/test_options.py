@@ -13,7 +13,18 @@ import typer
 from typer.testing import CliRunner
 
 from thinpipe.commands.terminal import one_line_errors, takes
-from thinpipe.options import OptionError, above, check, flags_in_errors, like, option, options_of, pair, read
+from thinpipe.options import (
+    OptionError,
+    above,
+    check,
+    flags_in_errors,
+    from_facts,
+    like,
+    option,
+    options_of,
+    pair,
+    read,
+)
 
 PACKAGE = Path(__file__).parent.parent / "thinpipe"
 
@@ -27,10 +38,19 @@ def halves(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Baking:
-    heat: float = option("Of the oven; see {cut_at}.", panel="How", metavar="C", rule=above(0, 300), usual=180)
-    fan: Literal["on", "off"] = option("Whether it blows.", panel="How", usual="off", movable=True)
+    heat: float = option(
+        "Of the oven; see {cut_at}.", panel="How", metavar="C", rule=above(0, 300), usual=180, aliases=("temperature",)
+    )
+    fan: Literal["on", "off"] = option(
+        "Whether it blows.",
+        panel="How",
+        kind=Literal["on", "off", "still"],
+        usual="off",
+        movable=True,
+        synonyms={"still": "off"},
+    )
     at: tuple[int, int] | None = option("Where it is cut.", panel="What", name="cut_at", parse=halves, default=None)
-    turn: bool = option("Upside down.", panel="How", default=False, last=True)
+    turn: bool = option("Upside down.", panel="How", default=False, aliases=("flip",), last=True)
 
     def __post_init__(self) -> None:
         check(self)
@@ -97,9 +117,29 @@ def test_a_command_takes_the_options_that_are_declared() -> None:
     assert run("--cut-at", "12")[:2] == (2, "thinpipe: --cut-at is two numbers, as in 1/2; got 12\n")
     code, output, _ = run("--help")
     assert code == 0
-    assert re.search(r"Of the oven; see --cut-at\. +\[default: \(180\)\]", output)
+    shown = " ".join(output.replace("│", "").split())
+    assert "Of the oven; see --cut-at. Also --temperature. [default: (180)]" in shown
     flags = [word for word in re.findall(r"--[a-z-]+", output) if word in ("--cut-at", "--heat", "--fan", "--turn")]
     assert list(dict.fromkeys(flags)) == ["--cut-at", "--heat", "--fan", "--turn"]
+
+
+def test_an_alias_is_the_option_and_errors_name_what_was_typed() -> None:
+    assert run("--temperature", "20", "--flip")[2] == {"heat": 20.0, "fan": "off", "at": None, "turn": True}
+    assert run("--temperature", "0")[:2] == (2, "thinpipe: --temperature is above 0 and at most 300; got 0.0\n")
+    assert run("--heat", "0")[1] == "thinpipe: --heat is above 0 and at most 300; got 0.0\n"  # in the next command
+    both = "thinpipe: --heat and --temperature are the same option: give one of them\n"
+    assert run("--temperature", "20", "--heat", "20")[:2] == (2, both)
+    assert not re.search(r"^│ +--(temperature|flip)", run("--help")[1], re.MULTILINE)  # no lines of their own
+
+
+def test_a_synonym_of_a_value_is_read_as_the_value_also_from_json() -> None:
+    assert run("--fan", "still")[2]["fan"] == "off"
+    assert read(Baking, {"fan": "still"}) == {"fan": "off"}
+    assert from_facts(Baking, {"heat": 20.0, "fan": "still"}, "its settings").fan == "off"
+    with pytest.raises(ValueError, match="fan cannot be"):
+        from_facts(Baking, {"heat": 20.0, "fan": ["still"]}, "its settings")
+    with pytest.raises(OptionError, match=r"^fan is on, off; got still$"):
+        Baking(heat=1, fan="still")  # type: ignore[arg-type]
 
 
 def test_a_pair_of_any_numbers_is_read_and_its_default_shown_as_it_is_written() -> None:

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 _MARKED = re.compile(r"\{([a-z][a-z_]*)\}")
 _flags = [False]  # whether names are shown as flags; the last is in force
+_typed: dict[str, str] = {}  # option -> the alias that the user typed for it
 _T = TypeVar("_T")
 
 
@@ -36,7 +37,7 @@ class OptionError(ValueError):
 
 def named(text: str) -> str:
     """``{batch_size}`` as the caller writes it: ``batch_size`` in Python, ``--batch-size`` on the command line."""
-    return _MARKED.sub(lambda marked: (flag if _flags[-1] else _keyword)(marked[1]), text)
+    return _MARKED.sub(lambda marked: (flag if _flags[-1] else _keyword)(_typed.get(marked[1], marked[1])), text)
 
 
 def flag(name: str) -> str:
@@ -55,6 +56,18 @@ def flags_in_errors() -> Iterator[None]:
         yield
     finally:
         _flags.pop()
+
+
+@contextmanager
+def aliases_in_errors(typed: Mapping[str, str]) -> Iterator[None]:
+    """Inside, errors call an option by the alias that the user typed for it: ``typed`` maps names to aliases."""
+    before = dict(_typed)
+    _typed.update(typed)
+    try:
+        yield
+    finally:
+        _typed.clear()
+        _typed.update(before)
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,8 @@ class Option:
     negative: bool = False  # a switch that has a --no-NAME beside it
     last: bool = False  # in its panel
     was: str = ""  # an older name, which the command line still takes
+    aliases: tuple[str, ...] = ()  # other names, which the command line and plans take too
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # other values -> the values that they stand for
 
 
 def option(help: str, *, default: Any = MISSING, **facts: Any) -> Any:
@@ -159,7 +174,36 @@ def words(value: Any) -> str:
 def _parse(told: Option, value: Any) -> Any:
     kind = get_origin(told.kind) or told.kind
     as_read = isinstance(value, kind if isinstance(kind, type) else str)  # a choice is a text
+    if told.synonyms:
+        value = told.synonyms.get(value, value)
     return told.parse(value) if told.parse is not None and as_read else value
+
+
+def without_aliases(aliases: Mapping[str, str], given: Mapping[str, _T]) -> tuple[dict[str, _T], dict[str, str]]:
+    """Return what was given by the names of the options, and the alias that was given for each that had one.
+
+    ``aliases`` maps aliases to names. OptionError if one option was given under two names.
+    """
+    result: dict[str, _T] = {}
+    typed: dict[str, str] = {}
+    for called, value in given.items():
+        name = aliases.get(called, called)
+        if name in result:
+            both = " and ".join(f"{{{each.replace('-', '_')}}}" for each in (typed.get(name, name), called))
+            raise OptionError(f"{both} are the same option: give one of them")
+        result[name] = value
+        if name != called:
+            typed[name] = called
+    return result, typed
+
+
+def without_synonyms(kind: type, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts of ``kind`` with synonyms replaced by the values that they stand for."""
+    found = {name: told.synonyms for name, told in options_of(kind).items()}
+    return {
+        name: found.get(name, {}).get(value, value) if isinstance(value, str) else value
+        for name, value in facts.items()
+    }
 
 
 def _without_none(hint: Any) -> Any:
@@ -176,6 +220,7 @@ def from_facts(kind: type[_T], facts: Any, what: str) -> _T:
     """
     if not isinstance(facts, Mapping):
         raise ValueError(f"{what} should be an object, got {_text(facts)}")
+    facts = without_synonyms(kind, facts)
     hints = get_type_hints(kind)
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(facts.keys() - known.keys())

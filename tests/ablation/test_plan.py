@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ablation.helpers import make_plan, write_plan
-from thinpipe.ablation.plan import read_plan
+from thinpipe.ablation.plan import identity, read_plan
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.commands.ablate import settle
 from thinpipe.training.settings import Settings
@@ -66,6 +66,24 @@ def test_a_run_is_the_same_wherever_its_model_lies(tmp_path: Path, monkeypatch: 
         plan = make_plan(tmp_path, "seed = [0]", 'task = "lm"\nmodel = "base"\ndata = "texts"')
         identities.add(plan.runs[0].identity)
     assert len(identities) == 1
+
+
+def test_aliases_are_the_options_that_they_name(tmp_path: Path) -> None:
+    usual = make_plan(tmp_path, "chunks = [2, 4]", "lr = 0.5\nrecompute = true").runs
+    aliased = make_plan(tmp_path, "microbatches = [2, 4]", "learning-rate = 0.5\ngradient-checkpointing = true").runs
+    assert usual == aliased
+    (run,) = make_plan(tmp_path, "seed = [0]", "learning-rate = 0.5", "lr=0.25").runs
+    assert run.settings["lr"] == 0.25
+    with pytest.raises(ValueError, match=r"\[train\]: .*lr and .*learning.rate are the same option: give one of them"):
+        make_plan(tmp_path, "seed = [0]", "lr = 0.5\nlearning-rate = 0.5")
+    with pytest.raises(ValueError, match=r"chunks is in \[train\].* and in \[matrix\]"):
+        make_plan(tmp_path, "microbatches = [2, 4]", "chunks = 2")
+
+
+def test_a_result_with_the_old_name_of_a_value_is_of_the_same_run(tmp_path: Path) -> None:
+    (run,) = make_plan(tmp_path, "seed = [0]", 'lr-schedule = "polynomial"').runs
+    assert run.settings["lr_schedule"] == "linear"
+    assert identity({**run.settings, "lr_schedule": "polynomial"}) == run.identity
 
 
 def test_overrides_go_before_the_file(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def torchs(schedule: str, rising: int) -> list[float]:
     after: lr_scheduler.LRScheduler = {
         "constant": lambda: lr_scheduler.ConstantLR(optimizer, factor=1.0),
         "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, T_max=falling),
-        "polynomial": lambda: lr_scheduler.PolynomialLR(optimizer, total_iters=falling, power=1.0),
+        "linear": lambda: lr_scheduler.PolynomialLR(optimizer, total_iters=falling, power=1.0),
     }[schedule]()
     if rising:
         up = lr_scheduler.LinearLR(optimizer, start_factor=1 / rising, total_iters=max(rising - 1, 1))
@@ -38,7 +38,7 @@ def torchs(schedule: str, rising: int) -> list[float]:
 
 
 @pytest.mark.parametrize("rising", [0, 8])
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "polynomial"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
 def test_rates_are_those_of_torchs_schedulers(schedule: str, rising: int) -> None:
     mine = [
         learning_rate(step, steps=STEPS, peak=PEAK, schedule=schedule, warmup=rising / STEPS)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.training.toy import ToyTask
+from thinpipe.options import read
 from thinpipe.training.resolve import settle, settle_again
 from thinpipe.training.running import Running
 from thinpipe.training.settings import Settings
@@ -160,6 +161,13 @@ def test_a_setting_that_is_not_there_is_what_versions_without_it_did() -> None:
     del saved["lr"]
     with pytest.raises(ValueError, match="its settings have no 'lr'"):
         Settings.from_json(saved)
+
+
+def test_a_checkpoint_with_the_old_name_of_the_linear_schedule_goes_on() -> None:
+    saved = settled(lr_schedule="linear")
+    older = Settings.from_json({**saved.to_json(), "lr_schedule": "polynomial"})
+    assert older == saved
+    assert settle_again(read(Settings, {"lr_schedule": "polynomial"}), older) == saved
 
 
 def test_running_checks_itself() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from thinpipe.codecs.recipes import RECIPES, directions, recipe_of
 from thinpipe.codecs.spec import split_specs
 from thinpipe.measure.files import read_toml
-from thinpipe.options import Option, OptionError, flag, options_of
+from thinpipe.options import Option, OptionError, flag, options_of, without_aliases, without_synonyms
 from thinpipe.pipeline.links.spec import encoding
 from thinpipe.training.running import Running
 from thinpipe.training.settings import Settings
@@ -45,6 +45,7 @@ _DECLARED = {
     _key(told): told for told in (*options_of(Settings).values(), *(options_of(Running)[name] for name in _CARRIED_OUT))
 }
 OPTIONS = tuple(sorted({"compress", *_DECLARED} - set(CODEC_KEYS.values())))
+_ALIASES = {flag(alias).removeprefix("--"): key for key, told in _DECLARED.items() for alias in told.aliases}
 _DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 MOST_RUNS = 10_000  # a minute each is a week
@@ -100,7 +101,7 @@ def identity(settings: Mapping[str, Any]) -> str:
 
     One that is missing has its default: results of versions that did not know it are still results.
     """
-    return json.dumps({**_DEFAULTS, **settings}, sort_keys=True)
+    return json.dumps({**_DEFAULTS, **without_synonyms(Settings, settings)}, sort_keys=True)
 
 
 def codec_text(settings: Mapping[str, Any]) -> str:
@@ -129,9 +130,9 @@ def _plan(content: Mapping[str, Any], name: str, settle: Settle, overrides: Opti
     for table, entries in (("train", train), ("matrix", matrix)):
         if not isinstance(entries, dict):
             raise ValueError(f"[{table}] is a table of options, got {entries!r}")
-    _check_names("{set}", overrides, OPTIONS)
-    _check_names("[train]", train, OPTIONS)
-    _check_names("[matrix]", matrix, OPTIONS)
+    overrides, train, matrix = (
+        _known(where, given) for where, given in (("{set}", overrides), ("[train]", train), ("[matrix]", matrix))
+    )
     twice = [option for option in matrix if option in train]
     if twice:
         raise ValueError(f"{twice[0]} is in [train], the same for all runs, and in [matrix]: leave it in one of them")
@@ -201,6 +202,16 @@ def _axis(name: str, values: Any) -> list[Any]:
     for value in values:
         _check_type(name, value, kind)
     return values
+
+
+def _known(where: str, given: Options) -> Options:
+    """Return options under their own names; OptionError if one is unknown or given twice."""
+    try:
+        found, _ = without_aliases(_ALIASES, given)
+    except OptionError as error:
+        raise OptionError(f"{where}: {error.args[0]}") from None
+    _check_names(where, found, OPTIONS)
+    return found
 
 
 def _check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -19,7 +19,18 @@ from thinpipe.measure import report
 from thinpipe.measure.files import written_whole
 from thinpipe.measure.plot import Plot
 from thinpipe.measure.record import Record, check_writable
-from thinpipe.options import Option, OptionError, flag, flags_in_errors, named, option, options_of, words
+from thinpipe.options import (
+    Option,
+    OptionError,
+    aliases_in_errors,
+    flag,
+    flags_in_errors,
+    named,
+    option,
+    options_of,
+    without_aliases,
+    words,
+)
 from thinpipe.workers.errors import Terminated, ended_by
 
 Command = Callable[..., None]
@@ -38,14 +49,21 @@ def takes(
     told.sort(key=lambda each: (panels.index(each.panel), each.last))
     told = [replace(each, panel=(titles or {}).get(each.panel, each.panel)) for each in told]
     renamed = {each.was: each.name for each in told if each.was}
+    aliases = {alias: each.name for each in told for alias in each.aliases}
     parameters = [_parameter(each.name, each) for each in told]
     parameters += [_parameter(each.was, each, hidden=True) for each in told if each.was]
+    # Hidden, and named in the help text instead: in the help's first column they would cost all texts their width.
+    parameters += [_parameter(alias, each, hidden=True) for each in told for alias in each.aliases]
 
     def decorate(command: Command) -> Command:
         @wraps(command)
         def run(**given: Any) -> None:
-            with _end_told():
-                command(**_by_new_names(given, renamed))
+            given = _by_new_names(given, renamed)
+            with one_line_errors():
+                chosen = {name: value for name, value in given.items() if value not in (None, [])}
+                chosen, typed = without_aliases(aliases, chosen)
+            with _end_told(), aliases_in_errors(typed):
+                command(**{name: chosen.get(name, given[name]) for name in given if name not in aliases})
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         arguments = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -58,7 +76,8 @@ def takes(
 def _parameter(name: str, told: Option, hidden: bool = False) -> inspect.Parameter:
     usual = "" if told.usual is None or isinstance(told.usual, bool) else words(told.usual)
     with flags_in_errors():
-        help_, shown = named(told.help), named(usual if told.shown is None else told.shown)
+        also = f" Also {', '.join(map(flag, told.aliases))}." if told.aliases else ""
+        help_, shown = named(told.help) + also, named(usual if told.shown is None else told.shown)
     described = typer.Option(
         f"{flag(name)}/{flag('no_' + name)}" if told.negative else flag(name),
         help=help_,

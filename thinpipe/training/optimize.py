@@ -22,13 +22,13 @@ MASTER = "master"  # the name of a float32 copy in checkpoints
 
 
 def learning_rate(step: int, *, steps: int, peak: float, schedule: LrSchedule, warmup: float) -> float:
-    """The rate of step ``step``, counted from 0, of so many.
+    """Return the learning rate of step ``step``, counted from 0, of ``steps``.
 
-    Over the first ``warmup`` part of the steps it rises in equal bites up to ``peak``, which the step after them has.
-    From there it stays (``constant``), falls along half a cosine, or falls in a straight line (``polynomial``, as
-    RoBERTa's recipe calls it), and would be 0 one step after the last.
+    It rises linearly over the first ``warmup`` part of the steps; the step after them has ``peak``. Then it is
+    ``constant``, or decays along half a ``cosine`` or linearly (``linear``) to 0, which it would reach one step after
+    the last.
 
-    With 10 steps, a warm-up of 0.2 and a polynomial: 0.5, 1, 1, 0.875, ... 0.125 of the peak.
+    With 10 steps, a warm-up of 0.2 and linear decay: 0.5, 1, 1, 0.875, ... 0.125 of the peak.
     """
     rising = math.ceil(warmup * steps)
     if step < rising:

@@ -233,8 +233,9 @@ class Settings(Trained):
         usual="gpipe",
     )
     chunks: int = option(  # that each worker cuts its batch into
-        "Pieces of a batch that follow each other.",
+        "Microbatches that a batch is cut into.",
         panel=_WHERE,
+        aliases=("microbatches",),
         metavar="N",
         shown="the task's; 1 unless a pipeline",
         rule=between(1, 1_000_000),
@@ -248,12 +249,23 @@ class Settings(Trained):
     compress_backward: str = option("Codec of gradients.", panel=LINKS, metavar="SPEC", shown="as {compress}")
     batch_size: int = option("Of all replicas together.", panel=HOW, metavar="N", rule=COUNT)
     accumulate: int = option(
-        "Batches whose gradients add up before an update.", panel=HOW, metavar="N", rule=COUNT, default=1
+        "Batches whose gradients add up before an update.",
+        panel=HOW,
+        metavar="N",
+        rule=COUNT,
+        aliases=("gradient_accumulation_steps",),
+        default=1,
     )
     epochs: int = option("Passes over the data.", panel=HOW, metavar="N", rule=COUNT)
     optimizer: Optimizer = option("With momentum; or AdamW.", panel=HOW)
-    lr: float = option("Highest learning rate.", panel=HOW, metavar="X", rule=above(0, 1e6))
-    lr_schedule: LrSchedule = option("constant, cosine or polynomial, after the warm-up.", panel=HOW, metavar="NAME")
+    lr: float = option("Highest learning rate.", panel=HOW, metavar="X", rule=above(0, 1e6), aliases=("learning_rate",))
+    lr_schedule: LrSchedule = option(
+        "After the warm-up: constant, or decay to 0, linear or along a cosine.",
+        panel=HOW,
+        metavar="NAME",
+        kind=Literal["constant", "cosine", "linear", "polynomial"],
+        synonyms={"polynomial": "linear"},  # its name up to version 0.2, as RoBERTa's recipe has it
+    )
     warmup: float = option("Part of all steps in which it rises.", panel=HOW, metavar="X", rule=below(1))
     momentum: float = option("SGD's.", panel=HOW, metavar="X", rule=below(1))
     nesterov: bool = option("SGD's momentum, looking one step ahead.", panel=HOW, default=False)
@@ -274,7 +286,12 @@ class Settings(Trained):
         default=None,
     )
     amp: bool = option("bfloat16 where that is safe (autocast).", panel=HOW, default=False)
-    recompute: bool = option("Compute activations twice instead of keeping them.", panel=_WHERE, default=False)
+    recompute: bool = option(
+        "Compute activations twice instead of keeping them.",
+        panel=_WHERE,
+        aliases=("gradient_checkpointing",),
+        default=False,
+    )
     seed: int = option(
         "Of weights, order, augmentation, dropout.", panel=HOW, metavar="N", usual=0, rule=below(2**32, words="2^32")
     )

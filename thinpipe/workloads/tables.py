@@ -57,7 +57,7 @@ class TextTable(TextTask):
         epochs=10,
         optimizer="adamw",
         lr=5e-4,
-        lr_schedule="polynomial",
+        lr_schedule="linear",
         warmup=0.1,
         weight_decay=0.01,
         clip_norm=1.0,

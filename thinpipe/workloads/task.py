@@ -17,7 +17,7 @@ from torch import Tensor, nn
 Metric = Literal["accuracy", "matthews", "perplexity"]
 Optimizer = Literal["sgd", "adamw"]
 Dtype = Literal["float32", "bfloat16"]
-LrSchedule = Literal["constant", "cosine", "polynomial"]
+LrSchedule = Literal["constant", "cosine", "linear"]
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,9 @@ class Settings:
         name="schedule",
     )
     chunks: tuple[int, ...] = option(
-        "Parts that a batch is cut into.",
+        "Microbatches that a batch is cut into.",
         panel=WHAT,
+        aliases=("microbatches",),
         metavar="N,...",
         parse=_numbers("chunks"),
         rule=_COUNTS,
