@@ -19,8 +19,11 @@ def _preload(modules: list[str], known: Callable[[list[str]], None] = forkserver
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup: what tests signal must not inherit it
-        signal.signal(signal.SIGHUP, lambda *_: None)
+    # Programs that tests start and signal inherit signals that are ignored, and no handlers. nohup ignores SIGHUP:
+    # pytest goes on ignoring it. Bash ignores SIGINT in background jobs of scripts: there pytest takes it again.
+    for number, handler in ((signal.SIGHUP, lambda *_: None), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
     forkserver.set_forkserver_preload = _preload
     if getattr(config.option, "numprocesses", None):  # one server for all of them, which imports when it is needed
         preloaded.start()
