@@ -19,7 +19,7 @@ ALLOWED = {
     "thinpipe.version": set(),
     "thinpipe.options": set(),
     "thinpipe.__main__": {"thinpipe.cli", "thinpipe.workers.errors"},
-    "thinpipe.cli": {"thinpipe.workers.forking"},
+    "thinpipe.cli": {"thinpipe.commands.help", "thinpipe.workers.forking"},
     "thinpipe.codecs": {"thinpipe.codecs"},
     "thinpipe.workers": {"thinpipe.workers", "thinpipe.measure.files"},
     "thinpipe.pipeline": {

@@ -101,7 +101,7 @@ def run(*words: str) -> tuple[int, str, dict[str, Any]]:
         with one_line_errors():
             heard.update(vars(Baking(**{"heat": 180, "fan": "off", **read(Baking, given)})))
 
-    app = typer.Typer()
+    app = typer.Typer(rich_markup_mode=None)
     app.command()(bake)
     result = CliRunner().invoke(app, words, env={"COLUMNS": "100"})
     return result.exit_code, result.output, heard
@@ -117,8 +117,7 @@ def test_a_command_takes_the_options_that_are_declared() -> None:
     assert run("--cut-at", "12")[:2] == (2, "thinpipe: --cut-at is two numbers, as in 1/2; got 12\n")
     code, output, _ = run("--help")
     assert code == 0
-    shown = " ".join(output.replace("│", "").split())
-    assert "Of the oven; see --cut-at. Also --temperature. [default: (180)]" in shown
+    assert re.search(r"Of the oven;\s+see\s+--cut-at\.\s+Also\s+--temperature\.\s+\[default:\s+180\]", output)
     flags = [word for word in re.findall(r"--[a-z-]+", output) if word in ("--cut-at", "--heat", "--fan", "--turn")]
     assert list(dict.fromkeys(flags)) == ["--cut-at", "--heat", "--fan", "--turn"]
 
@@ -157,9 +156,9 @@ def test_a_pair_of_any_numbers_is_read_and_its_default_shown_as_it_is_written() 
     for text in ("3", "3,", "3,x", "1,2,3"):
         with pytest.raises(OptionError, match=f"^parts is two numbers, as in 2,0.5; got {text}$"):
             read(Icing, {"parts": text})
-    app = typer.Typer()
+    app = typer.Typer(rich_markup_mode=None)
     app.command()(ice)
-    assert "[default: (2.0,0.25)]" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"}).output
+    assert "[default: 2.0,0.25]" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"}).output
 
 
 # Flags of other programs: torchrun's, `hf download`'s; of thinpipe, where a command is written out.

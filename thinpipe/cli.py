@@ -9,38 +9,32 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from thinpipe.commands.help import SETTINGS, Group, Verb
 from thinpipe.version import __version__
 from thinpipe.workers.forking import import_ahead
 
 # Verb -> the function that carries it out, and the first line of its help.
 VERBS = {
-    "train": ("thinpipe.commands.train.command:train", "Train a model whose layers live on several workers."),
+    "train": ("thinpipe.commands.train.command:train", "Train a model whose layers are on several workers."),
     "evaluate": (
         "thinpipe.commands.evaluate:evaluate",
-        "Loss and accuracy of a model, a run's newest checkpoint or an adapter.",
+        "Compute loss and accuracy of a model, a run or an adapter.",
     ),
-    "generate": (
-        "thinpipe.commands.generate:generate",
-        "Texts from a model whose layers live on several workers.",
-    ),
-    "ablate": (
-        "thinpipe.commands.ablate:ablate",
-        "Train every combination of a plan; tables of mean, spread and worst seed.",
-    ),
-    "export": ("thinpipe.commands.export:export", "The model of a run as a folder of transformers."),
-    "diff": ("thinpipe.commands.diff:diff", "What changed between two records that thinpipe wrote with --json."),
-    "models": ("thinpipe.commands.models:models", "Which models of transformers can be cut into units."),
+    "generate": ("thinpipe.commands.generate:generate", "Generate texts with a model on several workers."),
+    "ablate": ("thinpipe.commands.ablate:ablate", "Train every combination of a plan, and compare the results."),
+    "export": ("thinpipe.commands.export:export", "Write the model of a run as a folder of transformers."),
+    "diff": ("thinpipe.commands.diff:diff", "Compare two records of the same kind, written with --json."),
+    "models": ("thinpipe.commands.models:models", "List the models of transformers that can be cut into units."),
     "bench codecs": (
         "thinpipe.commands.bench_codecs:bench_codecs",
-        "What each codec sends, loses and costs on this machine.",
+        "Measure size, error and time of each codec on this machine.",
     ),
-    "bench ddp": ("thinpipe.commands.bench_ddp:bench_ddp", "Iteration time of DistributedDataParallel."),
-    "bench link": ("thinpipe.commands.bench_link:bench_link", "How long messages take between two workers."),
+    "bench ddp": ("thinpipe.commands.bench_ddp:bench_ddp", "Measure the iteration time of DistributedDataParallel."),
+    "bench link": ("thinpipe.commands.bench_link:bench_link", "Measure transfer times between two workers."),
     "bench pipeline": (
         "thinpipe.commands.bench_pipeline:bench_pipeline",
-        "Pipelines against data-parallel and single-process training.",
+        "Compare pipelines with data-parallel and single-process training.",
     ),
 }
 # Verb -> what its workers run.
@@ -49,13 +43,19 @@ _WORKERS = {
     "evaluate": "thinpipe.training.worker",
     "generate": "thinpipe.generation.worker",
 }
+_PLAIN: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,  # its tables cut names of options at 80 columns
+}
 
 
 def load(verb: str) -> Any:
     """The command of a verb, with its options."""
     module, _, function = VERBS[verb][0].partition(":")
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(verb.rpartition(" ")[2])(getattr(import_module(module), function))
+    alone = typer.Typer(**_PLAIN)
+    name = verb.rpartition(" ")[2]
+    alone.command(name, cls=Verb, context_settings=SETTINGS)(getattr(import_module(module), function))
     return typer.main.get_command(alone)
 
 
@@ -83,7 +83,7 @@ def start_server(verb: str, arguments: Sequence[str]) -> None:
         import_ahead(*modules, "thinpipe.workloads.preload", THINPIPE_TASK=given.get("--task", "digits"))
 
 
-class _Verbs(TyperGroup):
+class _Verbs(Group):
     """Lists verbs by their summaries, and loads the one that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -93,8 +93,10 @@ class _Verbs(TyperGroup):
         return name, load(verb) if verb in VERBS else command, rest
 
 
-app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-bench = typer.Typer(cls=_Verbs, no_args_is_help=True, help="Measure: codecs, links, pipelines, data-parallel training.")
+app = typer.Typer(cls=_Verbs, no_args_is_help=True, **_PLAIN)
+bench = typer.Typer(
+    cls=_Verbs, no_args_is_help=True, **_PLAIN, help="Measure codecs, links, pipelines and data-parallel training."
+)
 app.add_typer(bench, name="bench")
 for _verb, (_, _summary) in VERBS.items():
     _group = bench if _verb.startswith("bench ") else app

@@ -91,7 +91,7 @@ def test_two_workers_do_what_peft_does(pool: Pool, home: Path, tmp_path: Path, k
         (["evaluate"], "--adapter is a folder of adapters that peft, or --export, wrote"),
         (["generate", "a"], "--adapter is a folder of adapters that peft, or --export, wrote"),
         (["evaluate", "--run", "run"], "--run and --adapter both bring weights: give one of them"),
-        (["evaluate", "--lora", "4"], "--adapter has all that was trained, on a model as it is: leave out --lora"),
+        (["evaluate", "--config", "llama"], "--adapter belongs to the weights of a model: leave out --config"),
         (["evaluate", "--no-pretrained"], "--adapter belongs to the weights of a model: leave out --no-pretrained"),
     ],
 )

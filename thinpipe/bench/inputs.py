@@ -18,7 +18,7 @@ from thinpipe.pipeline.links.axes import Axes
 from thinpipe.pipeline.links.spec import encoding
 from thinpipe.workers.shape import parse_links
 
-PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "What comes out"  # of the help, in this order
+PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "Output"  # of the help, in this order
 MOST_THREADS, MOST_REPEATS = 1024, 1_000_000_000
 COUNT = between(1, MOST_REPEATS)
 SECONDS = Rule("from 0 to 1000000 seconds", between(0, 1_000_000).holds)
@@ -28,9 +28,9 @@ SECONDS = Rule("from 0 to 1000000 seconds", between(0, 1_000_000).holds)
 _SHARED: dict[str, dict[str, Any]] = {
     "compress": {"panel": WHAT, "metavar": "SPEC,..."},
     "link": {
-        "help": "Workers in network namespaces with such links, as in 10mbit,100mbit,1gbit; 100mbit/20mbit,40ms,0.1%: "
-        "rates to and from the client, delay one way, loss; FILE.toml: one for each pair. Needs root. none: as the "
-        "machine is.",
+        "help": "Emulate links in network namespaces: rates, as in 10mbit,100mbit,1gbit; 100mbit/20mbit,40ms,0.1% for "
+        "rates to and from the client, one-way delay and loss; FILE.toml for a link per pair; none for the machine's "
+        "own. Needs root.",
         "panel": WHAT,
         "metavar": "LINK,...",
         "parse": lambda text: tuple(parse_links(text)),
@@ -38,18 +38,18 @@ _SHARED: dict[str, dict[str, Any]] = {
         "default": (None,),
     },
     "workers": {"panel": WHAT, "metavar": "N", "rule": between(1, 4096)},
-    "batch_size": {"help": "Of all workers together.", "panel": WHAT, "metavar": "N", "rule": COUNT},
+    "batch_size": {"help": "Samples per batch, over all workers.", "panel": WHAT, "metavar": "N", "rule": COUNT},
     "device": {
-        "help": "Where tensors live.",
+        "help": "Device of the tensors.",
         "panel": HOW,
         "metavar": "auto|cpu|cuda",
         "shown": "auto: cuda if there is one",
         "default": "auto",
     },
     "threads": {"panel": HOW, "metavar": "N", "rule": between(1, MOST_THREADS), "default": None},
-    "steps": {"help": "Steps that are timed.", "panel": HOW, "metavar": "N", "rule": COUNT, "was": "iterations"},
+    "steps": {"help": "Timed steps.", "panel": HOW, "metavar": "N", "rule": COUNT, "was": "iterations"},
     "skip_steps": {
-        "help": "Steps before them, which are not.",
+        "help": "Warm-up steps before {steps}, which are not timed.",
         "panel": HOW,
         "metavar": "N",
         "rule": between(0, MOST_REPEATS),

@@ -32,7 +32,7 @@ class Asked:
     """Which runs of a plan, and how they are carried out."""
 
     only: tuple[str, ...] = option(
-        "Those whose name has this in it; repeat for several. {dry_run} shows the names.",
+        "Only runs whose name contains TEXT; repeatable. {dry_run} lists the names.",
         panel=_WHICH,
         metavar="TEXT",
         kind=list[str],
@@ -40,13 +40,13 @@ class Asked:
         shown="all",
         default=(),
     )
-    retry_failed: bool = option("Run those again that failed.", panel=_WHICH, default=False)
-    dry_run: bool = option("List the runs and what they are started with.", panel=_WHICH, default=False)
+    retry_failed: bool = option("Run failed runs again.", panel=_WHICH, default=False)
+    dry_run: bool = option("List the runs and their options, and exit.", panel=_WHICH, default=False)
     jobs: int = option(
-        "Runs at a time; they share the cores.", panel=_HOW, metavar="N", rule=between(1, 1000), default=1
+        "Number of runs at a time; they share the cores.", panel=_HOW, metavar="N", rule=between(1, 1000), default=1
     )
     set: tuple[str, ...] = option(
-        "An option of thinpipe train for all runs, before what the plan says; repeat for several.",
+        "Option of thinpipe train for all runs, which overrides the plan; repeatable.",
         panel=_HOW,
         metavar="NAME=VALUE",
         kind=list[str],
@@ -55,7 +55,7 @@ class Asked:
         default=(),
     )
     results: Path | None = option(
-        "Where results are added as runs end.",
+        "File that results are appended to.",
         panel=RESULTS,
         metavar="FILE",
         shown="PLAN.results.jsonl in this directory",
@@ -68,17 +68,20 @@ class Asked:
 
 @takes(Asked, Outputs, panels=(_WHICH, _HOW, RESULTS))
 def ablate(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="What to vary.", show_default=False)],
+    plan: Annotated[
+        Path,
+        typer.Argument(metavar="PLAN.toml", help="The plan: options and the values to combine.", show_default=False),
+    ],
     **given: Any,
 ) -> None:
-    """Train every combination of a plan; tables of mean, spread and worst seed.
+    """Train every combination of a plan, and compare the results.
 
-    Each run is a thinpipe train in its own process. Results are added to a file
-    as runs end, so the same command, given again, goes on where it stopped, and
-    only shows the tables when all are there. Results of other settings stay in
-    the file and are left out.
+    Each run is a thinpipe train in its own process; the tables show mean, spread
+    and worst seed. Results are appended to a file as runs end, so the same
+    command resumes where it stopped, and only prints the tables once all runs
+    are done. Results of other settings stay in the file and are ignored.
 
-    Exit code 0, 1 if a run failed, 2 for a plan that makes no sense.
+    Exit code 0, 1 if a run failed, 2 for an invalid plan.
 
     Example: thinpipe ablate ablations/digits.toml --jobs 2 --plot digits.png
     """

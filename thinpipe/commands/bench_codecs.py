@@ -25,10 +25,10 @@ from thinpipe.options import read
 
 @takes(Settings, Outputs, panels=PANELS)
 def bench_codecs(**given: Any) -> None:
-    """What each codec sends, loses and costs on this machine.
+    """Measure size, error and time of each codec on this machine.
 
-    Times stand beside a plain copy of the same tensor and beside the literal algorithm.
-    Without options: the recipes and every family of codecs on twelve tensors, two minutes on two cores.
+    Times are compared with a plain copy of the same tensor and with the literal algorithm.
+    Without options: the presets and every family of codecs on twelve tensors, two minutes on two cores.
 
     Example: thinpipe bench codecs --compress 8bit,uniform:8 --shape 8,128,768
     """

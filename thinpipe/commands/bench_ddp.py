@@ -35,7 +35,7 @@ class Asked:
 
 @takes(Asked, Settings, Outputs, panels=PANELS)
 def bench_ddp(**given: Any) -> None:
-    """Iteration time of DistributedDataParallel.
+    """Measure the iteration time of DistributedDataParallel.
 
     One replica without DDP, then groups of 1, 2, 4, ... and all replicas, each
     while the others wait. A group 2M/8G is 2 machines with 8 GPUs each (C: on

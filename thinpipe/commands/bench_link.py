@@ -21,12 +21,12 @@ from thinpipe.workers.shape import list_facts
 
 @takes(Settings, Outputs, panels=PANELS)
 def bench_link(**given: Any) -> None:
-    """How long messages take between two workers.
+    """Measure transfer times between two workers.
 
-    One way and both ways at once, with the line latency + bytes / bandwidth
-    through all sizes; before that the link's round trip, loss and rates. The
-    time of a transfer begins when its sender hands it over; recv time, which is
-    often printed instead, begins when its receiver wants it.
+    First the link's round-trip time, loss and rates; then messages of all sizes,
+    one way and both ways at once, with a fit of latency + bytes / bandwidth. A
+    transfer is timed from the call of send; recv time, which is often printed
+    instead, is timed from the call of recv.
 
     Between two machines: torchrun ... -m thinpipe bench link, on each.
 

@@ -21,14 +21,16 @@ from thinpipe.workers.shape import list_facts
 
 @takes(Settings, Shapes, Outputs, panels=PANELS)
 def bench_pipeline(**given: Any) -> None:
-    """Pipelines against data-parallel and single-process training.
+    """Compare pipelines with data-parallel and single-process training.
 
-    The same model and batch for all, and the steps that thinpipe train makes.
-    Every run prints the bound of its step, which is the larger of what the
-    busiest worker computes and what the busiest direction of a link needs for
-    its bytes, with the delays around it, and the fraction it reached. Lists are separated by commas, and
-    everything is run with everything. On several machines:
-    torchrun ... -m thinpipe bench pipeline --workers N, on each.
+    All train the same model on the same batch, with the steps of thinpipe train.
+    Each run prints the lower bound of its step time and the fraction it reached;
+    the bound is the larger of the busiest worker's compute time and the busiest
+    link's transfer time with its delays. Lists are separated by commas; every
+    combination is run.
+
+    On several machines, on each: torchrun ... -m thinpipe bench pipeline
+    --workers N
 
     Example: thinpipe bench pipeline --model roberta --hidden 128 --tokens 64 --client-layers 4,4
     --link 10mbit,100mbit,1gbit,none --compress none,8bit,4bit

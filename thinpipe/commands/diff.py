@@ -42,16 +42,16 @@ class Asked:
     """What is compared, and how far it may have moved."""
 
     columns: tuple[str, ...] = option(
-        "Compare these figures alone, and show what they were on both sides.",
+        "Compare these metrics only, and show their values on both sides.",
         panel=_WHAT,
         metavar="NAME,...",
-        shown="every figure that can be better or worse",
+        shown="every metric that can improve",
         parse=_names,
         default=(),
     )
     fail_above: float | None = option(
-        "Exit code 1 if a figure got worse by more than this, as in 5%. Each column knows whether more or less of it "
-        "is better; a figure that the test has lost is worse.",
+        "Exit with code 1 if a metric got worse by more than this, as in 5%. A metric that is missing in TEST.json "
+        "counts as worse.",
         panel=_WHAT,
         metavar="PERCENT",
         parse=_percent,
@@ -59,19 +59,19 @@ class Asked:
     )
 
 
-@takes(Asked, Outputs, panels=(_WHAT, RESULTS), but="plot")
+@takes(Asked, Outputs, panels=(_WHAT, RESULTS), but=("plot",))
 def diff(
     baseline: Annotated[
-        Path, typer.Argument(metavar="BASELINE.json", help="What to compare with.", show_default=False)
+        Path, typer.Argument(metavar="BASELINE.json", help="The record to compare with.", show_default=False)
     ],
-    test: Annotated[Path, typer.Argument(metavar="TEST.json", help="What changed.", show_default=False)],
+    test: Annotated[Path, typer.Argument(metavar="TEST.json", help="The record to compare.", show_default=False)],
     **given: Any,
 ) -> None:
-    """What changed between two records that thinpipe wrote with --json.
+    """Compare two records of the same kind, written with --json.
 
-    Settings and machines side by side, a star where they differ; then every row
-    that both records have, matched by what it is about, and how far its figures
-    moved in percent of the baseline. Rows in one file only are named.
+    Shows settings and machines side by side, with a star where they differ; then
+    every row that both records have, matched by its keys, and the change of each
+    metric in percent of the baseline. Rows in one file only are listed.
 
     Exit code 0, or 1 by --fail-above, or 2 if the files cannot be compared.
 

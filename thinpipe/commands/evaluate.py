@@ -28,20 +28,22 @@ from thinpipe.workloads.task import METRICS, DataError
 KIND = "evaluate"
 # Of a run's settings, beside what is trained: all that an evaluation is done with, and of these what a pipeline shapes.
 _KEPT = ("parallel", "batch_size", "amp", "seed", "workers", "layout", "client_layers", "chunks", "compress_forward")
+# Options of a model that only training uses; a run and adapters say themselves what was trained.
+_TRAINING = ("lora", "lora_target", "lora_alpha", "lora_dropout", "freeze")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the command takes beside task, data and model."""
+    """The options in addition to task, data and model."""
 
     run: Path | None = option(
-        "Checkpoints of `thinpipe train {save}`: its weights, data and options.",
+        "Folder of checkpoints of a run; its weights, data and options are used.",
         panel=WHAT,
         metavar="DIR",
         default=None,
     )
     adapter: str | None = like(Generation, "adapter", panel=WHAT, default=None)
-    part: Literal["validation", "train"] = option("Of the data.", panel=WHAT, default="validation")
+    part: Literal["validation", "train"] = option("Part of the data to evaluate.", panel=WHAT, default="validation")
     parallel: Any = like(Settings, "parallel", default=None, usual="pipeline")
     workers: Any = like(Settings, "workers", default=None)
     layout: Any = like(Settings, "layout", default=None, usual="client-server")
@@ -53,7 +55,7 @@ class Asked:
     device: Any = like(Settings, "device", default=None)
     threads: Any = like(Settings, "threads", default=None)
     compress: str | None = like(
-        Training, "compress", help="Codec of activations, or a recipe, as in 4bit.", default=None
+        Training, "compress", help="Codec of activations, or a preset, as in 4bit.", default=None
     )
     link: Any = like(Running, "link", default=None)
     patience_s: float = like(Running, "patience_s", default=Running.patience_s)
@@ -80,12 +82,12 @@ class Figures:
     wire_bytes: int | None = figure("wire\nbytes", format=",d", better="lower")
 
 
-@takes(Trained, Asked, panels=PANELS, titles={WHAT: "What is evaluated", PANELS[3]: "How it is evaluated"})
+@takes(Asked, Trained, panels=PANELS, but=_TRAINING, titles={PANELS[3]: "Evaluation"})
 def evaluate(**given: Any) -> None:
-    """Loss and accuracy of a model, a run's newest checkpoint or an adapter.
+    """Compute loss and accuracy of a model, a run or an adapter.
 
-    Through the pipeline and the codecs that training has, or in one process;
-    without gradients and optimizer. Of texts perplexity and bits per byte too.
+    Runs the pipeline and the codecs of training, or one process, without
+    gradients and optimizer. For texts also perplexity and bits per byte.
 
     On several machines, on each: thinpipe evaluate ... --workers 3 --rank N
     --master HOST:PORT
@@ -106,6 +108,8 @@ def evaluate(**given: Any) -> None:
         adapter = None if asked.adapter is None else SavedAdapter(Path(asked.adapter))
         settings = _settled(asked.run, given, adapter)
         check_devices(settings)
+        if given["samples"] is not None and asked.part != "train":
+            raise OptionError("{samples} limits the training samples: give {part} train with it, or leave it out")
         Running(link=asked.link, patience_s=asked.patience_s).check_with(settings)
         me = member()
         if me is None:
@@ -180,9 +184,8 @@ def _check_alone(run: Path | None, chosen: Mapping[str, Any]) -> None:
     """OptionError for weights of something else beside those of adapters."""
     if run is not None:
         raise OptionError("{run} and {adapter} both bring weights: give one of them")
-    for name in ("config", "lora", "freeze"):
-        if name in chosen:
-            raise OptionError(f"{{adapter}} has all that was trained, on a model as it is: leave out {{{name}}}")
+    if "config" in chosen:
+        raise OptionError("{adapter} belongs to the weights of a model: leave out {config}")
     if not chosen.get("pretrained", True):
         raise OptionError("{adapter} belongs to the weights of a model: leave out {no_pretrained}")
 

@@ -11,25 +11,35 @@ import typer
 from thinpipe.commands.terminal import one_line_errors
 
 _MOVABLE = ("model", "config", "tokenizer", "weights", "data")
-_MOVED = "Where it is now, if it has moved."
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder of checkpoints, or one of them.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.")],
-    model: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --model. {_MOVED}")] = None,
-    config: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --config. {_MOVED}")] = None,
-    tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help=f"The run's --tokenizer. {_MOVED}")] = None,
-    weights: Annotated[Path | None, typer.Option(metavar="DIR", help=f"The run's --weights. {_MOVED}")] = None,
-    data: Annotated[Path | None, typer.Option(metavar="PATH", help=f"The run's --data. {_MOVED}")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="The model with its adapters added to its weights.")] = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of checkpoints of a run, or one checkpoint.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Where the run's --model is now, if it was moved.")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Where the run's --config is now, if it was moved.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Where the run's --tokenizer is now, if it was moved.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the run's --weights is now, if it was moved.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Where the run's --data is now, if it was moved.")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge adapters into the weights of the model.")] = False,
 ) -> None:
-    """The model of a run as a folder of transformers.
+    """Write the model of a run as a folder of transformers.
 
-    config.json, safetensors in single precision, tokenizer, a model card with
-    settings and figures: what from_pretrained loads. Of the newest checkpoint
-    that is whole. Needs no workers; reads a layer at a time. Of a run with --lora
-    its adapters, as peft saves them, unless --merge adds them to the model.
+    The folder has what from_pretrained loads: config.json, safetensors in single
+    precision, the tokenizer; and a model card with settings and results. The
+    newest checkpoint without damage is used. No workers are needed; layers are
+    read one at a time. For a run with --lora the folder has its adapters, in the
+    format of peft, unless --merge is given.
 
     Example: thinpipe export run/ model/
     """

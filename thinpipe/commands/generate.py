@@ -30,7 +30,7 @@ class Asked:
     """What the command takes beside the settings."""
 
     prompts: Path | None = option(
-        "Prompts, one on each line, or JSON lines with a field prompt.", panel=WHAT, metavar="FILE", default=None
+        "File with prompts, one a line, or JSON lines with a field prompt.", panel=WHAT, metavar="FILE", default=None
     )
     json: Path | None = like(Training, "json", default=None)
     rank: int | None = like(Training, "rank", default=None)
@@ -55,13 +55,17 @@ class Figures:
 
 
 @takes(Asked, Settings, panels=PANELS)
-def generate(prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...")] = None, **given: Any) -> None:
-    """Texts from a model whose layers live on several workers.
+def generate(
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to continue.")] = None,
+    **given: Any,
+) -> None:
+    """Generate texts with a model on several workers.
 
-    The client has the prompts, the tokens, and what is in front of the first
-    block and behind the last; servers see states alone, and keep keys and values
-    of their own blocks. One prompt is printed as it goes, several when all are
-    done. Without prompts stdin is one, if it is a pipe.
+    The client has the prompts, the tokens, and the layers before the first and
+    after the last block; servers receive hidden states only, and keep keys and
+    values of their own blocks. The text of a single prompt is printed token by
+    token, several texts when their batch is done. Without prompts stdin is the
+    prompt, if it is a pipe.
 
     On several machines, on each: thinpipe generate ... --workers 3 --rank N
     --master HOST:PORT

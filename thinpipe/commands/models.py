@@ -32,24 +32,26 @@ RECORD = Path(__file__).parents[1] / "models" / "verified.json"  # of `thinpipe 
 def models(
     verify_them: Annotated[
         bool,
-        typer.Option("--verify", help=f"Cut a small model of every type now: minutes. {LIMIT_S:g} s a type at most."),
+        typer.Option(
+            "--verify", help=f"Cut a small model of every type now, in minutes, at most {LIMIT_S:g} s a type."
+        ),
     ] = False,
     types: Annotated[
         list[str] | None,
-        typer.Option("--type", metavar="NAME", help="This type alone; repeat for several.", show_default="all"),
+        typer.Option("--type", metavar="NAME", help="Only this type; repeatable. [default: all]"),
     ] = None,
     kind: Annotated[
         Literal["causal", "sequence", "image"] | None,
-        typer.Option(help="Language models, classifiers of text, or of images, alone.", show_default="all"),
+        typer.Option(help="Only language models, text classifiers or image classifiers. [default: all]"),
     ] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all rows.")] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the tables as a page.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all rows to this record.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables to this page.")] = None,
 ) -> None:
-    """Which models of transformers can be cut into units.
+    """List the models of transformers that can be cut into units.
 
-    exact: logits and gradients of the units are those of the whole model, to the bit,
-    on a padded batch and a small random model of the type. Other models are refused
-    before a run, with the reason. Exit code 1 if one would differ and not be refused.
+    exact: logits and gradients of the units are bit-identical to the whole model's, on
+    a padded batch and a small random model of the type. Other models are rejected
+    before a run, with the reason. Exit code 1 if one would differ without being rejected.
 
     Example: thinpipe models --verify --type llama --type gemma2
     """

@@ -34,18 +34,18 @@ from thinpipe.options import (
 from thinpipe.workers.errors import Terminated, ended_by
 
 Command = Callable[..., None]
-RESULTS = "What comes out"  # the panel of the help that files of results stand in
+RESULTS = "Output"  # the panel of the help with files of results
 
 
 def takes(
-    *kinds: type, panels: Sequence[str], but: str = "", titles: Mapping[str, str] | None = None
+    *kinds: type, panels: Sequence[str], but: Sequence[str] = (), titles: Mapping[str, str] | None = None
 ) -> Callable[[Command], Command]:
     """Give a command ``def verb(..., **given)`` the options of these dataclasses, in the order of the panels.
 
     It is called with all of them, by the names users know; what was not given is None. ``options.read`` makes fields of
-    them. ``but``: one that this verb has no use for. ``titles``: what panels are called here, if otherwise.
+    them. ``but``: those that this verb does not have. ``titles``: what panels are called here, if otherwise.
     """
-    told = [each for kind in kinds for each in options_of(kind).values() if each.name != but]
+    told = [each for kind in kinds for each in options_of(kind).values() if each.name not in but]
     told.sort(key=lambda each: (panels.index(each.panel), each.last))
     told = [replace(each, panel=(titles or {}).get(each.panel, each.panel)) for each in told]
     renamed = {each.was: each.name for each in told if each.was}
@@ -80,10 +80,10 @@ def _parameter(name: str, told: Option, hidden: bool = False) -> inspect.Paramet
         help_, shown = named(told.help) + also, named(usual if told.shown is None else told.shown)
     described = typer.Option(
         f"{flag(name)}/{flag('no_' + name)}" if told.negative else flag(name),
-        help=help_,
+        help=f"{help_} [default: {shown}]" if shown else help_,
         rich_help_panel=told.panel,
         metavar=told.metavar,
-        show_default=shown or False,
+        show_default=False,
         hidden=hidden,
     )
     return inspect.Parameter(
@@ -148,9 +148,11 @@ def duration(seconds: float) -> str:
 class Outputs:
     """The files a run was asked for."""
 
-    json: Path | None = option("The record; `thinpipe diff` compares two.", panel=RESULTS, metavar="FILE", default=None)
-    markdown: Path | None = option("The tables as a page.", panel=RESULTS, metavar="FILE", default=None)
-    plot: Path | None = option("The results as a picture.", panel=RESULTS, metavar="FILE.png", default=None)
+    json: Path | None = option(
+        "File for the record; `thinpipe diff` compares two.", panel=RESULTS, metavar="FILE", default=None
+    )
+    markdown: Path | None = option("File for the tables in Markdown.", panel=RESULTS, metavar="FILE", default=None)
+    plot: Path | None = option("File for a plot of the results.", panel=RESULTS, metavar="FILE.png", default=None)
 
     def check(self) -> None:
         """ValueError for a file that could not be written: found out before a long run, not after it."""

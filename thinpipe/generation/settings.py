@@ -26,7 +26,7 @@ from thinpipe.workloads.sources import chosen_model
 from thinpipe.workloads.task import Source
 
 _, WHERE, LINKS, _, OUT, _, MACHINES = TRAINING_PANELS
-WHAT, CHOICE = "What is generated", "How tokens are chosen"
+WHAT, CHOICE = "Model and prompts", "Sampling"
 PANELS = WHAT, CHOICE, WHERE, LINKS, OUT, MACHINES  # of the help, in this order
 
 
@@ -46,10 +46,10 @@ class Settings:
     """What all workers of a run are started with."""
 
     model: str = like(
-        Training, "model", help="A causal language model: a folder of transformers, or a name of the hub.", panel=WHAT
+        Training, "model", help="Causal language model: a folder of transformers, or a name of the hub.", panel=WHAT
     )
     adapter: str | None = option(
-        "Adapters of LoRA: a folder of peft, as {export} writes it; {model} is then theirs unless given.",
+        "LoRA adapters: a folder of peft, as {export} writes it. Names the {model} too, unless that is given.",
         panel=WHAT,
         metavar="DIR",
         kind=Path,
@@ -60,27 +60,29 @@ class Settings:
     tokenizer: str | None = like(Training, "tokenizer", shown="the adapter's or the model's", panel=WHAT, default=None)
     trust_remote_code: bool = like(Training, "trust_remote_code", panel=WHAT, default=False)
     max_new_tokens: int = option(
-        "The most for each prompt.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=64
+        "Maximum number of new tokens per prompt.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=64
     )
     batch_size: int | None = option(
-        "Prompts that are continued together.",
+        "Prompts per batch.",
         panel=WHAT,
         metavar="N",
         shown="all",
         rule=between(1, 1_000_000),
         default=None,
     )
-    chat: bool = option("Prompts are what a user says, in the tokenizer's chat template.", panel=WHAT, default=False)
+    chat: bool = option(
+        "Put each prompt into the tokenizer's chat template, as a user's message.", panel=WHAT, default=False
+    )
     temperature: float | None = option(
-        "Sample, from probabilities so much flatter.",
+        "Sampling temperature.",
         panel=CHOICE,
         metavar="X",
-        shown="the likeliest token",
+        shown="greedy decoding",
         rule=above(0, 1000),
         default=None,
     )
     top_k: int | None = option(
-        "Sample among so many likeliest.",
+        "Sample from the N most likely tokens.",
         panel=CHOICE,
         metavar="N",
         shown="all",
@@ -88,26 +90,32 @@ class Settings:
         default=None,
     )
     top_p: float | None = option(
-        "Sample among the likeliest that have so much probability together.",
+        "Sample from the most likely tokens whose probabilities add up to X.",
         panel=CHOICE,
         metavar="X",
         shown="all",
         rule=above(0, 1),
         default=None,
     )
-    seed: int = like(Training, "seed", help="Of sampling, and of codecs that round at random.", panel=CHOICE,
+    seed: int = like(Training, "seed", help="Seed of sampling and of stochastic rounding.", panel=CHOICE,
                      default=0)  # fmt: skip
     parallel: Literal["pipeline", "none"] = option(
-        "Layers on several workers, or one process.", panel=WHERE, default="pipeline"
+        "Stages of the model on several workers, or one process.", panel=WHERE, default="pipeline"
     )
     workers: int | None = like(Training, "workers", default=None)
     client_layers: tuple[int, int] | None = like(Training, "client_layers", default=(1, 1))
     device: str | None = like(Training, "device", default=None)
     threads: int | None = like(Training, "threads", default=None)
     compress: str = option(
-        "Codec of what travels, or 8bit, 4bit.", panel=LINKS, metavar="SPEC", parse=_activations, default="none"
+        "Codec of hidden states, or a preset, as in 8bit or 4bit.",
+        panel=LINKS,
+        metavar="SPEC",
+        parse=_activations,
+        default="none",
     )
-    compare: bool = option("Generate without compression too, and tell where texts part.", panel=LINKS, default=False)
+    compare: bool = option(
+        "Generate without compression too, and report the first differing token.", panel=LINKS, default=False
+    )
     link: Shaping | None = like(Running, "link", default=None)
     patience_s: float = like(Running, "patience_s", default=PATIENCE_S)
 

@@ -39,13 +39,13 @@ class Capture:
     """What of a run is kept to try codecs on."""
 
     path: Path = option(
-        "Activations and gradients, before compression, for `bench codecs {from_}`.",
+        "Write activations and gradients, before compression, for `bench codecs {from_}`.",
         name="capture",
         panel=OUT,
         metavar="FILE",
     )
     steps: tuple[int, ...] | None = option(
-        "Which steps, as in 10,100.",
+        "Steps to capture, as in 10,100.",
         name="capture_steps",
         panel=OUT,
         metavar="N,...",
@@ -55,7 +55,7 @@ class Capture:
         default=None,
     )
     chunks: int = option(  # of each such step, the first ones
-        "How many chunks of each.",
+        "Microbatches to capture per step.",
         name="capture_chunks",
         panel=OUT,
         metavar="N",
@@ -63,7 +63,7 @@ class Capture:
         default=1,
     )
     limit: int = option(  # bytes
-        "The most to write.",
+        "Maximum size of the file.",
         name="capture_limit",
         panel=OUT,
         metavar="SIZE",
@@ -83,10 +83,14 @@ class Running:
     """How a run is carried out: may differ each time it is taken up, and changes nothing about where it ends."""
 
     delta_cache: Path | None = option(
-        "Where delta(...) keeps its copies of samples.", panel=LINKS, metavar="DIR", shown="in memory", default=None
+        "Folder for the copies of samples that delta(...) keeps.",
+        panel=LINKS,
+        metavar="DIR",
+        shown="in memory",
+        default=None,
     )
     delta_cache_limit: int = option(  # bytes
-        "The most of them on one machine.",
+        "Maximum size of these copies per machine.",
         panel=LINKS,
         metavar="SIZE",
         shown="4GiB",
@@ -94,8 +98,8 @@ class Running:
         default=4 << 30,
     )
     link: Shaping | None = option(
-        "Workers in network namespaces with such links, as in 100mbit; 100mbit/20mbit,40ms,0.1%: rates to and from the "
-        "client, delay one way, loss; FILE.toml: one for each pair. Needs root.",
+        "Emulate links in network namespaces: a rate, as in 100mbit; 100mbit/20mbit,40ms,0.1% for rates to and from "
+        "the client, one-way delay and loss; FILE.toml for a link per pair. Needs root.",
         panel=LINKS,
         metavar="LINK",
         shown="as the machine is",
@@ -103,7 +107,7 @@ class Running:
         default=None,
     )
     memory_limit: int | None = option(  # bytes
-        "The most that a worker keeps of chunks on their way; 1f1b over links with delay has fewer of them then.",
+        "Maximum memory per worker for microbatches in flight; it limits their number under 1f1b.",
         panel=LINKS,
         metavar="SIZE",
         shown="none",
@@ -111,23 +115,31 @@ class Running:
         default=None,
     )
     in_process: bool = option(
-        "The stages of all workers in one process, through the same codecs: for ablations on one GPU.",
+        "Run all stages in one process, through the same codecs, for ablations on one GPU.",
         panel=LINKS,
         default=False,
     )
     steps: int | None = option(  # counted from the very first
-        "Stop after so many, for a quick look.", panel=HOW, metavar="N", shown="all", rule=COUNT, default=None
+        "Stop after this many steps, counted from the first.",
+        panel=HOW,
+        metavar="N",
+        shown="all",
+        rule=COUNT,
+        default=None,
     )
     evaluate_every: int | None = option(
-        "Evaluate after so many steps, beside the end of an epoch.",
+        "Evaluate every N steps, in addition to the end of an epoch.",
         panel=HOW,
-        metavar="STEPS",
+        metavar="N",
         shown="an epoch",
         rule=COUNT,
         default=None,
     )
     trace: Path | None = option(
-        "One step as a picture (.png) or for chrome://tracing (.json).", panel=OUT, metavar="FILE", default=None
+        "Timeline of one step, as a picture (.png) or for chrome://tracing (.json).",
+        panel=OUT,
+        metavar="FILE",
+        default=None,
     )
     capture: Capture | None = None
     save: Path | None = option("Folder for checkpoints.", panel=SAVE, metavar="DIR", default=None)
@@ -140,24 +152,33 @@ class Running:
         rule=INTERVAL,
         default=None,
     )
-    keep: int = option("Of the newest.", panel=SAVE, metavar="N", rule=COUNT, default=2)
-    save_local: bool = option("The client keeps all of them: its folder need not be shared.", panel=SAVE, default=False)
+    keep: int = option("Newest checkpoints to keep.", panel=SAVE, metavar="N", rule=COUNT, default=2)
+    save_local: bool = option(
+        "Write checkpoints on the client only; its folder need not be shared.", panel=SAVE, default=False
+    )
     export: Path | None = option(
-        "The trained model as a new folder of transformers; adapters as one of peft.",
+        "New folder for the trained model in the format of transformers, or for adapters in that of peft.",
         panel=SAVE,
         metavar="DIR",
         default=None,
     )
-    merge: bool = option("Export the model with its adapters added to its weights.", panel=SAVE, default=False)
+    merge: bool = option("Merge adapters into the weights of the exported model.", panel=SAVE, default=False)
     # One checkpoint, or a folder: the newest in it that is whole.
     resume: Path | None = option(
-        "Go on where the run saved here stopped, with its options.", panel=SAVE, metavar="DIR", default=None
+        "Resume a run from its newest checkpoint, or from the one named, with its options.",
+        panel=SAVE,
+        metavar="DIR",
+        default=None,
     )
     max_restarts: int = option(
-        "Go on by itself when a worker dies.", panel=SAVE, metavar="N", rule=between(0, 1_000_000_000), default=0
+        "Restarts from the newest checkpoint after a worker died.",
+        panel=SAVE,
+        metavar="N",
+        rule=between(0, 1_000_000_000),
+        default=0,
     )
     patience_s: float = option(
-        "Seconds to wait for a worker that is missing or silent.",
+        "Seconds to wait for a missing or silent worker before the run is aborted.",
         name="patience",
         panel=MACHINES,
         metavar="S",

@@ -22,13 +22,13 @@ from thinpipe.workloads.task import Dtype, LrSchedule, Optimizer, Source
 from thinpipe.workloads.tasks import TASKS
 
 PANELS = WHAT, _WHERE, LINKS, HOW, OUT, SAVE, MACHINES = (  # of the help, in this order
-    "What is trained",
-    "Who computes what",
-    "What travels",
-    "How it is trained",
-    "What comes out",
-    "Checkpoints",
-    "Several machines, and when something goes wrong",
+    "Task, data and model",
+    "Workers and stages",
+    "Links and compression",
+    "Training",
+    "Output",
+    "Checkpoints and export",
+    "Several machines, and failures",
 )
 COUNT = between(1, 1_000_000_000)
 
@@ -56,36 +56,38 @@ _NAMED: dict[str, Any] = {"parse": _place, "movable": True, "default": None, "pa
 class Trained:
     """Task, data and model: the part of the settings that a task is asked with."""
 
-    task: str = option(f"One of {', '.join(TASKS)}.", panel=WHAT, metavar="NAME", usual="digits")
+    task: str = option(
+        f"One of {', '.join(TASKS)}.", panel=WHAT, metavar="NAME", usual="digits", shown="digits; lm with a {model}"
+    )
     data: str | None = option(
-        "Data on disk; texts for lm also as hub:org/name.",
+        "Data on disk; for lm also a data set of the hub, as in hub:org/name.",
         panel=WHAT,
         metavar="PATH",
-        shown="embedded or downloaded",
+        shown="built in or downloaded",
         **_ON_DISK,
     )
     model: str | None = option(
-        "Your model: a folder of transformers, a name of the hub, or package.module:function.",
+        "Pretrained model: a folder of transformers, a name of the hub, or package.module:function.",
         metavar="NAME",
         **_NAMED,
     )
     config: str | None = option(
-        "Your model from scratch: a folder with config.json, a name of the hub, or a model type, as in llama.",
+        "Model with random weights: a folder with config.json, a name of the hub, or a model type, as in llama.",
         metavar="NAME",
         **_NAMED,
     )
     config_set: str | None = option(
-        "What {config} says otherwise, as in hidden_size=256,num_hidden_layers=4.",
+        "Values of {config} to override, as in hidden_size=256,num_hidden_layers=4.",
         panel=WHAT,
         metavar="NAME=X,...",
         parse=_changes,
         default=None,
     )
     tokenizer: str | None = option(
-        "A folder or a name of the hub.", metavar="NAME", shown="the model's; trained on the data", **_NAMED
+        "Tokenizer: a folder or a name of the hub.", metavar="NAME", shown="the model's; trained on the data", **_NAMED
     )
     vocabulary: int | None = option(
-        "Tokens of a tokenizer that is trained.",
+        "Vocabulary size of a tokenizer that is trained on the data.",
         panel=WHAT,
         metavar="N",
         shown="8192",
@@ -93,51 +95,46 @@ class Trained:
         default=None,
     )
     chat_template: str | None = option(
-        "In place of the tokenizer's.", panel=WHAT, metavar="FILE", shown="the tokenizer's", **_ON_DISK
+        "File with a Jinja chat template.", panel=WHAT, metavar="FILE", shown="the tokenizer's", **_ON_DISK
     )
     dtype: Dtype = option(
-        "Of a {model}'s weights, activations and gradients; the optimizer's are float32.", panel=WHAT, default="float32"
+        "Type of a {model}'s weights, activations and gradients; optimizer: float32.", panel=WHAT, default="float32"
     )
-    trust_remote_code: bool = option("Run code that comes with a model.", panel=WHAT, default=False)
-    weights: str | None = option("Weights on disk to start from.", panel=WHAT, metavar="PATH", **_ON_DISK)
-    pretrained: bool = option("Start from weights, or at random.", panel=WHAT, negative=True, usual=True)
+    trust_remote_code: bool = option("Run Python code that comes with the model.", panel=WHAT, default=False)
+    weights: str | None = option("Pretrained weights on disk.", panel=WHAT, metavar="PATH", **_ON_DISK)
+    pretrained: bool = option("Start from pretrained or from random weights.", panel=WHAT, negative=True, usual=True)
     image_size: int | None = option(
         "Width and height of images.", panel=WHAT, metavar="PIXELS", rule=between(1, 1_000_000), default=None
     )
-    tokens: int | None = option("Length of texts.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=None)
+    tokens: int | None = option("Tokens per text.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=None)
     width: float | None = option(
-        "Factor on the model's width.", panel=WHAT, metavar="X", rule=above(0, 1e6), default=None
+        "Width multiplier of the task's model.", panel=WHAT, metavar="X", rule=above(0, 1e6), default=None
     )
     samples: int | None = option(
-        "Train on so many at most, for a quick look.",
-        panel=WHAT,
-        metavar="N",
-        shown="all",
-        rule=between(1, 1 << 62),
-        default=None,
+        "Use at most N training samples.", panel=WHAT, metavar="N", shown="all", rule=between(1, 1 << 62), default=None
     )
 
     lora: int | None = option(
-        "Train adapters of this rank on the blocks, and a classifier's head; all else is frozen.",
+        "Train LoRA adapters of this rank on the blocks, and a classifier's head; freeze all other weights.",
         panel=WHAT,
         metavar="RANK",
-        shown="train everything",
+        shown="train all weights",
         rule=between(1, MOST_RANK),
         default=None,
     )
     lora_target: str | None = option(
-        "Layers in the blocks, as in q_proj,v_proj; all-linear.",
+        "Layers of the blocks with adapters, as in q_proj,v_proj, or all-linear.",
         panel=WHAT,
         metavar="NAME,...",
         shown="the architecture's",
         default=None,
     )
     lora_alpha: float | None = option(
-        "Adapters count X / RANK.", panel=WHAT, metavar="X", shown="twice the rank", rule=above(0, 1e6), default=None
+        "LoRA scaling is X / rank.", panel=WHAT, metavar="X", shown="twice the rank", rule=above(0, 1e6), default=None
     )
-    lora_dropout: float = option("Of what adapters are given.", panel=WHAT, metavar="X", rule=below(1), default=0.0)
+    lora_dropout: float = option("Dropout of adapters.", panel=WHAT, metavar="X", rule=below(1), default=0.0)
     freeze: tuple[str, ...] = option(
-        "Parameters that are not trained, as in '*.embed_tokens.*'; may be repeated.",
+        "Freeze the parameters that match a pattern, as in '*.embed_tokens.*'; repeatable.",
         panel=WHAT,
         metavar="PATTERN",
         kind=list[str],
@@ -199,10 +196,10 @@ class Settings(Trained):
     """
 
     parallel: Parallel = option(
-        "Layers on several workers, replicas of the model, or one process.", panel=_WHERE, usual="pipeline"
+        "Stages of the model on several workers, replicas of the model, or one process.", panel=_WHERE, usual="pipeline"
     )
     workers: int = option(
-        "Workers to start here. Under torchrun: leave it out.",
+        "Workers to start; with {rank}, workers on all machines. Under torchrun: leave it out.",
         panel=_WHERE,
         metavar="N",
         shown="2",
@@ -210,7 +207,7 @@ class Settings(Trained):
         movable=True,
     )
     layout: Layout = option(
-        "Worker 0 has the first and the last layers, or only the first.",
+        "Worker 0, the client, has the first and the last stage, or the first stage only.",
         panel=_WHERE,
         kind=Literal["client-server", "linear"],
         usual="client-server",
@@ -218,47 +215,47 @@ class Settings(Trained):
     )
     # None: as the work is balanced, or a line.
     client_layers: tuple[int, int] | None = option(
-        "Units at both ends that stay with the client, as in 1,1.",
+        "Units in the client's first and last stage, as in 1,1.",
         panel=_WHERE,
         metavar="A,B",
         parse=pair("client_layers", int, "1,1"),
         movable=True,
     )
     schedule: Order = option(
-        "All forwards first (gpipe), or backwards as soon as can be (1f1b: as many chunks on their way as the delay of "
-        "{link} asks for; 1f1b:N: N).",
+        "gpipe runs all forwards, then all backwards; 1f1b runs backwards as early as possible, with as many "
+        "microbatches in flight as the delay of {link} needs; 1f1b:N with N in flight.",
         panel=_WHERE,
         metavar="NAME",
         rule=Rule(ORDERS, is_order),
         usual="gpipe",
     )
     chunks: int = option(  # that each worker cuts its batch into
-        "Microbatches that a batch is cut into.",
+        "Microbatches per batch.",
         panel=_WHERE,
         aliases=("microbatches",),
         metavar="N",
-        shown="the task's; 1 unless a pipeline",
+        shown="the task's; 1 without a pipeline",
         rule=between(1, 1_000_000),
     )
     compress_forward: str = option(
-        "Codec of activations; axes:B learns how they vary, delta(SPEC) sends what changed of them.",
+        "Codec of activations; axes:B learns a basis, delta(SPEC) sends changes since the last epoch.",
         panel=LINKS,
         metavar="SPEC",
         shown="as {compress}",
     )
     compress_backward: str = option("Codec of gradients.", panel=LINKS, metavar="SPEC", shown="as {compress}")
-    batch_size: int = option("Of all replicas together.", panel=HOW, metavar="N", rule=COUNT)
+    batch_size: int = option("Samples per batch, over all replicas.", panel=HOW, metavar="N", rule=COUNT)
     accumulate: int = option(
-        "Batches whose gradients add up before an update.",
+        "Batches per update; their gradients are accumulated.",
         panel=HOW,
         metavar="N",
         rule=COUNT,
         aliases=("gradient_accumulation_steps",),
         default=1,
     )
-    epochs: int = option("Passes over the data.", panel=HOW, metavar="N", rule=COUNT)
-    optimizer: Optimizer = option("With momentum; or AdamW.", panel=HOW)
-    lr: float = option("Highest learning rate.", panel=HOW, metavar="X", rule=above(0, 1e6), aliases=("learning_rate",))
+    epochs: int = option("Passes over the training data.", panel=HOW, metavar="N", rule=COUNT)
+    optimizer: Optimizer = option("SGD with momentum, or AdamW.", panel=HOW)
+    lr: float = option("Peak learning rate.", panel=HOW, metavar="X", rule=above(0, 1e6), aliases=("learning_rate",))
     lr_schedule: LrSchedule = option(
         "After the warm-up: constant, or decay to 0, linear or along a cosine.",
         panel=HOW,
@@ -266,37 +263,37 @@ class Settings(Trained):
         kind=Literal["constant", "cosine", "linear", "polynomial"],
         synonyms={"polynomial": "linear"},  # its name up to version 0.2, as RoBERTa's recipe has it
     )
-    warmup: float = option("Part of all steps in which it rises.", panel=HOW, metavar="X", rule=below(1))
-    momentum: float = option("SGD's.", panel=HOW, metavar="X", rule=below(1))
-    nesterov: bool = option("SGD's momentum, looking one step ahead.", panel=HOW, default=False)
+    warmup: float = option("Fraction of all steps with linear warm-up.", panel=HOW, metavar="X", rule=below(1))
+    momentum: float = option("Momentum of SGD.", panel=HOW, metavar="X", rule=below(1))
+    nesterov: bool = option("Nesterov momentum for SGD.", panel=HOW, default=False)
     adam_betas: tuple[float, float] = option(
-        "Decay rates of AdamW's running means of gradients and of their squares, as in 0.9,0.95.",
+        "Decay rates of AdamW's first and second moments, as in 0.9,0.95.",
         panel=HOW,
         metavar="A,B",
         parse=pair("adam_betas", float, "0.9,0.95"),
         rule=Rule("two numbers from 0 to below 1", lambda betas: len(betas) == 2 and all(0 <= b < 1 for b in betas)),
         default=(0.9, 0.999),
     )
-    weight_decay: float = option("Pull of weights towards 0.", panel=HOW, metavar="X", rule=between(0, 1000))
+    weight_decay: float = option("Weight decay coefficient.", panel=HOW, metavar="X", rule=between(0, 1000))
     clip_norm: float | None = option(
-        "Largest norm of the gradients of all stages together.",
+        "Clip gradients to this norm, over all stages.",
         panel=HOW,
         metavar="X",
         rule=above(0, 1e30),
         default=None,
     )
-    amp: bool = option("bfloat16 where that is safe (autocast).", panel=HOW, default=False)
+    amp: bool = option("Compute in bfloat16 where that is safe (autocast).", panel=HOW, default=False)
     recompute: bool = option(
-        "Compute activations twice instead of keeping them.",
+        "Recompute activations in the backward pass to save memory.",
         panel=_WHERE,
         aliases=("gradient_checkpointing",),
         default=False,
     )
     seed: int = option(
-        "Of weights, order, augmentation, dropout.", panel=HOW, metavar="N", usual=0, rule=below(2**32, words="2^32")
+        "Seed of weights, data and dropout.", panel=HOW, metavar="N", usual=0, rule=below(2**32, words="2^32")
     )
     device: str = option(
-        "Where workers compute: cpu, cuda, or cpu,cuda for a client without a GPU.",
+        "Device of the workers: cpu, cuda, or cpu,cuda for a client without a GPU.",
         panel=_WHERE,
         metavar="NAME",
         parse=lambda text: None if text == "auto" else text,
@@ -308,7 +305,7 @@ class Settings(Trained):
         movable=True,
     )
     threads: int | None = option(  # None: as the environment says
-        "Of each worker.",
+        "Threads per worker.",
         panel=_WHERE,
         metavar="N",
         shown="cores / workers",
@@ -317,7 +314,7 @@ class Settings(Trained):
         default=None,
     )
     error_feedback: bool = option(
-        "Replicas add what a codec lost of a gradient to the next one.", panel=LINKS, negative=True, default=True
+        "Replicas add the compression error of a gradient to the next one.", panel=LINKS, negative=True, default=True
     )
 
     def __post_init__(self) -> None:

@@ -32,23 +32,23 @@ class Asked:
         shown="8bit; none for data",
         default=None,
     )
-    log: Path | None = option("TensorBoard curves.", panel=OUT, metavar="DIR", default=None)
-    json: Path | None = option("The record; `thinpipe diff` compares two.", panel=OUT, metavar="FILE", default=None)
-    rank: int | None = option(
-        "The number of this worker, from 0, the client.", panel=MACHINES, metavar="N", default=None
+    log: Path | None = option("Folder for TensorBoard curves.", panel=OUT, metavar="DIR", default=None)
+    json: Path | None = option(
+        "File for the record; `thinpipe diff` compares two.", panel=OUT, metavar="FILE", default=None
     )
+    rank: int | None = option("Rank of this worker; 0 is the client.", panel=MACHINES, metavar="N", default=None)
     master: str | None = option(
-        "Where worker 0 listens; the same on all machines.", panel=MACHINES, metavar="HOST:PORT", default=None
+        "Address of worker 0, the same on all machines.", panel=MACHINES, metavar="HOST:PORT", default=None
     )
-    debug: bool = option("Errors with their tracebacks.", panel=MACHINES, last=True, default=False)
+    debug: bool = option("Show tracebacks of errors.", panel=MACHINES, last=True, default=False)
 
 
 @takes(Asked, Settings, Running, Capture, panels=PANELS)
 def train(**given: Any) -> None:
-    """Train a model whose layers live on several workers.
+    """Train a model whose layers are on several workers.
 
-    First prints who holds what and what will travel; at the end, what it came
-    to. Options left out are the task's recipe.
+    Prints the stages of all workers and the traffic of a step before training,
+    and the results after it. Options that are left out are the task's recipe.
 
     On several machines, on each: thinpipe train ... --workers 3 --rank N
     --master HOST:PORT
