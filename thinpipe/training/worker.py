@@ -22,7 +22,7 @@ from thinpipe.options import named
 from thinpipe.training.batches import Samples
 from thinpipe.training.checkpoints.folder import (
     FolderLock,
-    check_folder,
+    check_save_folder,
     check_shared,
     checkpoints,
     companions_of,
@@ -94,7 +94,7 @@ def _take_folder(running: Running, world: World) -> FolderLock | None:
         return None
     lock = FolderLock(running.save)
     try:
-        check_folder(running.save, running.resume)
+        check_save_folder(running.save, running.resume)
         if lock.is_held:
             sweep(running.save)
     except BaseException:

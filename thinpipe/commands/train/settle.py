@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thinpipe.options import OptionError, options_of, read
-from thinpipe.training.checkpoints.folder import candidates, check_folder, checkpoints, newest_manifest
+from thinpipe.training.checkpoints.folder import candidates, check_save_folder, checkpoints, newest_manifest
 from thinpipe.training.resolve import settle, settle_again
 from thinpipe.training.running import Capture, Running, check_devices
 from thinpipe.training.settings import Settings
@@ -60,7 +60,7 @@ def _settle(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, Runni
     if resume is None or (is_server and run.get("save_local") and not resume.exists()):
         # The second: the client alone has the checkpoints, and tells what is in them when all have met.
         if save is not None:
-            check_folder(save, resume)
+            check_save_folder(save, resume)
         chosen = task(given.get("task") or "digits")
         recipe = (chosen.model_recipe if given.get("model") else None) or chosen.recipe
         found = "cuda" if torch.cuda.is_available() else "cpu"
@@ -69,7 +69,7 @@ def _settle(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, Runni
     _, manifest = newest_manifest(resume)
     settings = settle_again(given, manifest.settings)
     folder = resume.parent if candidates(resume) == [resume] else resume
-    check_folder(save or folder, resume)
+    check_save_folder(save or folder, resume)
     habits = {"save": folder, "resume": resume} | asdict(manifest.habits)
     return settings, Running(**(habits | run))
 

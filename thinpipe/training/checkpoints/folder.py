@@ -220,7 +220,7 @@ def check_exported(folder: str, option: Literal["model", "adapter"] = "model") -
         )
 
 
-def check_folder(directory: Path, resume: Path | None) -> None:
+def check_save_folder(directory: Path, resume: Path | None) -> None:
     """Raise OptionError if saving in ``directory`` would replace checkpoints of another run, or newer ones of this."""
     is_one = resume is not None and is_complete(resume)
     origin = resume.parent if resume is not None and is_one else resume
