@@ -48,7 +48,7 @@ def train_step(
     *batches: Batch | None,
     step: int,
     clip_norm: float | None = None,
-    interrupted: int = 0,
+    interrupted: Callable[[], int] = lambda: 0,
     save_due: bool = False,
     another: bool = False,
 ) -> Stepped:
@@ -57,7 +57,7 @@ def train_step(
     If a number is not finite, raise the same error on all workers, before the update.
 
     Args:
-        interrupted: the signal that asked this worker to stop, or 0.
+        interrupted: returns the signal that asked this worker to stop, or 0; called once the gradients are there.
         save_due: whether this worker, the client, asks for a checkpoint after this step.
         another: whether workers will run another step right after this one, so that its receives may be posted.
     """
@@ -72,7 +72,8 @@ def train_step(
             squares[index] = sum_of_squares(parameters)
     began = time.perf_counter()
     told = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
-    flags = not math.isfinite(loss), bool(interrupted), save_due
+    signal = interrupted()
+    flags = not math.isfinite(loss), bool(signal), save_due
     words.tell([*squares, *flags, engine.sent_bytes() - sent, *told])
     heard = words.heard()
     waited_s = time.perf_counter() - began
@@ -97,7 +98,7 @@ def train_step(
         wire_bytes=round(wire_bytes),
         waited_s=waited_s,
         save_due=bool(save),
-        stop=stop_request(world, interrupted) if stop else None,
+        stop=stop_request(world, signal) if stop else None,
     )
 
 

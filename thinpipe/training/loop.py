@@ -69,7 +69,7 @@ class Loop:
         began = epoch_began = time.perf_counter()
         last = self.plan.last_step
         while self.progress.step < last:
-            save_due, stop = self._step(interrupted.number)
+            save_due, stop = self._step(interrupted)
             step = self.progress.step
             if self._is_time_to_evaluate(step):
                 self._evaluate(epoch_began)
@@ -100,7 +100,7 @@ class Loop:
             parameters_sha256=progress.parameters_sha256,
         )
 
-    def _step(self, interrupted: int) -> tuple[bool, StoppedTogether | None]:
+    def _step(self, interrupted: Noted) -> tuple[bool, StoppedTogether | None]:
         """Run a step; return whether it is to be saved, and whether the run stops after it."""
         began = time.perf_counter()
         number, settings = self.progress.step, self.settings
@@ -122,7 +122,7 @@ class Loop:
             *batches,
             step=number + 1,
             clip_norm=settings.clip_norm,
-            interrupted=interrupted,
+            interrupted=lambda: interrupted.number,
             save_due=self.engine.world.is_client and self._timer is not None and self._timer.is_due(),
             another=not self._is_time_to_evaluate(number + 1),
         )
