@@ -68,6 +68,23 @@ def test_trace_is_a_picture_and_a_chrome_trace_of_all_that_happens_in_a_step(tmp
         assert sum(name.startswith(f"{kind} ") for name in names) >= 8, kind  # two workers, four chunks
 
 
+def test_a_task_of_ones_own_is_trained_saved_and_evaluated(tmp_path: Path) -> None:
+    """own_task.py is no script: the command line imports it."""
+    run, record = tmp_path / "run", tmp_path / "evaluation.json"
+    train = ("-m", "thinpipe", "train", "--threads", "1")
+    options = ("--task", "examples.own_task:OddOrEven", "--samples", "640", "--epochs", "2", "--save", str(run))
+    code, output = run_script(*train, *options, "--steps", "10")
+    assert code == 0, output
+    assert "odd-or-even" in output
+    code, output = run_script(*train, "--resume", str(run), "--steps", "20")  # knows the task
+    assert code == 0, output
+    code, output = run_script("-m", "thinpipe", "evaluate", "--run", str(run), "--threads", "1", "--json", str(record))
+    assert code == 0, output
+    (row,) = json.loads(record.read_text())["rows"]
+    assert row["samples"] == 360  # every fifth of 1797
+    assert row["accuracy"] > 0.8  # half of them are odd
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_example_is_short_and_shown(path: Path) -> None:
     text = path.read_text()

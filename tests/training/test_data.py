@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.training.toy import ToyTask, settings_for, world_in
 from tests.workloads.written import write_picture
-from thinpipe.training.data import difference, fingerprint
+from thinpipe.training.data import difference, fingerprint, read_data
 from thinpipe.workloads.splits import Texts, at_most
-from thinpipe.workloads.task import Data, Source
+from thinpipe.workloads.task import Batch, Data, Source
 from thinpipe.workloads.tasks import task
 
 
@@ -51,6 +54,51 @@ def test_pictures_that_changed_are_others(tmp_path: Path, change: str) -> None:
     words = difference(before, of_pictures(root))
     assert words is not None
     assert ("16 training samples when it was saved, 15 now" in words) == (change == "removed")
+
+
+class Loads(ToyTask):
+    """A task whose data are not what a task's should be."""
+
+    def __init__(self, change: Callable[[Data], Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    def load(self, source: Source) -> Any:
+        data, shape = super().load(source)
+        changed = self.change(data)
+        return changed if isinstance(changed, tuple) else (changed, shape)
+
+
+def with_validation(**changes: Any) -> Callable[[Data], Data]:
+    def change(data: Data) -> Data:
+        for name, value in changes.items():
+            setattr(data.validation, name, value)
+        return data
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: (data,), r"load should return \(Data, Shape\); it returned a tuple"),
+        (with_validation(labels=torch.zeros(0, dtype=torch.int64)), "no samples to validate with"),
+        (with_validation(labels=torch.zeros(23)), r"labels should be int64 .*; got torch.float32 \[1\] for one"),
+        (with_validation(batch=lambda indices: Batch(inputs=(indices,), labels=0)), "labels .*; got a int for one"),
+        (
+            with_validation(batch=lambda indices: Batch(inputs=torch.zeros(1, 3), labels=indices)),
+            r"inputs should be a tuple of tensors, samples first; got no tuple: \[1, 3\]",
+        ),
+        (
+            with_validation(batch=lambda indices: Batch(inputs=(torch.zeros(3), "a"), labels=indices)),
+            r"got a tuple of \[3\], str",
+        ),
+    ],
+)
+def test_a_task_that_loads_something_else_is_told_what_it_should_be(change: Any, message: str) -> None:
+    made = Loads(change)
+    with pytest.raises(ValueError, match=f"^task toy: .*{message}"):
+        read_data(made, settings_for(made, None, parallel="none"), world_in(None))
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,73 @@ def test_an_unknown_task_is_answered_with_a_list() -> None:
         task("digit")
 
 
+OWN = """
+from thinpipe.workloads.digits import Digits
+from thinpipe.workloads.task import Task
+
+number = 3
+made = Digits()
+
+class Good(Digits):
+    name = "good"
+
+class Unrelated:
+    pass
+
+class WithoutLoad(Task):
+    name = "without"
+
+class Raises(Digits):
+    def __init__(self):
+        raise RuntimeError("no licence")
+
+class WithoutRecipe(Digits):
+    recipe = None
+
+class OtherMetric(Digits):
+    metric = "f1"
+"""
+
+
+@pytest.fixture
+def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tasks_of_a_user.py").write_text(OWN)
+    (tmp_path / "broken_task.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)  # where a user's modules are found
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.usefixtures("_own")
+def test_a_class_of_a_user_is_a_task_and_made_once() -> None:
+    made = task("tasks_of_a_user:Good")
+    assert (made.name, made.metric) == ("good", "accuracy")
+    assert task("tasks_of_a_user:Good") is made
+
+
+@pytest.mark.usefixtures("_own")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere:Good", "'nowhere:Good' cannot be imported: No module named 'nowhere'"),
+        ("tasks_of_a_user:Bad", "'tasks_of_a_user:Bad' cannot be imported: .* has no attribute 'Bad'"),
+        ("broken_task:Good", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("tasks_of_a_user:number", "names a subclass of thinpipe.workloads.task.Task; 'tasks_of_a_user:number' is 3"),
+        ("tasks_of_a_user:made", "names a subclass .* is <.*Digits object"),
+        ("tasks_of_a_user:Unrelated", "names a subclass .* is the class Unrelated"),
+        (
+            "tasks_of_a_user:WithoutLoad",
+            "made without arguments; .* raised TypeError: .* abstract .* build, load",
+        ),
+        ("tasks_of_a_user:Raises", "made without arguments; tasks_of_a_user:Raises raised RuntimeError: no licence"),
+        ("tasks_of_a_user:WithoutRecipe", "needs class attributes name, summary, metric, recipe; .*: recipe"),
+        ("tasks_of_a_user:OtherMetric", "metric of .* is one of accuracy, matthews, perplexity; got 'f1'"),
+    ],
+)
+def test_what_is_no_task_of_a_user_is_an_error_that_says_why(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        task(name)
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_the_chunks_of_a_recipe_divide_its_batch(name: str) -> None:
     recipe = task(name).recipe

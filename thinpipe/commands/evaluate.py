@@ -203,7 +203,8 @@ def _work(settings: Settings, run: Path | None, adapter: Any, part: Any) -> Any:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         try:
-            return assess(find_task(settings.task), settings, world, run=run, adapter=adapter, part=part)
+            task = world.together(lambda: find_task(settings.task))  # a user's own may not be importable everywhere
+            return assess(task, settings, world, run=run, adapter=adapter, part=part)
         except SetupError as error:
             return str(error)
         except DataError as error:  # one worker's alone, which ends the others

@@ -24,17 +24,22 @@ def is_function_name(text: str) -> bool:
     return _FORM.fullmatch(text) is not None
 
 
-def import_function(name: str, rule: str) -> Callable[..., Any]:
-    """The function of that name; OptionError that begins with the rule, as in "{model} ... names a function that"."""
-    module, _, function = name.partition(":")
+def import_object(name: str, rule: str) -> Any:
+    """Import what ``package.module:attribute`` names; OptionError that begins with the rule if that fails."""
+    module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a script beside the user is found
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise OptionError(f"{rule}; {name!r} cannot be imported: {error}") from None
     except Exception as error:  # whatever the user's module raises
         raise OptionError(f"{rule}; {name!r} cannot be imported: {said(error)}") from None
+
+
+def import_function(name: str, rule: str) -> Callable[..., Any]:
+    """Import the function of that name; OptionError that begins with the rule, as in "{model} names a function"."""
+    found: Callable[..., Any] = import_object(name, rule)
     if not callable(found):
         raise OptionError(f"{rule}; {name!r} is no function")
     return found

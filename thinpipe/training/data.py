@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from xxhash import xxh3_128
 
 from thinpipe.engines.units import Meta, meta_of
@@ -28,7 +29,7 @@ from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import choose_cuts
 from thinpipe.training.settings import Settings
-from thinpipe.workloads.task import Data, Described, Shape, Split, Task
+from thinpipe.workloads.task import Batch, Data, Described, Shape, Source, Split, Task
 
 _IMAGE = 3 * 4  # bytes of a pixel: three colours, floats
 _SKETCHED = 32  # samples of a part
@@ -93,14 +94,14 @@ def read_data(
     def read() -> tuple[Data, Facts] | None:
         if not reads:
             return None
-        data, shape = task.load(source)
+        data, shape = _loaded(task, source)
         if trains and len(data.train) < settings.step_samples:
             batches = f" in {{accumulate}} {settings.accumulate} batches" if settings.accumulate > 1 else ""
             raise OptionError(
                 f"a step is filled with different samples: {{batch_size}} {settings.batch_size}{batches} is more than "
                 f"the {len(data.train)} samples to train on; take a smaller one"
             )
-        sample = data.validation.batch(torch.zeros(1, dtype=torch.int64))
+        sample = _first_sample(task, data.validation)
         return data, Facts(shape, len(data.train), len(data.validation), meta_of(sample.inputs))
 
     found = world.together(read)
@@ -109,6 +110,37 @@ def read_data(
     if found is None:
         return None, facts
     return found[0], replace(facts, shape=replace(facts.shape, labels=found[1].shape.labels))
+
+
+def _loaded(task: Task, source: Source) -> tuple[Data, Shape]:
+    """Load a task's data; ValueError unless it is what a task returns, as of a user's own."""
+    loaded = task.load(source)
+    if not isinstance(loaded, tuple) or [type(each) for each in loaded] != [Data, Shape]:
+        raise ValueError(f"task {task.name}: load should return (Data, Shape); it returned a {type(loaded).__name__}")
+    data, shape = loaded
+    if not len(data.validation):
+        raise ValueError(f"task {task.name}: load returned no samples to validate with; it needs at least one")
+    return data, shape
+
+
+def _first_sample(task: Task, split: Split) -> Batch:
+    """Return the first sample as a batch; ValueError unless its tensors are what a step takes."""
+    batch = split.batch(torch.zeros(1, dtype=torch.int64))
+    labels = batch.labels
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.shape[:1] != (1,):
+        got = f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
+        raise ValueError(f"task {task.name}: labels should be int64 [samples] or [samples, tokens]; got {got} for one")
+    inputs = batch.inputs
+    if not isinstance(inputs, tuple) or not all(isinstance(x, Tensor) and x.shape[:1] == (1,) for x in inputs):
+        raise ValueError(f"task {task.name}: inputs should be a tuple of tensors, samples first; got {_text(inputs)}")
+    return batch
+
+
+def _text(inputs: Any) -> str:
+    """Describe the inputs of a batch by their types and shapes."""
+    each = inputs if isinstance(inputs, tuple) else (inputs,)
+    words = ", ".join(str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in each)
+    return f"a tuple of {words}" if isinstance(inputs, tuple) else f"no tuple: {words}"
 
 
 def fingerprint_together(data: Data | None, world: World) -> dict[str, Any]:

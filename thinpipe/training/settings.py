@@ -57,7 +57,11 @@ class Trained:
     """Task, data and model: the part of the settings that a task is asked with."""
 
     task: str = option(
-        f"One of {', '.join(TASKS)}.", panel=WHAT, metavar="NAME", usual="digits", shown="digits; lm with a {model}"
+        f"One of {', '.join(TASKS)}; or your own, package.module:Class.",
+        panel=WHAT,
+        metavar="NAME",
+        usual="digits",
+        shown="digits; lm with a {model}",
     )
     data: str | None = option(
         "Data on disk; for lm also a data set of the hub, as in hub:org/name.",

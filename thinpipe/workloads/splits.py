@@ -87,13 +87,19 @@ class Part:
 
 
 def at_most(split: Split, samples: int | None) -> Split:
-    """The split, or so many of its samples: drawn at random, always the same, since files are often sorted by class."""
+    """Return the split, or ``samples`` of it: drawn at random, always the same, since files are often sorted by class.
+
+    Of a part it is a part of the same whole, which is then found at one place: ``Part.whole``.
+    """
     if samples is None or samples >= len(split):
         return split
     if samples < 1:
         raise ValueError(f"a number of samples is at least 1, got {samples}")
     drawn = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:samples]
-    return Part(whole=split, indices=drawn.sort().values)
+    drawn = drawn.sort().values
+    if isinstance(split, Part):
+        return Part(whole=split.whole, indices=split.indices[drawn])
+    return Part(whole=split, indices=drawn)
 
 
 def split_fifth(count: int) -> tuple[Tensor, Tensor]:

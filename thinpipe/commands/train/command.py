@@ -73,9 +73,9 @@ def train(**given: Any) -> None:
     if already_there(running, given):
         return
     with one_line_errors():
-        me = member()
+        me, task = member(), find_task(settings.task)
         if me is None:  # workers on several machines are there already; those who read data find out
-            check_possible(find_task(settings.task), settings)
+            check_possible(task, settings)
         if me is None or me.rank == 0:
             outputs = {name: getattr(running, name) for name in ("save", "trace", "export")}
             preflight(log=asked.log, json=asked.json, capture=given["capture"], **outputs)

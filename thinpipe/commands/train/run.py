@@ -139,7 +139,8 @@ def _train(
         torch.set_num_threads(settings.threads)
     check_room = partial(_check_room, running)
     try:
-        train(find_task(settings.task), settings, running, here, listener, check_room)
+        chosen = here.together(lambda: find_task(settings.task))  # a user's own may not be importable everywhere
+        train(chosen, settings, running, here, listener, check_room)
     except SetupError as error:
         return Outcome(2, str(error))
     except DataError as error:  # one worker's alone, which ends the others
