@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import shutil
@@ -135,5 +136,46 @@ def test_a_server_whose_launcher_is_killed_leaves_no_folder(tmp_path: Path) -> N
                 assert select.select([ended], [], [], 30)[0]
             os.close(ended)
         assert not list(short.iterdir())
+    finally:
+        shutil.rmtree(short)
+
+
+FOLDER = """
+from thinpipe.workers.forking import temporary_folder
+temporary_folder()
+print("made", flush=True)
+input()
+"""
+NOBODY = 2**31 - 1  # no process has this number
+
+
+def test_folders_of_killed_processes_are_removed_and_no_locked_ones() -> None:
+    """Containers that share a folder do not see each other's processes."""
+    short = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        for name in ("locked", "left"):
+            (short / f"thinpipe-{NOBODY}-{name}").mkdir()
+        (short / f"thinpipe-{NOBODY}-file").touch()
+        (short / f"thinpipe-{NOBODY}-link").symlink_to(short)
+        os.mkfifo(short / f"thinpipe-{NOBODY}-fifo")
+        held = os.open(short / f"thinpipe-{NOBODY}-locked", os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with start(FOLDER, TMPDIR=str(short)) as process:
+            assert line_of(process) == "made"
+            (own,) = short.glob(f"thinpipe-{process.pid}-*")
+            kept = {path.name.rpartition("-")[2] for path in short.glob(f"thinpipe-{NOBODY}-*")}
+            assert kept == {"locked", "file", "link", "fifo"}
+            mine = os.open(own, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            process.kill()
+            process.wait()
+            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(mine)
+        os.close(held)
+        with start(FOLDER, TMPDIR=str(short)) as process:
+            assert line_of(process) == "made"
+            assert not own.exists()
+            assert not (short / f"thinpipe-{NOBODY}-locked").exists()
     finally:
         shutil.rmtree(short)

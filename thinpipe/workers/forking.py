@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from functools import cache
 from multiprocessing import forkserver, process, resource_tracker
 from multiprocessing.util import Finalize
@@ -46,12 +48,12 @@ def ensure_server(**environment: str) -> None:
 
 @cache
 def temporary_folder() -> str:
-    """This process's temporary folder. Those of processes that were killed are removed."""
+    """Return this process's temporary folder. Those of processes that were killed are removed."""
     for path in _place().glob(f"{_PREFIX}*"):
         match = re.match(rf"{_PREFIX}(\d+)-", path.name)
         if match and not Path("/proc", match[1]).exists():
             _remove(path)
-    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_place())
+    folder = _made_folder()
     # After multiprocessing's own, whose sockets are in it, and by this process alone, not by one that it forked.
     Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100)
     # Where multiprocessing keeps its socket: one folder is enough, and others can remove it if this process is killed.
@@ -59,8 +61,20 @@ def temporary_folder() -> str:
     return folder
 
 
+def _made_folder() -> str:
+    """Return a new folder, which this process has locked until it ends."""
+    while True:
+        folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_place())
+        handle = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # a file system without locks, where nobody else can lock and remove it either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.isdir(folder):
+            return folder
+        os.close(handle)  # removed by another process between those two lines
+
+
 def remove_folders_of(process_id: int) -> None:
-    """Those that a process, which was killed, has left."""
+    """Remove the folders that a process, which was killed, has left."""
     for path in _place().glob(f"{_PREFIX}{process_id}-*"):
         _remove(path)
 
@@ -72,5 +86,17 @@ def _place() -> Path:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and path.stat().st_uid == os.getuid():
+    """Remove a folder of ours that no process has locked: containers that share it number their processes apart."""
+    try:
+        if path.stat().st_uid != os.getuid():
+            return
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # it is no folder, or has gone
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
