@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +80,27 @@ def test_a_torn_line_costs_one_result_and_no_other(tmp_path: Path) -> None:
     again = Store(store.path)
     assert [again.get(run) is not None for run in runs] == [True, False, True]
     assert again.damaged == 1
+
+
+@pytest.mark.parametrize("form", [".999999999f", 3])
+def test_results_whose_metric_cannot_be_written_are_refused(tmp_path: Path, form: object) -> None:
+    store = Store(tmp_path / "results.jsonl")
+    store.append(result_of(make_plan(tmp_path, "seed = [0]").runs[0]))
+    store.path.write_text(json.dumps(json.loads(store.path.read_text()) | {"metric_format": form}))
+    with pytest.raises(ValueError, match="line 1 is no result of an ablation"):
+        Store(store.path)
+
+
+def put_giant(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, put_giant])
+def test_what_cannot_be_results_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "results.jsonl")
+    with pytest.raises(ValueError, match=r"results\.jsonl cannot be read as results: it (is a pipe|has 1\.1 TB)"):
+        Store(tmp_path / "results.jsonl")
 
 
 def test_one_ablation_at_a_time(tmp_path: Path) -> None:

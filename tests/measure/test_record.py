@@ -92,6 +92,11 @@ def test_other_files_are_one_clear_error(text, message, tmp_path):
         ({"columns": [{"name": "a", "heading": 5}]}, "columns[0]: heading should be a text, it is 5"),
         ({"columns": [{"name": "a"}]}, "columns[0] lacks or misnames a part"),
         ({"columns": [{"name": "a", "heading": "a", "format": ".1q"}]}, "columns[0]: format should be one of a number"),
+        (
+            {"columns": [{"name": "a", "heading": "a", "format": ".999999999f"}]},
+            "columns[0]: format should be one of a number, as in .2f, of less than 100 characters",
+        ),
+        ({"columns": [{"name": "a", "heading": "a", "format": ">999999999.1f"}]}, "of less than 100 characters"),
         ({"columns": [{"name": "a", "heading": "a", "better": "more"}]}, "columns[0]: better should be higher, lower"),
         ({"config": [1]}, "config should be an object, it is [1]"),
         ({"environment": "x"}, 'environment should be an object, it is "x"'),

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from thinpipe.ablation.plan import Run, identity
 from thinpipe.measure.files import read_bytes
-from thinpipe.measure.record import Column, Record, Row, columns_of, figure, row_of
+from thinpipe.measure.record import Column, Record, Row, columns_of, figure, is_number_format, row_of
 from thinpipe.options import OptionError
 
 FORMAT = 1  # raised when a reader of the old lines would misread the new ones
@@ -154,7 +154,8 @@ def _result(data: Any) -> Result | None:
         result = Result(**data)
     except TypeError:  # a field is missing or misnamed
         return None
-    return result if result.figures is None or isinstance(result.figures, dict) else None
+    are_figures = result.figures is None or isinstance(result.figures, dict)
+    return result if are_figures and is_number_format(result.metric_format) else None
 
 
 @dataclass(frozen=True)

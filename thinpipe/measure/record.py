@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -174,11 +175,23 @@ def _column(number: int, item: Mapping[str, Any]) -> Column:
     column: Column = _fields(Column, where, item, kinds)
     if column.better not in ("higher", "lower", None):
         raise ValueError(f"{where}: better should be higher, lower or null, it is {_shown(column.better)}")
-    try:
-        format(1, column.format)
-    except ValueError:
-        raise ValueError(f"{where}: format should be one of a number, as in .2f; it is {column.format!r}") from None
+    if not is_number_format(column.format):
+        raise ValueError(
+            f"{where}: format should be one of a number, as in .2f, of less than 100 characters; it is "
+            f"{_shown(column.format)}"
+        )
     return column
+
+
+def is_number_format(text: Any) -> bool:
+    """Return whether numbers can be written in a format, and none of them takes gigabytes, as in .999999999f."""
+    if not isinstance(text, str) or re.search(r"\d{3}", text):
+        return False
+    try:
+        format(1, text)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_figures(where: str, row: Row, columns: Sequence[Column]) -> None:
