@@ -144,6 +144,14 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+def test_a_giant_file_is_refused_before_it_is_hashed(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written, tmp_path / "adapter")
+    with (tmp_path / "adapter" / FILE).open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+    with pytest.raises(ValueError, match=f"{FILE} cannot be read as adapters: "):
+        SavedAdapter(tmp_path / "adapter").digest()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(written: Path, tmp_path: Path, name: str) -> None:
     change, line = REFUSED[name]

@@ -1,12 +1,13 @@
 """A worker has the weights of its own units, whoever made them and however they are stored."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from thinpipe.models.weights import hollow, load_weights, random_weights
+from thinpipe.models.weights import hollow, load_weights, random_weights, weight_files
 
 SIZES = {
     "hidden_size": 32,
@@ -78,6 +79,45 @@ def test_files_that_do_not_fit_are_named(tmp_path):
     (tmp_path / files["model.norm.weight"]).write_bytes(b"no tensors")
     with pytest.raises(ValueError, match=f"{files['model.norm.weight']} cannot be read"):
         load_weights(copy, tmp_path, copy.state_dict())
-    index.write_text("[]")
-    with pytest.raises(ValueError, match="no index of weights"):
-        load_weights(copy, tmp_path, copy.state_dict())
+
+
+OUTSIDE = "../good/model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "is no index of weights: weight_map should name files"),
+        ('{"weight_map": []}', "is no index of weights: weight_map should name files"),
+        ('{"weight_map": {}}', "is no index of weights: weight_map should name files"),
+        ('{"weight_map": {"a": 5}}', "names files of its own folder, got 5; "),
+        (json.dumps({"weight_map": {"a": OUTSIDE}}), f"names files of its own folder, got '{OUTSIDE}'; "),
+        ('{"weight_map": {"a": "/etc/passwd"}}', "names files of its own folder, got '/etc/passwd'; "),
+        ('{"weight_map": {"a": "\\u001b[2J"}}', r"names files of its own folder, got '\x1b[2J'; "),
+        (json.dumps({"weight_map": {"a": "n" * 5000}}), f"names files of its own folder, got '{'n' * 59}; "),
+        ('{"weight_map": {"a": ".."}}', "has no .."),
+        ("[" * 200_000, "cannot be read as an index of weights: brackets are nested too deeply; "),
+    ],
+)
+def test_indexes_that_name_no_files_of_their_folder_are_refused(tmp_path, content, message):
+    make("tied").save_pretrained(tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match="model") as error:
+        weight_files(tmp_path / "bad")
+    (line,) = str(error.value).splitlines()
+    assert str(tmp_path / "bad") in line
+    assert message in line
+
+
+def test_files_of_weights_may_be_links_as_in_caches(tmp_path):
+    model = make("tied")
+    model.save_pretrained(tmp_path / "blobs", max_shard_size="20KB")
+    (tmp_path / "snapshot").mkdir()
+    for number, file in enumerate(sorted((tmp_path / "blobs").iterdir())):
+        blob = file.rename(file.with_name(f"{number:040x}"))
+        (tmp_path / "snapshot" / file.name).symlink_to(Path("..", "blobs", blob.name))
+    assert len(weight_files(tmp_path / "snapshot")) > 1
+    copy = hollow_copy(model)
+    load_weights(copy, tmp_path / "snapshot", copy.state_dict())
+    assert torch.equal(copy.model.norm.weight, model.model.norm.weight)

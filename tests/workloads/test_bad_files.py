@@ -166,6 +166,13 @@ def spoil(folder: Path, what: str) -> None:
         (folder / "model.safetensors").unlink()
     elif what == "shapes":
         (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+    elif what == "kernel":
+        (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": "evil/kernel"}))
+    elif what == "index":
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../good/model.safetensors"}}')
+    elif what == "special":
+        os.mkfifo(folder / "special_tokens_map.json")
     else:
         (folder / "config.json").write_text(what)
 
@@ -180,6 +187,9 @@ def spoil(folder: Path, what: str) -> None:
         ("pickle", "pytorch_model.bin cannot be read as weights of a roberta: "),
         ("gone", "cannot be read as weights of a roberta: "),
         ("shapes", "tensors are missing or of another shape, as roberta."),
+        ("kernel", 'attn_implementation "evil/kernel" is code of the hub'),
+        ("index", "names files of its own folder, got '../good/model.safetensors'"),
+        ("special", "special_tokens_map.json cannot be read as a part of weights of a roberta: it is a pipe (FIFO)"),
     ],
 )
 def test_weights(tmp_path: Path, roberta: Path, what: str, message: str) -> None:

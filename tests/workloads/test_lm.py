@@ -1,6 +1,7 @@
 """Task lm: a model of transformers and text files in, refused in one line where they do not fit."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,11 @@ def change(folder: Path, **facts: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | facts))
 
 
+def put_fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -49,6 +55,13 @@ def change(folder: Path, **facts: object) -> None:
         (lambda folder: (folder / "model" / "model.safetensors").unlink(), "has no model.safetensors"),
         (lambda folder: change(folder, auto_map={"AutoModel": "code.Model"}), "comes with it, .* trust_remote_code"),
         (lambda folder: change(folder, model_type="vit"), "describes a 'vit'"),
+        (lambda folder: change(folder, num_hidden_layers=10**9), "num_hidden_layers is at most 20000, got 1000000000"),
+        (lambda folder: change(folder, intermediate_size=10**13), r"gate_proj.weight takes .* [TP]B or more, and this"),
+        (lambda folder: change(folder, intermediate_size=2**62), "Storage size calculation overflowed"),
+        (lambda folder: change(folder, attn_implementation="evil/kernel"), '"evil/kernel" is code of the hub'),
+        (lambda folder: put_fifo(folder / "model" / "tokenizer_config.json"), "it is a pipe"),
+        (lambda folder: put_fifo(folder / "model" / "generation_config.json"), "it is a pipe"),
+        (lambda folder: os.truncate(folder / "model" / "tokenizer.json", 1 << 40), "it has 1.1 TB, more than 100 MB"),
         (lambda folder: change(folder, vocab_size=7), "they are not of one model"),
         (lambda folder: (folder / "model" / "tokenizer.json").write_text("{"), "a tokenizer"),
         (lambda folder: (folder / "text.txt").write_bytes(b""), "all are empty"),

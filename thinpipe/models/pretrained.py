@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinpipe.measure.files import errors_named, read_json
+from thinpipe.measure.files import check_folder, errors_named
+from thinpipe.measure.sizes import check_fits
 from thinpipe.models.decoding import check_generates
+from thinpipe.models.description import WHAT, check_counts, read_description
 from thinpipe.models.tiny import LAYERS, shrunken
 from thinpipe.models.verify import TRAINING, batch, compare, types_of
 from thinpipe.models.weights import hollow, load_weights, random_weights, weight_files
@@ -29,7 +31,6 @@ _BUILDERS = {
     "sequence": ("AutoModelForSequenceClassification", "classifiers of text"),
     "image": ("AutoModelForImageClassification", "classifiers of images"),
 }
-_DESCRIPTION = "the description of a model"
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -82,28 +83,27 @@ class PretrainedModel:
             raise ValueError(f"{_BUILDERS[self.kind][1]} of transformers are trained here; {self.model_type!r} is none")
         with quiet():
             self._check_changes(AutoConfig.for_model(self.model_type))
-            with errors_named(self._changed(), _DESCRIPTION, "give other values"):
+            with errors_named(self._changed(), WHAT, "give other values"):
                 return AutoConfig.for_model(self.model_type, **self.changes)
 
     def _of_folder(self, folder: Path) -> Any:
         from transformers import AutoConfig
 
         file = self._described(folder)
-        facts = read_json(file, _DESCRIPTION)
-        if not isinstance(facts, dict):
-            raise ValueError(f"{file} cannot be read as {_DESCRIPTION}: it is no object")
+        facts = read_description(file, trusted=self.trusted)
         self._check_kind(file, facts)
-        with errors_named(file, _DESCRIPTION, "bring the model's own"), quiet():
+        with errors_named(file, WHAT, "bring the model's own"), quiet():
             config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=self.trusted)
         if self.changes:
             self._check_changes(config)
-            with errors_named(self._changed(), _DESCRIPTION, "give other values"):
+            with errors_named(self._changed(), WHAT, "give other values"):
                 name, config = config._name_or_path, type(config)(**{**facts, **self.changes})
             config._name_or_path = name  # where its code is, if that comes with it
         return config
 
     def _described(self, folder: Path) -> Path:
-        """The file with the description."""
+        """Return the file with the description."""
+        check_folder(folder, "a model")
         file = folder / "config.json"
         if file.is_file():
             return file
@@ -114,11 +114,6 @@ class PretrainedModel:
 
     def _check_kind(self, file: Path, facts: Mapping[str, Any]) -> None:
         code, (builder, words) = facts.get("auto_map"), _BUILDERS[self.kind]
-        if code is not None and not self.trusted:
-            raise OptionError(
-                f"the code of the model in {file.parent} comes with it, and thinpipe runs none from a model's folder: "
-                "read it, and give {trust_remote_code} if you trust it"
-            )
         known = facts.get("model_type") in types_of(self.kind)
         if not known and not (isinstance(code, dict) and builder in code):
             raise ValueError(
@@ -129,6 +124,7 @@ class PretrainedModel:
         unknown = [name for name in self.changes if not hasattr(config, name)]
         if unknown:
             raise OptionError(f"{{config_set}}: the config of a {config.model_type} has no {unknown[0]}")
+        check_counts("{config_set}", self.changes)
 
     def _changed(self) -> str:
         changes = ", ".join(f"{name}={value}" for name, value in self.changes.items())
@@ -158,11 +154,28 @@ class PretrainedModel:
         """The same for a tokenizer with so many tokens, of which these begin, end and fill up a text."""
         return replace(self, tokens={"vocab_size": vocabulary, **dict(zip(SPECIAL, special, strict=True))})
 
-    def check_weights(self) -> None:
-        if self.has_weights:
+    def check_weights(self, *, pretrained: bool = True) -> None:
+        """Raise ValueError unless every tensor fits into memory and, where weights are read, their files are there."""
+        self._check_sizes()
+        if pretrained and self.has_weights:
             assert self.folder is not None
             self._described(self.folder)
             weight_files(self.folder)
+
+    def _check_sizes(self) -> None:
+        try:
+            with torch.device("meta"), torch.random.fork_rng(devices=[]), quiet():
+                model = self._built(self.config())
+        except ValueError as error:
+            if "meta" in str(error):  # code that uses values, which there are none of: it runs when they are there
+                return
+            raise
+        sizes = {
+            name: each.numel() * each.element_size()
+            for name, each in (*model.named_parameters(), *model.named_buffers())
+        }
+        largest = max(sizes, key=sizes.__getitem__)
+        check_fits(f"{self._changed()}: its tensor {largest}", sizes[largest], "describe another")
 
     def hollow(self) -> nn.Module:
         """The model without weights."""
@@ -206,7 +219,8 @@ class PretrainedModel:
             check_generates(self._built(small).eval())
 
     def check_cut(self) -> None:
-        """ValueError unless a small copy of the model computes the same in units as whole: seconds, before any run."""
+        """Raise ValueError unless all tensors fit into memory and a small copy computes the same in units as whole."""
+        self._check_sizes()
         try:
             check_cut(self.config(), self._built, self.kind)
         except RuntimeError as error:  # of code that mixes types
@@ -233,6 +247,7 @@ def has_tokenizer(folder: Path) -> bool:
 def read_tokenizer(folder: Path, *, trusted: bool) -> Any:
     from transformers import AutoTokenizer
 
+    check_folder(folder, "a tokenizer")
     remedy = "save the model's own there: tokenizer.save_pretrained(...)"
     with errors_named(folder, "a tokenizer", remedy), quiet():
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusted)

@@ -67,7 +67,7 @@ class SavedAdapter:
     def digest(self) -> str:
         """What tells these adapters from others: workers must have the same ones."""
         self._facts()
-        with self._file.open("rb") as file:
+        with open_adapters(self._file), self._file.open("rb") as file:  # whose sizes are checked, before it is hashed
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def put_on(self, model: nn.Module, *, with_head: bool = True) -> Adapted:

@@ -7,7 +7,7 @@ on a module's name alone, so a model has the same weights however it is cut.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from thinpipe.codecs.rounding import rounding_key
+from thinpipe.measure.files import read_json
 
+_PLAIN = re.compile(
+    r"[\w.+-]{1,255}", re.ASCII
+)  # a name of a file in the folder itself; it may be a link, as in caches
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -75,16 +79,9 @@ def empty(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model's folder; ValueError if there are none."""
+    """Return the safetensors files of a model's folder; ValueError if there are none."""
     index = folder / _INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
-            raise ValueError(f"{index} is no index of weights: {error}") from None
-        files = [folder / name for name in names]
-    else:
-        files = [folder / _SINGLE]
+    files = indexed_files(index) if index.is_file() else [folder / _SINGLE]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ValueError(
@@ -92,6 +89,22 @@ def weight_files(folder: Path) -> list[Path]:
             "save_pretrained, which writes them"
         )
     return files
+
+
+def indexed_files(index: Path) -> list[Path]:
+    """Return the files that an index of weights names; ValueError if one is not in its folder."""
+    facts = read_json(index, "an index of weights")
+    found = facts.get("weight_map") if isinstance(facts, dict) else None
+    names = list(found.values()) if isinstance(found, dict) else []
+    if not names:
+        raise ValueError(f"{index} is no index of weights: weight_map should name files; bring the model's own")
+    for name in names:
+        if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+            raise ValueError(
+                f"{index} is no index of weights: it names files of its own folder, got {ascii(name)[:60]}; bring the "
+                "model's own"
+            )
+    return [index.parent / name for name in sorted(set(names))]
 
 
 def load_weights(model: Any, folder: Path, wanted: Iterable[str], head_seed: int | None = None) -> None:

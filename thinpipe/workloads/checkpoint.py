@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from thinpipe.measure.files import check_regular, errors_named, read_json
+from thinpipe.measure.files import check_folder, check_regular, errors_named
+from thinpipe.models.description import read_description
 from thinpipe.models.pretrained import quiet
+from thinpipe.models.weights import indexed_files
 from thinpipe.options import OptionError
 from thinpipe.workloads.hub import load_checkpoint
 from thinpipe.workloads.task import Source
 
-_DESCRIPTION = "the description of a model"
 _BRING = "bring the model's own"
 _NEW = "classifier"  # what is made anew where the classes are others
 
@@ -50,9 +51,8 @@ class Weights:
                 raise OptionError(
                     f"{{weights}} is a folder with config.json and weights, and {self.path} has no {file.name}"
                 )
-            config = read_json(file, _DESCRIPTION)
-            if not isinstance(config, dict):
-                raise ValueError(f"{file} cannot be read as {_DESCRIPTION}: it is no object; bring the model's own")
+            check_folder(self.path, f"weights of a {self.kind}")
+            config = read_description(file, trusted=False)
         else:
             from transformers import PreTrainedConfig
 
@@ -96,6 +96,8 @@ class Weights:
             return load_checkpoint(self.task, self.checkpoint, load, **options)
         for file in sorted(self.path.glob("*.safetensors")):
             _check_safetensors(file)
+        for file in sorted(self.path.glob("*.index.json")):
+            indexed_files(file)
         with errors_named(self._weights_file or self.path, f"weights of a {self.kind}", _BRING):
             return load(str(self.path), local_files_only=True, **options)
 

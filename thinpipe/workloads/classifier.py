@@ -53,9 +53,7 @@ class ClassifierTask(Task):
         if isinstance(model, FunctionModel):
             model.function()
             return None
-        model.config()
-        if source.pretrained:
-            model.check_weights()
+        model.check_weights(pretrained=source.pretrained)
         self.check_size(model, source)
         return None
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from thinpipe.measure.files import check_regular, errors_named
+from thinpipe.measure.files import check_folder, check_regular, errors_named
 from thinpipe.options import OptionError
 
 PROBE_S = 3.0
@@ -199,6 +199,8 @@ def class_names(rows: Any, column: str) -> tuple[str, ...]:
 
 def _saved_by_datasets(path: Path) -> dict[str, Any]:
     datasets = datasets_library()
+    for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
+        check_folder(folder, "a data set that save_to_disk wrote")
     with errors_named(path, "a data set that save_to_disk wrote", "bring the whole folder, or name another"):
         return dict(datasets.load_from_disk(str(path)))
 

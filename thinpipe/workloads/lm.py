@@ -62,8 +62,7 @@ class LanguageModel(Task):
             model.function()
         else:
             _check_positions(model, self._tokens(source))
-            if source.pretrained:
-                model.check_weights()
+            model.check_weights(pretrained=source.pretrained)
         tokenizer = self.tokenizer(model, source)
         if tokenizer is not None:
             _fitted(model, tokenizer)
