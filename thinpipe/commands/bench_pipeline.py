@@ -45,7 +45,7 @@ def bench_pipeline(**given: Any) -> None:
         settings.check_here()
         outputs.check()
     with worker_errors():
-        rows = compare(list(measure_all(settings, print_row)))
+        rows = compare(list(measure_all(settings, print_row, report_progress)))
     if not rows:
         return  # under torchrun the first worker has them
     told = {**asdict(settings), "links": list_facts(settings.links), "device": str(settings.found_device)}
@@ -58,7 +58,12 @@ def bench_pipeline(**given: Any) -> None:
 
 
 def print_row(row: Row) -> None:
-    """What the first worker does with every row: a run may take hours."""
+    """Print a row as soon as it is measured; called by the first worker."""
     from thinpipe.bench.pipeline.views import row_line
 
     print(row_line(row), flush=True)
+
+
+def report_progress(line: str) -> None:
+    """Print progress on stderr: a run may take hours; called by the first worker."""
+    print(f"thinpipe: {line}", file=sys.stderr, flush=True)

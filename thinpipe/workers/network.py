@@ -33,7 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from thinpipe.options import OptionError
 from thinpipe.workers import forwarder
@@ -104,9 +104,24 @@ class Network:
         Sockets that exist stay where they were opened; threads that exist stay, too. gloo is told its interface.
         """
         with open(Path(NAMESPACES, self.namespaces[worker])) as namespace:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), f"cannot enter the namespace {self.namespaces[worker]}")
+            _enter(namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+
+    @contextmanager
+    def visit(self, worker: int) -> Iterator[None]:
+        """Enter the namespace of a worker and return at the end; sockets opened and threads started inside stay there.
+
+        So a process can hold process groups over several networks.
+        """
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        with open("/proc/thread-self/ns/net") as home:
+            self.enter(worker)
+            try:
+                yield
+            finally:
+                _enter(home)
+                os.environ.pop("GLOO_SOCKET_IFNAME")
+                os.environ |= {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
     def command(self, worker: int, *command: str) -> list[str]:
         """The command that runs another one where a worker is."""
@@ -253,6 +268,12 @@ def _join(here: str, my_end: str, there: str, its_end: str, mbit_per_s: float) -
         _run("tc", "-n", namespace, "qdisc", "add", "dev", end, "root", "tbf",
              "rate", f"{round(mbit_per_s * 1e6)}bit", "burst", str(burst), "limit", str(limit))  # fmt: skip
         _run("ip", "-n", namespace, "link", "set", end, "up")
+
+
+def _enter(namespace: IO[str]) -> None:
+    """Move this thread to an open network namespace."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace.name}")
 
 
 def _run(*command: str) -> None:

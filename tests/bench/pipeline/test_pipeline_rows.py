@@ -12,7 +12,10 @@ from thinpipe.bench.pipeline.views import describe, plot_speed, result_tables, r
 from thinpipe.workers.shape import shaping_of
 
 STEPS, BATCH = 2, 16
-PIPELINE = Run(parallel="pipeline", layout="client-server", schedule="gpipe", chunks=4, compress="none")
+PIPELINE = Run(
+    workers=2, parallel="pipeline", layout="client-server", schedule="gpipe", chunks=4, compress="none"
+)  # fmt: skip
+DATA = Run(workers=2, link=shaping_of(100.0), parallel="data")
 
 
 def settings(**changed):
@@ -28,8 +31,9 @@ def settings(**changed):
 
 def measured(step_ms=100.0, module_ms=30.0, links=(), stage_ms=None):
     return Measured(
-        samples_ms=(step_ms, step_ms), peak_bytes=2**20, parameter_bytes=1_000_000, threads=1, module_ms=module_ms,
-        update_ms=2.0, stage_ms=stage_ms or {}, links=tuple(links), cuts=(), order="gpipe" if stage_ms else None,
+        samples_ms=(step_ms, step_ms), compute_samples_ms=(module_ms + 2.0,) * 2, peak_bytes=2**20,
+        parameter_bytes=1_000_000, threads=1, module_ms=module_ms, update_ms=2.0, stage_ms=stage_ms or {},
+        links=tuple(links), link_steps=STEPS, cuts=(), order="gpipe" if stage_ms else None,
     )  # fmt: skip
 
 
@@ -40,13 +44,13 @@ def pipeline_row(link_mbit_per_s=100.0, step_ms=100.0):
         measured(step_ms, 10.0, links, {0: (1.0, 2.0), 2: (0.5, 0.5)}),
         measured(step_ms, 30.0, links, {1: (1.0, 2.0)}),
     ]
-    return make_row(settings(), PIPELINE, link_mbit_per_s and shaping_of(link_mbit_per_s), workers)
+    return make_row(settings(), replace(PIPELINE, link=link_mbit_per_s and shaping_of(link_mbit_per_s)), workers)
 
 
 def test_how_many_chunks_are_on_their_way():
     assert pipeline_row()["in_flight"] == PIPELINE.chunks
     workers = [replace(measured(stage_ms={index: (1.0, 2.0)}), order="1f1b:2") for index in range(2)]
-    row = make_row(settings(), replace(PIPELINE, layout="linear", schedule="1f1b"), None, workers)
+    row = make_row(settings(), replace(PIPELINE, layout="linear", schedule="1f1b"), workers)
     assert (row["schedule"], row["in_flight"]) == ("1f1b", 2)
     assert "1f1b, 2 over none, 4 chunks, 2 on their way, " in describe(row)
 
@@ -55,7 +59,7 @@ def test_what_the_order_takes_on_its_links():
     """Of each of four chunks 20 ms up and 10 ms down; when all are up, the last one is computed and returns."""
     links = [link(0, 1, 1_000_000 * STEPS), link(1, 0, 500_000 * STEPS, stages=(1, 0))]
     workers = [measured(links=links, stage_ms={index: (1.0, 2.0)}) for index in range(2)]
-    row = make_row(settings(), replace(PIPELINE, layout="linear"), shaping_of(100.0), workers)
+    row = make_row(settings(), replace(PIPELINE, layout="linear", link=shaping_of(100.0)), workers)
     assert row["order_ms"] == pytest.approx(1 + 4 * 20 + 1 + 2 + 10 + 2)
     assert row["bubble_theory"] == pytest.approx(1 - 24 / (2 * 15))
 
@@ -79,14 +83,14 @@ def test_speed_bytes_and_bubbles():
 
 
 def test_data_parallel_sends_its_gradients_around():
-    row = make_row(settings(), Run(parallel="data"), shaping_of(100.0), [measured(), measured()])
+    row = make_row(settings(), DATA, [measured(), measured()])
     assert row["busiest_wire_bytes"] == 1_000_000
     assert row["bound_ms"] == 80.0
     assert row["bubble"] is None
 
 
 def test_comparisons_stay_on_one_link_and_one_way_to_cut():
-    data = make_row(settings(), Run(parallel="data"), shaping_of(100.0), [measured(200.0), measured(200.0)])
+    data = make_row(settings(), DATA, [measured(200.0), measured(200.0)])
     plain, other_link = pipeline_row(), pipeline_row(None, 10.0)
     coded = {**pipeline_row(step_ms=25.0), "codec": "sort:6+2"}
     rows = compare([data, plain, coded, other_link])
@@ -107,7 +111,8 @@ def test_ours_beside_torchs_stage():
     nan = float("nan")
     links = [replace(link(0, 1, 1_000_000 * STEPS), wait_ms=nan, transfer_ms=nan)]
     workers = [measured(200.0, 10.0, links, {0: (1.0, 2.0)}), measured(200.0, 10.0, links, {1: (1.0, 2.0)})]
-    torchs = make_row(settings(), replace(PIPELINE, layout="linear", stage="torch"), shaping_of(100.0), workers)
+    run = replace(PIPELINE, layout="linear", stage="torch", link=shaping_of(100.0))
+    torchs = make_row(settings(), run, workers)
     assert (torchs["stage"], torchs["encode_ms"], torchs["wait_ms"], torchs["transfer_ms"]) == ("torch", 0, None, None)
     ours = {**pipeline_row(), "layout": "linear"}
     coded = {**ours, "codec": "8bit", "samples_per_s": 320.0}
@@ -118,16 +123,27 @@ def test_ours_beside_torchs_stage():
     assert ours["stage"] is None
 
 
+def test_quartiles_are_those_of_the_timed_steps_and_of_the_busiest_worker():
+    samples = (10.0, 20.0, 30.0, 40.0, 500.0)
+    idle = replace(measured(module_ms=5.0), samples_ms=samples, compute_samples_ms=(7.0,) * 5)
+    busy = replace(measured(module_ms=8.0), samples_ms=samples, compute_samples_ms=(8.0, 9.0, 10.0, 11.0, 99.0))
+    row = make_row(settings(), DATA, [idle, busy])
+    assert [row[f"step_{name}ms"] for name in ("p25_", "", "p75_")] == [20.0, 30.0, 40.0]
+    assert [row[f"busiest_compute_{name}ms"] for name in ("p25_", "", "p75_")] == [9.0, 10.0, 11.0]
+    assert "step 30.0 ms (20.0 to 40.0), bound" in row_line(row)
+
+
 def test_everything_is_run_with_everything():
-    launches = list(settings().launches())
-    assert [(workers, link) for workers, link, _ in launches] == [(1, None), (2, None), (2, shaping_of(100.0))]
-    assert [len(runs) for _, _, runs in launches] == [1, 1 + 2 * 2 * 2, 1 + 2 * 2 * 2]
-    assert launches[0][2] == [Run(parallel="none")]
+    runs = settings().runs()
+    places = list(dict.fromkeys((run.workers, run.link) for run in runs))
+    assert places == [(1, None), (2, None), (2, shaping_of(100.0))]
+    assert [sum((run.workers, run.link) == place for run in runs) for place in places] == [1, 1 + 2**3, 1 + 2**3]
+    assert runs[0] == Run(workers=1, parallel="none")
 
 
 def test_torchs_stage_sends_no_codecs():
     given = settings(workers=(2,), links=(None,), parallel=("pipeline",), layouts=("linear",), chunks=(2,))
-    ((_, _, runs),) = replace(given, compress=("none", "4bit", "sort:8"), stages=("thinpipe", "torch")).launches()
+    runs = replace(given, compress=("none", "4bit", "sort:8"), stages=("thinpipe", "torch")).runs()
     assert [(run.compress, run.stage) for run in runs] == [
         *(("none", "torch"), ("none", None), ("4bit", None), ("sort:6+2", None))
     ]
@@ -148,6 +164,7 @@ def test_torchs_stage_sends_no_codecs():
         ({"compress": ("delta(tile:2)",)}, "all steps have one batch: measure it with thinpipe train"),
         ({"stages": ("jax",)}, "stage is thinpipe, torch, separated by commas; got jax"),
         ({"steps": 0}, "steps is from 1 to"),
+        ({"interleave": 0}, "interleave is from 1 to"),
     ],
     ids=str,
 )

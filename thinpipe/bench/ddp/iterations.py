@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from thinpipe.bench.ddp.rows import COLUMNS, KIND, Group, Meeting, Sample, make_groups, make_row
+from thinpipe.bench.barrier import Barrier
+from thinpipe.bench.ddp.rows import COLUMNS, KIND, Group, Sample, make_groups, make_row
 from thinpipe.bench.ddp.settings import DTYPES, POWERSGD_START, Settings
 from thinpipe.bench.models import Shapes, Workload, build, check_model
 from thinpipe.ddp import DDPState
@@ -42,8 +43,8 @@ def measure_iterations(
     world = join_world(device)
     # Workers are joined by NCCL where each has a GPU of its own.
     backend = settings.backend or (dist.get_backend() if device == "cuda" else "gloo")
-    meeting = Meeting()
-    machines = meeting.gather(world.machine)
+    barrier = Barrier()
+    machines = barrier.gather(world.machine)
     groups = make_groups(machines, backend, "G" if device == "cuda" else "C")
     first = world.is_client
     config = {
@@ -68,7 +69,7 @@ def measure_iterations(
     for model in settings.models:
         for group in groups:
             mine = _measure(model, settings, group, world) if world.worker < group.size else None
-            told = meeting.gather(None if mine is None else asdict(mine))[: group.size]  # here the others wait
+            told = barrier.gather(None if mine is None else asdict(mine))[: group.size]  # here the others wait
             if first:
                 samples = [Sample(**each) for each in told]
                 rows.append(make_row(model, group, settings.batch_size, device, samples))

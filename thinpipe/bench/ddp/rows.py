@@ -9,18 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
 from thinpipe.measure.record import Row, columns_of, figure, row_of
-from thinpipe.workers.exchange import CPU, gather
-
-# A replica that waits for a smaller group does so for as long as that group takes. One that dies is noticed at once
-# all the same: its connections close.
-WAIT = timedelta(days=1)
 
 NO_DDP = "no ddp"
 KIND = "bench ddp"
@@ -78,17 +71,6 @@ def group_sizes(world: int) -> list[int]:
 def group_name(machines: Sequence[int], letter: str) -> str:
     """Machines that take part and the most replicas on one of them: [0, 0, 1, 1] -> 2M/2G."""
     return f"{len(set(machines))}M/{max(Counter(machines).values())}{letter}"
-
-
-class Meeting:
-    """Where all replicas meet between measurements, whatever they measure with."""
-
-    def __init__(self) -> None:
-        self._all = dist.new_group(backend="gloo", timeout=WAIT)
-
-    def gather(self, value: Any) -> list[Any]:
-        """The values (JSON) of all replicas, once all are here."""
-        return gather(value, self._all, CPU)
 
 
 def make_groups(machines: Sequence[int], backend: str, letter: str) -> list[Group]:

@@ -1,20 +1,32 @@
-"""Runs every way to train on the workers of one launch and times its steps: those that ``thinpipe train`` makes."""
+"""Measures the rows of the benchmark on the workers of one launch: all of them together, alternating step by step.
+
+    row       A        B        C        C        A        B        B ...
+    step    -- **    -- **    -- **    -- **    -- **    -- **    -- **
+
+Each turn (1) waits until all workers are there, (2) takes a step that is not timed (``--``), so that caches, the
+optimizer and TCP's congestion window are as in training, and (3) times the step that follows it (``**``). So load from
+other processes, and clocks that change, affect all rows alike. The order of the rows is shuffled in every round.
+"""
 
 from __future__ import annotations
 
 import gc
-import itertools
+import os
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed import pipelining
 
+from thinpipe.bench.barrier import Barrier
 from thinpipe.bench.models import build_cuttable, build_named
 from thinpipe.bench.pipeline.rows import Measured, make_row
 from thinpipe.bench.pipeline.settings import Run, Settings
+from thinpipe.bench.pipeline.worlds import Networks, make_worlds, networks_of, place
 from thinpipe.codecs.recipes import directions
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.finite import Checked
@@ -23,7 +35,7 @@ from thinpipe.engines.replica import ReplicaEngine
 from thinpipe.engines.step import train_step
 from thinpipe.engines.units import Units, cut_model, meta_of
 from thinpipe.engines.world import World, join_world
-from thinpipe.measure.meter import peak_extra_bytes, time_calls
+from thinpipe.measure.meter import elapsed_ms, peak_extra_bytes
 from thinpipe.measure.record import Row
 from thinpipe.pipeline.links.counters import DeviceClock
 from thinpipe.pipeline.links.slot import Slot
@@ -32,41 +44,73 @@ from thinpipe.pipeline.partition import StageModule, UnitCost, measure_units
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.pipeline.units import units_of
 from thinpipe.workers.launch import run_workers
-from thinpipe.workers.network import thin_network
-from thinpipe.workers.shape import Shaping
+from thinpipe.workers.membership import member
 from thinpipe.workloads.task import Batch
 
-_ALONE_CALLS = 3  # of a replica's computation alone, to see how long it takes without its neighbours
+_STEPS_PER_TURN = 2  # of which the last is timed
+_REPORT_S = 10.0  # between two lines on progress
+
+Report = Callable[[str], None]
 
 
-def measure_all(settings: Settings, on_row: Callable[[Row], None]) -> Iterator[Row]:
-    """The rows of all launches. ``on_row`` hears of each as it is known, in the process of the first worker."""
-    for workers, link, runs in settings.launches():
-        with thin_network(link, workers) as network:
-            # gloo even where every worker has a GPU: bytes are to pass the link, not the memory of the machine.
-            arguments = (settings, link, runs, on_row)
-            yield from run_workers(measure_runs, *arguments, workers=workers, network=network, backend="gloo")[0] or ()
+def measure_all(settings: Settings, on_row: Callable[[Row], None], report: Report) -> Iterator[Row]:
+    """Yield all rows. ``on_row`` is called with each, ``report`` with progress, in the process of the first worker."""
+    runs = settings.runs()
+    with networks_of(runs) as networks:
+        # gloo even where every worker has a GPU: bytes are to pass the link, not the memory of the machine.
+        arguments = (settings, networks, on_row, report)
+        workers = max(run.workers for run in runs)
+        yield from run_workers(measure_runs, *arguments, workers=workers, network=networks, backend="gloo")[0] or ()
 
 
 def measure_runs(
-    settings: Settings, link: Shaping | None, runs: list[Run], on_row: Callable[[Row], None]
+    settings: Settings, networks: Networks | None, on_row: Callable[[Row], None], report: Report
 ) -> list[Row] | None:
-    """On every worker of a launch; the rows on the first, None elsewhere."""
-    world = join_world(settings.found_device.type, threads=settings.threads)
+    """Measure on this worker, while the others do the same; the rows on the first, None elsewhere."""
+    world, runs = join_world(settings.found_device.type, threads=settings.threads), settings.runs()
+    worlds, barrier = make_worlds(world, runs, networks), Barrier()
     # A user's model may be too large for one worker: its operations are counted, by the engine.
     is_measured = settings.source is None and any(run.parallel == "pipeline" for run in runs)
     costs = _measure_costs(settings, world) if is_measured else None
-    rows = []
-    for run in runs:
-        everyone = world.gather(_measure(run, settings, world, costs, link).to_json())
-        if world.is_client:
-            rows.append(make_row(settings, run, link, [Measured.from_json(told) for told in everyone]))
-            on_row(rows[-1])
+    progress = _Progress(report if world.is_client else lambda line: None)
+    count, rows = settings.interleave or len(runs), []
+    for start in range(0, len(runs), count):
+        together = runs[start : start + count]
+        gc.collect()  # stages and their schedule hold each other: those of the last rows would stay in memory
+        trainers: list[_Trainer | None] = []
+        for number, run in enumerate(together, start + 1):
+            barrier.wait()  # workers without a part in this row wait here, however long it takes
+            mine = world.worker < run.workers
+            trainers.append(_Trainer(run, settings, worlds[place(run)], costs) if mine else None)
+            progress.note(f"{number} of {len(runs)} rows have taken their first steps")
+        for step in range(settings.steps):
+            for index in random.Random(step).sample(range(len(together)), len(together)):
+                barrier.wait()
+                if (trainer := trainers[index]) is not None:
+                    trainer.turn()
+            progress.note(f"timed step {step + 1} of {settings.steps} of rows {start + 1} to {start + len(together)}")
+        for run, trainer in zip(together, trainers, strict=True):
+            told = barrier.gather(None if trainer is None else trainer.measured().to_json())[: run.workers]
+            if world.is_client:
+                rows.append(make_row(settings, run, [Measured.from_json(each) for each in told]))
+                on_row(rows[-1])
     return rows if world.is_client else None
 
 
+class _Progress:
+    """Reports progress, at most once in _REPORT_S."""
+
+    def __init__(self, report: Report) -> None:
+        self._report, self._reported_at = report, time.monotonic()
+
+    def note(self, line: str) -> None:
+        if time.monotonic() - self._reported_at >= _REPORT_S:
+            self._report(line)
+            self._reported_at = time.monotonic()
+
+
 def _measure_costs(settings: Settings, world: World) -> list[UnitCost]:
-    """What the units of the model cost on the first worker, for all: cuts of one launch are made by the same costs."""
+    """Return the costs of the model's units on the first worker, to all: all rows are cut by the same costs."""
     model, batch = build_cuttable(settings.model, settings.shapes)
     chunk = [part.chunk(max(settings.chunks))[0] for part in batch.inputs]
     costs = measure_units(units_of(model), *chunk) if world.is_client else []
@@ -74,68 +118,100 @@ def _measure_costs(settings: Settings, world: World) -> list[UnitCost]:
 
 
 class _Trainer:
-    """Steps of one run on this worker, all with one batch that stays where it is needed."""
+    """One row on this worker: its model after the first steps, and the measurements of its turns."""
 
-    def __init__(self, engine: Engine, batch: Batch) -> None:
-        self.engine, self._step = engine, 0
-        replica, replicas = engine.shares
-        mine = [part.chunk(replicas)[replica].to(engine.world.device) for part in (*batch.inputs, batch.labels)]
-        self.batch = Batch(inputs=tuple(mine[:-1]), labels=mine[-1])
-        self._optimizer = torch.optim.SGD(engine.parameters(), lr=1e-3)
+    def __init__(self, run: Run, settings: Settings, world: World, costs: Sequence[UnitCost] | None) -> None:
+        self._run, self._threads, self._world = run, _threads(run, settings), world
+        torch.set_num_threads(self._threads)
+        _warm_codecs(run, world.device)
+        model, batch = _build(run, settings, world)
+        self._step_number = 0
 
-    def step(self, *, another: bool = True) -> None:
-        self._step += 1
-        train_step(self.engine, self._optimizer, self.batch, step=self._step, another=another)
-        if self.engine.world.device.type == "cuda":
-            torch.cuda.synchronize(self.engine.world.device)
+        def first_steps() -> None:
+            self._engine = _make_engine(run, settings, world, costs, model, batch)
+            replica, replicas = self._engine.shares
+            mine = [part.chunk(replicas)[replica].to(world.device) for part in (*batch.inputs, batch.labels)]
+            self._batch = Batch(inputs=tuple(mine[:-1]), labels=mine[-1])
+            self._optimizer = torch.optim.SGD(self._engine.parameters(), lr=1e-3)
+            self._engine.warm_up()
+            settled_after = max((each.settled_after for each in self._engine.link_plans()), default=0)
+            for left in reversed(range(max(settings.warmup, settled_after))):
+                self._step(another=left > 0)
 
-    def timed_steps_ms(self, steps: int) -> tuple[float, ...]:
-        """Of steps that follow each other as in training: each from the end of the one before."""
-        ended = [time.perf_counter()]
-        for left in reversed(range(steps)):
-            self.step(another=left > 0)
-            ended.append(time.perf_counter())
-        return tuple((end - start) * 1e3 for start, end in itertools.pairwise(ended))
+        self._peak_bytes = peak_extra_bytes(first_steps, device=world.device)
+        parameters = list(self._engine.parameters())
+        self._parameter_bytes = sum(each.numel() * each.element_size() for each in parameters)
+        is_built = not isinstance(model, Units) or model.fill is None
+        if self._peak_bytes is not None and world.device.type == "cpu" and is_built:
+            self._peak_bytes += self._parameter_bytes  # which were there before, and on a GPU were not
+        self._engine.collect_links()  # what the first steps cost is left out
+        self._samples_ms: list[float] = []
+        self._module_ms: list[float] = []
+        self._update_ms: list[float] = []
+        self._stage_ms: dict[int, list[tuple[float, float]]] = {}
+
+    def turn(self) -> None:
+        """Take a step, and time the one that follows it as in training: from the end of the one before."""
+        engine = self._engine
+        torch.set_num_threads(self._threads)
+        for _ in range(_STEPS_PER_TURN - 1):
+            self._step(another=True)
+        updates_ms, stages_ms = engine.updates.total_ms(), self._compute_ms()
+        began = time.perf_counter()
+        self._step(another=False)
+        self._samples_ms.append((time.perf_counter() - began) * 1e3)
+        self._update_ms.append(engine.updates.total_ms() - updates_ms)
+        taken = [(stage, _difference(after, stages_ms[stage])) for stage, after in self._compute_ms().items()]
+        for stage, each in taken:
+            self._stage_ms.setdefault(stage, []).append(each)
+        self._module_ms.append(sum(sum(each) for _, each in taken) if taken else self._alone_ms())
+
+    def measured(self) -> Measured:
+        """Return the measurements of all turns. A collective of the workers of this row."""
+        chunks, engine = self._run.chunks or 1, self._engine
+        stage_ms = {stage: np.median(each, axis=0) / chunks for stage, each in self._stage_ms.items()}
+        return Measured(
+            samples_ms=tuple(self._samples_ms),
+            compute_samples_ms=tuple(map(sum, zip(self._module_ms, self._update_ms, strict=True))),
+            peak_bytes=self._peak_bytes,
+            parameter_bytes=self._parameter_bytes,
+            threads=self._threads,
+            module_ms=float(np.median(self._module_ms)),
+            update_ms=float(np.median(self._update_ms)),
+            stage_ms={stage: (float(forward), float(backward)) for stage, (forward, backward) in stage_ms.items()},
+            links=tuple(engine.collect_links()[0]),
+            link_steps=_STEPS_PER_TURN * len(self._samples_ms),
+            cuts=engine.cuts if isinstance(engine, PipelineEngine) else (),
+            order=engine.order,
+        )
+
+    def _step(self, *, another: bool) -> None:
+        self._step_number += 1
+        train_step(self._engine, self._optimizer, self._batch, step=self._step_number, another=another)
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+
+    def _compute_ms(self) -> dict[int, tuple[float, float]]:
+        return self._engine.compute_ms() if isinstance(self._engine, PipelineEngine) else {}
+
+    def _alone_ms(self) -> float:
+        """Return the time of forward and backward of a replica, without the exchange of gradients."""
+        engine = self._engine
+        assert isinstance(engine, ReplicaEngine)
+        return elapsed_ms(lambda: engine.compute_alone(self._batch), device=self._world.device)
 
 
-def _measure(
-    run: Run, settings: Settings, world: World, costs: Sequence[UnitCost] | None, link: Shaping | None
-) -> Measured:
-    gc.collect()  # stages and their schedule hold each other: the last run's would stay in memory
-    _warm_codecs(run, world.device)
-    model, batch = _build(run, settings, world)
-    trainers: list[_Trainer] = []
+def _difference(after: tuple[float, float], before: tuple[float, float]) -> tuple[float, float]:
+    return after[0] - before[0], after[1] - before[1]
 
-    def first_steps() -> None:
-        trainers.append(_Trainer(_make_engine(run, settings, world, costs, link, model, batch), batch))
-        trainers[0].engine.warm_up()
-        settled_after = max((each.settled_after for each in trainers[0].engine.link_plans()), default=0)
-        for _ in range(max(settings.warmup, settled_after)):
-            trainers[0].step()
 
-    peak_bytes = peak_extra_bytes(first_steps, device=world.device)
-    trainer, engine = trainers[0], trainers[0].engine
-    parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in engine.parameters())
-    is_built = not isinstance(model, Units) or model.fill is None
-    if peak_bytes is not None and world.device.type == "cpu" and is_built:
-        peak_bytes += parameter_bytes  # which were there before, and on a GPU were not
-    engine.collect_links()  # what the first steps cost is left out
-    samples_ms = trainer.timed_steps_ms(settings.steps)
-    update_ms = engine.updates.total_ms() / settings.steps
-    stages = engine.compute_ms() if isinstance(engine, PipelineEngine) else {}
-    chunks = settings.steps * (run.chunks or 1)
-    return Measured(
-        samples_ms=samples_ms,
-        peak_bytes=peak_bytes,
-        parameter_bytes=parameter_bytes,
-        threads=torch.get_num_threads(),
-        module_ms=_alone_ms(engine, trainer.batch) if not stages else sum(map(sum, stages.values())) / settings.steps,
-        update_ms=update_ms,
-        stage_ms={stage: (forward / chunks, backward / chunks) for stage, (forward, backward) in stages.items()},
-        links=tuple(engine.collect_links()[0]),
-        cuts=engine.cuts if isinstance(engine, PipelineEngine) else (),
-        order=engine.order,
-    )
+def _threads(run: Run, settings: Settings) -> int:
+    """Return the threads of each worker of a row: those asked for, or its share of the cores of this machine."""
+    me = member()
+    assert me is not None
+    if settings.threads is not None or "OMP_NUM_THREADS" in os.environ or me.local_size < me.size:
+        return torch.get_num_threads()  # as ``join_world`` and ``joined`` left it
+    return max(1, (os.cpu_count() or 1) // run.workers)
 
 
 def _build(run: Run, settings: Settings, world: World) -> tuple[torch.nn.Module | Units, Batch]:
@@ -152,7 +228,6 @@ def _make_engine(
     settings: Settings,
     world: World,
     costs: Sequence[UnitCost] | None,
-    link: Shaping | None,
     model: torch.nn.Module | Units,
     batch: Batch,
 ) -> Engine:
@@ -171,19 +246,10 @@ def _make_engine(
         costs=costs,
     )
     forward, backward = directions(run.compress)
-    links = Links(forward=at_once(forward), backward=backward, shaping=link)
+    links = Links(forward=at_once(forward), backward=backward, shaping=run.link)
     chunk = meta_of([part.chunk(run.chunks)[0] for part in batch.inputs])
     kind = PipelineEngine if run.stage is None else TorchStageEngine
     return kind(model, chunk, cutting, links, world)
-
-
-def _alone_ms(engine: Engine, batch: Batch) -> float:
-    """Forward and backward of a replica, without what travels."""
-    assert isinstance(engine, ReplicaEngine)
-    alone = time_calls(
-        lambda: engine.compute_alone(batch), repeat=_ALONE_CALLS, budget_s=30, device=engine.world.device
-    )
-    return alone.median_ms
 
 
 def _warm_codecs(run: Run, device: torch.device) -> None:

@@ -59,9 +59,13 @@ class Figures:
     of_data_parallel: float | None = figure("of data-\nparallel", format=".2f", better="higher", default=None)
     of_uncompressed: float | None = figure("of un-\ncompressed", format=".2f", better="higher", default=None)
     of_torch: float | None = figure("of torch's\nstage", format=".2f", better="higher", default=None)
+    step_p25_ms: float = figure("step\np25 ms", format=".1f")
     step_ms: float = figure("step\nms", format=".1f", better="lower")
+    step_p75_ms: float = figure("step\np75 ms", format=".1f")
     step_p95_ms: float = figure("step\np95 ms", format=".1f", better="lower")
+    busiest_compute_p25_ms: float = figure("busiest\np25 ms", format=".1f")
     busiest_compute_ms: float = figure("busiest\nworker ms", format=".1f")
+    busiest_compute_p75_ms: float = figure("busiest\np75 ms", format=".1f")
     busiest_wire_ms: float = figure("busiest\nlink ms", format=".1f")
     delay_ms: float = figure("delays\nms", format=".1f")
     bound_ms: float = figure("bound\nms", format=".1f")
@@ -85,16 +89,18 @@ PARTS = tuple(column.name for column in columns_of(Parts))
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one worker measured in one run."""
+    """Measurements of one worker in one run; times are medians of the timed steps."""
 
-    samples_ms: tuple[float, ...]  # steps, the same on all workers: one is over when it is for all
+    samples_ms: tuple[float, ...]  # timed steps, the same on all workers: one is over when it is for all
+    compute_samples_ms: tuple[float, ...]  # of the same steps: forward, backward and update on this worker
     peak_bytes: int | None
     parameter_bytes: int
     threads: int
     module_ms: float  # of a step: forward and backward
     update_ms: float
     stage_ms: dict[int, tuple[float, float]]  # of a pipeline: of every stage here, a chunk's forward and backward
-    links: tuple[LinkReport, ...]  # of the whole pipeline, sums of all timed steps
+    links: tuple[LinkReport, ...]  # of the whole pipeline, sums of ``link_steps`` steps
+    link_steps: int
     cuts: tuple[int, ...]
     order: Order | None = None  # of a pipeline: the schedule with the number of chunks that it has on their way
 
@@ -105,16 +111,17 @@ class Measured:
     def from_json(told: dict[str, Any]) -> Measured:
         stages = {int(stage): (forward, backward) for stage, (forward, backward) in told["stage_ms"].items()}
         links = tuple(LinkReport(**each) for each in told["links"])
-        lists = {name: tuple(told[name]) for name in ("samples_ms", "cuts")}
+        lists = {name: tuple(told[name]) for name in ("samples_ms", "compute_samples_ms", "cuts")}
         return Measured(**(told | lists | {"stage_ms": stages, "links": links}))
 
 
-def make_row(settings: Settings, run: Run, link: Shaping | None, workers: Sequence[Measured]) -> Row:
-    """The row of a run, from what each of its workers measured."""
-    first, steps = workers[0], settings.steps
+def make_row(settings: Settings, run: Run, workers: Sequence[Measured]) -> Row:
+    """Return the row of a run from the measurements of its workers."""
+    first, link, steps = workers[0], run.link, workers[0].link_steps
     step_ms = float(np.median(first.samples_ms))
     details = [_worker_parts(number, measured, steps) for number, measured in enumerate(workers)]
     busy = [Busy(measured.module_ms, measured.update_ms) for measured in workers]
+    busiest = max(workers, key=lambda measured: measured.module_ms + measured.update_ms)
     if run.parallel == "data":
         bound = bound_of_replicas(link, first.parameter_bytes, busy)
         tensor_bytes = wire_bytes = ring_bytes(first.parameter_bytes, len(workers)) * len(workers)
@@ -134,9 +141,13 @@ def make_row(settings: Settings, run: Run, link: Shaping | None, workers: Sequen
         threads=first.threads,
         in_flight=_in_flight(run, workers),
         samples_per_s=settings.shapes.batch_size / step_ms * 1e3,
+        step_p25_ms=float(np.percentile(first.samples_ms, 25)),
         step_ms=step_ms,
+        step_p75_ms=float(np.percentile(first.samples_ms, 75)),
         step_p95_ms=float(np.percentile(first.samples_ms, 95)),
+        busiest_compute_p25_ms=float(np.percentile(busiest.compute_samples_ms, 25)),
         busiest_compute_ms=bound.compute_ms,
+        busiest_compute_p75_ms=float(np.percentile(busiest.compute_samples_ms, 75)),
         busiest_wire_ms=bound.wire_ms,
         delay_ms=bound.delay_ms,
         bound_ms=bound.least_ms,
@@ -151,7 +162,7 @@ def make_row(settings: Settings, run: Run, link: Shaping | None, workers: Sequen
     )
     if run.parallel == "pipeline":
         parts = Parts(**{name: _known(float(np.mean([d[name] for d in details], dtype=float))) for name in PARTS})
-        order_ms, in_theory = _theory(run, link, workers, steps)
+        order_ms, in_theory = _theory(run, workers)
         bubble = _bubble(workers, step_ms)
         figures = replace(figures, parts=parts, order_ms=order_ms, bubble=bubble, bubble_theory=in_theory)
     return row_of(figures)
@@ -218,12 +229,12 @@ def _bubble(workers: Sequence[Measured], step_ms: float) -> float:
     return 1 - sum(measured.module_ms for measured in workers) / (len(workers) * step_ms)
 
 
-def _theory(run: Run, link: Shaping | None, workers: Sequence[Measured], steps: int) -> tuple[float, float]:
-    """What the order itself takes, on these workers and links, with codecs that cost nothing and bytes without headers.
+def _theory(run: Run, workers: Sequence[Measured]) -> tuple[float, float]:
+    """Return the time of the schedule on these workers and links, with free codecs and without headers, in ms.
 
-    And the bubble that it has on links that take no time.
+    And its bubble on links that take no time.
     """
-    order, chunks = workers[0].order, run.chunks
+    order, chunks, steps = workers[0].order, run.chunks, workers[0].link_steps
     assert order is not None
     assert chunks is not None
     cost = {stage: times for measured in workers for stage, times in measured.stage_ms.items()}
@@ -235,7 +246,7 @@ def _theory(run: Run, link: Shaping | None, workers: Sequence[Measured], steps: 
     orders = make_order(order, placement, chunks)
     work = sum(cost_of(action) for actions in orders.values() for action in actions)
     sizes = {(each.source, each.target): each.wire_bytes // (steps * chunks) for each in workers[0].links}
-    order_ms = makespan(orders, cost_of, passages_of(link, placement, sizes))
+    order_ms = makespan(orders, cost_of, passages_of(run.link, placement, sizes))
     return order_ms, 1 - work / (len(workers) * makespan(orders, cost_of))
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from thinpipe.bench.inputs import COUNT, MOST_REPEATS, WHAT, find_device, shared
+from thinpipe.bench.inputs import COUNT, HOW, MOST_REPEATS, WHAT, find_device, shared
 from thinpipe.bench.models import CUTTABLE, Shapes, check_named, least_bytes
 from thinpipe.codecs import Codec
 from thinpipe.codecs.recipes import RECIPES, directions
@@ -28,8 +28,10 @@ Stage = Literal["thinpipe", "torch"]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One way to train, measured for some steps."""
+    """One row of the benchmark: a way to train, on a number of workers, over a link."""
 
+    workers: int
+    link: Shaping | None = None  # None: not shaped
     parallel: Parallel
     layout: Layout | None = None  # this and what follows: of a pipeline
     schedule: Order | None = None
@@ -138,7 +140,16 @@ class Settings:
     device: str = shared("device", "Workers share GPUs where there are too few.")
     threads: int | None = shared("threads", "Of every worker.", shown="cores / workers")
     warmup: int = shared("skip_steps", rule=COUNT, default=2)
-    steps: int = shared("steps", was="", default=5)
+    steps: int = shared("steps", "Timed steps of each row.", was="", default=5)
+    interleave: int | None = option(
+        "Rows that are measured together, alternating step by step so that other load on the machine affects all of "
+        "them alike. All of these models are in memory at once; 1 measures one row after the other.",
+        panel=HOW,
+        metavar="N",
+        rule=COUNT,
+        shown="all rows",
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -154,7 +165,7 @@ class Settings:
                         f"not {self.shapes.batch_size}"
                     )
         list(self._codecs())  # raises for what is none
-        if not any(True for _ in self.launches()):
+        if not self.runs():
             raise OptionError(
                 "nothing to measure: {parallel} none runs with {workers} 1, data and pipeline with 2 or more"
             )
@@ -163,10 +174,11 @@ class Settings:
         """OptionError for what cannot be measured on this machine."""
         if self.source is not None:
             check_named(self.source)
+        together = min(self.interleave or len(self.runs()), len(self.runs()))
         check_fits(
-            f"{{model}} {self.model} of this size, in {max(self.workers)} workers,",
-            max(self.workers) * (0 if self.source is not None else least_bytes(self.model, self.shapes)),
-            "take a smaller model, smaller or fewer samples, or fewer workers",
+            f"{{model}} {self.model} of this size, in {max(self.workers)} workers and for {together} rows at once,",
+            max(*self.workers, together) * (0 if self.source is not None else least_bytes(self.model, self.shapes)),
+            "take a smaller model, smaller or fewer samples, fewer workers, or fewer rows at once with {interleave}",
         )
         if "torch" in self.stages and self.found_device.type != "cpu":
             raise OptionError(
@@ -218,21 +230,22 @@ class Settings:
             for text in self.compress:
                 yield text if text in RECIPES else encoding(text).spec, None
 
-    def launches(self) -> Iterator[tuple[int, Shaping | None, list[Run]]]:
-        """How many workers, the links between them, and what they run one after the other."""
-        alone = [Run(parallel="none")] if "none" in self.parallel else []
-        together = [Run(parallel="data")] if "data" in self.parallel else []
-        if "pipeline" in self.parallel:
-            together += [
-                Run(parallel="pipeline", layout=layout, schedule=schedule, chunks=chunks, compress=spec, stage=stage)
-                for layout in self.layouts
-                for schedule in self.schedules
-                for chunks in self.chunks
-                for spec, stage in self._senders()
-            ]
+    def runs(self) -> list[Run]:
+        """Return the rows in the order of the tables: every way to train on every number of workers over every link."""
+        pipelines: list[dict[str, Any]] = [
+            {"layout": layout, "schedule": schedule, "chunks": chunks, "compress": spec, "stage": stage}
+            for layout in self.layouts
+            for schedule in self.schedules
+            for chunks in self.chunks
+            for spec, stage in self._senders()
+        ]
+        found = []
         for workers in self.workers:
-            if workers == 1 and alone:
-                yield 1, None, alone
-            elif workers > 1 and together:
-                for link in self.links:
-                    yield workers, link, together
+            if workers == 1 and "none" in self.parallel:
+                found.append(Run(workers=1, parallel="none"))
+            for link in self.links if workers > 1 else ():
+                if "data" in self.parallel:
+                    found.append(Run(workers=workers, link=link, parallel="data"))
+                if "pipeline" in self.parallel:
+                    found += [Run(workers=workers, link=link, parallel="pipeline", **each) for each in pipelines]
+        return found

@@ -21,11 +21,15 @@ _SPEED = (
     "of_data_parallel",
     "of_uncompressed",
     "of_torch",
+    "step_p25_ms",
     "step_ms",
+    "step_p75_ms",
     "step_p95_ms",
 )
 _BOUND = (
+    "busiest_compute_p25_ms",
     "busiest_compute_ms",
+    "busiest_compute_p75_ms",
     "busiest_wire_ms",
     "delay_ms",
     "bound_ms",
@@ -45,22 +49,25 @@ _PER_WORKER = (
     Column(name="peak_mib", heading="peak\nMiB", format=".0f"),
 )
 
+SPEED_NOTE = "step: median of the timed steps; p25 and p75: its quartiles. Speed and ratios follow from the median."
 BOUND_NOTE = (
-    "bound: the most that a worker computes or a direction of a link needs for its bytes, with the delays that\n"
-    "must pass before and after; at least the delays of one chunk, there and back. order: what the schedule takes\n"
-    "on such workers and links, without codecs and headers. bubble: time in which workers do not compute; in\n"
-    "theory: with links that take no time."
+    "busiest worker: its forward, backward and update in the timed steps, with quartiles. bound: the larger of it and\n"
+    "the transfer of the bytes of the busiest direction of a link, with the delays before and after; at least the\n"
+    "delays of one chunk, there and back. order: time of the schedule on such workers and links, without codecs and\n"
+    "headers. bubble: time in which workers do not compute; in theory: with links that take no time."
 )
 PARTS_NOTE = (
-    "compute: forward, backward, update. wait: for a sender that has nothing yet. transfer: for a message on\n"
-    "its way; what hides behind computing does not count. peak: beyond the worker before its model."
+    "compute: forward, backward, update. wait: for a sender that has nothing to send yet. transfer: for a message on\n"
+    "its way, unless computation hides it. compute is a median, the others are means. peak: in addition to the memory\n"
+    "of the worker before its model."
 )
 
 
 def row_line(row: Row) -> str:
-    """One run in one line, with its bound and the fraction reached."""
+    """Return a line with the step, its quartiles, its bound and the fraction reached."""
+    quartiles = f"{row['step_p25_ms']:.1f} to {row['step_p75_ms']:.1f}"
     return (
-        f"{describe(row):<58} {row['samples_per_s']:>9.1f} samples/s, step {row['step_ms']:.1f} ms, "
+        f"{describe(row):<58} {row['samples_per_s']:>9.1f} samples/s, step {row['step_ms']:.1f} ms ({quartiles}), "
         f"bound {row['bound_ms']:.1f} ms, reached {row['of_bound']:.0%}"
     )
 
@@ -82,7 +89,7 @@ def result_tables(rows: Sequence[Row]) -> list[Table]:
         return Table(title=title, columns=(*_KEYS, *(_BY_NAME[name] for name in names)), rows=rows, note=note)
 
     return [
-        table("Speed", _SPEED),
+        table("Speed", _SPEED, SPEED_NOTE),
         table("Bound and bubble", _BOUND, BOUND_NOTE),
         table("What travels in a step", _COST),
         Table(title="Every worker, ms of a step", columns=(*_KEYS, *_PER_WORKER), rows=detailed, note=PARTS_NOTE),
