@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.ablation.helpers import FAKE_TRAIN, make_plan
+from tests.plots import shown
 from thinpipe.ablation.results import Store, method_row, methods, rows_of, to_record
 from thinpipe.ablation.runner import carry_out
 from thinpipe.ablation.views import _line, plot_metric_against_bits, result_tables
@@ -84,8 +85,7 @@ def test_the_plot_has_the_uncompressed_run_as_a_band(tmp_path: Path, store: Stor
     assert point == pytest.approx((3.0, 90.5, 90.0, 91.0))
     low, high = plot.y_ranges["digits, close to none"]
     assert low < 90 < 92 < high
-    plot.draw(tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert shown(plot.figure())["digits"]["sort"] == [pytest.approx((3.0, 90.5))]
 
 
 def test_codecs_of_a_family_with_as_many_bits_have_lines_of_their_own(tmp_path: Path, fake_log: Path) -> None:
@@ -130,5 +130,4 @@ def test_a_plan_of_which_all_failed_still_has_tables_and_a_plot(tmp_path: Path, 
     found = methods(runs, store)
     assert "0 of 1, 1 failed" in plain_text(result_tables(found)[0])
     assert to_record(found, {}).rows[0]["seeds_failed"] == 1
-    plot_metric_against_bits("t", found).draw(tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").exists()
+    assert shown(plot_metric_against_bits("t", found).figure()) == {"digits": {}}

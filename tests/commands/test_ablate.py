@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.ablation.helpers import FAKE_TRAIN, starts, write_plan
+from tests.plots import drawn, shown
 from tests.scripts import ROOT, run_script
 from thinpipe.ablation import runner
 from thinpipe.ablation.plan import OPTIONS
@@ -40,7 +41,8 @@ def ablate(*options: object) -> Result:
 def test_ends_with_table_record_page_and_plot(tmp_path: Path, fake_log: Path) -> None:
     plan = write_plan(tmp_path, 'compress = ["none", "sort:8"]\nseed = [0, 1, 2]')
     outputs = [tmp_path / name for name in ("a.json", "a.md", "a.png")]
-    result = ablate(plan, "--jobs", 3, "--json", outputs[0], "--markdown", outputs[1], "--plot", outputs[2])
+    with drawn() as figures:
+        result = ablate(plan, "--jobs", 3, "--json", outputs[0], "--markdown", outputs[1], "--plot", outputs[2])
     assert result.exit_code == 0, result.output
     assert "91.0% ± 1.0%" in result.stdout
     lines = [line for line in result.stderr.splitlines() if line.startswith("[")]
@@ -50,6 +52,9 @@ def test_ends_with_table_record_page_and_plot(tmp_path: Path, fake_log: Path) ->
     assert [row["codec"] for row in Record.read(outputs[0]).rows] == ["none", "sort:6+2"]
     assert "| sort:6+2 |" in outputs[1].read_text()
     assert outputs[2].read_bytes().startswith(b"\x89PNG")
+    assert {panel: lines["sort"] for panel, lines in shown(figures[0]).items()} == {
+        panel: [(6.0, pytest.approx(91.0))] for panel in ("digits", "digits, close to none")
+    }
     assert (tmp_path / "plan.results.jsonl").exists()
 
     again = ablate(plan)

@@ -3,6 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
+from tests.plots import drawn, shown
 from tests.scripts import run_script
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
@@ -24,7 +25,8 @@ def run(tmp_path, *arguments):
 
 def test_sends_every_size_and_codec_and_keeps_what_came_out(tmp_path):
     files = ["--markdown", str(tmp_path / "r.md"), "--plot", str(tmp_path / "r.png")]
-    result, record = run(tmp_path, "--sizes", "1kB,100kB", "--compress", "uniform:8", "--repeat", "3", *files)
+    with drawn() as figures:
+        result, record = run(tmp_path, "--sizes", "1kB,100kB", "--compress", "uniform:8", "--repeat", "3", *files)
     rows = {(row["codec"], row["ways"], row["tensor_bytes"]): row for row in record.rows}
     assert len(rows) == len(record.rows) == 8
     assert all(row["messages"] == (6 if row["ways"] == "both ways" else 3) for row in record.rows)
@@ -37,6 +39,11 @@ def test_sends_every_size_and_codec_and_keeps_what_came_out(tmp_path):
     page = (tmp_path / "r.md").read_text()
     assert all(f"## {part}" in page for part in ("Result", "Environment", "To reproduce"))
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    for ways in ("one way", "both ways"):
+        lines = shown(figures[0])[f"not shaped, {ways}"]
+        for codec in ("none", "uniform:8"):
+            of_codec = [rows[codec, ways, size] for size in (1_000, 100_000)]
+            assert lines[codec] == sorted((row["wire_bytes"], row["p50_ms"]) for row in of_codec)
 
 
 @needs_namespaces

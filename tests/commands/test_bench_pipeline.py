@@ -3,6 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
+from tests.plots import drawn, shown
 from thinpipe.cli import app
 from thinpipe.measure.record import Record
 from thinpipe.pipeline.links.message import CHECKSUM_BYTES
@@ -22,7 +23,8 @@ def run(tmp_path, *arguments):
 def test_pipelines_beside_data_parallel_and_a_single_process(tmp_path):
     files = ["--markdown", str(tmp_path / "r.md"), "--plot", str(tmp_path / "r.png")]
     ways = ["--layout", "linear,client-server", "--schedule", "gpipe,1f1b", "--compress", "none,uniform:8"]
-    _, record = run(tmp_path, *ways, *files, "--stage", "thinpipe,torch")
+    with drawn() as figures:
+        _, record = run(tmp_path, *ways, *files, "--stage", "thinpipe,torch")
     assert [row["parallel"] for row in record.rows] == ["none", "data", *["pipeline"] * 12]
     tensor = BATCH * HIDDEN * 4  # a batch between two stages, and its gradient
     for row in record.rows:
@@ -46,6 +48,12 @@ def test_pipelines_beside_data_parallel_and_a_single_process(tmp_path):
         assert [part["worker"] for part in row["per_worker"]] == [0, 1]
     assert "## To reproduce" in (tmp_path / "r.md").read_text()
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    lines = shown(figures[0])["2 workers"]
+    speeds = [row["samples_per_s"] for row in record.rows]
+    assert (lines["single process"], lines["data-parallel"]) == ([(CHUNKS, speeds[0])], [(CHUNKS, speeds[1])])
+    assert sorted(points for name, points in lines.items() if name.startswith("pipeline")) == sorted(
+        [(CHUNKS, speed)] for speed in speeds[2:]
+    )
 
 
 def test_steps_are_timed_when_axes_are_known(tmp_path):

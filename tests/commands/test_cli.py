@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import thinpipe
+from tests.plots import drawn, shown
 from thinpipe.bench.codecs import verify
 from thinpipe.cli import app
 from thinpipe.measure.record import Check, Record
@@ -67,7 +68,8 @@ def test_prints_plain_tables_to_a_pipe():
 
 def test_keeps_record_page_and_plot(tmp_path):
     json_path, page, plot = tmp_path / "r.json", tmp_path / "r.md", tmp_path / "r.png"
-    result = invoke(*SMALL, "--json", json_path, "--markdown", page, "--plot", plot)
+    with drawn() as figures:
+        result = invoke(*SMALL, "--json", json_path, "--markdown", page, "--plot", plot)
     assert result.exit_code == 0
     record = Record.read(json_path)
     assert record.kind == "bench codecs"
@@ -75,6 +77,15 @@ def test_keeps_record_page_and_plot(tmp_path):
     assert {row["content"] for row in record.rows} == {"relu6", "outliers", "laplace"}
     assert "| sort:6+2 | 0.253 |" in page.read_text()
     assert plot.read_bytes().startswith(b"\x89PNG")
+    errors = {
+        content: {
+            row["codec"].partition(":")[0]: [(row["bits_per_value"], row["relative_error"])]
+            for row in record.rows
+            if row["content"] == content and row["codec"] != "none"  # which has no error
+        }
+        for content in ("relu6", "outliers", "laplace")
+    }
+    assert shown(figures[0]) == errors
     assert [line.split()[1] for line in result.stderr.splitlines()] == [str(json_path), str(page), str(plot)]
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinpipe.measure.line_styles import LineStyle, line_styles
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # x and y; and the lowest and the highest y, if it was measured several times.
 Series = Mapping[str, Sequence[tuple[float, float] | tuple[float, float, float, float]]]
 
-# Okabe and Ito's colours, which people with colour-blind eyes can tell apart; shapes repeat the distinction.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#B8A800")
-_MARKERS = "osD^vPX*<"
 _PANELS_PER_ROW = 3
 _LEGEND_INCHES, _CHARACTER_INCHES = 0.6, 0.085  # what a line's sample and a character of its name take in the legend
 
@@ -36,15 +36,20 @@ class Plot:
     band_label: str = ""
 
     def draw(self, path: Path) -> None:
+        """Write the plot as a PNG."""
+        self.figure().savefig(path, dpi=150)
+
+    def figure(self) -> Figure:
+        """Return the plot as a figure of matplotlib."""
         from matplotlib.figure import Figure
 
         columns = min(len(self.panels), _PANELS_PER_ROW)
         rows = -(-len(self.panels) // columns)
         figure = Figure(figsize=(max(6.4, 4.2 * columns), 3.8 * rows + 1.0), layout="constrained")
         axes = figure.subplots(rows, columns, sharex=True, sharey=not self.y_ranges, squeeze=False).ravel()
-        names = list(dict.fromkeys(name for series in self.panels.values() for name in series))
+        styles = line_styles(name for series in self.panels.values() for name in series)
         for axis, (panel, series) in zip(axes, self.panels.items(), strict=False):
-            _draw_panel(axis, panel, series, names)
+            _draw_panel(axis, panel, series, styles)
             axis.set_xlabel(self.x_label)
             if self.y_log:
                 axis.set_yscale("log")
@@ -67,28 +72,27 @@ class Plot:
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=max(1, min(9, fits)), frameon=False)
         figure.supylabel(self.y_label, fontsize="medium")
         figure.suptitle(self.title)
-        figure.savefig(path, dpi=150)
+        return figure
 
 
-def _draw_panel(axis: Axes, panel: str, series: Series, names: Sequence[str]) -> None:
+def _draw_panel(axis: Axes, panel: str, series: Series, styles: Mapping[str, LineStyle]) -> None:
     for name, points in series.items():
-        style = names.index(name)
-        colour = _COLOURS[style % len(_COLOURS)]
+        style = styles[name]
         ordered = sorted(points)
         for point in ordered:
             if len(point) == 4:
-                axis.vlines(point[0], point[2], point[3], color=colour, alpha=0.5, zorder=1)
+                axis.vlines(point[0], point[2], point[3], color=style.colour, alpha=0.5, zorder=1)
         axis.plot(
             [point[0] for point in ordered],
             [point[1] for point in ordered],
             label=name,
-            color=colour,
-            marker=_MARKERS[style % len(_MARKERS)],
+            color=style.colour,
+            marker=style.marker,
+            linestyle=style.dashes,
             linewidth=1.6,
-            # Lines may lie on top of each other: every other one has hollow marks, larger ones beneath the others.
-            markersize=5 if style % 2 else 8,
-            markerfacecolor=colour if style % 2 else "white",
-            zorder=3 if style % 2 else 2,
+            markersize=8 if style.hollow else 5,
+            markerfacecolor="white" if style.hollow else style.colour,
+            zorder=2 if style.hollow else 3,
         )
     axis.set_title(panel, fontsize="medium")
     axis.grid(alpha=0.25)
