@@ -101,6 +101,7 @@ class Option:
     usual: Any = None  # the value unless the user, or a task's recipe, has another
     shown: str | None = None  # as the default in the help, where ``usual`` does not say it
     movable: bool = False  # whether it may be another when a run goes on
+    per_machine: bool = False  # whether workers may have others: a path, or what depends on the machine
     kind: Any = None  # what the command line reads it as, where that is not the field's type
     parse: Callable[[Any], Any] | None = None  # of that kind to the field's value; OptionError if it is none
     name: str = ""  # as users know it, where that is not the field's name

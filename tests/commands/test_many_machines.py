@@ -1,6 +1,7 @@
 """docs/many-machines.md, rehearsed: two agents of torchrun on loopback, a worker each, train as one machine does."""
 
 import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from tests.preloaded import Program
 from tests.training.toy import Ears, run_toy
+from tests.workloads.written import write_language_model
 from thinpipe.measure.record import Record
 from thinpipe.workloads.tasks import task
 
@@ -73,3 +75,71 @@ def test_two_agents_train_as_one_machine_does(pool, tmp_path):
     assert row["steps"] == 2
     assert ["Result" in out for out, _ in outputs] == [True, False]  # --node-rank 0 is the client, which alone speaks
     assert processes_of(path) == []
+
+
+TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 60
+OPTIONS = ["--tokens", "32", "--batch-size", "8", "--chunks", "2", "--epochs", "1", "--samples", "16", "--threads", "1"]
+
+
+def run_in(folders: list[Path], options: list[list[str]]) -> list[tuple[int, str]]:
+    """Exit codes and errors of a worker in each folder; all are ended if one is late."""
+    port = free_port()
+    where = ["--workers", str(len(folders)), "--master", f"127.0.0.1:{port}", "--rank"]
+    processes = [
+        Program(
+            *["-m", "thinpipe", "train", *own, *OPTIONS, *where, str(rank)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+        )
+        for rank, (folder, own) in enumerate(zip(folders, options, strict=True))
+    ]
+    try:
+        errors = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=30)
+    return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> list[Path]:
+    """Two home folders: a model in both, under different names, and texts in the first."""
+    write_language_model(tmp_path / "one" / "llama", TEXT)
+    shutil.copytree(tmp_path / "one" / "llama", tmp_path / "two" / "models" / "llama")
+    (tmp_path / "one" / "a.txt").write_text(TEXT)
+    return [tmp_path / "one", tmp_path / "two"]
+
+
+@pytest.mark.timeout(3 * LIMIT_S + 60)
+def test_machines_have_files_in_different_places_and_resume_after_they_moved(machines: list[Path]) -> None:
+    client, server = ["--model", "llama", "--data", "a.txt"], ["--model", "models/llama", "--threads", "2"]
+    saved = ["--save", "run", "--save-local"]
+    assert run_in(machines, [client + saved + ["--steps", "1"], server + saved + ["--steps", "1"]]) == [(0, "")] * 2
+    (machines[0] / "a.txt").rename(machines[0] / "b.txt")
+    (machines[1] / "models").rename(machines[1] / "moved")
+    again = ["--resume", "run", "--save-local"]
+    ended = run_in(machines, [[*again, "--data", "b.txt"], [*again, "--model", "moved/llama"]])
+    assert ended == [(0, "")] * 2
+    assert [path.name for path in sorted((machines[0] / "run").glob("step-*"))] == ["step-00000001", "step-00000002"]
+    assert not (machines[1] / "run").exists()
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_a_folder_that_one_machine_lacks_is_named_with_its_worker(machines: list[Path]) -> None:
+    ended = run_in(machines, [["--model", "llama", "--data", "a.txt"], ["--model", "llama"]])
+    line = "thinpipe: worker 1 has no folder llama: bring the client's, and name it there with --model\n"
+    assert ended == [(2, line)] * 2
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_replicas_read_the_same_data_wherever_it_is(machines: list[Path]) -> None:
+    (machines[1] / "b.txt").write_text(TEXT.replace("first", "front"))
+    data = [["--parallel", "data", "--model", "llama", "--data", "a.txt"]]
+    data += [["--parallel", "data", "--model", "models/llama", "--data", "b.txt"]]
+    (code, error), other = run_in(machines, [[*each, "--batch-size", "8"] for each in data])
+    assert (code, error) == other
+    assert code == 2
+    assert "all who read data read the same, but worker 1 does not have the client's" in error

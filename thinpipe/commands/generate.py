@@ -92,11 +92,11 @@ def generate(
         settings = Settings(**chosen)
         settings.check_here()
         check_exported(settings.model)
-        settings.pretrained.check_weights()
-        if settings.adapter is not None:
-            settings.built()  # to see whether they fit
         me, prompts = member(), None
-        if me is None or me.rank == 0:
+        if me is None or me.rank == 0:  # servers compare theirs with the client's
+            settings.pretrained.check_weights()
+            if settings.adapter is not None:
+                settings.built()  # to see whether they fit
             prompts = encode(read_prompts(prompt or [], asked.prompts), settings)
             if asked.json is not None:
                 check_writable(asked.json)

@@ -168,12 +168,14 @@ class Settings:
             chosen.pop(name)
         return chosen
 
+    @property
+    def source(self) -> Source:
+        return Source(model=self.model, tokenizer=self.tokenizer, trust_remote_code=self.trust_remote_code)
+
     @cached_property
     def pretrained(self) -> PretrainedModel:
         """The model, not yet read."""
-        found = chosen_model(
-            Source(model=self.model, tokenizer=self.tokenizer, trust_remote_code=self.trust_remote_code), "causal"
-        )
+        found = chosen_model(self.source, "causal")
         if not isinstance(found, PretrainedModel):
             raise OptionError(
                 f"texts come from a model of transformers: {{model}} is a folder or a name of the hub; got {self.model}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from thinpipe.codecs.spec import codec
+from thinpipe.engines.same_files import check_same_files
 from thinpipe.engines.units import Meta, costs_of, cut_model
 from thinpipe.engines.world import SetupError, World
 from thinpipe.generation.prompts import Prompt, padded
@@ -26,6 +28,7 @@ from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.version import __version__
 from thinpipe.workers.control import ACTIVITY
 from thinpipe.workers.exchange import CPU, DisagreementError, agree
+from thinpipe.workloads.sources import identity
 
 Show = Callable[[str], None]  # each text, when its batch is done
 MakeStreamer = Callable[[Any], Any]  # from a tokenizer: what is told every token of a single prompt
@@ -60,6 +63,7 @@ def generate(
             agree(settings.must_agree() | facts, world.control_group, CPU)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
+        check_same_files({"model": settings.model}, partial(identity, source=settings.source), world)
     ACTIVITY.note("loading the model")
     pretrained = settings.pretrained
     if world.workers == 1:

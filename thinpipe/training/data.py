@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128
 
+from thinpipe.engines.same_files import check_same_files
 from thinpipe.engines.units import Meta, meta_of
 from thinpipe.engines.world import SetupError, World
 from thinpipe.measure.sizes import check_fits
@@ -29,6 +31,7 @@ from thinpipe.models.saved_adapter import SavedAdapter
 from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import choose_cuts
 from thinpipe.training.settings import Settings
+from thinpipe.workloads.sources import SHARED_FILES, identity
 from thinpipe.workloads.task import Batch, Data, Described, Shape, Source, Split, Task
 
 _IMAGE = 3 * 4  # bytes of a pixel: three colours, floats
@@ -78,6 +81,12 @@ def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None 
         choose_cuts(units, settings.workers, settings.layout, client_layers=settings.client_layers)
 
 
+def check_files(settings: Settings, world: World) -> None:
+    """Raise SetupError unless the files that all workers read are the same on all machines. A collective."""
+    given = {name: getattr(settings, name) for name in SHARED_FILES}
+    check_same_files(given, partial(identity, source=settings.source), world)
+
+
 def read_data(
     task: Task, settings: Settings, world: World, companions: Path | None = None, *, trains: bool = True
 ) -> tuple[Data | None, Facts]:
@@ -88,8 +97,8 @@ def read_data(
     source = settings.source
     if companions is not None:
         source = replace(source, tokenizer=str(companions), vocabulary=None)
-    is_end = settings.parallel == "pipeline" and settings.layout == "linear" and world.worker == world.workers - 1
-    reads = world.is_client or is_end or settings.parallel == "data"
+    is_end = settings.parallel == "pipeline" and world.worker == world.workers - 1
+    reads = world.is_client or (several_read(settings) and (is_end or settings.parallel == "data"))
 
     def read() -> tuple[Data, Facts] | None:
         if not reads:
@@ -141,6 +150,12 @@ def _text(inputs: Any) -> str:
     each = inputs if isinstance(inputs, tuple) else (inputs,)
     words = ", ".join(str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in each)
     return f"a tuple of {words}" if isinstance(inputs, tuple) else f"no tuple: {words}"
+
+
+def several_read(settings: Settings) -> bool:
+    """Return whether workers other than the client read data: the end of a line, or replicas."""
+    is_line = settings.parallel == "pipeline" and settings.layout == "linear"
+    return is_line or (settings.parallel == "data" and settings.workers > 1)
 
 
 def fingerprint_together(data: Data | None, world: World) -> dict[str, Any]:

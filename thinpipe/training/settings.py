@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from thinpipe.codecs.spec import codec
 from thinpipe.models.adapters import MOST_RANK, Lora
-from thinpipe.options import OptionError, Rule, above, below, between, check, from_facts, option, pair
+from thinpipe.options import OptionError, Rule, above, below, between, check, from_facts, option, options_of, pair
 from thinpipe.pipeline.links.spec import check_directions
 from thinpipe.pipeline.order import ORDERS, Order, is_order
 from thinpipe.pipeline.partition import Layout
@@ -48,8 +48,8 @@ def _changes(text: str) -> str:
     return text
 
 
-_ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, "movable": True, "default": None}
-_NAMED: dict[str, Any] = {"parse": _place, "movable": True, "default": None, "panel": WHAT}
+_ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, "movable": True, "per_machine": True, "default": None}
+_NAMED: dict[str, Any] = {"parse": _place, "movable": True, "per_machine": True, "default": None, "panel": WHAT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +315,7 @@ class Settings(Trained):
         shown="cores / workers",
         rule=between(1, 1024),
         movable=True,
+        per_machine=True,
         default=None,
     )
     error_feedback: bool = option(
@@ -391,7 +392,17 @@ class Settings(Trained):
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def shared(self) -> dict[str, Any]:
+        """Return the settings that are the same on all machines."""
+        own = per_machine_settings()
+        return {name: value for name, value in self.to_json().items() if name not in own}
+
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Settings:
         """ValueError for what is missing, unknown or of another type."""
         return from_facts(Settings, saved, "its settings")
+
+
+def per_machine_settings() -> list[str]:
+    """Return the names of settings that workers may have different values of, on several machines."""
+    return [name for name, told in options_of(Settings).items() if told.per_machine]

@@ -32,7 +32,7 @@ from thinpipe.training.checkpoints.manifest import Habits, Progress
 from thinpipe.training.checkpoints.resume import Resumed, first_units, load_newest, resume
 from thinpipe.training.checkpoints.saving import Saver, UnsavedError
 from thinpipe.training.checkpoints.state import frozen_hash, seed_worker, state_bytes
-from thinpipe.training.data import Facts, fingerprint_together, read_data
+from thinpipe.training.data import Facts, check_files, fingerprint_together, read_data, several_read
 from thinpipe.training.evaluate import Evaluated, evaluate
 from thinpipe.training.events import Finished, Listener, Plan
 from thinpipe.training.export import Export, Exporter
@@ -76,6 +76,7 @@ def train(
     """
     if world.workers > 1:
         _agree(_must_agree(settings, running), world)
+        check_files(settings, world)
     lock = world.together(lambda: _take_folder(running, world))
     try:
         if running.save is not None and world.workers > 1 and not running.save_local:
@@ -113,7 +114,8 @@ def _train(
     notices: list[str],
 ) -> Finished:
     data, facts = read_data(task, settings, world, companions=_companions(settings, running.resume))
-    fingerprint = {} if running.save is None and running.resume is None else fingerprint_together(data, world)
+    kept_or_shared = running.save is not None or running.resume is not None or several_read(settings)
+    fingerprint = fingerprint_together(data, world) if kept_or_shared else {}
     kept = {} if data is None else data.companions
     engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
     settings = replace(settings, schedule=engine.order or settings.schedule)  # a run goes on with it over any links
@@ -173,8 +175,11 @@ def assess(
     """
     if world.workers > 1:
         digest = world.together(lambda: None if adapter is None else adapter.digest())
-        _agree(settings.to_json() | {"run": run is not None, "adapter": digest, "part": part}, world)
+        _agree(settings.shared() | {"run": run is not None, "adapter": digest, "part": part}, world)
+        check_files(settings, world)
     data, facts = read_data(task, settings, world, _companions(settings, run), trains=False)
+    if several_read(settings):
+        fingerprint_together(data, world)
     engine, _, _ = _prepare(task, settings, Running(), world, facts, {}, adapter)
     engine.warm_up()
     if run is not None:
@@ -235,7 +240,7 @@ def _run(
 def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
     """What all workers must have been started with: each option that makes them do something together."""
     capture = running.capture
-    return settings.to_json() | {
+    return settings.shared() | {
         # Whether there are such files; where is each machine's own affair.
         **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture", "export")},
         **{name: getattr(running, name) for name in ("save_local", "save_every", "keep", "steps", "evaluate_every")},

@@ -147,11 +147,14 @@ class LanguageModel(Task):
             files |= copied_files(model.folder, [file.name for file in model.folder.glob("*.py")])
         return files
 
-    def model(self, source: Source) -> Model:
-        """What the source names; ValueError if it names none, or what this task cannot use."""
+    def model(self, source: Source, *, reads: bool = True) -> Model:
+        """Return the model that the source names; ValueError if there is none, or if this task cannot use the source.
+
+        ``reads``: this worker needs data.
+        """
         refuse_others(self.name, source, self.takes)
         model = chosen_model(source, "causal")
-        if model is None or source.data is None:
+        if model is None or (reads and source.data is None):
             raise OptionError(
                 f"task {self.name} trains your own model on {self.wants[0]}: name a folder of transformers with "
                 f"{{model}}, or a model type with {{config}}, and {self.wants[1]} with {{data}}"
@@ -164,8 +167,8 @@ class LanguageModel(Task):
         return model
 
     def _without_tokenizer(self, source: Source) -> Model:
-        """The same on any worker: the client alone has the tokenizer."""
-        return self.model(replace(source, tokenizer=None, vocabulary=None))
+        """The same on any worker: the client alone has data and tokenizer."""
+        return self.model(replace(source, tokenizer=None, vocabulary=None), reads=False)
 
     def _tokens(self, source: Source) -> int:
         return positive("tokens", source.tokens, self.usual_tokens, least=2)

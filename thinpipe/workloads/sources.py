@@ -14,6 +14,7 @@ from typing import Any
 
 from thinpipe.measure.sizes import check_fits
 from thinpipe.models.function import FunctionModel, is_function_name
+from thinpipe.models.identity import folder_identity
 from thinpipe.models.pretrained import PretrainedModel
 from thinpipe.options import OptionError
 from thinpipe.workloads.hub import fetch_model
@@ -22,6 +23,7 @@ from thinpipe.workloads.task import Source
 # Of Source: those that ``chosen_model`` uses.
 DESCRIBING_OPTIONS = ("model", "config", "config_set", "dtype", "trust_remote_code")
 MODEL_OPTIONS = (*DESCRIBING_OPTIONS, "tokenizer")
+SHARED_FILES = ("model", "config", "weights")  # that every worker reads, from its own machine
 HUB = "hub:"  # in front of a data set's name
 _PYTHON = {"True": True, "False": False, "None": None}  # as people who know the config in Python write it
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -64,6 +66,18 @@ def _folder(name: str, option: str, source: Source, *, weights: bool) -> Path:
     if Path(name).is_absolute():
         raise OptionError(f"{{{option}}} is a folder or a name of the hub, and {name} is no folder")
     return fetch_model(name, option, weights=weights, code=source.trust_remote_code)
+
+
+def identity(name: str, source: Source) -> dict[str, str]:
+    """Return what tells the files of one of ``SHARED_FILES`` from others, wherever they are; ValueError if none are."""
+    given = str(getattr(source, name))
+    if not Path(given).is_dir() and (is_function_name(given) if name == "model" else _is_model_type(given)):
+        return {"name": given}
+    if name == "weights":
+        has_safetensors = any(Path(given).glob("*.safetensors"))
+        return folder_identity(Path(given), weights=has_safetensors)
+    has_weights = name == "model" and source.pretrained
+    return folder_identity(_folder(given, name, source, weights=has_weights), weights=has_weights)
 
 
 def _is_model_type(name: str) -> bool:

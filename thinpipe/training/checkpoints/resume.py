@@ -38,7 +38,7 @@ from thinpipe.training.checkpoints.state import Cuts, belongs_here, frozen_hash,
 from thinpipe.training.data import difference
 from thinpipe.training.resolve import fixed_differences
 from thinpipe.training.running import Running
-from thinpipe.training.settings import Settings
+from thinpipe.training.settings import Settings, per_machine_settings
 
 State = dict[str, Tensor]
 
@@ -58,7 +58,10 @@ def take_clients_word(settings: Settings, running: Running, world: World) -> tup
     told, goes_on = world.gather([settings.to_json(), running.resume is not None])[0]
     if not goes_on:
         return settings, replace(running, resume=None)
-    return Settings.from_json(told), running if running.resume else replace(running, resume=running.save)
+    # Where files are on this machine, the client does not know.
+    own = {name: value for name in per_machine_settings() if (value := getattr(settings, name)) is not None}
+    settings = replace(Settings.from_json(told), **own)
+    return settings, running if running.resume else replace(running, resume=running.save)
 
 
 def resume(
