@@ -21,7 +21,7 @@ ALLOWED = {
     "thinpipe.__main__": {"thinpipe.cli", "thinpipe.workers.errors"},
     "thinpipe.cli": {"thinpipe.commands.help", "thinpipe.workers.forking"},
     "thinpipe.codecs": {"thinpipe.codecs"},
-    "thinpipe.workers": {"thinpipe.workers", "thinpipe.measure.files"},
+    "thinpipe.workers": {"thinpipe.workers", "thinpipe.measure.files", "thinpipe.measure.sanitize"},
     "thinpipe.pipeline": {
         "thinpipe.pipeline",
         "thinpipe.workers",

@@ -19,6 +19,8 @@ def main() -> None:
     for number in numbers:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
             signal.signal(number, end)
+    # Torch reads it when it is imported. Else it warns on every machine whose address has no name in reverse DNS.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     code = 0
     try:
         from thinpipe.cli import app

@@ -1,7 +1,9 @@
 """docs/many-machines.md, rehearsed: two agents of torchrun on loopback, a worker each, train as one machine does."""
 
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -11,7 +13,9 @@ import pytest
 from tests.preloaded import Program
 from tests.training.toy import Ears, run_toy
 from tests.workloads.written import write_language_model
+from thinpipe import __main__, cli
 from thinpipe.measure.record import Record
+from thinpipe.workers import addresses
 from thinpipe.workloads.tasks import task
 
 LIMIT_S = 120  # two steps of a tiny model; nearly all of it is starting Python and compiling codecs on busy cores
@@ -79,10 +83,11 @@ def test_two_agents_train_as_one_machine_does(pool, tmp_path):
 
 TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 60
 OPTIONS = ["--tokens", "32", "--batch-size", "8", "--chunks", "2", "--epochs", "1", "--samples", "16", "--threads", "1"]
+PROGRESS = re.compile(r"thinpipe: (joined worker 0|worker \d+ holds|the run is complete).*\n")  # of a server
 
 
 def run_in(folders: list[Path], options: list[list[str]]) -> list[tuple[int, str]]:
-    """Exit codes and errors of a worker in each folder; all are ended if one is late."""
+    """Start a worker in each folder; return exit codes and errors. All are ended if one is late."""
     port = free_port()
     where = ["--workers", str(len(folders)), "--master", f"127.0.0.1:{port}", "--rank"]
     processes = [
@@ -101,7 +106,7 @@ def run_in(folders: list[Path], options: list[list[str]]) -> list[tuple[int, str
             process.terminate()
         for process in processes:
             process.wait(timeout=30)
-    return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+    return [(process.returncode, PROGRESS.sub("", error)) for process, error in zip(processes, errors, strict=True)]
 
 
 @pytest.fixture
@@ -143,3 +148,55 @@ def test_replicas_read_the_same_data_wherever_it_is(machines: list[Path]) -> Non
     assert (code, error) == other
     assert code == 2
     assert "all who read data read the same, but worker 1 does not have the client's" in error
+
+
+@pytest.mark.timeout(2 * LIMIT_S + 60)
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_a_server_started_by_hand_reports_what_it_joined_what_it_holds_and_the_end(host, tmp_path):
+    if host == "[::1]" and "::1" not in addresses._ipv6_of("lo"):
+        pytest.skip("no IPv6 here")
+    master = f"{host}:{free_port()}"
+    commands = [[*PROGRAM, "--workers", "2", "--rank", str(rank), "--master", master] for rank in (0, 1)]
+    (client_out, client_err), (server_out, server_err) = run_together(commands, tmp_path)
+    assert "Result" in client_out
+    assert client_err == server_out == ""
+    joined, holds, end = server_err.splitlines()
+    assert joined == f"thinpipe: joined worker 0 at {master} as worker 1 of 2"
+    assert re.fullmatch(r"thinpipe: worker 1 holds units \d+ to \d+ \(.* to .*\), [\d,]+ parameters", holds)
+    assert end == "thinpipe: the run is complete"
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate"])
+@pytest.mark.parametrize("problem", ["another machine's address", "port in use"])
+def test_an_address_at_which_worker_0_cannot_listen_is_one_line(verb, problem, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        master = f"127.0.0.1:{port}" if problem == "port in use" else f"192.0.2.1:{port}"
+        options = [*TINY[:6], *TINY[8:]] if verb == "evaluate" else TINY
+        command = ["-m", "thinpipe", verb, *options, "--workers", "2", "--rank", "0", "--master", master]
+        process = Program(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 2
+    (line,) = err.splitlines()
+    assert f"cannot at {master}: " in line
+    assert line.endswith("Name an address of this machine and a free port")
+
+
+def test_torchs_warnings_about_reverse_dns_are_off_unless_asked_for(monkeypatch):
+    def end(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(cli, "app", lambda: None)
+    monkeypatch.setattr(__main__, "_leave", end)
+    for given, expected in ((None, "ERROR"), ("INFO", "INFO")):
+        monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+        if given:
+            monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", given)
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            with pytest.raises(SystemExit):
+                __main__.main()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        assert os.environ.pop("TORCH_CPP_LOG_LEVEL") == expected

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.pool import Pool
 from tests.training.toy import FEATURES, ToyTask, train_toy
-from thinpipe.engines.plan import kept_bytes, most_kept
+from thinpipe.engines.plan import Holding, describe_held, kept_bytes, most_kept
 from thinpipe.engines.world import SetupError
 from thinpipe.options import OptionError
 from thinpipe.pipeline.order import make_order
@@ -93,3 +93,22 @@ def test_one_process_has_no_chunks_on_their_way() -> None:
     settings = settle({"parallel": "none"}, ToyTask.recipe, device="cpu")
     with pytest.raises(OptionError, match="memory_limit"):
         Running(memory_limit=1000).check_with(settings)
+
+
+def test_what_a_worker_holds_in_one_line() -> None:
+    def holding(stage: int, worker: int, first: int, *names: str) -> Holding:
+        return Holding(
+            stage=stage,
+            worker=worker,
+            first_unit=first,
+            units=len(names),
+            unit_names=names,
+            parameters=1000 * len(names),
+            trained=0,
+        )
+
+    holdings = [holding(0, 0, 0, "stem"), holding(1, 1, 1, "layer.0", "layer.1"), holding(2, 0, 3, "head")]
+    assert describe_held(holdings, 1) == "worker 1 holds units 1 to 2 (layer.0 to layer.1), 2,000 parameters"
+    assert describe_held(holdings, 0) == (
+        "worker 0 holds units 0 (stem), 1,000 parameters and 3 (head), 1,000 parameters"
+    )

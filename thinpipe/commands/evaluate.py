@@ -22,7 +22,7 @@ from thinpipe.options import OptionError, flags_in_errors, like, option, read
 from thinpipe.training.running import Running, check_devices
 from thinpipe.training.settings import PANELS, WHAT, Settings, Trained
 from thinpipe.workers.errors import WorkerError
-from thinpipe.workers.membership import member
+from thinpipe.workers.membership import COMPLETE, member, say_remote
 from thinpipe.workloads.task import METRICS, DataError
 
 KIND = "evaluate"
@@ -125,6 +125,8 @@ def evaluate(**given: Any) -> None:
         typer.echo(f"thinpipe: {outcome}", err=True)
     elif me is None or me.rank == 0:
         code = _finish(asked, settings, outcome)
+    else:
+        say_remote(COMPLETE)
     raise typer.Exit(code)
 
 

@@ -19,7 +19,7 @@ from thinpipe.generation.settings import PANELS, WHAT, Settings
 from thinpipe.measure.record import Record, check_writable, columns_of, figure, row_of
 from thinpipe.options import OptionError, flags_in_errors, like, option, read
 from thinpipe.workers.errors import WorkerError
-from thinpipe.workers.membership import member
+from thinpipe.workers.membership import COMPLETE, member, say_remote
 
 KIND = "generate"
 _SIGPIPE = 128 + 13
@@ -110,6 +110,8 @@ def generate(
         typer.echo(f"thinpipe: {outcome}", err=True)
     elif prompts is not None:
         code = _finish(asked, settings, [each.text for each in prompts], outcome)
+    else:
+        say_remote(COMPLETE)
     raise typer.Exit(code)
 
 

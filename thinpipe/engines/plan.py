@@ -35,6 +35,16 @@ class Holding:
     trained: int  # of them
 
 
+def describe_held(holdings: Sequence[Holding], worker: int) -> str:
+    """Return a line about the stages of one worker: their units and parameters."""
+    ranges = []
+    for held in (each for each in holdings if each.worker == worker):
+        last = f" to {held.first_unit + held.units - 1} ({held.unit_names[0]} to {held.unit_names[-1]})"
+        only = f" ({held.unit_names[0]})"
+        ranges.append(f"{held.first_unit}{last if held.units > 1 else only}, {held.parameters:,} parameters")
+    return f"worker {worker} holds units {' and '.join(ranges)}"
+
+
 def counts(parameters: Iterable[nn.Parameter]) -> dict[str, int]:
     """How many values these hold, and how many of them are trained: two fields of a holding."""
     sizes = [(each.numel(), each.requires_grad) for each in parameters]

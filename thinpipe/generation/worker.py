@@ -28,6 +28,7 @@ from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.version import __version__
 from thinpipe.workers.control import ACTIVITY
 from thinpipe.workers.exchange import CPU, DisagreementError, agree
+from thinpipe.workers.membership import say_remote
 from thinpipe.workloads.sources import identity
 
 Show = Callable[[str], None]  # each text, when its batch is done
@@ -71,6 +72,7 @@ def generate(
         assert prompts is not None
         return [_Client(model, pretrained, settings, prompts, world.device).run(show, make_streamer)]
     part = world.together(lambda: _Part(settings, world))
+    say_remote(f"worker {world.worker} holds blocks {part.blocks[0]} to {part.blocks[-1]}")
     ring, runs = Ring(world), list[Run]()
     for encoded in [True, False] if settings.compare else [settings.compress != "none"]:
         ring.sent_bytes = 0

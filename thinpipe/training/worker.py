@@ -13,6 +13,7 @@ from torch import nn
 
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
+from thinpipe.engines.plan import describe_held
 from thinpipe.engines.replica import ReplicaEngine
 from thinpipe.engines.units import Meta, cut_model
 from thinpipe.engines.world import SetupError, World
@@ -44,6 +45,7 @@ from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__
 from thinpipe.workers.control import ACTIVITY
 from thinpipe.workers.exchange import CPU, DisagreementError, agree
+from thinpipe.workers.membership import say_remote
 from thinpipe.workers.signals import noted_signals
 from thinpipe.workloads.task import Task
 
@@ -283,6 +285,7 @@ def _prepare(
         )
     )
     engine = _make_engine(adapted, task, settings, running, world, facts)
+    say_remote(describe_held(engine.holdings(), world.worker))
     if running.export is None:
         return engine, None, about
     if exported is not None and adapted.config is not None and not running.merge:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from thinpipe.measure.sanitize import one_line
 from thinpipe.workers.errors import describe, is_effect
 
 IDLE_S, INTERVAL_S = 5, 3
@@ -304,11 +305,11 @@ class Control:
                 peer.gone = True
                 return False
             if "end" in message:
-                self._learn(str(message["end"])[:2000], number)
+                self._learn(one_line(str(message["end"])[:2000]), number)
             else:
                 peer.status = {
                     "step": int(message["step"]),
-                    "doing": str(message["doing"])[:200],
+                    "doing": one_line(str(message["doing"])[:200]),
                     "waiting": bool(message["waiting"]),
                     "done": int(message["done"]),
                     "cpu_s": float(message["cpu_s"]),

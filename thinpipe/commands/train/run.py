@@ -26,7 +26,7 @@ from thinpipe.training.events import Listener
 from thinpipe.training.running import Running
 from thinpipe.training.settings import Settings
 from thinpipe.workers.errors import Interrupted, StoppedTogether, Terminated, WorkerError, ended_by, leave
-from thinpipe.workers.membership import member
+from thinpipe.workers.membership import COMPLETE, member, say_remote
 from thinpipe.workers.network import thin_network
 from thinpipe.workloads.task import DataError, Task
 from thinpipe.workloads.tasks import task
@@ -80,7 +80,10 @@ def carry_out(
             running = replace(running, resume=again)  # a folder: if the newest is damaged, the next older one is taken
         else:
             began = running if outcome.code != 2 else None  # 2: what was asked for cannot be, and could not then
-            return _tell(outcome.code, outcome.message, began) if outcome.code else 0
+            if outcome.code:
+                return _tell(outcome.code, outcome.message, began)
+            say_remote(COMPLETE)
+            return 0
     raise AssertionError("the last restart returns")
 
 
