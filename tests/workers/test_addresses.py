@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_loopback() -> None:
 def test_an_interface_with_ipv6_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "if_inet6").write_text(IF_INET6)
     monkeypatch.setattr(addresses, "_IPV6_ADDRESSES", tmp_path / "if_inet6")
+    monkeypatch.setattr(addresses, "_is_up", lambda interface: True)
     assert address_of("eth7") == "fd00::5"  # not the link-local one, which needs a scope
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7")])
     assert interface_with("fd00::5") == "eth7"
@@ -36,11 +38,23 @@ def test_an_interface_with_ipv6_alone(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_an_interface_without_an_address_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_ipv4_of", lambda interface: None)
     monkeypatch.setattr(addresses, "_ipv6_of", lambda interface: [])
-    with pytest.raises(WorkerError, match=r"loopback interface lo, .* has no address: bring it up") as caught:
+    with pytest.raises(
+        WorkerError, match=r"loopback interface lo, .* is down or has no address: bring it up"
+    ) as caught:
         address_of("lo")
     assert caught.value.code == 2
     with pytest.raises(WorkerError, match=r"interface eth9, .* GLOO_SOCKET_IFNAME"):
         address_of("eth9")
+
+
+def test_an_interface_that_is_down_is_one_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {"up": 0x49, "down": 0x48}
+    monkeypatch.setattr(
+        addresses, "_ask", lambda name, request: bytes(16) + struct.pack("HH4B", flags[name], 0, 10, 0, 0, 1)
+    )
+    assert address_of("up") == "10.0.0.1"
+    with pytest.raises(WorkerError, match="is down"):
+        address_of("down")
 
 
 @pytest.mark.parametrize("host", [LOOPBACK, "::1"])

@@ -11,7 +11,8 @@ from pathlib import Path
 from thinpipe.workers.errors import WorkerError
 
 LOOPBACK = "lo"
-_SIOCGIFADDR = 0x8915  # of <linux/sockios.h>; it knows IPv4 only
+_SIOCGIFADDR, _SIOCGIFFLAGS = 0x8915, 0x8913  # of <linux/sockios.h>; the first knows IPv4 only
+_IFF_UP = 1  # of <linux/if.h>
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
@@ -37,7 +38,7 @@ def address_towards(host: str) -> str:
 def address_of(interface: str) -> str:
     """Return the IPv4 address of an interface, as gloo would choose it, or else its IPv6 address."""
     found = _ipv4_of(interface) or next(iter(_ipv6_of(interface)), None)
-    if found is not None:
+    if found is not None and _is_up(interface):
         return found
     remedy = (
         f"bring it up: ip link set {interface} up"
@@ -45,7 +46,7 @@ def address_of(interface: str) -> str:
         else "give it one, or name another interface in GLOO_SOCKET_IFNAME"
     )
     kind = "the loopback interface" if interface == LOOPBACK else "interface"
-    raise WorkerError(f"{kind} {interface}, over which workers connect, has no address: {remedy}", code=2)
+    raise WorkerError(f"{kind} {interface}, over which workers connect, is down or has no address: {remedy}", code=2)
 
 
 def interface_with(address: str) -> str | None:
@@ -57,12 +58,22 @@ def interface_with(address: str) -> str | None:
     return None
 
 
+def _is_up(interface: str) -> bool:
+    answer = _ask(interface, _SIOCGIFFLAGS)
+    return answer is not None and bool(struct.unpack_from("H", answer, 16)[0] & _IFF_UP)
+
+
 def _ipv4_of(interface: str) -> str | None:
+    answer = _ask(interface, _SIOCGIFADDR)
+    return None if answer is None else socket.inet_ntoa(answer[20:24])
+
+
+def _ask(interface: str, request: int) -> bytes | None:
+    """Return the kernel's answer, a ``struct ifreq``; None where there is no such interface, or no such address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("256s", interface.encode()[:15])
         try:
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
-        except OSError:  # it has none, or there is no such interface
+            return fcntl.ioctl(probe.fileno(), request, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
             return None
 
 
