@@ -12,7 +12,7 @@ from tests.faults.undisturbed import LIMIT_S, final_sha256
 # Lines of ours that say how things stand, not why a run ended.
 _NOTES = re.compile(
     r"thinpipe: (the last checkpoint is|no checkpoint (was written|of step)|stopping after the step|waiting for"
-    r"|worker \d+ is back|.* s after the start\n"
+    r"|worker \d+ is back|.* s after the start\n|joined worker 0 at|worker \d+ holds|the run is complete"
     r"|starting again|.*\bgo(es|ing) on\b|.* the run does not)"
 )
 # Torch's cache of compiled code, whether it compiles or not; what torchrun wrote when it is told to end.
