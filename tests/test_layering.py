@@ -58,6 +58,7 @@ ALLOWED = {
         "thinpipe.ddp",
         "thinpipe.codecs.rounding",
         "thinpipe.codecs.spec",
+        "thinpipe.measure.sanitize",
         "thinpipe.measure.sizes",
     },
     "thinpipe.training": {

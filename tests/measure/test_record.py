@@ -182,3 +182,15 @@ def test_columns_and_rows_follow_from_the_fields_in_their_order() -> None:
     )
     row = row_of(Outer(name="a", inner=Inner(wait_ms=2.0), details=[1]))
     assert list(row.items()) == [("name", "a"), ("wait_ms", 2.0), ("seen", None), ("details", [1])]
+
+
+def test_nothing_in_a_record_from_elsewhere_controls_a_terminal(record, tmp_path):
+    evil = "\x1b[2J\x1b]52;c;aGk=\x07\u202e"
+    data = json.loads(record.to_json())
+    data["kind"] = data["columns"][0]["heading"] = data["rows"][0]["codec"] = data["checks"][0]["claim"] = evil
+    data["config"] = data["environment"] = {evil: {"nested": [evil]}}
+    path = tmp_path / "evil.json"
+    path.write_text(json.dumps(data))
+    shown = repr(Record.read(path))
+    assert "?[2J?]52;c;aGk=??" in shown
+    assert not any(each in shown for each in ("\\x1b", "\\x07", "\\u202e"))

@@ -14,6 +14,7 @@ from thinpipe.measure.sanitize import one_line, printable
         ("a\rb\x00c\x7f", "a?b?c?"),
         ("abc\u202edcba\u2066x\u2069", "abc?dcba?x?"),
         ("a\u2028b", "a?b"),
+        ("a\tb", "a b"),
         ("\udcff", "?"),
     ],
 )

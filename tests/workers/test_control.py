@@ -253,6 +253,18 @@ def test_what_waits_for_a_peer_that_reads_nothing_does_not_grow() -> None:
     assert 0 < len(peer.unsent) <= len(json.dumps(BEAT)) + 1
 
 
+def test_text_of_peers_cannot_control_a_terminal() -> None:
+    mine, theirs = socket.socketpair()
+    client = Worker(0, {1: mine})
+    beat = BEAT | {"doing": "a\x1b[2Jb"}
+    theirs.sendall(
+        b"".join(json.dumps(each).encode() + b"\n" for each in (beat, {"end": "\x1b]0;OWNED\x07\nthinpipe: x"}))
+    )
+    until(client.ended.is_set)
+    assert client.causes == ["?]0;OWNED? thinpipe: x"]
+    assert client.control._peers[1].status["doing"] == "a?[2Jb"
+
+
 def test_a_cut_is_no_standstill() -> None:
     mine, theirs = socket.socketpair()
     client = Worker(0, {1: mine}, patience_s=1000)

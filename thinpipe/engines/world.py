@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from thinpipe.measure.sanitize import printable
 from thinpipe.workers.exchange import CPU, Sum, add_up, gather
 from thinpipe.workers.membership import member
 
@@ -69,7 +70,7 @@ class World:
             problem = str(error)
         problems = [each for each in self.gather(problem) if each is not None]
         if problems:
-            raise SetupError(problems[0])
+            raise SetupError(printable(problems[0]))  # of another worker
         return result  # type: ignore[return-value]
 
 

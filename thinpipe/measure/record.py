@@ -22,6 +22,7 @@ from typing import Any, Literal, get_type_hints
 
 from thinpipe.measure.environment import environment
 from thinpipe.measure.files import read_json, temporary_beside, written_whole
+from thinpipe.measure.sanitize import printable_json
 from thinpipe.version import __version__
 
 FORMAT = 1  # raised when a reader of the old shape would misread the new one
@@ -86,7 +87,7 @@ class Record:
     def read(cls, path: Path) -> Record:
         """Read what ``write`` wrote; ValueError that names the file and what is wrong in it for everything else."""
         what = "a record, a JSON file that `thinpipe ... --json FILE` wrote"
-        data = read_json(path, what, finite=True)
+        data = printable_json(read_json(path, what, finite=True))  # it may come from elsewhere, and goes to terminals
         try:
             return cls(**_parts(data))
         except ValueError as error:

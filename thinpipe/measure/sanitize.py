@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Any
 
 _REPLACEMENT = "?"
 # Controls (of which escape sequences begin with one), surrogates, and separators of lines and paragraphs.
@@ -12,11 +13,20 @@ _BIDI = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), *map(ch
 
 
 def printable(text: str) -> str:
-    """Replace control characters, escapes and marks of direction; line ends stay."""
+    """Replace control characters, escapes and marks of direction; line ends stay, tabs become spaces."""
     return "".join(
         _REPLACEMENT if each != "\n" and (each in _BIDI or unicodedata.category(each) in _CATEGORIES) else each
-        for each in text
+        for each in text.replace("\t", " ")
     )
+
+
+def printable_json(value: Any) -> Any:
+    """Return JSON with ``printable`` texts and names, however nested."""
+    if isinstance(value, dict):
+        return {printable(name): printable_json(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [printable_json(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def one_line(text: str) -> str:
