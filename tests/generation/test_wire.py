@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from thinpipe.codecs.spec import codec
-from thinpipe.generation.wire import Head, Kind, Packing
+from thinpipe.generation.wire import Head, Kind, Limits, Packing
 from thinpipe.models.decoding import Step
 from thinpipe.pipeline.links.slot import Slot
+from thinpipe.workers.errors import ChecksumError
 
 CPU = torch.device("cpu")
 TEXTS, TOKENS, VALUES = 2, 8, 128  # enough that the codec is used
@@ -49,3 +51,14 @@ def test_every_tensor_message_and_worker_is_rounded_by_itself() -> None:
     assert len({state.numpy().tobytes() for state in found}) == len(found)
     again = states_of(PACKING, HEAD)
     assert all(torch.equal(*pair) for pair in zip(again, found, strict=False))
+
+
+def test_no_message_is_larger_than_the_run() -> None:
+    facts = {"prompts": 10, "longest": 300}
+    limits = Limits.of(facts, batch_size=4, max_tokens=256)
+    assert limits == Limits(texts=4, tokens=256)
+    assert Limits.of(facts, batch_size=None, max_tokens=None) == Limits(texts=10, tokens=300)
+    limits.check(replace(HEAD, texts=4, tokens=256), 1)
+    for texts, tokens in ((5, 1), (1, 257), (2**32 - 1, 2**32 - 1)):
+        with pytest.raises(ChecksumError, match=f"worker 1 announced {texts} texts of {tokens} tokens, and 4 of 256"):
+            limits.check(replace(HEAD, texts=texts, tokens=tokens), 1)

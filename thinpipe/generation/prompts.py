@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinpipe.generation.settings import Settings
 from thinpipe.measure.files import errors_named, read_jsonl, read_text
-from thinpipe.models.pretrained import check_vocabulary
+from thinpipe.models.pretrained import PretrainedModel, check_vocabulary
 from thinpipe.options import OptionError
 
 _FIELD = "prompt"  # of a line of JSON
@@ -68,20 +68,26 @@ def encode(texts: Sequence[str], settings: Settings) -> list[Prompt]:
             f"{{chat}} puts prompts into the tokenizer's chat template, and that of {model.name} has none: leave it out"
         )
     check_vocabulary(len(tokenizer), int(config.vocab_size), str(model.tokenizer_folder or model.name))
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = positions_of(model)
     prompts = []
     for number, text in enumerate(texts, 1):
         with errors_named(f"prompt {number}", "a text", "write another"):
             tokens = _tokens(tokenizer, text, settings.chat)
         if not tokens:
             raise ValueError(f"prompt {number} is empty: a text goes on from one token at the least")
-        if isinstance(positions, int) and len(tokens) + settings.max_new_tokens > positions:
+        if positions is not None and len(tokens) + settings.max_new_tokens > positions:
             raise OptionError(
                 f"the model has {positions} positions, and prompt {number} has {len(tokens)} tokens with "
                 f"{settings.max_new_tokens} to come: shorten it, or take fewer {{max_new_tokens}}"
             )
         prompts.append(Prompt(text, tokens))
     return prompts
+
+
+def positions_of(model: PretrainedModel) -> int | None:
+    """Return the length of the longest text of a model; None where its description has none."""
+    positions = getattr(model.config().get_text_config(), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) else None
 
 
 def _tokens(tokenizer: Any, text: str, chat: bool) -> list[int]:

@@ -10,9 +10,10 @@ before it comes, and posts its receive while it computes: gloo moves nothing bef
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,6 +72,28 @@ class Head:
             has_positions=has_positions,
             encoded=encoded,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The largest batch of a run; no message of a peer makes this worker allocate more."""
+
+    texts: int
+    tokens: int  # of a text
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], *, batch_size: int | None, max_tokens: int | None) -> Limits:
+        """Return what the client announced (``prompts``, ``longest``), or less if options or the model allow less."""
+        texts, tokens = int(facts.get("prompts", 0)), int(facts.get("longest", 0))
+        return cls(texts=min(texts, batch_size or texts), tokens=min(tokens, max_tokens or tokens))
+
+    def check(self, head: Head, worker: int) -> None:
+        """Raise ChecksumError for a larger batch."""
+        if head.texts > self.texts or head.tokens > self.tokens:
+            raise ChecksumError(
+                f"worker {worker} announced {head.texts} texts of {head.tokens} tokens, and {self.texts} of "
+                f"{self.tokens} are the most of this run: rejected. Start all workers with the same options"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +160,8 @@ class Packing:
 class Ring:
     """This worker's place in it: messages come from the worker before, and go to the next one."""
 
-    def __init__(self, world: World) -> None:
-        self._group, self._me = world.control_group, world.worker
+    def __init__(self, world: World, limits: Limits) -> None:
+        self._group, self._me, self._limits = world.control_group, world.worker, limits
         self._before, self._next = (world.worker - 1) % world.workers, (world.worker + 1) % world.workers
         self._coming: tuple[Tensor, dist.Work] | None = None
         self._going: tuple[Tensor, dist.Work] | None = None
@@ -152,7 +175,7 @@ class Ring:
         self._coming = buffer, work
 
     def take(self) -> tuple[Head, Tensor]:
-        """Wait for the message that was posted."""
+        """Wait for the message that was posted; ChecksumError for one that is damaged or too large."""
         assert self._coming is not None
         message, work = self._coming
         self._coming = None
@@ -164,6 +187,7 @@ class Ring:
                 f"what worker {self._before} sent was changed on its way: its checksum does not match. Look for errors "
                 "of the network or of memory, then start again"
             )
+        self._limits.check(head, self._before)
         return head, message
 
     def send(self, message: Tensor) -> None:

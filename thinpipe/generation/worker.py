@@ -15,9 +15,9 @@ from thinpipe.codecs.spec import codec
 from thinpipe.engines.same_files import check_same_files
 from thinpipe.engines.units import Meta, costs_of, cut_model
 from thinpipe.engines.world import SetupError, World
-from thinpipe.generation.prompts import Prompt, padded
+from thinpipe.generation.prompts import Prompt, padded, positions_of
 from thinpipe.generation.settings import Settings
-from thinpipe.generation.wire import WORD_BYTES, Kind, Packing, Ring, Servers
+from thinpipe.generation.wire import WORD_BYTES, Kind, Limits, Packing, Ring, Servers
 from thinpipe.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, check_states
 from thinpipe.models.forward import takes
 from thinpipe.models.pretrained import PretrainedModel, quiet
@@ -61,7 +61,9 @@ def generate(
         digest = world.together(lambda: None if adapter is None else adapter.digest())
         try:
             facts = {"torch version": torch.__version__, "thinpipe version": __version__, "adapter": digest}
-            agree(settings.must_agree() | facts, world.control_group, CPU)
+            if prompts is not None:
+                facts |= {"prompts": len(prompts), "longest": max(len(prompt.tokens) for prompt in prompts)}
+            facts = agree(settings.must_agree() | facts, world.control_group, CPU)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
         check_same_files({"model": settings.model}, partial(identity, source=settings.source), world)
@@ -73,7 +75,8 @@ def generate(
         return [_Client(model, pretrained, settings, prompts, world.device).run(show, make_streamer)]
     part = world.together(lambda: _Part(settings, world))
     say_remote(f"worker {world.worker} holds blocks {part.blocks[0]} to {part.blocks[-1]}")
-    ring, runs = Ring(world), list[Run]()
+    limits = Limits.of(facts, batch_size=settings.batch_size, max_tokens=positions_of(pretrained))
+    ring, runs = Ring(world, limits), list[Run]()
     for encoded in [True, False] if settings.compare else [settings.compress != "none"]:
         ring.sent_bytes = 0
         if prompts is None:
