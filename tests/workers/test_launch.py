@@ -101,6 +101,15 @@ def test_a_script_ends_with_its_workers() -> None:
     assert "worker 1: killed by signal 9 (SIGKILL); worker 0 ended with it" in output, output
 
 
+def test_a_server_that_is_killed_is_named() -> None:
+    kill = "import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)"
+    code, output = run_script(
+        "-c", f"from thinpipe.workers.launch import run_workers; run_workers(exec, {kill!r}, workers=2)"
+    )
+    assert code != 0
+    assert "WorkerError: the process that forks workers was killed, and all workers ended with it" in output, output
+
+
 @pytest.mark.parametrize(
     ("scenario", "messages"),
     [

@@ -79,6 +79,26 @@ def remove_folders_of(process_id: int) -> None:
         _remove(path)
 
 
+def _status_of(pid: int | None) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; nothing where there is no such process."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def lives(pid: int | None) -> bool:
+    """Return whether a process is there and no zombie."""
+    status = _status_of(pid)
+    return bool(status) and status[0] not in "ZX"
+
+
+def parent_of(pid: int | None) -> int | None:
+    """Return the parent of a process; None where there is no such process."""
+    status = _status_of(pid)
+    return int(status[1]) if status else None
+
+
 def _place() -> Path:
     """A socket's path has at most 107 bytes, and temporary folders of clusters can be longer."""
     usual = tempfile.gettempdir()

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 from thinpipe.workers.control import GRACE_S
 from thinpipe.workers.errors import Interrupted, Terminated, WorkerError, debugging, is_effect, leave, noted_cause
-from thinpipe.workers.forking import ensure_server, import_ahead, temporary_folder
+from thinpipe.workers.forking import ensure_server, import_ahead, lives, parent_of, temporary_folder
 from thinpipe.workers.membership import PATIENCE_S, joined, member, say, set_member
 from thinpipe.workers.signals import (
     ENDING,
@@ -53,6 +53,7 @@ class _Worker:
     rank: int
     process: Any
     results: connection.Connection
+    server: int | None = None  # the process that forked it
     result: tuple[Any] | None = None
     cause: str | None = None  # why it failed
     failed_at: float = 0.0
@@ -66,10 +67,7 @@ class _Worker:
     @property
     def lives(self) -> bool:
         """Looked up by its number: if the server of workers was killed, multiprocessing takes them for dead, too."""
-        try:
-            return Path("/proc", str(self.process.pid), "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            return False
+        return lives(self.process.pid)
 
     def hear(self) -> None:
         """Something has happened: its word, or its death."""
@@ -191,7 +189,7 @@ def _start(job: _Job, rank: int) -> _Worker:
         ) from None
     finally:
         sender.close()
-    return _Worker(rank, worker, results)
+    return _Worker(rank, worker, results, parent_of(worker.pid))
 
 
 def _await(workers: Sequence[_Worker], broken: int | None) -> None:
@@ -266,7 +264,12 @@ def _signal(workers: Sequence[_Worker], number: int) -> None:
 
 
 def _error_of(workers: Sequence[_Worker]) -> WorkerError:
-    """The first cause, then who else ended; torch's neighbours of a dead worker often speak before it is found dead."""
+    """Return the first cause, then which workers ended too; neighbours of a dead worker often fail before it is found.
+
+    If the process that forked them was killed, they all ended with it.
+    """
+    if any(worker.server is not None and not lives(worker.server) for worker in workers):
+        return WorkerError("the process that forks workers was killed, and all workers ended with it", 1)
     failed = sorted((w for w in workers if w.cause is not None), key=lambda w: (w.is_effect, w.failed_at))
     first = failed[0]
     # The one that says it may speak of another: worker 0 of one that has been silent.
