@@ -110,6 +110,12 @@ def test_what_a_look_at_the_beginning_tells(tmp_path):
         check_texts(tmp_path)
 
 
+def test_a_deeply_nested_line_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + "[" * 200_000)
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: every line is an object with a text"):
+        read_documents(text_files(tmp_path))
+
+
 def test_more_text_than_memory_is_told_before_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("thinpipe.measure.sizes.memory_bytes", lambda device="cpu": 1000)
     (tmp_path / "a.txt").write_text("x" * 501)

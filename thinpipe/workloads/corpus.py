@@ -156,7 +156,7 @@ def _lines(path: Path, text: str) -> list[str]:
             continue
         try:
             document = json.loads(line)["text"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             document = None
         if not isinstance(document, str):
             raise ValueError(f'{path}, line {number}: every line is an object with a text, as in {{"text": "..."}}')
