@@ -141,9 +141,16 @@ def test_iteration_times_have_a_layout_of_their_own(tmp_path):
             for name, size in (("no ddp", 1), ("1M/2G", 2))
         )
         Record(kind=DDP, config={}, columns=DDP_COLUMNS, rows=rows, environment={}).write(path)
-    result = invoke(before, after, "--fail-above", "30%", "--markdown", tmp_path / "d.md")
+    result = invoke(before, after, "--fail-above", "21%", "--markdown", tmp_path / "d.md")
     assert "   2 GPUs:  p75:    0.125s     256/s    -20.0%  p95:    0.125s     256/s    -20.0%" in result.stdout
     assert "PASS" in result.stdout
     assert result.exit_code == 0
     assert "| resnet50 | ddp | 2 | 320 | 256 | -20.0% |" in (tmp_path / "d.md").read_text()
-    assert invoke(before, after, "--fail-above", "24%").exit_code == 1
+    failed = invoke(before, after, "--fail-above", "19%")
+    assert failed.exit_code == 1
+    (check,) = [line for line in failed.stdout.splitlines() if line.startswith("FAIL")]
+    assert " 20%" in check  # the percentage of the rows, and not that of sec/iter, 25%
+    assert "examples_per_s of resnet50" in check
+    by_time = invoke(before, after, "--columns", "p75_s", "--fail-above", "24%")
+    assert by_time.exit_code == 1
+    assert "+25.0%" in by_time.stdout

@@ -13,7 +13,7 @@ from thinpipe.bench.codecs.measure import Figures, measure_codecs
 from thinpipe.bench.codecs.settings import Settings
 from thinpipe.bench.codecs.synthetic import Case
 from thinpipe.bench.codecs.verify import NOTE as CHECKS_NOTE
-from thinpipe.bench.codecs.verify import check_gpu_targets, check_targets, verify_codecs
+from thinpipe.bench.codecs.verify import TARGETS_NOTE, targets_for, verify_codecs
 from thinpipe.bench.codecs.views import plot_error_against_bits, result_tables
 from thinpipe.bench.inputs import PANELS
 from thinpipe.codecs import Codec
@@ -39,7 +39,7 @@ def bench_codecs(**given: Any) -> None:
         codecs, device, cases = settings.codecs, settings.found_device, settings.cases()
         outputs.check()
     rows = _measure(cases, codecs, settings)
-    targets = list(check_targets(rows) if device.type == "cpu" else check_gpu_targets(rows))
+    targets = targets_for(device, rows)
     checks = [*_verify(cases, device), *targets] if settings.verify else [] if device.type == "cpu" else targets
     record = Record(
         kind="bench codecs",
@@ -56,7 +56,7 @@ def bench_codecs(**given: Any) -> None:
     )
     tables = result_tables(rows, device.type, settings.by_bits)
     if checks:
-        tables.append(report.check_table(checks, CHECKS_NOTE))
+        tables.append(report.check_table(checks, CHECKS_NOTE if settings.verify else TARGETS_NOTE))
     typer.echo(report.summary(record))
     report.show(tables)
     outputs.save(record, tables, "Codecs", plot_error_against_bits(rows))

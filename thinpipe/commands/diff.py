@@ -85,9 +85,11 @@ def diff(
 
 
 def _show(result: Diff, asked: Asked, outputs: Outputs) -> None:
+    as_times = result.kind == DDP and not asked.columns and ddp_views.has_times(result)
+    if as_times:
+        result = ddp_views.without_times(result)
     checks = [] if asked.fail_above is None else [result.check(asked.fail_above)]
     missing = list(missing_lines(result))
-    as_times = result.kind == DDP and not asked.columns and ddp_views.has_times(result)
     changes = change_table(ddp_views.on_page(result) if as_times else result, figures=as_times or bool(asked.columns))
     check_tables = [report.check_table(checks)] if checks else []
     report.show_lines(fact_lines(result.facts))

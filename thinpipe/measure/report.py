@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from rich.box import SIMPLE_HEAD
@@ -16,6 +16,7 @@ from rich.text import Text
 from thinpipe.measure.record import Check, Column, Record, Row
 
 GAP = 2  # spaces between columns
+NOTE_WIDTH = 80
 
 _CHECK_COLUMNS = (
     Column(name="verdict", heading="", key=True),
@@ -33,11 +34,17 @@ class Table:
     title: str
     columns: Sequence[Column]
     rows: Sequence[Row]
-    note: str = ""  # what a reader must know to read it
+    note: str = ""  # below the table
+    explained: Mapping[str, str] = field(default_factory=dict)  # by column: a sentence of the note, if it is shown
     style: Callable[[Row, Column], str] | None = None  # the colour of a cell on a terminal
 
     def shown(self) -> list[Column]:
         return [column for column in self.columns if any(row.get(column.name) is not None for row in self.rows)]
+
+    def footnote(self) -> str:
+        """Return the text below the table: an explanation of the columns that are shown, and the note."""
+        sentences = dict.fromkeys(self.explained[each.name] for each in self.shown() if each.name in self.explained)
+        return "\n".join(filter(None, [textwrap.fill(" ".join(sentences), NOTE_WIDTH), self.note]))
 
 
 def check_table(checks: Iterable[Check], note: str = "") -> Table:
@@ -72,8 +79,8 @@ def show(tables: Iterable[Table], console: Console | None = None) -> None:
             console.print(Text(f"\n{table.title}", style="bold"))
             for i, block in enumerate(_blocks(table, console.width)):
                 console.print(*([""] if i else []), _rich_table(table, block), sep="\n")
-            if table.note:
-                console.print(Text(table.note, style="dim"))
+            if note := table.footnote():
+                console.print(Text(note, style="dim"))
         else:
             print(plain_text(table), file=console.file)
 
@@ -100,7 +107,7 @@ def plain_text(table: Table) -> str:
         .rstrip()
         for line in lines
     ]
-    return "\n".join([table.title, *aligned, *([table.note] if table.note else []), ""])
+    return "\n".join([table.title, *aligned, *filter(None, [table.footnote()]), ""])
 
 
 def markdown(title: str, record: Record, tables: Iterable[Table]) -> str:
@@ -112,7 +119,7 @@ def markdown(title: str, record: Record, tables: Iterable[Table]) -> str:
         rule = [":--" if column.key else "--:" for column in columns]
         body = [[_cell(row, column).replace("|", "\\|") for column in columns] for row in table.rows]
         lines = ["| " + " | ".join(cells) + " |" for cells in (head, rule, *body)]
-        parts += [f"### {table.title}", "\n".join(lines), *([table.note] if table.note else [])]
+        parts += [f"### {table.title}", "\n".join(lines), *filter(None, [table.footnote()])]
     facts = {"thinpipe": record.thinpipe, **record.environment}
     parts += ["## Environment", "\n".join(f"- {name}: {_fact(value)}" for name, value in facts.items() if value)]
     command = record.config.get("command")

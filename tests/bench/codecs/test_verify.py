@@ -7,7 +7,15 @@ import torch
 
 from thinpipe.bench.codecs import verify
 from thinpipe.bench.codecs.synthetic import Case, made_cases
-from thinpipe.bench.codecs.verify import SHAPE, check_targets, roundings_apart, steps_apart, verify_codecs
+from thinpipe.bench.codecs.verify import (
+    GPU_TARGETS,
+    SHAPE,
+    check_targets,
+    roundings_apart,
+    steps_apart,
+    targets_for,
+    verify_codecs,
+)
 from thinpipe.codecs import base, codec
 from thinpipe.codecs.kernels import reference
 
@@ -165,3 +173,11 @@ def test_memory_is_held_against_the_worst_large_tensor():
     (check,) = check_targets([large, small])
     assert (check.measured, check.passed) == (0.5, False)
     assert check.detail == "fp16, relu6, 4x4"
+
+
+@pytest.mark.parametrize(("name", "count"), [("NVIDIA H200", 2), ("NVIDIA A100-SXM4-80GB", 0)])
+def test_targets_of_one_gpu_are_for_no_other(name, count, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    rows = [row(codec=GPU_TARGETS[0].codec, shape=GPU_TARGETS[0].shape, encode_ms=1.0, decode_ms=1.0)]
+    assert len(targets_for(torch.device("cuda"), rows)) == count
+    assert targets_for(torch.device("cpu"), [row()]) == list(check_targets([row()]))

@@ -35,8 +35,22 @@ def test_three_tables_per_shape_with_a_row_per_codec():
         "9x9, 0.3 kB: bias and zeros",
         "9x9, 0.3 kB: what it costs",
     ]
-    assert [bool(table.note) for table in tables] == [True] * 3 + [False] * 3
+    assert [bool(table.footnote()) for table in tables] == [True] * 3 + [False] * 3
     assert [[shown["codec"] for shown in table.rows] for table in tables[:3]] == [["sort:6+2", "none"]] * 3
+
+
+def test_only_columns_that_are_shown_are_explained():
+    rows = [row("4x4", "relu6", "sort:6+2", encode_ms=1.0, encode_copies=2.0)]
+    errors, zeros, costs = (table.footnote() for table in result_tables(rows))
+    assert "error: squared error" in errors
+    assert zeros == "bits: sent per value, header included."
+    assert costs == "copies: multiples of the time of a plain copy of the tensor."
+    _, zeros, costs = (table.footnote() for table in result_tables([{**rows[0], "bias": 1.0, "encode_speedup": 9.0}]))
+    assert "bias: mean error" in zeros
+    assert "zeros:" not in zeros
+    assert "times faster: than" in costs
+    on_a_gpu = [{**rows[0], "encode_floors": 2.0}]
+    assert [word in result_tables(on_a_gpu, "cuda")[2].footnote() for word in ("floors:", "launch:")] == [True, False]
 
 
 def test_errors_stand_under_their_content():

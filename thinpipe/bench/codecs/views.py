@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from statistics import fmean
@@ -43,24 +43,26 @@ _GPU_COSTS = (
     _BY_NAME["encode_extra_ratio"],
 )
 
-LOSS_NOTE = (
-    "wire: bytes sent / bytes of float32. bits: sent per value, header included.\nerror: squared error / squared size."
-)
-ZEROS_NOTE = (
-    "bias: mean error in standard errors of that mean; beyond 3 it is hardly chance.\n"
-    "zeros: how many there are, and root mean square of what they decode to / of all."
-)
-COST_NOTE = (
-    "copies: times of a plain copy of the tensor. times faster: than encoding by the\n"
-    "literal algorithm. extra memory: while encoding, tensors."
-)
-GPU_COST_NOTE = (
-    "encode, decode, copy: on the GPU's clock, launches hidden, caches flushed before every call.\n"
-    "resident: caches hold what the call before left there, and launches count where they take\n"
-    "longer. launch: what the host takes for an encode. floors: times of reading the tensor and\n"
-    "writing the wire, or the other way round, at the speed of the copy. first: the first call,\n"
-    "which compiles what is not in Triton's cache."
-)
+# By the name of a column, which for losses follows that of a content.
+_EXPLAINED = {
+    "wire_ratio": "wire: bytes sent / bytes of float32.",
+    "bits_per_value": "bits: sent per value, header included.",
+    "relative_error": "error: squared error / squared size.",
+    "bias": "bias: mean error in standard errors of that mean; beyond 3 it is hardly chance.",
+    "zero_error": "zeros: how many there are, and root mean square of what they decode to / of all.",
+    "encode_copies": "copies: multiples of the time of a plain copy of the tensor.",
+    "encode_speedup": "times faster: than encoding by the literal algorithm.",
+    "encode_extra_ratio": "extra memory: while encoding, in tensors.",
+}
+_GPU_EXPLAINED = _EXPLAINED | {
+    "encode_ms": "encode, decode, copy: on the GPU's clock, launches hidden, caches flushed before each call.",
+    "encode_floors": "floors: multiples of the time to read the tensor and write the wire, or the other way round, at "
+    "the speed of the copy.",
+    "encode_resident_ms": "resident: caches hold what the call before left there, and launches count where they take "
+    "longer.",
+    "encode_launch_ms": "launch: time of the host for an encode.",
+    "first_encode_ms": "first: the first call, which compiles what is not in Triton's cache.",
+}
 
 MEANS_NOTE = "Captured tensors: the mean over steps and chunks of a direction and link."
 _CAPTURED = re.compile(r"(forward|backward)/(\d+-\d+)/.+")  # then tensor, step and chunk
@@ -69,11 +71,11 @@ _CAPTURED = re.compile(r"(forward|backward)/(\d+-\d+)/.+")  # then tensor, step 
 def result_tables(rows: Sequence[Row], device: str = "cpu", by_bits: bool = False) -> list[Table]:
     """Per shape what is lost and what becomes of zeros, which depends on the content, and what it costs.
 
-    The notes that explain the columns stand under the tables of the first shape alone. ``by_bits``: what sends the
-    same stands together.
+    The columns are explained under the tables of the first shape alone. ``by_bits``: what sends the same stands
+    together.
     """
     result: list[Table] = []
-    costs, cost_note = (_COSTS, COST_NOTE) if device == "cpu" else (_GPU_COSTS, f"{COST_NOTE}\n{GPU_COST_NOTE}")
+    costs, all_explained = (_COSTS, _EXPLAINED) if device == "cpu" else (_GPU_COSTS, _GPU_EXPLAINED)
     for shape in _distinct(rows, "shape"):
         of_shape = [row for row in rows if row["shape"] == shape]
         if by_bits:
@@ -81,26 +83,24 @@ def result_tables(rows: Sequence[Row], device: str = "cpu", by_bits: bool = Fals
         means = mean_over_steps(of_shape)
         tensor = f"{shape}, {_size_text(of_shape[0]['tensor_bytes'])}"
         contents, tensors = _distinct(means, "content"), len(_distinct(of_shape, "content"))
-        means_note = "" if len(contents) == tensors else f"\n{MEANS_NOTE}"
-        notes = ("", "", "") if result else (LOSS_NOTE + means_note, ZEROS_NOTE + means_note, cost_note)
+        explained = {} if result else all_explained
+        note = "" if result or len(contents) == tensors else MEANS_NOTE
         for start in range(0, len(contents), CONTENTS_ABREAST):
             some = [row for row in means if row["content"] in contents[start : start + CONTENTS_ABREAST]]
-            result.append(
-                Table(
-                    title=f"{tensor}: what travels and what is lost",
-                    columns=_loss_columns(some),
-                    rows=[_beside(codec_rows) for codec_rows in _by_codec(some)],
-                    note=notes[0],
+            rows_of_codecs = [_beside(codec_rows) for codec_rows in _by_codec(some)]
+            for title, columns in (
+                (f"{tensor}: what travels and what is lost", _loss_columns(some)),
+                (f"{tensor}: bias and zeros", _zeros_columns(some)),
+            ):
+                result.append(
+                    Table(
+                        title=title,
+                        columns=columns,
+                        rows=rows_of_codecs,
+                        note=note,
+                        explained=_of_columns(columns, explained),
+                    )
                 )
-            )
-            result.append(
-                Table(
-                    title=f"{tensor}: bias and zeros",
-                    columns=_zeros_columns(some),
-                    rows=[_beside(codec_rows) for codec_rows in _by_codec(some)],
-                    note=notes[1],
-                )
-            )
         of_many = "contents" if len(contents) == tensors else "tensors"
         slowest = f", the slowest of {tensors} {of_many}" if tensors > 1 else ""
         result.append(
@@ -108,7 +108,7 @@ def result_tables(rows: Sequence[Row], device: str = "cpu", by_bits: bool = Fals
                 title=f"{tensor}: what it costs{slowest}",
                 columns=(_BY_NAME["codec"], *costs),
                 rows=[_cost_row(codec_rows, costs) for codec_rows in _by_codec(of_shape)],
-                note=notes[2],
+                explained=explained,
             )
         )
     return result
@@ -162,6 +162,12 @@ def _zeros_columns(rows: Sequence[Row]) -> list[Column]:
         zeros = "zeros" if part is None else f"zeros\n{100 * part:.3g}%"
         columns += [_of_content(content, "bias", f"{_lines(content)}\nbias"), _of_content(content, "zero_error", zeros)]
     return columns
+
+
+def _of_columns(columns: Sequence[Column], explained: Mapping[str, str]) -> dict[str, str]:
+    """Return the explanations of columns, some of which have the name of a content before their own; each once."""
+    found = {column.name: explained.get(column.name.split()[-1], "") for column in columns}
+    return {name: sentence for name, sentence in found.items() if sentence}
 
 
 def _of_content(content: str, name: str, heading: str | None = None) -> Column:

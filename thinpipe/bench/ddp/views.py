@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -114,8 +115,13 @@ def diff_lines(diff: Diff, width: int) -> Iterator[Text]:
     yield Text(DIFF_NOTE)
 
 
+def without_times(diff: Diff) -> Diff:
+    """Leave out sec/iter: a change of it is a change of ex/sec, and has one percentage, that of ex/sec."""
+    return replace(diff, columns=tuple(each for each in diff.columns if not re.fullmatch(r"p\d+_s", each.name)))
+
+
 def on_page(diff: Diff) -> Diff:
-    """What of a comparison a page has room for."""
+    """Keep the columns that a page has room for."""
     return replace(diff, columns=tuple(_BY_NAME[f"p{p}_examples_per_s"] for p in DIFF_PERCENTILES))
 
 
