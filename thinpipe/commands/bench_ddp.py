@@ -11,6 +11,7 @@ from typing import Any
 from thinpipe.bench.ddp.settings import Settings
 from thinpipe.bench.ddp.views import WIDE, heading_lines, model_lines, plot_speed, result_tables, row_lines
 from thinpipe.bench.inputs import PANELS, shared
+from thinpipe.commands.machines import Machines
 from thinpipe.commands.replicas import check_workers, run_replicas
 from thinpipe.commands.terminal import Outputs, one_line_errors, takes
 from thinpipe.measure.record import Record, Row
@@ -19,12 +20,12 @@ from thinpipe.workers.network import check_links, thin_network
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the command takes beside what replicas are told."""
+class Asked(Machines):
+    """Options of the command alone."""
 
     workers: int | None = shared(
         "workers",
-        "Replicas to start on this machine. Under torchrun: leave it out.",
+        "Replicas to start on this machine; on several, how many there are. Under torchrun: leave it out.",
         shown="one per GPU; 2 on CPU",
         default=None,
     )
@@ -41,17 +42,20 @@ def bench_ddp(**given: Any) -> None:
     while the others wait. A group 2M/8G is 2 machines with 8 GPUs each (C: on
     CPU). sec/iter is that of the slowest replica, ex/sec are examples of one.
 
-    On several machines: torchrun ... -m thinpipe bench ddp, on each.
+    On several machines, on each: thinpipe bench ddp --workers 3 --rank N
+    --master HOST:PORT; or with several replicas on each: torchrun ... -m
+    thinpipe bench ddp
 
     Example: thinpipe bench ddp --workers 2 --model resnet50 --image-size 64
     """
     with one_line_errors():
         asked, settings = Asked(**read(Asked, given)), Settings(**read(Settings, given))
         outputs = Outputs(**read(Outputs, given))
+        asked.join(asked.workers)
         settings.check_here()
         outputs.check()
         count = check_workers(asked.workers, settings.found_device.type)
-        shaped = None if count is None else settings.link  # under torchrun the link is there already
+        shaped = None if count is None else settings.link  # between machines the link is there already
         check_links([shaped], max(count or 2, 2))
     with thin_network(shaped, count or 1) as network:
         record = run_replicas(_replica, settings, ["thinpipe", *sys.argv[1:]], workers=count, network=network)

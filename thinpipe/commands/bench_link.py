@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import typer
 
-from thinpipe.bench.inputs import PANELS
-from thinpipe.bench.link.settings import Settings
+from thinpipe.bench.inputs import PANELS, shared
+from thinpipe.bench.link.settings import WORKERS, Settings
+from thinpipe.commands.machines import Machines
 from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import Outputs, one_line_errors, takes
 from thinpipe.measure import report
 from thinpipe.measure.record import Check, Record, Row, columns_of
-from thinpipe.options import read
-from thinpipe.workers.shape import list_facts
+from thinpipe.options import Rule, check, read
+from thinpipe.workers.shape import link_text, list_facts
 
 
-@takes(Settings, Outputs, panels=PANELS)
+@dataclass(frozen=True, kw_only=True)
+class Asked(Machines):
+    """Options of the command alone."""
+
+    workers: int | None = shared(
+        "workers",
+        "Always 2, the ends of the link.",
+        rule=Rule(f"{WORKERS}, the ends of the link", WORKERS.__eq__),
+        default=None,
+        usual=WORKERS,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@takes(Asked, Settings, Outputs, panels=PANELS)
 def bench_link(**given: Any) -> None:
     """Measure transfer times between two workers.
 
@@ -28,7 +46,8 @@ def bench_link(**given: Any) -> None:
     transfer is timed from the call of send; recv time, which is often printed
     instead, is timed from the call of recv.
 
-    Between two machines: torchrun ... -m thinpipe bench link, on each.
+    Between two machines, on each: thinpipe bench link --workers 2 --rank N
+    --master HOST:PORT
 
     Example: thinpipe bench link --link 100mbit --compress 8bit,kmeans:4
     """
@@ -37,13 +56,16 @@ def bench_link(**given: Any) -> None:
     from thinpipe.bench.link.views import plot_times, result_tables
 
     with one_line_errors():
-        settings, outputs = Settings(**read(Settings, given)), Outputs(**read(Outputs, given))
+        asked, settings = Asked(**read(Asked, given)), Settings(**read(Settings, given))
+        outputs = Outputs(**read(Outputs, given))
+        asked.join(asked.workers)
         settings.check_here()
         outputs.check()
     with worker_errors():
-        rows = with_lines(list(measure_links(settings, print_row)))
+        on_row = partial(print_row, links=list(map(link_text, settings.links)), codecs=settings.codecs)
+        rows = with_lines(list(measure_links(settings, on_row)))
     if not rows:
-        return  # under torchrun the first worker has them
+        return  # worker 0 has them
     told = {**asdict(settings), "links": list_facts(settings.links), "device": str(settings.found_device)}
     config = {"command": ["thinpipe", *sys.argv[1:]], **told}
     checks = _verify(settings, rows) if settings.verify else ()
@@ -63,8 +85,8 @@ def _verify(settings: Settings, rows: Sequence[Row]) -> tuple[Check, ...]:
     return tuple(check for link in settings.links if link for check in check_probed(link, probed[link.text]))
 
 
-def print_row(row: Row) -> None:
-    """What the first worker does with every row, as soon as it is known."""
+def print_row(row: Row, links: Sequence[str], codecs: Sequence[str]) -> None:
+    """Print a row as soon as it is measured; called by the first worker."""
     from thinpipe.bench.link.views import row_line
 
-    print(row_line(row), flush=True)
+    print(row_line(row, links, codecs), flush=True)

@@ -11,6 +11,7 @@ import typer
 from thinpipe.bench.inputs import PANELS
 from thinpipe.bench.models import Shapes
 from thinpipe.bench.pipeline.settings import Settings
+from thinpipe.commands.machines import Machines
 from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import Outputs, one_line_errors, takes
 from thinpipe.measure import report
@@ -19,7 +20,7 @@ from thinpipe.options import read
 from thinpipe.workers.shape import list_facts
 
 
-@takes(Settings, Shapes, Outputs, panels=PANELS)
+@takes(Machines, Settings, Shapes, Outputs, panels=PANELS)
 def bench_pipeline(**given: Any) -> None:
     """Compare pipelines with data-parallel and single-process training.
 
@@ -29,8 +30,8 @@ def bench_pipeline(**given: Any) -> None:
     link's transfer time with its delays. Lists are separated by commas; every
     combination is run.
 
-    On several machines, on each: torchrun ... -m thinpipe bench pipeline
-    --workers N
+    On several machines, on each: thinpipe bench pipeline --workers 3 --rank N
+    --master HOST:PORT
 
     Example: thinpipe bench pipeline --model roberta --hidden 128 --tokens 64 --client-layers 4,4
     --link 10mbit,100mbit,1gbit,none --compress none,8bit,4bit
@@ -42,12 +43,13 @@ def bench_pipeline(**given: Any) -> None:
     with one_line_errors():
         settings = Settings(shapes=Shapes(**read(Shapes, given)), **read(Settings, given))
         outputs = Outputs(**read(Outputs, given))
+        Machines(**read(Machines, given)).join(settings.workers[0] if len(settings.workers) == 1 else None)
         settings.check_here()
         outputs.check()
     with worker_errors():
         rows = compare(list(measure_all(settings, print_row, report_progress)))
     if not rows:
-        return  # under torchrun the first worker has them
+        return  # worker 0 has them
     told = {**asdict(settings), "links": list_facts(settings.links), "device": str(settings.found_device)}
     config = {"command": ["thinpipe", *sys.argv[1:]], **told}
     record = Record(kind=KIND, config=config, columns=COLUMNS, rows=tuple(rows))

@@ -5,8 +5,9 @@ import pytest
 from thinpipe.bench.link.probe import Probed, check_probed
 from thinpipe.bench.link.rows import Figures, make_row, with_lines
 from thinpipe.bench.link.settings import Settings, parse_sizes
-from thinpipe.bench.link.views import plot_times, result_tables, row_line
+from thinpipe.bench.link.views import plot_times, rate_text, result_tables, row_line
 from thinpipe.measure.record import columns_of
+from thinpipe.measure.report import plain_text
 from thinpipe.pipeline.links.counters import Counters, LinkEnd, Stamp
 from thinpipe.workers.shape import parse_link, shaping_of
 
@@ -82,10 +83,38 @@ def test_lines_and_gains():
     assert {name for each in rows for name in each} <= names
     titles = [table.title for table in result_tables(rows)]
     assert titles == ["Links", "Transfers", "Latency + bytes / bandwidth", "With a codec"]
-    assert "fp16 stops paying at 0.16 Gbit/s for tensors of 2 MB." in result_tables(rows)[-1].note
+    assert "fp16 stops paying at 160 Mbit/s for tensors of 2 MB." in result_tables(rows)[-1].note
     drawn = plot_times(rows).panels["100mbit, one way"]["none"]
     assert drawn == [(WIRE, pytest.approx(100)), (2 * WIRE, pytest.approx(200))]
-    assert "100mbit" in row_line(rows[0])
+
+
+def test_live_lines_are_aligned_and_say_what_link_and_codec_are():
+    links, codecs = ["100mbit/20mbit,40ms", "none"], ["none", "tile:8+zero"]
+    rows = [
+        {"link": link, "codec": codec, "ways": "one way", "tensor_bytes": 1000, "p50_ms": 1.0, "p95_ms": 2.0}
+        for link in links
+        for codec in codecs
+    ]
+    lines = [row_line({**each, "gb_per_s": 0.0001}, links, codecs) for each in rows]
+    assert lines[2] == (
+        "link not shaped           codec none         one way        1 kB: p50 1.000 ms, p95 2.000 ms, 0.800 Mbit/s"
+    )
+    assert len({line.index("one way") for line in lines}) == len(set(map(len, lines))) == 1
+
+
+@pytest.mark.parametrize(
+    ("mbit_per_s", "text"), [(0.0123456, "0.0123"), (0.8, "0.800"), (18.72, "18.7"), (51234.5, "51234"), (0.0, "0.00")]
+)
+def test_rates_have_three_digits_and_no_exponent(mbit_per_s, text):
+    assert rate_text(mbit_per_s) == text
+
+
+def test_rates_of_a_table_are_in_mbit_per_s_with_digits_for_the_lowest():
+    rows = [{**row(), "gb_per_s": rate, "recv_gb_per_s": rate} for rate in (0.0001, 0.0125)]
+    lines = plain_text(next(each for each in result_tables(rows) if each.title == "Transfers")).splitlines()
+    assert "Mbit/s" in " ".join(lines[1:3])
+    assert "GB/s" not in " ".join(lines[1:3])
+    assert [" 0.800 " in lines[3], " 100.000 " in lines[4]] == [True, True]
 
 
 def test_sizes_are_read():

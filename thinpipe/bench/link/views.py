@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from thinpipe.bench.link.probe import Probed
 from thinpipe.bench.link.rows import LINE, Figures
@@ -22,10 +24,18 @@ _CODEC = (
     "pays_below_mbit_per_s",
 )
 
+# Rates of links are shown in Mbit/s, as links are named; records have bytes, as tensors are counted.
+_RATES = {
+    "gb_per_s": "Mbit/s",
+    "recv_gb_per_s": "recv bytes /\nrecv time Mbit/s",
+    "effective_gb_per_s": "effective\nMbit/s",
+}
+_MBIT_PER_GB = 8e3
+
 TRANSFER_NOTE = (
     "p50, p95: from when the sender hands a message over until it is there. recv time: from when the receiver\n"
     "wants it, so a late sender counts. line: latency + bytes / bandwidth through all sizes. chunks that hide\n"
-    "delay: so many messages under way keep the link busy for a round trip."
+    "delay: number of messages under way that keep the link busy for a round trip."
 )
 LINK_NOTE = (
     "down: from worker 1 to worker 0, the client; up: from it. loss: of small packets. rates: of one TCP connection."
@@ -36,21 +46,43 @@ CODEC_NOTE = (
 )
 
 
-def row_line(row: Row) -> str:
-    """One size in one line."""
+def row_line(row: Row, links: Iterable[str], codecs: Iterable[str]) -> str:
+    """Return one size in one line, aligned with those of all links and codecs of the run."""
+    link, codec = max(map(len, map(_named, links))), max(map(len, codecs))
     return (
-        f"{row['link']:>8} {row['codec']:<10} {row['ways']:<9} {size_text(row['tensor_bytes']):>8}: "
-        f"p50 {row['p50_ms']:.3f} ms, p95 {row['p95_ms']:.3f} ms, {row['gb_per_s']:.4f} GB/s"
+        f"link {_named(row['link']):<{link}}  codec {row['codec']:<{codec}}  {row['ways']:<10} "
+        f"{size_text(row['tensor_bytes']):>8}: p50 {row['p50_ms']:.3f} ms, p95 {row['p95_ms']:.3f} ms, "
+        f"{rate_text(_MBIT_PER_GB * row['gb_per_s'])} Mbit/s"
     )
 
 
+def rate_text(mbit_per_s: float) -> str:
+    """Format a rate with three significant digits, or all before the point; never with an exponent."""
+    return f"{mbit_per_s:.{_digits([mbit_per_s])}f}"
+
+
+def _digits(rates: Iterable[float]) -> int:
+    """Return the digits after the point with which the lowest of these rates has three significant ones."""
+    lowest = min((rate for rate in rates if rate > 0), default=1.0)
+    return min(max(2 - math.floor(math.log10(lowest)), 0), 6)
+
+
+def _named(link: str) -> str:
+    return "not shaped" if link == "none" else link
+
+
 def result_tables(rows: Sequence[Row]) -> list[Table]:
-    """Links; transfers; the lines through them; what codecs are worth."""
-    sized = [{**row, "size": size_text(row["tensor_bytes"])} for row in rows]
+    """Return the tables: links, transfers, the lines through them, and what codecs save."""
+    sized = [
+        {**row, "size": size_text(row["tensor_bytes"]), **{name: _MBIT_PER_GB * row[name] for name in _RATES}}
+        for row in rows
+    ]
     keys = [_BY_NAME[name] for name in LINE]
+    rates = {name: f".{_digits(row[name] for row in sized)}f" for name in _RATES}
+    columns = _BY_NAME | {name: replace(_BY_NAME[name], heading=_RATES[name], format=rates[name]) for name in _RATES}
 
     def table(title: str, names: Sequence[str], chosen: Sequence[Row], note: str) -> Table:
-        return Table(title=title, columns=[*keys, _SIZE, *(_BY_NAME[name] for name in names)], rows=chosen, note=note)
+        return Table(title=title, columns=[*keys, _SIZE, *(columns[name] for name in names)], rows=chosen, note=note)
 
     tables = [*_link_table(rows), table("Transfers", _TRANSFER, sized, TRANSFER_NOTE), _line_table(rows)]
     coded = [row for row in sized if row["codec"] != "none"]
@@ -59,21 +91,20 @@ def result_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def _verdicts(rows: Sequence[Row]) -> Iterator[str]:
-    """From which rate on each codec stops paying for the largest tensor that was sent, by its slowest measurement."""
+    """Yield the rate from which each codec costs time, for the largest tensor and by its slowest measurement."""
     for spec in dict.fromkeys(row["codec"] for row in rows):
         of_codec = [row for row in rows if row["codec"] == spec and row["pays_below_mbit_per_s"] is not None]
         if of_codec:
             largest = max(row["tensor_bytes"] for row in of_codec)
             rate = min(row["pays_below_mbit_per_s"] for row in of_codec if row["tensor_bytes"] == largest)
-            yield f"{spec} stops paying at {rate / 1e3:.2g} Gbit/s for tensors of {size_text(largest)}."
+            yield f"{spec} stops paying at {rate_text(rate)} Mbit/s for tensors of {size_text(largest)}."
 
 
 def plot_times(rows: Sequence[Row]) -> Plot:
     """Time against bytes on the wire, both logarithmic: what was measured, and the line; a panel per link and way."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
-        link = "not shaped" if row["link"] == "none" else row["link"]
-        panel = panels.setdefault(f"{link}, {row['ways']}", {})
+        panel = panels.setdefault(f"{_named(row['link'])}, {row['ways']}", {})
         panel.setdefault(row["codec"], []).append((row["wire_bytes"], row["p50_ms"]))
         if row["codec"] == "none" and row.get("line_ms") is not None:
             panel.setdefault("latency + bytes / bandwidth", []).append((row["wire_bytes"], row["line_ms"]))
