@@ -116,7 +116,13 @@ def test_weights_beside_a_config_are_not_read(data: Path, tmp_path: Path) -> Non
         ({"config": "vit"}, "causal language models of transformers are trained here; 'vit' is none"),
         ({"config": "lama"}, "config lama is no folder here and no model type of transformers, and as a name of the"),
         ({"config": None, "model": "no/such"}, "model no/such is no folder here, and as a name of the hub it is not"),
-        ({"config": None, "model": "/no/such"}, "model is a folder or a name of the hub, and /no/such is no folder"),
+        *(
+            (
+                {"config": None, "model": name},
+                f"model is a folder or a name of the hub, as in org/name, and {name} is no",
+            )
+            for name in ("/no/such", "model/", "org/model/", "./model", "a/b/c", "~/model")
+        ),
         ({"tokenizer": "."}, "cannot be read as a tokenizer"),
         ({"config": "gpt2", "config_set": None, "tokens": 2000}, "tokens 2000 are more than the 1024 positions"),
         ({"vocabulary": 300, "tokenizer": "."}, "vocabulary is of a tokenizer that is trained"),

@@ -27,6 +27,7 @@ SHARED_FILES = ("model", "config", "weights")  # that every worker reads, from i
 HUB = "hub:"  # in front of a data set's name
 _PYTHON = {"True": True, "False": False, "None": None}  # as people who know the config in Python write it
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _DEFAULT = Source()
 
 
@@ -63,8 +64,11 @@ def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel |
 def _folder(name: str, option: str, source: Source, *, weights: bool) -> Path:
     if Path(name).is_dir():
         return Path(name)
-    if Path(name).is_absolute():
-        raise OptionError(f"{{{option}}} is a folder or a name of the hub, and {name} is no folder")
+    if not _HUB_NAME.fullmatch(name):
+        raise OptionError(
+            f"{{{option}}} is a folder or a name of the hub, as in org/name, and {name} is no folder here: name "
+            "one that is there"
+        )
     return fetch_model(name, option, weights=weights, code=source.trust_remote_code)
 
 
