@@ -20,6 +20,7 @@ from thinpipe.options import (
     flags_in_errors,
     from_facts,
     like,
+    nearest,
     option,
     options_of,
     pair,
@@ -191,3 +192,8 @@ def test_only_the_command_line_names_flags() -> None:
     ]
     assert len(library) > 50
     assert [found for path in library for found in flags_in_texts(path)] == []
+
+
+def test_the_nearest_name_is_asked_for() -> None:
+    assert nearest("digit", ["rte", "digits", "images"]) == " (did you mean digits?)"
+    assert nearest("zzz", ["rte", "digits"]) == nearest("a", []) == ""

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -152,6 +153,12 @@ def read(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``kind`` from options by the names users know, as the command line read them; None is not given."""
     values = {name: given.get(told.name) for name, told in options_of(kind).items()}
     return {name: _parse(options_of(kind)[name], value) for name, value in values.items() if value is not None}
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Return `` (did you mean X?)`` for the choice that a misspelt name resembles; an empty text if none does."""
+    found = get_close_matches(name, choices, n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def pair(name: str, number: Callable[[str], _T], example: str) -> Callable[[str], tuple[_T, _T]]:

@@ -41,6 +41,30 @@ def test_specs_have_one_canonical_form(short, canonical):
     assert thinpipe.codec(codec) is codec
 
 
+PRESETS = "presets: 8bit, 4bit, 3bit, 2bit, 1bit; codecs: none, fp16, "
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("8bits", "there is no codec '8bits' (did you mean 8bit?); " + PRESETS),
+        (" 4bti", "there is no codec '4bti' (did you mean 4bit?); " + PRESETS),
+        ("unifrom:8", "there is no codec 'unifrom' (in 'unifrom:8') (did you mean uniform:8?); " + PRESETS),
+        ("axes", "there is no codec 'axes' (did you mean axes:2?); " + PRESETS),
+        ("zip:9", "there is no codec 'zip' (in 'zip:9'); " + PRESETS),
+        (
+            "4bit",
+            "4bit is a preset of two codecs, gauss:5+coded for activations and gauss:3.35+coded+unbiased for "
+            "gradients; here take one codec",
+        ),
+    ],
+)
+def test_an_unknown_name_is_told_the_nearest_and_the_presets_first(spec, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011, the whole text is compared
+        thinpipe.codec(spec)
+    assert str(error.value).startswith(message)
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [

@@ -18,6 +18,7 @@ from thinpipe.codecs.lowrank import LowRank
 from thinpipe.codecs.tile import DEFAULT_TILE, Tile
 from thinpipe.codecs.topk import TopK
 from thinpipe.codecs.uniform import Uniform
+from thinpipe.options import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +171,7 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
         )
     family = FAMILIES.get(name)
     if family is None:
-        raise ValueError(f"there is no codec {name!r} (in {spec!r}); there are: {_usages()}")
+        raise ValueError(_unknown(name, spec))
     try:
         parsed = family.parse(argument)
     except ValueError as error:
@@ -189,6 +190,21 @@ def needs_link(spec: str) -> bool:
 def split_specs(text: str) -> list[str]:
     """The specs of a list, separated by commas: ``"none,delta(kmeans:2,first=fp16)"`` are two."""
     return [spec.strip() for spec in re.split(r",(?![^(]*\))", text) if spec.strip()]
+
+
+def _unknown(name: str, spec: str) -> str:
+    from thinpipe.codecs.recipes import RECIPES  # which are made of specs
+
+    if spec.strip() in RECIPES:
+        forward, backward = RECIPES[spec.strip()]
+        return (
+            f"{spec.strip()} is a preset of two codecs, {forward} for activations and {backward} for gradients; "
+            "here take one codec"
+        )
+    usages = [family.usage.split(" or ")[0] for family in FAMILIES.values()] + ["axes:2"]
+    inside = "" if spec.strip() == name else f" (in {spec!r})"
+    guess = nearest(spec.strip(), [*RECIPES, *usages])
+    return f"there is no codec {name!r}{inside}{guess}; presets: {', '.join(RECIPES)}; codecs: {_usages()}"
 
 
 def _usages() -> str:

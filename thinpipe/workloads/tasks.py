@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from thinpipe.models.function import import_object, is_function_name, said
-from thinpipe.options import OptionError
+from thinpipe.options import OptionError, nearest
 from thinpipe.workloads.chat import Chat
 from thinpipe.workloads.digits import Digits
 from thinpipe.workloads.fashion import FASHION_MNIST
@@ -32,7 +32,8 @@ def task(name: str) -> Task:
         return _own_task(name)
     if name not in TASKS:
         lines = "".join(f"\n  {each.name:13} {each.summary}" for each in TASKS.values())
-        raise OptionError(f"there is no task {name!r}; give package.module:Class, or one of:{lines}")
+        near = nearest(name, TASKS)
+        raise OptionError(f"there is no task {name!r}{near}; give package.module:Class, or one of:{lines}")
     return TASKS[name]
 
 

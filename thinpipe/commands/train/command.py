@@ -26,7 +26,7 @@ class Asked:
     """What the command takes beside the options of a run."""
 
     compress: str | None = option(
-        f"Codec of both directions, or {', '.join(RECIPES)}.",
+        f"Preset, {', '.join(RECIPES)}, or the codec of both directions, as in tile:4.",
         panel=LINKS,
         metavar="SPEC",
         shown="8bit; none for data",
