@@ -60,7 +60,11 @@ def generate(
         adapter = settings.saved_adapter
         digest = world.together(lambda: None if adapter is None else adapter.digest())
         try:
-            facts = {"torch version": torch.__version__, "thinpipe version": __version__, "adapter": digest}
+            facts: dict[str, Any] = {
+                "torch version": torch.__version__,
+                "thinpipe version": __version__,
+                "adapter": digest,
+            }
             if prompts is not None:
                 facts |= {"prompts": len(prompts), "longest": max(len(prompt.tokens) for prompt in prompts)}
             facts = agree(settings.must_agree() | facts, world.control_group, CPU)
