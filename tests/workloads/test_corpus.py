@@ -104,10 +104,10 @@ def test_long_texts_are_encoded_in_pieces_that_lose_nothing():
 def test_what_a_look_at_the_beginning_tells(tmp_path):
     """A cut within a character is no error, and only the beginning is read."""
     (tmp_path / "a.txt").write_text("x" + "é" * 70_000)
-    check_texts(tmp_path)
+    check_texts(tmp_path, "data")
     (tmp_path / "b.txt").write_bytes(b"x" * 100 + b"\xff")
     with pytest.raises(ValueError, match=r"b.txt is not text in UTF-8: byte 100 is 0xff"):
-        check_texts(tmp_path)
+        check_texts(tmp_path, "data")
 
 
 def test_a_deeply_nested_line_is_named(tmp_path):
@@ -120,7 +120,7 @@ def test_more_text_than_memory_is_told_before_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("thinpipe.measure.sizes.memory_bytes", lambda device="cpu": 1000)
     (tmp_path / "a.txt").write_text("x" * 501)
     with pytest.raises(ValueError, match=r"data .*: its text and tokens takes .* or more, and this machine has"):
-        check_texts(tmp_path)
+        check_texts(tmp_path, "data")
 
 
 def test_a_line_of_json_may_hold_what_unicode_calls_an_end_of_line(tmp_path):

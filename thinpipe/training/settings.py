@@ -48,8 +48,9 @@ def _changes(text: str) -> str:
     return text
 
 
-_ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, "movable": True, "per_machine": True, "default": None}
-_NAMED: dict[str, Any] = {"parse": _place, "movable": True, "per_machine": True, "default": None, "panel": WHAT}
+_FILES: dict[str, Any] = {"movable": True, "per_machine": True, "default": None, "panel": WHAT}
+_ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, **_FILES}
+_NAMED: dict[str, Any] = {"parse": _place, **_FILES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +66,12 @@ class Trained:
     )
     data: str | None = option(
         "Data on disk; for lm also a data set of the hub, as in hub:org/name.",
-        panel=WHAT,
         metavar="PATH",
         shown="built in or downloaded",
         **_ON_DISK,
+    )
+    validation: str | None = option(
+        "Validation data, in the form of {data}.", metavar="PATH", shown="held out from {data}", **_ON_DISK
     )
     model: str | None = option(
         "Pretrained model: a folder of transformers, a name of the hub, or package.module:function.",
@@ -99,13 +102,13 @@ class Trained:
         default=None,
     )
     chat_template: str | None = option(
-        "File with a Jinja chat template.", panel=WHAT, metavar="FILE", shown="the tokenizer's", **_ON_DISK
+        "File with a Jinja chat template.", metavar="FILE", shown="the tokenizer's", **_ON_DISK
     )
     dtype: Dtype = option(
         "Type of a {model}'s weights, activations and gradients; optimizer: float32.", panel=WHAT, default="float32"
     )
     trust_remote_code: bool = option("Run Python code that comes with the model.", panel=WHAT, default=False)
-    weights: str | None = option("Pretrained weights on disk.", panel=WHAT, metavar="PATH", **_ON_DISK)
+    weights: str | None = option("Pretrained weights on disk.", metavar="PATH", **_ON_DISK)
     pretrained: bool = option("Start from pretrained or from random weights.", panel=WHAT, negative=True, usual=True)
     image_size: int | None = option(
         "Width and height of images.", panel=WHAT, metavar="PIXELS", rule=between(1, 1_000_000), default=None
@@ -185,8 +188,8 @@ class Trained:
     def source(self) -> Source:
         """Where data and weights come from, for the task."""
         given = {each.name: getattr(self, each.name) for each in fields(Source)}
-        paths = {name: Path(given[name]) for name in ("data", "weights", "chat_template") if given[name] is not None}
-        return Source(**given | paths)
+        on_disk = ("data", "validation", "weights", "chat_template")
+        return Source(**given | {name: Path(given[name]) for name in on_disk if given[name] is not None})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +40,18 @@ class Chat(LanguageModel):
     name = "chat"
     summary = "your own conversations, {data} FILE.jsonl, with your own causal language model"
     wants = "your own conversations", "FILE.jsonl of them"
-    takes = (*MODEL_OPTIONS, "chat_template", "data", "tokens", "samples")
+    takes = (*MODEL_OPTIONS, "chat_template", "data", "validation", "tokens", "samples")
     usual_tokens = 1024
 
     def check_data(self, source: Source, tokenizer: Any) -> None:
-        lines = self.read(source)
-        assert source.data is not None
-        size = _MEMORY * source.data.stat().st_size
-        check_fits(f"{{data}} {source.data}: its text and tokens", size, "bring less, or a part of it")
-        # Of each kind the first: what is wrong with a template is wrong with all.
-        for kind in ("messages", "prompt"):
-            first = next((line for line in lines if kind in line[1]), None)
-            if first is not None:
-                _text_of(source.data, first, tokenizer)
+        for (option, path), lines in zip(_files(source), self.read(source), strict=True):
+            size = _MEMORY * path.stat().st_size
+            check_fits(f"{{{option}}} {path}: its text and tokens", size, "bring less, or a part of it")
+            # Of each kind the first: what is wrong with a template is wrong with all.
+            for kind in ("messages", "prompt"):
+                first = next((line for line in lines if kind in line[1]), None)
+                if first is not None:
+                    _text_of(path, first, tokenizer)
 
     def tokenizer(self, model: Model, source: Source) -> Any:
         if model.trains_tokenizer:
@@ -67,22 +66,30 @@ class Chat(LanguageModel):
             found.chat_template = read_text(source.chat_template, "a chat template")
         return found
 
-    def read(self, source: Source) -> list[Line]:
-        return _read(source.data)
+    def read(self, source: Source) -> list[list[Line]]:
+        """Return the lines of the data, and those of the file that validates if one was given."""
+        return [_read(path, option) for option, path in _files(source)]
 
-    def splits(self, source: Source, read: list[Line], tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
-        found = [Encoded.of(_text_of(source.data, line, tokenizer), tokenizer, tokens) for line in read]
-        kept = [each for each in found if each.answers.any()]
-        if len(kept) < 2:
-            raise OptionError(
-                f"{{data}} {source.data}: one example trains and another validates, at the least; it has {len(read)}, "
-                f"{len(kept)} with an answer within {{tokens}} {tokens}: bring more, or take more tokens"
-            )
-        length = max(len(each.ids) for each in kept)
+    def splits(self, source: Source, read: list[list[Line]], tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
+        found, kept = [], []
+        for (option, path), lines in zip(_files(source), read, strict=True):
+            encoded = [Encoded.of(_text_of(path, line, tokenizer), tokenizer, tokens) for line in lines]
+            answered = [each for each in encoded if each.answers.any()]
+            if len(answered) < (2 if len(read) == 1 else 1):
+                needed = "one example trains and another validates, at the least" if len(read) == 1 else "one is needed"
+                raise OptionError(
+                    f"{{{option}}} {path}: {needed}; it has {len(lines)}, {len(answered)} with an answer within "
+                    f"{{tokens}} {tokens}: bring more, or take more tokens"
+                )
+            found.append(encoded)
+            kept.append(answered)
+        if len(read) == 1:
+            train = [each for number, each in enumerate(kept[0]) if number % HELD_OUT]
+            kept = [train, kept[0][::HELD_OUT]]
+        length = max(len(each.ids) for part in kept for each in part)
         fill = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id  # is masked, any will do
-        train = [each for number, each in enumerate(kept) if number % HELD_OUT]
-        made = [Examples(part, length, fill, takes_masks) for part in (train, kept[::HELD_OUT])]
-        return Made(made[0], made[1], notices=_notices(found, kept, tokens, length))
+        made = [Examples(part, length, fill, takes_masks) for part in kept]
+        return Made(made[0], made[1], notices=_notices(list(chain(*found)), list(chain(*kept)), tokens, length))
 
 
 @dataclass(frozen=True)
@@ -192,11 +199,19 @@ def _notices(found: Sequence[Encoded], kept: Sequence[Encoded], tokens: int, len
 # Lines to texts
 
 
-def _read(path: Path | None) -> list[Line]:
-    """All examples; ValueError that names the first line that is none."""
-    if path is None or not path.is_file() or path.suffix != ".jsonl":
-        got = "none was given" if path is None else f"{path} is {'another kind' if path.exists() else 'not there'}"
-        raise OptionError(f"task chat needs {{data}} FILE.jsonl; {got}")
+def _files(source: Source) -> list[tuple[str, Path]]:
+    """Return the files that a source names, with the option of each."""
+    if source.data is None:
+        raise OptionError("task chat needs {data} FILE.jsonl; none was given")
+    files = [("data", source.data)]
+    return files if source.validation is None else [*files, ("validation", source.validation)]
+
+
+def _read(path: Path, option: str) -> list[Line]:
+    """Return all examples; ValueError that names the first line that is none."""
+    if not path.is_file() or path.suffix != ".jsonl":
+        got = "another kind" if path.exists() else "not there"
+        raise OptionError(f"task chat needs {{{option}}} FILE.jsonl; {path} is {got}")
     lines = []
     for number, row in read_jsonl(path, "conversations in JSON lines"):
         problem = _problem(row)
@@ -238,7 +253,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _text_of(path: Path | None, line: Line, tokenizer: Any) -> Text:
+def _text_of(path: Path, line: Line, tokenizer: Any) -> Text:
     found = _made_of(path, line, tokenizer)
     try:
         found.text.encode()
@@ -247,7 +262,7 @@ def _text_of(path: Path | None, line: Line, tokenizer: Any) -> Text:
     return found
 
 
-def _made_of(path: Path | None, line: Line, tokenizer: Any) -> Text:
+def _made_of(path: Path, line: Line, tokenizer: Any) -> Text:
     number, row = line
     if "messages" not in row:
         prompt, completion = row["prompt"], row["completion"]

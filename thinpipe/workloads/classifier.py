@@ -33,12 +33,13 @@ class ClassifierTask(Task):
 
     kind: ClassVar[Literal["sequence", "image"]]
     sizes: ClassVar[tuple[str, ...]]  # fields of Source that say how large samples are made, and of what
+    places: ClassVar[tuple[str, ...]] = ("data",)  # fields of Source that say where samples are
 
     def model(self, source: Source) -> Model | None:
         """The model that the source names; None if the task's own is trained."""
         if source.model is None and source.config is None:
             return None
-        refuse_others(self.name, source, ("data", *DESCRIBING_OPTIONS, *self.sizes, "samples"), _WEIGHTS)
+        refuse_others(self.name, source, (*self.places, *DESCRIBING_OPTIONS, *self.sizes, "samples"), _WEIGHTS)
         return chosen_model(source, self.kind)
 
     def check_options(self, source: Source) -> None:

@@ -49,10 +49,13 @@ def text_files(path: Path) -> list[Path]:
     return found
 
 
-def check_texts(data: Path) -> None:
-    """ValueError for what a look at the beginning of every file tells: nothing to read, no text, too much of it."""
+def check_texts(data: Path, option: str) -> None:
+    """ValueError for what a look at the beginning of every file tells: nothing to read, no text, too much of it.
+
+    ``option``: the one that names the path, for errors.
+    """
     if _is_data_set(data):
-        _splits(data)
+        _splits(data, option)
         return
     files = text_files(data)
     beginnings = [(path, _read(path, _LOOKED_AT)) for path in files]
@@ -63,15 +66,27 @@ def check_texts(data: Path) -> None:
         _check_some([], len(files))
     # The text itself, and tokens: about four bytes of text each, held as four.
     size = 2 * sum(path.stat().st_size for path in files)
-    check_fits(f"{{data}} {data}: its text and tokens", size, "bring less, or a part of it")
+    check_fits(f"{{{option}}} {data}: its text and tokens", size, "bring less, or a part of it")
 
 
-def read_texts(data: Path) -> tuple[list[str], list[str]]:
-    """Training and validation texts; ValueError that names what is no text."""
+def read_texts(data: Path, validation: Path | None = None) -> tuple[list[str], list[str]]:
+    """Return training and validation texts; ValueError that names what is no text.
+
+    Without ``validation``, the data set's own split validates, or a part of the data is held out.
+    """
+    train, own = _read_splits(data, "data")
+    if validation is not None:
+        texts, own = _read_splits(validation, "validation")
+        return train, own or texts
+    return (train, own) if own else held_out(train)
+
+
+def _read_splits(data: Path, option: str) -> tuple[list[str], list[str]]:
+    """Return all texts but those of a data set's own validation split, and these."""
     if not _is_data_set(data):
-        return held_out(read_documents(text_files(data)))
-    train, *validation = (_texts(data, rows) for rows in _splits(data))
-    return (train, *validation) if validation else held_out(train)  # type: ignore[return-value]
+        return read_documents(text_files(data)), []
+    train, *own = (_texts(data, rows) for rows in _splits(data, option))
+    return train, own[0] if own else []
 
 
 def _is_data_set(data: Path) -> bool:
@@ -81,8 +96,8 @@ def _is_data_set(data: Path) -> bool:
     return data.is_dir() and ((data / "dataset_dict.json").is_file() or any(data.rglob("*.parquet")))
 
 
-def _splits(data: Path) -> list[Any]:
-    """The rows that train, and those that validate if the data set has such."""
+def _splits(data: Path, option: str) -> list[Any]:
+    """Return the rows that train, and those that validate if the data set has such."""
     name = str(data).removeprefix(HUB)
     if name == str(data):
         there = {path.stem.split("-")[0] for path in data.rglob("*.parquet")} | {path.name for path in data.iterdir()}
@@ -91,13 +106,14 @@ def _splits(data: Path) -> list[Any]:
     else:
         repository, part = "/".join(name.split("/")[:2]), "/".join(name.split("/")[2:]) or None
         if repository.count("/") != 1 or not all(repository.split("/")):
-            raise OptionError(f"{{data}} hub:org/name, or hub:org/name/part, is a data set of the hub; got {data}")
+            raise OptionError(f"{{{option}}} hub:org/name, or hub:org/name/part, is a data set of the hub; got {data}")
         whole = load_public("lm", PublicData(repository=repository, part=part))
     if "train" not in whole:
-        raise OptionError(f"{{data}} {data} has no split `train`; it has {', '.join(whole)}")
+        raise OptionError(f"{{{option}}} {data} has no split `train`; it has {', '.join(whole)}")
     for rows in whole.values():
         if "text" not in rows.column_names:
-            raise OptionError(f"{{data}} {data}: texts are in a column `text`; it has {', '.join(rows.column_names)}")
+            found = ", ".join(rows.column_names)
+            raise OptionError(f"{{{option}}} {data}: texts are in a column `text`; it has {found}")
     return [whole["train"], *([whole[split] for split in _OWN_SPLITS if split in whole][:1])]
 
 

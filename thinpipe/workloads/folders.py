@@ -23,18 +23,23 @@ VALIDATION_NAMES = ("val", "validation", "valid", "test")
 
 
 class ImageFolders(ImageTask):
-    """``DIR/CLASS/*.jpg``, of which every fifth validates; or ``DIR/train/CLASS`` beside ``DIR/val/CLASS``."""
+    """``DIR/CLASS/*.jpg``, of which every fifth validates unless another folder does; or ``DIR/{train,val}/CLASS``."""
 
     name = "images"
     summary = "your own pictures, {data} DIR with a folder per class; MobileNetV2 from public weights, or any {model}"
 
+    places = ("data", "validation")
+
     def look_for(self, source: Source) -> int | None:
-        _classes(_roots(_folder(source.data))[0])
+        train_root, validation_root = _roots(source)
+        classes = _classes(train_root)
+        if validation_root is not None:
+            _same_classes(validation_root, classes)
         return super().look_for(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Find the files and look at the ends of each: one that is no picture is named now, not after an epoch."""
-        train_root, validation_root = _roots(_folder(source.data))
+        train_root, validation_root = _roots(source)
         made = self.checked_format(source)
         classes = _classes(train_root)
         found = _split(train_root, classes, made)
@@ -52,18 +57,22 @@ class ImageFolders(ImageTask):
         return data, Shape(classes=len(classes), image_size=made.size, labels=tuple(classes))
 
 
-def _folder(path: Path | None) -> Path:
+def _folder(path: Path | None, option: str) -> Path:
     if path is None or not path.is_dir():
         got = "none was given" if path is None else f"{path} is no folder"
-        raise OptionError(f"task images needs {{data}} DIR, a folder with one folder of pictures per class; {got}")
+        raise OptionError(f"task images needs {{{option}}} DIR, a folder with one folder of pictures per class; {got}")
     return path
 
 
-def _roots(root: Path) -> tuple[Path, Path | None]:
+def _roots(source: Source) -> tuple[Path, Path | None]:
+    """Return the folders of classes to train and to validate with; None: a part of the first validates."""
+    root = _folder(source.data, "data")
     validation = next((root / name for name in VALIDATION_NAMES if (root / name).is_dir()), None)
     if (root / "train").is_dir() and validation is not None:
-        return root / "train", validation
-    return root, None
+        root = root / "train"
+    else:
+        validation = None
+    return root, validation if source.validation is None else _folder(source.validation, "validation")
 
 
 def _classes(root: Path) -> list[str]:

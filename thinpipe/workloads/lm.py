@@ -39,7 +39,7 @@ class LanguageModel(Task):
     name = "lm"
     summary = "your own texts with your own causal language model of transformers"
     wants = "your own texts", "a file or a folder of texts"  # in words
-    takes: tuple[str, ...] = (*MODEL_OPTIONS, "vocabulary", "data", "tokens", "samples")  # of Source
+    takes: tuple[str, ...] = (*MODEL_OPTIONS, "vocabulary", "data", "validation", "tokens", "samples")  # of Source
     usual_tokens = TOKENS
     metric = "perplexity"
     modules = ("transformers",)
@@ -97,7 +97,9 @@ class LanguageModel(Task):
     def check_data(self, source: Source, tokenizer: Any) -> None:
         """ValueError for what can be told of the data before there are workers."""
         assert source.data is not None
-        check_texts(source.data)
+        check_texts(source.data, "data")
+        if source.validation is not None:
+            check_texts(source.validation, "validation")
 
     def tokenizer(self, model: Model, source: Source) -> Any:
         """The one that is there; None: it will be trained."""
@@ -106,16 +108,20 @@ class LanguageModel(Task):
     def read(self, source: Source) -> Any:
         """What ``splits`` are made of: here texts to train on, first, and to validate."""
         assert source.data is not None
-        return read_texts(source.data)
+        return read_texts(source.data, source.validation)
 
     def splits(self, source: Source, read: Any, tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
         """Samples of at most so many tokens; ``takes_masks``: the model can be told where texts end."""
         windows = [Windows.of(part, tokenizer, tokens) for part in read]
         for name, part in zip(("training", "validation"), windows, strict=True):
             if not len(part):
+                where = f"{{data}} {source.data} is too short: its {name} part"
+                if source.validation is not None:
+                    path = source.data if name == "training" else source.validation
+                    where = f"{{{'data' if name == 'training' else 'validation'}}} {path} is too short: it"
                 raise OptionError(
-                    f"{{data}} {source.data} is too short: its {name} part has {len(part.stream)} tokens, fewer than "
-                    f"the {tokens + 1} of one sample; bring more text, or take fewer {{tokens}}"
+                    f"{where} has {len(part.stream)} tokens, fewer than the {tokens + 1} of one sample; bring more "
+                    "text, or take fewer {tokens}"
                 )
         return Made(windows[0], windows[1])
 

@@ -7,8 +7,8 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ Line = tuple[int, Row]  # its number in the file, counted from 1
 
 
 class TextTable(TextTask):
-    """``FILE.csv`` or ``FILE.jsonl``; every fifth row validates."""
+    """``FILE.csv`` or ``FILE.jsonl``; every fifth row validates, unless those of another file do."""
 
     name = "texts"
     summary = "your own texts, {data} FILE.csv or .jsonl; small RoBERTa from scratch, or any {model}"
@@ -65,45 +65,83 @@ class TextTable(TextTask):
     )
     model_recipe = replace(RECIPE, epochs=5, clip_norm=1.0, client_layers=(1, 1))
 
+    places = ("data", "validation")
+
     def look_for(self, source: Source) -> int | None:
-        _reader(source.data)
+        _reader(source.data, "data")
+        if source.validation is not None:
+            _reader(source.validation, "validation")
         return super().look_for(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        """Classes are the different labels, in order."""
+        """Classes are the different labels of the data, in order."""
         self.check_options(source)
-        rows = _rows(source.data)
-        columns = _columns(source.data, list(rows[0][1]))
-        cells = [_cells(source.data, line, (*columns, LABEL)) for line in rows]
-        if not any(text.strip() for *each, _ in cells for text in each):
-            nothing = f"{source.data}, line {rows[0][0]} and every other have no {' and no '.join(columns)}"
-            raise ValueError(f"{nothing}; fill them in")
-        names = sorted({label for *_, label in cells}, key=_label_order)
-        _check_labels(source.data, names, len(rows))
-        texts = [tuple(each) for *each, _ in cells]
-        labels = torch.tensor([names.index(label) for *_, label in cells])
-        train, validation = split_fifth(len(rows))
-        return self.tokenized(
-            source,
-            ([texts[index] for index in train.tolist()], labels[train]),
-            ([texts[index] for index in validation.tolist()], labels[validation]),
-            names,
+        table = _read_table(source.data, "data")
+        names = sorted({label for *_, label in table.cells}, key=_label_order)
+        _check_labels(source.data, names, len(table.cells))
+        if source.validation is None:
+            train, validation = ([table.cells[n] for n in part.tolist()] for part in split_fifth(len(table.cells)))
+        else:
+            other = _read_table(source.validation, "validation")
+            _check_labelled_alike(other, table, names)
+            train, validation = table.cells, other.cells
+        numbers = {name: number for number, name in enumerate(names)}
+        parts = [
+            ([tuple(texts) for *texts, _ in cells], torch.tensor([numbers[label] for *_, label in cells]))
+            for cells in (train, validation)
+        ]
+        return self.tokenized(source, parts[0], parts[1], names)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A file's rows."""
+
+    path: Path
+    columns: tuple[str, ...]  # that hold texts
+    lines: Sequence[int]  # of every row the number of its line
+    cells: list[list[str]]  # of every row one or two texts, and the label
+
+
+def _read_table(path: Path | None, option: str) -> _Table:
+    """Read the file that an option names; ValueError that names the line if a row cannot be used."""
+    rows = list(_reader(path, option)())
+    assert path is not None
+    least = 2 if option == "data" else 1
+    if len(rows) < least:
+        wanted = "two rows or more, one to train and one to validate" if least == 2 else "a row or more"
+        raise ValueError(f"{path} should have {wanted}; it has {len(rows)}")
+    columns = _columns(path, list(rows[0][1]))
+    cells = [_cells(path, line, (*columns, LABEL)) for line in rows]
+    if not any(text.strip() for *each, _ in cells for text in each):
+        nothing = f"{path}, line {rows[0][0]} and every other have no {' and no '.join(columns)}"
+        raise ValueError(f"{nothing}; fill them in")
+    return _Table(path, columns, [number for number, _ in rows], cells)
+
+
+def _check_labelled_alike(validation: _Table, table: _Table, names: Sequence[str]) -> None:
+    """ValueError unless rows to validate with have the columns and labels of those to train with."""
+    if validation.columns != table.columns:
+        raise ValueError(
+            f"{validation.path} has its texts in {', '.join(validation.columns)}, and {table.path}, to train with, in "
+            f"{', '.join(table.columns)}; name the columns alike"
         )
+    known = set(names)
+    for line, (*_, label) in zip(validation.lines, validation.cells, strict=True):
+        if label not in known:
+            shown = ", ".join(names)
+            raise ValueError(
+                f"{validation.path}, line {line}: no row of {table.path}, to train with, has the label "
+                f"{label[:_SHOWN]!r}; its labels are {shown if len(shown) <= _SHOWN else shown[:_SHOWN] + ' ...'}"
+            )
 
 
-def _reader(path: Path | None) -> Callable[[], Iterator[Line]]:
+def _reader(path: Path | None, option: str) -> Callable[[], Iterator[Line]]:
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
     if path is None or path.suffix.lower() not in readers or not path.is_file():
         got = "none was given" if path is None else f"{path} is {'another kind' if path.exists() else 'not there'}"
-        raise OptionError(f"task texts needs {{data}} FILE.csv or FILE.jsonl; {got}")
+        raise OptionError(f"task texts needs {{{option}}} FILE.csv or FILE.jsonl; {got}")
     return partial(readers[path.suffix.lower()], path)
-
-
-def _rows(path: Path | None) -> list[Line]:
-    rows = list(_reader(path)())
-    if len(rows) < 2:
-        raise ValueError(f"{path} should have two rows or more, one to train and one to validate; it has {len(rows)}")
-    return rows
 
 
 def _read_csv(path: Path) -> Iterator[Line]:

@@ -130,6 +130,7 @@ class Source:
     """Where data and weights come from, and how large they are made; what is None is the task's own choice."""
 
     data: Path | None = None  # on disk; None: embedded, or downloaded
+    validation: Path | None = None  # on disk; None: a part of the data
     model: str | None = None  # a folder, a name of the hub, package.module:function; None: the task's own
     config: str | None = None  # from scratch: a folder, a name of the hub, a model type
     config_set: str | None = None  # what the config says otherwise, as in hidden_size=256,num_hidden_layers=4

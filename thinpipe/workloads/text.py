@@ -69,7 +69,7 @@ class TextTask(ClassifierTask):
 
     def check(self, source: Source) -> Weights | None:
         """The checkpoint to start from, or None; ValueError for options that make no sense."""
-        refuse_others(self.name, source, ("data", "weights", "tokens", "width", "samples"))
+        refuse_others(self.name, source, (*self.places, "weights", "tokens", "width", "samples"))
         return Weights.of(source, task=self.name, kind="roberta", checkpoint=self.checkpoint)
 
     def own_units(self, source: Source) -> int:

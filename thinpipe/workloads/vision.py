@@ -64,7 +64,7 @@ class ImageTask(ClassifierTask):
 
     def check(self, source: Source) -> Weights | None:
         """The checkpoint to start from, or None; ValueError for options that make no sense."""
-        refuse_others(self.name, source, ("data", "weights", "image_size", "width", "samples"))
+        refuse_others(self.name, source, (*self.places, "weights", "image_size", "width", "samples"))
         return Weights.of(source, task=self.name, kind="mobilenet_v2", checkpoint=self.checkpoint)
 
     def own_units(self, source: Source) -> int:
