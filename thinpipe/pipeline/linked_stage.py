@@ -3,10 +3,11 @@
 Names of torch's inside used here and in ``siblings``, seen on 2.11 and 2.13. Overridden: ``clear_runtime_states``,
 which opens a step; ``_prepare_forward_infra`` and ``_prepare_backward_infra``, the only place where shapes are known
 before anything travels; ``_get_init_p2p_neighbors_ops``, first messages that 2.11 sends to the wrong worker;
-``_send_meta`` and ``_recv_meta`` (2.13), which would exchange pickles to find shapes (``metadata``). Read:
-``stage_index_to_group_rank``, where the schedule puts stages; ``group_rank``, ``group_size`` and ``has_backward``;
-``_stage_meta`` (2.13) and ``get_outputs_meta`` (2.11), the shapes of the outputs. Written: the ``buffer`` of each of
-``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived.
+``_send_meta`` and ``_recv_meta`` (2.13), which would exchange pickles to find shapes (``metadata``); ``_to_tensor``
+(2.13), which makes tensors of these shapes. Read: ``stage_index_to_group_rank``, where the schedule puts stages;
+``group_rank``, ``group_size`` and ``has_backward``; ``_stage_meta`` (2.13) and ``get_outputs_meta`` (2.11), the shapes
+of the outputs. Written: the ``buffer`` of each of ``args_recv_info`` and ``grad_recv_info``, from which torch takes
+what arrived; ``_user_meta`` (2.13), the shapes of the examples, and which of them have gradients.
 """
 
 from __future__ import annotations
@@ -139,6 +140,11 @@ class LinkedStage(pipelining.PipelineStage):
                 f"{_workers(self._placement)} and now has a schedule that places them on "
                 f"{_workers(self.stage_index_to_group_rank)}. Make new stages for another placement"
             )
+        elif self.is_trained and not self._trains[self.stage_index]:
+            raise ValueError(
+                f"links are set up for the stages that were trained in the first step: stage {self.stage_index} was "
+                "frozen then, and some of its parameters require gradients now. Make new stages to train it"
+            )
         self.steps += 1
         self._drop_local_buffers()  # an evaluation keeps what it was handed
         self._open, self._posted = True, False
@@ -154,8 +160,13 @@ class LinkedStage(pipelining.PipelineStage):
             "forward codec": self.ends.forward_spec,
             "backward codec": self.ends.backward_spec,
             "samples with copies": self.ends.sample_count,
-            _trains(self.stage_index): any(each.requires_grad for each in self.submod.parameters()),
+            _trains(self.stage_index): self.is_trained,
         } | ({"model and cuts": plan} if plan else {})
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any parameter of this stage requires gradients."""
+        return any(each.requires_grad for each in self.submod.parameters())
 
     @property
     def trains_before(self) -> bool:
@@ -175,6 +186,8 @@ class LinkedStage(pipelining.PipelineStage):
         # torch 2.11 asks for gradients of all receive buffers, integers too, if the stage has a backward: let it think
         # there is none, forward_one_chunk decides per tensor. Both versions run the module on made-up inputs here.
         has_backward, self.has_backward = self.has_backward, False
+        if has_backward and CAN_INFER:
+            metadata.expect_gradients(self._user_meta, inputs=self.trains_before, outputs=self.trains_here_or_before)
         with frozen_statistics(self.submod):
             result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
         self.has_backward = has_backward
@@ -199,6 +212,12 @@ class LinkedStage(pipelining.PipelineStage):
         self._drop_local_buffers()
         self.ends.drop_gradients(sent=not self.trains_before, received=not self.trains_here_or_before)
         return result
+
+    def _to_tensor(self, arg: Any) -> Tensor:
+        tensor = super()._to_tensor(arg)
+        if tensor.is_complex() and not isinstance(arg, Tensor):  # torch makes only floats require gradients
+            tensor.requires_grad_(arg.requires_grad)
+        return tensor
 
     def _send_meta(self, meta: Any, dst_stage: int) -> None:
         tell(metadata.to_json(meta), self.group, self.stage_index_to_group_rank[dst_stage], self.device)

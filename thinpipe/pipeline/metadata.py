@@ -2,13 +2,14 @@
 
 They tell it as JSON: torch would send pickles. Names of torch's inside used here: ``buffer`` and ``input_name`` of a
 receive info, seen on 2.11 and 2.13, and its ``tensor_meta`` (2.13), which says whether an input has a gradient;
-``_TensorMeta``, ``_StageForwardMeta`` and ``_StageBackwardMeta`` (2.13), which ``_send_meta`` and ``_recv_meta`` carry.
+``_StageMeta`` (2.13), the shapes of the examples that a stage was given; ``_TensorMeta``, ``_StageForwardMeta`` and
+``_StageBackwardMeta`` (2.13), which ``_send_meta`` and ``_recv_meta`` carry.
 torch 2.11 has none of those and offers no place to put this in.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +41,19 @@ class Expected:
 
     def zeros(self, device: torch.device) -> Tensor:
         return torch.zeros(self.shape, dtype=self.dtype, device=device)
+
+
+def expect_gradients(examples: Any, *, inputs: bool, outputs: bool) -> None:
+    """Let inputs or outputs have gradients if none of their examples says which of them do.
+
+    An example is a chunk of data as a rule, which requires no gradient. ``examples`` is a ``_StageMeta``.
+    """
+    for name, trained in (("inputs", inputs), ("outputs", outputs)):
+        metas = getattr(examples, name)
+        if trained and metas and not any(meta.requires_grad for meta in metas):
+            differentiable = [meta.dtype.is_floating_point or meta.dtype.is_complex for meta in metas]
+            pairs = zip(metas, differentiable, strict=True)
+            setattr(examples, name, tuple(replace(meta, requires_grad=grad) for meta, grad in pairs))
 
 
 def to_json(meta: Any) -> dict[str, Any]:

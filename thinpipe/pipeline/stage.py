@@ -20,19 +20,21 @@ methods above; ``get_fwd_recv_ops`` and ``get_bwd_recv_ops``; ``forward_maybe_wi
 ``backward_weight_one_chunk``; ``set_local_fwd_input``, ``get_local_bwd_output`` and ``set_local_bwd_input``, between
 neighbours on one worker; ``scale_grads`` and ``perform_reduce_grad``, which must not follow an evaluation. Read:
 ``has_backward``; ``fwd_cache`` and ``bwd_cache``, outputs and input gradients of each chunk. Written: the ``buffer`` of
-each of ``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived.
+each of ``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived. And ``tree_leaves``, the tensors
+of an output of any structure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from thinpipe.codecs.base import Codec
@@ -78,6 +80,9 @@ class PipelineStage(LinkedStage):
         super().__init__(submodule, stage_index, num_stages, device, links, torch_args, options)
         self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
         self.recompute = recompute
+        # Received tensors, by direction and chunk, in whose memory outputs or input gradients lie (``nn.Identity``,
+        # views): it is not used for another chunk of the step.
+        self._shared = set[tuple[str, int]]()
         self._whole = set[int]()  # chunks whose backward was not cut into inputs and weights, though it was asked for
         self.clocks = {kind: DeviceClock(device) for kind in ("forward", "backward", "weight")}
 
@@ -97,6 +102,7 @@ class PipelineStage(LinkedStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.begin()
         infos = self.args_recv_info[fwd_chunk_id]
+        received: list[Tensor] = []
         if self.ends.forward_recv:
             gradients = self.has_backward and torch.is_grad_enabled()
             received = self.ends.forward_recv.receive(fwd_chunk_id)
@@ -110,6 +116,8 @@ class PipelineStage(LinkedStage):
             )
         with self._event("forward", fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if share_memory(received, tree_leaves(output)):
+            self._shared.add(("forward", fwd_chunk_id))
         self.count_action()
         return output
 
@@ -147,25 +155,29 @@ class PipelineStage(LinkedStage):
             self.fwd_cache.pop(bwd_chunk_id)
             self.bwd_cache[bwd_chunk_id] = (None,) * len(self.args_recv_info[bwd_chunk_id])
         else:
-            self._receive_gradients(bwd_chunk_id)
+            received = self._receive_gradients(bwd_chunk_id)
             with self._event("backward", bwd_chunk_id):
                 super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+            if share_memory(received, self.bwd_cache[bwd_chunk_id]):
+                self._shared.add(("backward", bwd_chunk_id))
         if full_backward:
             self._release(bwd_chunk_id)
             self.count_action()
 
-    def _receive_gradients(self, chunk: int) -> None:
+    def _receive_gradients(self, chunk: int) -> list[Tensor]:
         infos = self.grad_recv_info[chunk]
         if self.ends.backward_recv:
-            received = iter(self.ends.backward_recv.receive(chunk))
-            for info in infos:
-                info.buffer = None if info.buffer is None else next(received)
-        elif not self.is_last and any(info.buffer is NOTHING for info in infos):
+            received = self.ends.backward_recv.receive(chunk)
+            for info, tensor in zip((each for each in infos if each.buffer is not None), received, strict=True):
+                info.buffer = tensor
+            return received
+        if not self.is_last and any(info.buffer is NOTHING for info in infos):
             raise RuntimeError(
                 f"backward of stage {self.stage_index}, chunk {chunk}: stage {self.stage_index + 1} on the same worker "
                 "has not handed over its gradients. After the backward of a chunk, a schedule calls the stage's "
                 "get_bwd_send_ops, or set_local_bwd_input of the one before"
             )
+        return []
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         if not self.has_backward:
@@ -230,7 +242,8 @@ class PipelineStage(LinkedStage):
             drop_buffers(self.args_recv_info[chunk])
         drop_buffers(self.grad_recv_info[chunk])
         for link in self.ends.receives:
-            link.release(chunk)
+            if (link.direction, chunk) not in self._shared:
+                link.release(chunk)
 
     # (8): a step ends
 
@@ -243,6 +256,7 @@ class PipelineStage(LinkedStage):
             super().perform_reduce_grad(grad_scale_factor)
 
     def end(self) -> None:
+        self._shared.clear()
         if self.statistics:
             self.statistics.commit()
         super().end()
@@ -254,3 +268,12 @@ class PipelineStage(LinkedStage):
         with self.clocks[kind].measure():
             yield
         self.events.append(Event(kind, self.stage_index, chunk, began, now()))
+
+
+def share_memory(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Return whether any tensor of the one kind lies in the memory of one of the other."""
+
+    def addresses(values: Iterable[Any]) -> set[int]:
+        return {value.untyped_storage().data_ptr() for value in values if type(value) is Tensor and value.numel()}
+
+    return not addresses(tensors).isdisjoint(addresses(others))

@@ -53,12 +53,13 @@ class ZeroBubble(FromRows):
     )
 
 
-class ReorderedBackward(_PipelineScheduleRuntime):
-    """All sends and receives are given, and no action that ends the step (REDUCE_GRAD)."""
+class LateSends(_PipelineScheduleRuntime):
+    """All sends and receives are given, the sends as late as possible; no action ends the step (REDUCE_GRAD)."""
 
     rows: ClassVar[Rows] = (
         "0F0 0F1 0SEND_F0 0SEND_F1 0RECV_B0 0RECV_B1 0B0 0B1",
-        "1RECV_F0 1RECV_F1 1F0 1F1 1B0 1B1 1SEND_B0 1SEND_B1",
+        "1RECV_F0 1RECV_F1 1F0 1F1 1SEND_F0 1SEND_F1 1RECV_B0 1RECV_B1 1B0 1B1 1SEND_B0 1SEND_B1",
+        "2RECV_F0 2RECV_F1 2F0 2F1 2B0 2B1 2SEND_B0 2SEND_B1",
     )
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -100,7 +100,7 @@ class RecvLink(Link):
         chunk, index, memory = message.chunk, message.slot, self.transport.memory
         slot, wire = self.slots[index], memory.open(message)
         if message.raw and memory.in_place:
-            received = wire.view(slot.dtype).view(slot.shape)
+            received = wire.view(slot.dtype).view(slot.shape).detach()  # autograd refuses to detach views in place
             self.encoding.remember(chunk, index, received)
             return received
         spares = self._spare.get(index)

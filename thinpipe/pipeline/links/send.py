@@ -28,6 +28,12 @@ class SendLink(Link):
 
     def send(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
         """(2) Encode and send, or return the operations that send. Waits only if a window of chunks is under way."""
+        if len(tensors) != len(self.slots):
+            raise ValueError(
+                f"all chunks of all steps have the same tensors: the {self} was set up for "
+                f"{len(self.slots)} ({', '.join(map(str, self.slots))}), but chunk {chunk} has {len(tensors)}. "
+                "Return as many tensors for every chunk"
+            )
         self.transport.await_sends(but=self.window - 1)
         return self.transport.send([self._encode(chunk, index, tensor) for index, tensor in enumerate(tensors)])
 
