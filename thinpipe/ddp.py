@@ -269,13 +269,19 @@ def _average(part: _Part, messages: list[Tensor], own: int) -> None:
 
     # New memory costs more than a pass over old: what can be is decoded into the bucket itself. What was sent still
     # lies there, so what was lost of it comes first.
-    scratch = torch.empty_like(part.gradient, dtype=wide)
+    mine = scratch = torch.empty_like(part.gradient, dtype=wide)
     if part.memory is not None:
-        lost = torch.sub(part.corrected, decode(own, scratch)).view(-1)
+        lost = torch.sub(part.corrected, decode(own, mine)).view(-1)
         # A gradient that overflowed is seen by all and its step skipped; it must not spoil the steps after it.
         part.memory.error = lost.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    total = part.gradient if part.gradient.dtype == wide else torch.empty_like(scratch)
-    decode(0, total)
-    for rank in range(1, len(messages)):
-        total += decode(rank, scratch)
+        if own > 0 and len(messages) > 2:  # otherwise nothing is decoded while it is still needed
+            scratch = torch.empty_like(mine)
+    total = part.gradient if part.gradient.dtype == wide else torch.empty_like(mine)
+    for rank in range(len(messages)):
+        is_mine = rank == own and part.memory is not None
+        value = mine if is_mine else decode(rank, scratch if rank else total)
+        if rank:
+            total += value
+        elif is_mine:
+            total.copy_(mine)
     part.gradient.copy_(total.div_(len(messages)))

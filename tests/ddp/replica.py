@@ -112,6 +112,14 @@ def rounding_keys(group: Any, seed: int) -> list[int]:
     return keys
 
 
+def decodes(group: Any, error_feedback: bool) -> int:
+    """Return how often this replica decodes a message of the larger weight in one step."""
+    model, _ = wrapped(group, "tile:4", error_feedback=error_feedback)
+    with mock.patch.object(Tile, "decode_floats", autospec=True, side_effect=Tile.decode_floats) as decode:
+        backward(model, 0, group.rank())
+    return sum(call.args[2].numel() == SIZES["2.weight"] for call in decode.call_args_list)
+
+
 def refuse(group: Any, change: dict[str, Any]) -> str:
     """What is said to a state that does not belong here."""
     model, state = wrapped(group, "uniform:8")

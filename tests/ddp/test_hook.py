@@ -6,6 +6,7 @@ import torch
 from tests.ddp.replica import (
     SIZES,
     count,
+    decodes,
     feed_back,
     overflow,
     refuse,
@@ -53,6 +54,20 @@ def test_what_is_lost_is_owed_and_nothing_else(pool, spec):
         for name, (out, right, owed) in results.items():
             torch.testing.assert_close(out + owed, right, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
         assert results["2.weight"][2].abs().max() > 0
+
+
+@pytest.mark.parametrize("error_feedback", [True, False])
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+def test_every_message_is_decoded_once(pool, replicas, error_feedback):
+    assert pool.run(decodes, replicas, error_feedback) == [replicas] * replicas
+
+
+@pytest.mark.parametrize("replicas", [3, 4])
+def test_more_replicas_agree_to_the_last_bit(pool, replicas):
+    first, *others = pool.run(run, replicas, "tile:4", 3, {})
+    for other in others:
+        for ours, theirs in zip(first, other, strict=True):
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_without_feedback_the_loss_is_for_good(pool):
