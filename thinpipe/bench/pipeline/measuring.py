@@ -215,7 +215,7 @@ def _threads(run: Run, settings: Settings) -> int:
 
 
 def _build(run: Run, settings: Settings, world: World) -> tuple[torch.nn.Module | Units, Batch]:
-    """The model, a user's without its weights, and the batch of all workers."""
+    """Return the model, without weights if it is a user's own, and the batch of all workers."""
     if settings.source is None:
         return build_cuttable(settings.model, settings.shapes)
     model, batch, fill = build_named(settings.source, settings.shapes)
@@ -231,7 +231,7 @@ def _make_engine(
     model: torch.nn.Module | Units,
     batch: Batch,
 ) -> Engine:
-    """This worker's part, moved to its device."""
+    """Return this worker's part of a run, on its device."""
     if run.parallel != "pipeline":
         return ReplicaEngine(model, world)
     assert run.layout is not None
