@@ -35,6 +35,7 @@ def main() -> int:
             sys.exit(130)
 
         signal.signal(signal.SIGINT, interrupted)
+        print("step 1 of 9\n", flush=True)
         note("waiting")
         time.sleep(60)
     bits = {"none": 32, "fp16": 16}.get(codec) or int(codec.rpartition(":")[2].partition("+")[0])

@@ -82,3 +82,20 @@ def test_errors_are_one_line(tmp_path: Path, code: int, output: str, error: str)
     path = tmp_path / "output.txt"
     path.write_text(output)
     assert last_error(code, path) == error
+
+
+def test_runs_under_way_are_reported(tmp_path: Path, fake_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "REPORT_S", 0.01)
+    lines: list[str] = []
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if line.endswith("step 1 of 9"):
+            raise InterruptedError
+
+    runs = make_plan(tmp_path, 'compress = ["uniform:3"]').runs
+    with pytest.raises(InterruptedError):
+        list(carry_out(runs, train=FAKE_TRAIN, report=report))
+    assert all(line.startswith(f"{runs[0].name}: running for 0 min; ") for line in lines)
+    assert {line.rpartition("; ")[2] for line in lines} <= {"no output yet", "step 1 of 9"}
+    assert "interrupted" in fake_log.read_text()  # no run outlives it

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from thinpipe.workers.signals import end_with_parent
 
 TRAIN = (sys.executable, "-m", "thinpipe", "train")  # not the console script: it may not be installed
 _POLL_S = 0.05
+REPORT_S = 600.0  # between two reports on the runs that have not ended
 _DETAILS = ("links", "workers", "epochs")  # lists in the row of a record that no table shows
 _NEEDED = ("metric", "validation_loss", "train_loss")
 _WARM_VALUES = 1 << 16  # enough that codecs take the way of large tensors
@@ -41,6 +42,12 @@ class _Started:
     threads: int
     record: Path
     output: Path
+
+    def state(self) -> str:
+        """Return a line on a run that has not ended: its time, and the last line that it printed."""
+        lines = self.output.read_text(errors="replace").splitlines()
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output yet")
+        return f"{self.run.name}: running for {(time.monotonic() - self.since) / 60:.0f} min; {last}"
 
 
 def compile_kernels(runs: Sequence[Run]) -> None:
@@ -72,9 +79,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def carry_out(runs: Sequence[Run], *, jobs: int = 1, train: Sequence[str] = TRAIN) -> Generator[Result, None, None]:
-    """Yield what comes of the runs as they end. Whatever ends this, no training outlives it."""
+def carry_out(
+    runs: Sequence[Run],
+    *,
+    jobs: int = 1,
+    train: Sequence[str] = TRAIN,
+    report: Callable[[str], None] = lambda line: None,
+) -> Generator[Result, None, None]:
+    """Yield the results of the runs as they end. Whatever ends this, no training outlives it.
+
+    ``report`` is called with a line on each run under way every REPORT_S.
+    """
     waiting = list(reversed(runs))
+    reported_at = time.monotonic()
     running: list[_Started] = []
     with tempfile.TemporaryDirectory(prefix="thinpipe-ablate-") as folder, _ended_afterwards(running):
         while waiting or running:
@@ -87,6 +104,10 @@ def carry_out(runs: Sequence[Run], *, jobs: int = 1, train: Sequence[str] = TRAI
                 yield _result(started, jobs)
             if not ended:
                 time.sleep(_POLL_S)
+            if time.monotonic() - reported_at >= REPORT_S:
+                reported_at = time.monotonic()
+                for started in running:
+                    report(started.state())
 
 
 def _start(run: Run, jobs: int, train: Sequence[str], stem: Path) -> _Started:

@@ -118,7 +118,7 @@ def _carry_out(wanted: Plan, chosen: Sequence[Run], pending: Sequence[Run], stor
             stack.enter_context(interrupts_told())
             stack.enter_context(progress)
             runner.compile_kernels(pending)
-            for result in stack.enter_context(closing(runner.carry_out(pending, jobs=jobs))):
+            for result in stack.enter_context(closing(runner.carry_out(pending, jobs=jobs, report=progress.under_way))):
                 store.append(result)
                 progress.ended(result)
     except KeyboardInterrupt:
@@ -200,7 +200,10 @@ def show_runs(plan: Plan, chosen: Sequence[Run], pending: Sequence[Run], store: 
 
 
 class Progress:
-    """On a terminal a bar with the time left; elsewhere a line for each run that ends. Both on stderr."""
+    """On a terminal a bar with the time left; elsewhere a line for each run that ends, and for each under way.
+
+    All on stderr.
+    """
 
     def __init__(self, plan: Plan, chosen: Sequence[Run], pending: Sequence[Run], store: Store, jobs: int) -> None:
         self.pending, self.jobs = len(pending), min(jobs, max(len(pending), 1))
@@ -225,6 +228,11 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+    def under_way(self, line: str) -> None:
+        """Report a run that has not ended, where no bar shows that time passes."""
+        if self._bar.disable:
+            self._say(line)
 
     def ended(self, result: Result) -> None:
         self.count += 1
