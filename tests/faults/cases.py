@@ -18,8 +18,10 @@ from tests.faults.kinds.flaps import Lengths, draw_flap, draw_soak
 from tests.faults.kinds.flips import draw_flip
 from tests.faults.kinds.machines import draw_absent, draw_machine, draw_options, draw_torchrun
 from tests.faults.kinds.memory import draw_memory
+from tests.faults.kinds.pairs import draw_pair
 from tests.faults.kinds.rest import draw_rest
 from tests.faults.kinds.signals import draw_signal, draw_stop
+from tests.faults.kinds.strangers import draw_stranger
 from tests.faults.runs import Run, Setting
 from tests.faults.undisturbed import Undisturbed
 
@@ -36,6 +38,8 @@ KINDS = {
     "absent": 3,
     "options": 3,
     "torchrun": 2,
+    "stranger": 4,
+    "two-faults": 6,
     "flap": 4,
     "soak": 1,
 }
@@ -50,6 +54,8 @@ _DRAW: dict[str, Callable[[random.Random, Setting], Fault]] = {
     "absent": draw_absent,
     "options": draw_options,
     "torchrun": draw_torchrun,
+    "stranger": draw_stranger,
+    "two-faults": draw_pair,
 }
 
 

@@ -14,7 +14,7 @@ def line(result: Result) -> str:
     verdict = f"skipped: {result.skipped}" if result.skipped else "passed" if result.passed else "FAILED"
     missed = ", but it was over before" if result.missed else ""
     ended = missed if result.ended_s is None else f", ended after {result.ended_s:.1f} s"
-    told = f"{result.seed:>6}  {result.kind:<9} {verdict}  {result.words}{ended}  ({result.seconds:.0f} s)"
+    told = f"{result.seed:>6}  {result.kind:<10} {verdict}  {result.words}{ended}  ({result.seconds:.0f} s)"
     return "\n".join([told, *(f"        {measured}" for measured in result.measured)])
 
 

@@ -1,4 +1,4 @@
-"""A fault on one machine and one on two, each on a real run; `make faults` has the rest."""
+"""A fault on one machine and two on two, each on a real run; `make faults` has the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     ("seed", "kind"),
     [
         (55, "signal"),  # SIGKILL to the server while it saves
-        (56, "options"),  # of one of two machines
+        (0, "options"),  # of one of two machines
+        (277, "stranger"),  # who sends half a message before the server comes
     ],
 )
 def test_a_fault_ends_or_is_survived_as_promised(undisturbed: Undisturbed, seed: int, kind: str) -> None:

@@ -64,7 +64,7 @@ def _flapping(
     lacks = missing_for_networks()
     if lacks is not None:
         raise Impossible(f"links in network namespaces need {lacks}")
-    worker = random.randrange(setting.workers)
+    worker, downs = random.randrange(setting.workers), [down_s for _, down_s in pauses]
     epochs = 3 + round(sum(up_s for up_s, _ in pauses) / _EPOCH_S)
 
     def strike(run: Run) -> None:
@@ -78,7 +78,7 @@ def _flapping(
             set_link(run, worker, "up")
 
     return Fault(
-        words=f"link of worker {worker} down {len(pauses)} times for {min(pauses)[1]:.1f} s and more",
+        words=f"link of worker {worker} down {len(pauses)} times for {min(downs):.1f} to {max(downs):.1f} s",
         strike=strike,
         moment=Moment("step", 1, 0.0),
         expected=Expected("must"),

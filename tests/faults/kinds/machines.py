@@ -56,7 +56,8 @@ def _signalled(random: random.Random, setting: Setting, how: How, number: signal
         codes_of={victim: own if how == "machines" else own | {1}},
         silent=frozenset({victim}) if killed else frozenset(),
         foreign_words=how == "torchrun",
-        within_s=PATIENCE_S + END_S,
+        # A start takes seconds by itself: patience begins when a machine is ready for the others.
+        within_s=PATIENCE_S + END_S * (3 if moment.phase == "start" else 1),
     )
     who = f"{'agent' if agent else 'worker'} {victim} of torchrun" if how == "torchrun" else f"machine {victim}"
     return Fault(
