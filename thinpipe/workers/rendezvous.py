@@ -129,9 +129,11 @@ def make_store(rank: int, size: int, host: str, port: int, patience: Patience) -
             # Torch binds to all interfaces; a socket that is bound already stays where it is.
             listener = listen(host, port).detach()
         except OSError as error:
+            # Python adds the address to what the system says of it, but for names.
+            why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
             raise WorkerError(
-                f"worker 0 listens at the address where the others look for it, but cannot at {address}: "
-                f"{error.strerror}. Name an address of this machine and a free port",
+                f"cannot listen at {address}, where the others look for worker 0: {why}. "
+                "Name an address of this machine and a free port",
                 code=2,
             ) from None
         return MasterStore(
