@@ -163,6 +163,7 @@ class PretrainedModel:
             weight_files(self.folder)
 
     def _check_sizes(self) -> None:
+        """Raise OptionError if a tensor does not fit into memory: every worker allocates each, if only for a moment."""
         try:
             with torch.device("meta"), torch.random.fork_rng(devices=[]), quiet():
                 model = self._built(self.config())
