@@ -11,9 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import thinpipe
-from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
-from thinpipe.pipeline.report import report
-from thinpipe.workers.launch import run_workers
+from thinpipe import choose_cuts, cut_units, report, run_workers, stages_of
 
 
 def train() -> None:

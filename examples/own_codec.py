@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinpipe import Codec, PipelineStage
-from thinpipe.pipeline import LinearSchedule
-from thinpipe.workers.launch import run_workers
+from thinpipe import Codec, LinearSchedule, PipelineStage, run_workers
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinpipe import PipelineStage
-from thinpipe.pipeline import LinearSchedule
-from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
-from thinpipe.workers.launch import run_workers
+from thinpipe import LinearSchedule, PipelineStage, draw, gather_step, run_workers, write_chrome_trace
 
 
 def main(directory: Path) -> None:

@@ -15,6 +15,7 @@ ALLOWED = {
         "thinpipe.ddp",
         "thinpipe.engines.units",
         "thinpipe.workers.errors",
+        "thinpipe.workers.launch",
     },
     "thinpipe.version": set(),
     "thinpipe.options": set(),

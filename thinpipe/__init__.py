@@ -1,4 +1,14 @@
-"""thinpipe: train a model whose layers live on several machines, over links too thin for it."""
+"""thinpipe: train a model whose layers live on several machines, over links too thin for it.
+
+Codecs         codec, Codec
+Stages         PipelineStage, LinearSchedule, ClientServerSchedule
+Cutting        cut, measure_units, choose_cuts, cut_units, stages_of
+Workers        run_workers, WorkerError, LinkError
+Measuring      report, reset_counters, LinkReport, gather_step, draw, write_chrome_trace
+DDP            ddp_hook, ddp_state, DDPState
+
+Guides with examples: docs/pipeline.md, docs/codecs.md, docs/ddp.md. On the command line: `thinpipe --help`.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -7,25 +17,65 @@ from thinpipe.version import __version__
 
 if TYPE_CHECKING:
     from thinpipe.codecs import Codec, codec
-    from thinpipe.ddp import ddp_hook, ddp_state
+    from thinpipe.ddp import DDPState, ddp_hook, ddp_state
     from thinpipe.engines.units import cut
-    from thinpipe.pipeline import ClientServerSchedule, PipelineStage
+    from thinpipe.pipeline.partition import choose_cuts, cut_units, measure_units, stages_of
+    from thinpipe.pipeline.report import LinkReport, report, reset_counters
+    from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
+    from thinpipe.pipeline.stage import PipelineStage
+    from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
+    from thinpipe.workers.errors import LinkError, WorkerError
+    from thinpipe.workers.launch import run_workers
 
-__all__ = ["ClientServerSchedule", "Codec", "PipelineStage", "__version__", "codec", "cut", "ddp_hook", "ddp_state"]
+__all__ = [
+    "ClientServerSchedule",
+    "Codec",
+    "DDPState",
+    "LinearSchedule",
+    "LinkError",
+    "LinkReport",
+    "PipelineStage",
+    "WorkerError",
+    "__version__",
+    "choose_cuts",
+    "codec",
+    "cut",
+    "cut_units",
+    "ddp_hook",
+    "ddp_state",
+    "draw",
+    "gather_step",
+    "measure_units",
+    "report",
+    "reset_counters",
+    "run_workers",
+    "stages_of",
+    "write_chrome_trace",
+]
 
+# Module -> its public names, imported on first use: torch takes seconds, and a command line may only want its help.
 _LAZY = {
-    "ClientServerSchedule": "thinpipe.pipeline",
-    "Codec": "thinpipe.codecs",
-    "PipelineStage": "thinpipe.pipeline",
-    "codec": "thinpipe.codecs",
-    "cut": "thinpipe.engines.units",
-    "ddp_hook": "thinpipe.ddp",
-    "ddp_state": "thinpipe.ddp",
+    "thinpipe.codecs": ("Codec", "codec"),
+    "thinpipe.ddp": ("DDPState", "ddp_hook", "ddp_state"),
+    "thinpipe.engines.units": ("cut",),
+    "thinpipe.pipeline.partition": ("choose_cuts", "cut_units", "measure_units", "stages_of"),
+    "thinpipe.pipeline.report": ("LinkReport", "report", "reset_counters"),
+    "thinpipe.pipeline.schedule": ("ClientServerSchedule", "LinearSchedule"),
+    "thinpipe.pipeline.stage": ("PipelineStage",),
+    "thinpipe.pipeline.trace": ("draw", "gather_step", "write_chrome_trace"),
+    "thinpipe.workers.errors": ("LinkError", "WorkerError"),
+    "thinpipe.workers.launch": ("run_workers",),
 }
 
+if not TYPE_CHECKING:  # where it would make any name a known one
 
-def __getattr__(name: str) -> Any:
-    """What needs torch, on first use: it takes seconds to import, and a command line may only want its help."""
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use."""
+        for module, names in _LAZY.items():
+            if name in names:
+                return getattr(importlib.import_module(module), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

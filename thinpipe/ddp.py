@@ -139,7 +139,7 @@ def ddp_state(
     error_feedback: bool = True,
     seed: int = 0,
 ) -> DDPState:
-    """What ``register_comm_hook`` wants beside ``ddp_hook``; one for each model.
+    """Return the state that ``register_comm_hook`` takes together with ``ddp_hook``; one for each model.
 
     ``process_group`` is the one the model was given, if it was given one. With ``error_feedback`` what a codec lost
     of a gradient is added to the next one, so that nothing is lost for good, only late. ``seed`` is for codecs that

@@ -147,7 +147,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
-    """The codec that a spec such as ``"sort:6+2"`` names.
+    """Return the codec that a spec such as ``"sort:6+2"`` names.
 
     ``kernels="reference"`` runs the literal algorithms in plain torch instead of the fast kernels: slow, and what
     the fast ones are held against. A module of kernels runs whatever the tensor's device.

@@ -96,7 +96,7 @@ def _deferred(tail: nn.Module, metas: Sequence[Meta], samples: int | None) -> De
 
 
 def cut(model: nn.Module | Sequence[nn.Module], inputs: Mapping[str, Tensor] | None = None) -> list[nn.Module]:
-    """A model as units, for stages of your own: each takes what the one before it returns, the first one the inputs.
+    """Return a model as units, for your own stages: each takes what the one before returns, the first the inputs.
 
     Of a list its modules, of an ``nn.Sequential`` its children. Of a model of transformers, which is cut by its own
     forward: what comes before its blocks, each block, what comes after; ``inputs`` are an example of what it is called

@@ -63,7 +63,7 @@ def stage_count(workers: int, layout: Layout) -> int:
 
 
 def stages_of(worker: int, workers: int, layout: Layout) -> list[int]:
-    """The stages that a worker has: stage i is on worker i mod R."""
+    """Return the indices of a worker's stages: stage i is on worker i mod R."""
     return list(range(worker, stage_count(workers, layout), workers))
 
 
@@ -77,7 +77,7 @@ def choose_cuts(
     link_mbit_per_s: float | None = None,
     wire_ratio: float = 1.0,
 ) -> tuple[int, ...]:
-    """Where stages begin: balanced by what units cost, or by their number if that was not measured.
+    """Return the units at which stages begin, balanced by the units' costs, or by their number without costs.
 
     Args:
         client_layers: for ``client-server``, how many units the client has at the start and at the end.
@@ -104,7 +104,7 @@ def choose_cuts(
 
 
 def cut_units(units: Sequence[nn.Module], cuts: Sequence[int]) -> list[StageModule]:
-    """The stages of a model, cut before each of the units whose numbers ``cuts`` gives."""
+    """Return the modules of the stages, cut before each unit whose number is in ``cuts``."""
     bounds = [0, *cuts, len(units)]
     if any(start >= end for start, end in itertools.pairwise(bounds)):
         raise ValueError(
@@ -124,7 +124,7 @@ class UnitCost:
 
 
 def measure_units(units: Sequence[nn.Module], *inputs: Tensor, repeat: int = 3) -> list[UnitCost]:
-    """Run one chunk through all units, forward and backward, and keep the fastest of a few times for each."""
+    """Return the cost of each unit: run one microbatch forward and backward, and keep its fastest time."""
     costs = []
     values: tuple[Any, ...] = inputs
     for unit in units:

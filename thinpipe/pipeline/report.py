@@ -29,7 +29,7 @@ _PINGS = 8  # per worker; the quickest says best how far its clock is from worke
 
 @dataclass(frozen=True, kw_only=True)
 class LinkReport:
-    """One direction of one link, since its counters were last reset."""
+    """The counters of one direction of one link, since they were last reset."""
 
     source: int  # stage that sends
     target: int  # stage that receives
@@ -53,7 +53,7 @@ class LinkReport:
 
 
 def report(stages: Sequence[PipelineStage]) -> list[LinkReport]:
-    """The links of the pipeline these stages belong to, on every worker. A collective: all workers call it.
+    """Return the counters of all links of the pipeline, on every worker. A collective: all workers call it.
 
     Stamps of more than ``counters.STAMPS`` messages ago are gone: report, and reset, once per epoch or so.
     """
@@ -67,7 +67,7 @@ def report(stages: Sequence[PipelineStage]) -> list[LinkReport]:
 
 
 def reset_counters(stages: Sequence[PipelineStage]) -> None:
-    """Start counting anew; call it on all workers, between steps."""
+    """Reset the counters of all links; call it on all workers, between steps."""
     for stage in stages:
         for link in stage.links:
             link.reset_counters()

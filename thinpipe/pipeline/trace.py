@@ -54,7 +54,7 @@ class Bar:
 
 
 def gather_step(stages: Sequence[PipelineStage]) -> list[Bar]:
-    """The bars of the last step, of all workers, on all workers. A collective.
+    """Return the timeline of the last step of all workers, as bars for ``draw``. A collective.
 
     Where arrivals were not traced, a transfer is drawn until its chunk was used, if the receiver waited for it, and
     left out if it did not: nobody saw it end.
@@ -87,7 +87,7 @@ def gather_step(stages: Sequence[PipelineStage]) -> list[Bar]:
 
 
 def write_chrome_trace(bars: Sequence[Bar], path: str | Path) -> None:
-    """The step in the JSON that chrome://tracing and Perfetto read."""
+    """Write the timeline of a step as JSON for chrome://tracing and Perfetto."""
     lanes = list(LANES)
     events: list[dict[str, Any]] = []
     for worker in sorted({bar.worker for bar in bars}):
@@ -112,7 +112,7 @@ def write_chrome_trace(bars: Sequence[Bar], path: str | Path) -> None:
 
 
 def draw(bars: Sequence[Bar], path: str | Path) -> None:
-    """The step as a PNG: a band per worker, with a lane each for compute, codec, wait and transfer."""
+    """Draw the timeline of a step as a PNG: a band per worker, with lanes for compute, codec, wait and transfer."""
     from matplotlib.figure import Figure  # not at the top: half a second that only pictures need
     from matplotlib.patches import Patch
 

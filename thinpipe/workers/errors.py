@@ -11,7 +11,7 @@ from typing import NoReturn
 
 
 class LinkError(RuntimeError):
-    """The worker at the other end of a link is gone, or the network between is: the effect of somebody's failure."""
+    """The worker at the other end of a link, or the network to it, has failed."""
 
 
 class ChecksumError(RuntimeError):
