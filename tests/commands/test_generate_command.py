@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -67,3 +68,34 @@ def test_a_server_that_dies_is_one_line(model: Path) -> None:
             os.kill(left.pid, signal.SIGKILL)
     assert process.returncode == 1
     assert err.splitlines() == ["thinpipe: worker 1: killed by signal 9 (SIGKILL); worker 0 ended with it"]
+
+
+@pytest.mark.timeout(2 * LIMIT_S + 30)
+def test_several_texts_are_told_apart_by_people_and_by_programs(model: Path, tmp_path: Path) -> None:
+    """Texts have empty lines themselves, and prompts may have line breaks."""
+    prompts = [PROMPT, "the first\nand the last"]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": each}) + "\n" for each in prompts))
+    options = ["--model", str(model), "--max-new-tokens", "4", "--prompts", str(tmp_path / "p.jsonl")]
+    out, err = start(*options).communicate(timeout=LIMIT_S)
+    lines = out.split("\n")
+    assert [line for line in lines if line.startswith("===")] == [
+        f"=== 1 of 2: {PROMPT}",
+        "=== 2 of 2: the first and the last",
+    ]
+    assert re.search(
+        r"\n  prefill [0-9.]+ s, then [0-9.]+ ms a step: [0-9.]+ client, [0-9.]+ servers, [0-9.]+ net", err
+    )
+    out, _ = start(*options, "--jsonl", "--batch-size", "1").communicate(timeout=LIMIT_S)
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [each["prompt"] for each in found] == prompts
+    assert (found[0]["token_ids"], found[0]["text"]) == expected(model, 4)
+    assert {len(each["token_ids"]) for each in found} == {4}
+
+
+@pytest.mark.timeout(LIMIT_S + 30)
+def test_a_single_prompt_as_json_is_one_line(model: Path) -> None:
+    process = start("--model", str(model), "--max-new-tokens", "4", "--parallel", "none", "--jsonl", PROMPT)
+    out, err = process.communicate(timeout=LIMIT_S)
+    tokens, text = expected(model, 4)
+    assert json.loads(out) == {"prompt": PROMPT, "text": text, "token_ids": tokens}
+    assert "client" not in err

@@ -65,7 +65,7 @@ def work(group: dist.ProcessGroup, folder: Path, options: dict[str, Any]) -> lis
     world = world_in(group)
     settings = Settings(model=str(folder), workers=world.workers, max_new_tokens=NEW, device="cpu", **options)
     prompts = [Prompt("", tokens) for tokens in PROMPTS] if world.is_client else None
-    return generate(settings, world, prompts, lambda text: None, lambda tokenizer: None)
+    return generate(settings, world, prompts, lambda number, text, tokens: None, lambda tokenizer: None)
 
 
 def wanted(folder: Path, adapter: Path | None = None, **options: Any) -> list[list[int]]:
@@ -98,6 +98,12 @@ def test_greedy_texts_are_those_of_transformers(pool: Pool, folder: Path, counts
         (run,), *servers = pool.run(work, workers, folder, {})
         assert run.tokens == expected
         assert servers == [[]] * (workers - 1)  # they have no texts
+        assert run.steps == NEW - 1
+        assert 0 < run.servers_s < run.seconds
+        assert 0 < run.prefill_s < run.prefill_s + run.wait_s < run.seconds
+        client, on_servers, _ = run.step_s
+        assert client * run.steps == pytest.approx(run.seconds - run.prefill_s - run.wait_s)
+        assert on_servers * run.steps == pytest.approx(run.servers_s)
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)

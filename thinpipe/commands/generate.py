@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from thinpipe.commands.replicas import worker_errors
 from thinpipe.commands.terminal import OutputError, one_line_errors, takes, write_or_print
 from thinpipe.commands.train.command import Asked as Training
 from thinpipe.commands.train.settle import join_machines
-from thinpipe.generation.settings import PANELS, WHAT, Settings
+from thinpipe.generation.settings import OUT, PANELS, WHAT, Settings
 from thinpipe.measure.record import Record, check_writable, columns_of, figure, row_of
 from thinpipe.options import OptionError, flags_in_errors, like, option, read
 from thinpipe.workers.errors import WorkerError
@@ -32,6 +34,9 @@ class Asked:
     prompts: Path | None = option(
         "File with prompts, one a line, or JSON lines with a field prompt.", panel=WHAT, metavar="FILE", default=None
     )
+    jsonl: bool = option(
+        "Print a JSON object per prompt (prompt, text, token_ids) in place of texts.", panel=OUT, default=False
+    )
     json: Path | None = like(Training, "json", default=None)
     rank: int | None = like(Training, "rank", default=None)
     master: str | None = like(Training, "master", default=None)
@@ -46,6 +51,10 @@ class Figures:
     new_tokens: int = figure("new\ntokens", format="d")
     tokens_per_s: float = figure("tokens/s", format=".1f", better="higher")
     wire_bytes_per_token: float = figure("wire\nbytes/token", format=",.0f", better="lower")
+    prefill_s: float = figure("prefill\ns", format=".3f", better="lower")
+    client_ms: float = figure("a step:\nclient ms", format=".2f", better="lower")
+    servers_ms: float = figure("servers\nms", format=".2f", better="lower")
+    network_ms: float = figure("network\nms", format=".2f", better="lower")
     alike: int | None = figure("tokens\nas with none", format="d", better="higher")
     alike_first: int | None = figure("of these\nbefore any other", format="d", better="higher")
     text: str
@@ -102,9 +111,8 @@ def generate(
                 check_writable(asked.json)
     workers = settings.count if me is None else None
     with worker_errors(), thin_network(settings.link, settings.count) as network:
-        outcome = run_workers(
-            _work, settings, workers=workers, network=network, patience_s=settings.patience_s, private=prompts
-        )[0]
+        options: dict[str, Any] = {"workers": workers, "network": network, "patience_s": settings.patience_s}
+        outcome = run_workers(_work, settings, asked.jsonl, private=prompts, **options)[0]
     code = 2 if isinstance(outcome, str) else 0
     if isinstance(outcome, str):
         typer.echo(f"thinpipe: {outcome}", err=True)
@@ -115,7 +123,7 @@ def generate(
     raise typer.Exit(code)
 
 
-def _work(settings: Settings, prompts: Any = None) -> Any:
+def _work(settings: Settings, as_json: bool, prompts: Any = None) -> Any:
     """What every worker runs: the client's runs, or words about what cannot be."""
     import torch
 
@@ -127,7 +135,8 @@ def _work(settings: Settings, prompts: Any = None) -> Any:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         try:
-            return generate_part(settings, world, prompts, _Printer(), _make_streamer)
+            printer = _Printer([each.text for each in prompts or ()], as_json)
+            return generate_part(settings, world, prompts, printer, None if as_json else _make_streamer)
         except SetupError as error:
             return str(error)
         except BrokenPipeError:
@@ -136,14 +145,18 @@ def _work(settings: Settings, prompts: Any = None) -> Any:
 
 
 class _Printer:
-    """Texts one after the other, with an empty line between."""
+    """Print texts as they are done: as JSON lines, or each under its number and prompt."""
 
-    def __init__(self) -> None:
-        self._is_first = True
+    def __init__(self, prompts: Sequence[str], as_json: bool) -> None:
+        self._prompts, self._as_json = prompts, as_json
 
-    def __call__(self, text: str) -> None:
-        print(text if self._is_first else f"\n{text}", flush=True)
-        self._is_first = False
+    def __call__(self, number: int, text: str, tokens: list[int]) -> None:
+        prompt = self._prompts[number]
+        if self._as_json:
+            print(json.dumps({"prompt": prompt, "text": text, "token_ids": tokens}, ensure_ascii=False), flush=True)
+            return
+        shown = textwrap.shorten(prompt, 72, placeholder=" ...")
+        print(f"{chr(10) if number else ''}=== {number + 1} of {len(self._prompts)}: {shown}\n{text}", flush=True)
 
 
 def _make_streamer(tokenizer: Any) -> Any:
@@ -158,6 +171,7 @@ def _finish(asked: Asked, settings: Settings, prompts: Sequence[str], runs: Sequ
         per_token = f", {run.wire_bytes / max(run.count, 1):,.0f} bytes on the wire for each" if run.wire_bytes else ""
         speed = run.count / max(run.seconds, 1e-9)
         typer.echo(f"{name}: {run.count} tokens in {run.seconds:.1f} s, {speed:.1f} tokens/s{per_token}", err=True)
+        typer.echo(f"  {_times(run, settings.count)}", err=True)
     rows = [_figures(number, text, runs) for number, text in enumerate(prompts)]
     for number, row in enumerate(rows, 1):
         if row.alike is not None and row.plain_token_ids is not None:
@@ -174,6 +188,13 @@ def _finish(asked: Asked, settings: Settings, prompts: Sequence[str], runs: Sequ
     return 0
 
 
+def _times(run: Any, workers: int) -> str:
+    """Return where the time went: up to the first token, then in a step on average."""
+    client, servers, network = (1e3 * each for each in run.step_s)
+    step = f"prefill {run.prefill_s:.2f} s, then {client + servers + network:.1f} ms a step"
+    return step if workers == 1 else f"{step}: {client:.1f} client, {servers:.1f} servers, {network:.1f} network"
+
+
 def _figures(number: int, prompt: str, runs: Sequence[Any]) -> Figures:
     run, plain = runs[0], runs[1] if len(runs) > 1 else None
     same = [one == other for one, other in zip(run.tokens[number], plain.tokens[number], strict=False)] if plain else []
@@ -182,6 +203,10 @@ def _figures(number: int, prompt: str, runs: Sequence[Any]) -> Figures:
         new_tokens=len(run.tokens[number]),
         tokens_per_s=run.count / max(run.seconds, 1e-9),
         wire_bytes_per_token=run.wire_bytes / max(run.count, 1),
+        prefill_s=run.prefill_s,
+        client_ms=1e3 * run.step_s[0],
+        servers_ms=1e3 * run.step_s[1],
+        network_ms=1e3 * run.step_s[2],
         alike=sum(same) if plain else None,
         alike_first=(same.index(False) if False in same else len(same)) if plain else None,
         text=run.texts[number],

@@ -10,6 +10,7 @@ before it comes, and posts its receive while it computes: gloo moves nothing bef
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -166,6 +167,7 @@ class Ring:
         self._coming: tuple[Tensor, dist.Work] | None = None
         self._going: tuple[Tensor, dist.Work] | None = None
         self.sent_bytes = 0
+        self.busy_s = [0.0, 0.0]  # this server's compute with prompts, and with the tokens that follow
 
     def post(self, size: int) -> None:
         """Expect a message of so many bytes."""
@@ -219,6 +221,7 @@ class Servers:
     def __init__(self, ring: Ring, going: Packing, coming: Packing, device: torch.device) -> None:
         self._ring, self._going, self._coming, self._device = ring, going, coming, device
         self._head = Head(kind=Kind.LAST)
+        self.wait_s = [0.0, 0.0]  # for states to come back, with prompts and with the tokens that follow
 
     def begin(self, *, encoded: bool) -> None:
         """The next step is the first of a batch."""
@@ -241,7 +244,9 @@ class Servers:
         self._head = head
         self._ring.post(self._coming.size(head))
         self._ring.send(self._going.pack(head, step))
+        began = time.perf_counter()
         _, message = self._ring.take()
+        self.wait_s[head.number > 1] += time.perf_counter() - began
         return self._coming.unpack(message, head, self._device).states
 
     def end(self) -> None:

@@ -31,7 +31,7 @@ from thinpipe.workers.exchange import CPU, DisagreementError, agree
 from thinpipe.workers.membership import say_remote
 from thinpipe.workloads.sources import identity
 
-Show = Callable[[str], None]  # each text, when its batch is done
+Show = Callable[[int, str, list[int]], None]  # number, text and tokens of each, when its batch is done
 MakeStreamer = Callable[[Any], Any]  # from a tokenizer: what is told every token of a single prompt
 
 
@@ -42,15 +42,30 @@ class Run:
     tokens: list[list[int]]  # the new ones of each
     texts: list[str]
     seconds: float
+    prefill_s: float = 0.0  # of it, up to the first new tokens of each batch
+    steps: int = 0  # after those: each adds a token to every text of a batch
+    wait_s: float = 0.0  # in these steps, for states that come back from the servers
+    servers_s: float = 0.0  # of it, compute of all servers; the rest is the network
     wire_bytes: int = 0  # sent by all workers
 
     @property
     def count(self) -> int:
         return sum(map(len, self.tokens))
 
+    @property
+    def step_s(self) -> tuple[float, float, float]:
+        """Return what a step takes on the client, on the servers and on the network."""
+        steps, decode_s = max(self.steps, 1), max(self.seconds - self.prefill_s, 0.0)
+        client_s = max(decode_s - self.wait_s, 0.0)
+        return client_s / steps, self.servers_s / steps, max(self.wait_s - self.servers_s, 0.0) / steps
+
 
 def generate(
-    settings: Settings, world: World, prompts: Sequence[Prompt] | None, show: Show, make_streamer: MakeStreamer
+    settings: Settings,
+    world: World,
+    prompts: Sequence[Prompt] | None,
+    show: Show,
+    make_streamer: MakeStreamer | None,  # None: a single prompt is not streamed either
 ) -> list[Run]:
     """One worker's part; the client, who has the prompts, returns the runs: with the codec, and if asked for without.
 
@@ -82,7 +97,7 @@ def generate(
     limits = Limits.of(facts, batch_size=settings.batch_size, max_tokens=positions_of(pretrained))
     ring, runs = Ring(world, limits), list[Run]()
     for encoded in [True, False] if settings.compare else [settings.compress != "none"]:
-        ring.sent_bytes = 0
+        ring.sent_bytes, ring.busy_s = 0, [0.0, 0.0]
         if prompts is None:
             part.serve(ring)
         else:
@@ -94,12 +109,13 @@ def generate(
                 run = client.run(show if first else _show_nothing, make_streamer if first else None, encoded=encoded)
             servers.quit()
             runs.append(run)
-        sent = sum(world.gather(ring.sent_bytes))
-        runs[-1:] = [replace(run, wire_bytes=sent) for run in runs[-1:]]
+        told = world.gather([ring.sent_bytes, ring.busy_s[1]])
+        sent, busy = sum(sent for sent, _ in told), sum(busy for _, busy in told)
+        runs[-1:] = [replace(run, wire_bytes=sent, servers_s=busy) for run in runs[-1:]]
     return runs
 
 
-def _show_nothing(text: str) -> None: ...
+def _show_nothing(number: int, text: str, tokens: list[int]) -> None: ...
 
 
 def _whole(settings: Settings, world: World) -> nn.Module:
@@ -162,11 +178,13 @@ class _Part:
             served.begin()
             ring.post(self.coming.size(head))
             while (message := ring.take())[0].kind is not Kind.LAST:
-                head = message[0]
+                head, began = message[0], time.perf_counter()
                 ACTIVITY.note("generating", head.number)
                 ring.post(self.coming.size(replace(head, tokens=1)))
                 step = self.coming.unpack(message[1], head, self._device)
-                ring.send(self.going.pack(head, replace(step, states=served(step))))
+                packed = self.going.pack(head, replace(step, states=served(step)))
+                ring.busy_s[head.number > 1] += time.perf_counter() - began
+                ring.send(packed)
             if not self._before_client:
                 ring.send(self.going.pack(message[0], None))
 
@@ -217,18 +235,20 @@ class _Client:
         size = settings.batch_size or len(prompts)
         tokens: list[list[int]] = []
         texts: list[str] = []
-        seconds = 0.0
+        seconds, clock = 0.0, _Clock()
         torch.manual_seed(settings.seed)
         for start in range(0, len(prompts), size):
             ACTIVITY.note("generating", start)
             batch = padded(prompts[start : start + size], self._config.pad_token_id)
             inputs = {name: tensor.to(self._device) for name, tensor in batch.items()}
             streamer = make_streamer(self._tokenizer) if make_streamer is not None and len(prompts) == 1 else None
-            began = time.perf_counter()
+            began = clock.begin()
             if self._servers is not None:
                 self._servers.begin(encoded=encoded)
             with quiet(), torch.no_grad():
-                rows = self._model.generate(**inputs, generation_config=self._config, streamer=streamer)
+                rows = self._model.generate(
+                    **inputs, generation_config=self._config, streamer=streamer, stopping_criteria=[clock]
+                )
             if self._servers is not None:
                 self._servers.end()
             seconds += time.perf_counter() - began
@@ -236,10 +256,36 @@ class _Client:
                 tokens.append(self._until_end(row))
                 texts.append(self._tokenizer.decode(tokens[-1], skip_special_tokens=True))
                 if streamer is None:
-                    show(texts[-1])
-        return Run(tokens=tokens, texts=texts, seconds=seconds)
+                    show(len(texts) - 1, texts[-1], tokens[-1])
+        return Run(
+            tokens=tokens,
+            texts=texts,
+            seconds=seconds,
+            prefill_s=clock.prefill_s,
+            steps=clock.steps,
+            wait_s=0.0 if self._servers is None else self._servers.wait_s[1],
+        )
 
     def _until_end(self, row: list[int]) -> list[int]:
         """Without the padding that follows where a text ended before others."""
         length = next((place + 1 for place, token in enumerate(row) if token in self._ends), len(row))
         return row[:length]
+
+
+class _Clock:
+    """A stopping criterion of transformers that stops nothing: it sees when the tokens of a step are known."""
+
+    def __init__(self) -> None:
+        self.prefill_s, self.steps = 0.0, 0
+
+    def begin(self) -> float:
+        """A batch begins; return the time."""
+        self._began, self._is_first = time.perf_counter(), True
+        return self._began
+
+    def __call__(self, tokens: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        if self._is_first:
+            self.prefill_s += time.perf_counter() - self._began
+        self.steps += not self._is_first
+        self._is_first = False
+        return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
