@@ -17,7 +17,8 @@ from thinpipe.pipeline.links.spec import check_directions
 from thinpipe.pipeline.order import ORDERS, Order, is_order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.training.events import Parallel
-from thinpipe.workloads.sources import HUB, parse_changes
+from thinpipe.training.paths import NAMED, ON_DISK
+from thinpipe.workloads.sources import parse_changes
 from thinpipe.workloads.task import Dtype, LrSchedule, Optimizer, Source
 from thinpipe.workloads.tasks import TASKS
 
@@ -33,24 +34,12 @@ PANELS = WHAT, _WHERE, LINKS, HOW, OUT, SAVE, MACHINES = (  # of the help, in th
 COUNT = between(1, 1_000_000_000)
 
 
-def _absolute(path: Path) -> str:
-    return str(path) if str(path).startswith(HUB) else str(path.resolve())
-
-
-def _place(text: str) -> str:
-    """What is on this machine by its full path; else it is a name."""
-    path = Path(text)
-    return str(path.resolve()) if path.exists() or text.startswith((".", "/", "~")) else text
-
-
 def _changes(text: str) -> str:
     parse_changes(text)
     return text
 
 
-_FILES: dict[str, Any] = {"movable": True, "per_machine": True, "default": None, "panel": WHAT}
-_ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, **_FILES}
-_NAMED: dict[str, Any] = {"parse": _place, **_FILES}
+_ON_DISK, _NAMED = {**ON_DISK, "panel": WHAT}, {**NAMED, "panel": WHAT}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 
 from thinpipe.measure.sanitize import one_line
+from thinpipe.options import named
 from thinpipe.workers.addresses import address_and_port, address_towards, listen
 from thinpipe.workers.control import WARN_S
 from thinpipe.workers.errors import LinkError, WorkerError
@@ -98,7 +99,7 @@ def own_address_towards(host: str, patience: Patience) -> str:
         except OSError as error:
             problem = f"there is no route to worker 0 at {host} ({error.strerror})"
             remedy = "look at the interfaces and routes of this machine (ip address, ip route)"
-        patience.wait(problem, remedy.format(master="--master"))
+        patience.wait(problem, named(remedy))
         time.sleep(_POLL_S)
 
 

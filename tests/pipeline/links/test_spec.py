@@ -91,7 +91,7 @@ def test_copies_would_drift_away_by_what_is_refused():
 
 
 def test_without_a_colon_it_is_listed_among_those_there_are():
-    with pytest.raises(ValueError, match=r"there are: none, .*delta\(kmeans:2\)"):
+    with pytest.raises(ValueError, match=r"codecs: none, .*delta\(kmeans:2\)"):
         thinpipe.codec("delta:2")
 
 
