@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -142,6 +143,29 @@ def test_small_tensors_travel_raw(pool: Pool) -> None:
     assert forward == backward == (32 * 127 * 4, 32 * 127 * 4 + CHUNKS * CHECKSUM_BYTES)
     forward, backward = pool.run(raw_or_not, 2, 128)[0]
     assert forward == (32 * 128 * 4, 32 * 128 + (16 + CHECKSUM_BYTES) * CHUNKS)
+
+
+def warnings_of(group: Any, forward: str, backward: str, width: int) -> list[str]:
+    """Return what two steps and an evaluation warn of on this worker."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        options = {"forward": forward, "backward": backward}
+        stages, schedule = make(group, "linear", "gpipe", CHUNKS, seeded(2, width), **options)
+        x, y = batch(width=width)
+        run_step(stages, schedule, x, y)
+        schedule.eval(*([x] if stages[0].is_first else []), target=y if stages[0].is_last else None)
+        run_step(stages, schedule, x, y)
+    return [str(each.message) for each in caught if "compressed" in str(each.message)]
+
+
+def test_a_sender_warns_once_where_nothing_is_compressed(pool: Pool) -> None:
+    first, last = pool.run(warnings_of, 2, "uniform:8", "uniform:8", 127)
+    assert len(first) == len(last) == 1
+    assert "nothing is compressed on the forward link from stage 0 to stage 1: " in first[0]
+    assert "the largest tensor of a chunk has 4064 bytes, and uniform:8 encodes tensors of 4096 bytes" in first[0]
+    assert "backward link from stage 1 to stage 0" in last[0]
+    assert pool.run(warnings_of, 2, "uniform:8", "uniform:8", 128) == [[], []]
+    assert pool.run(warnings_of, 2, "none", "none", 127) == [[], []]
 
 
 def evaluate_between(group: Any, layout: str) -> None:

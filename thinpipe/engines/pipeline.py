@@ -170,7 +170,7 @@ class PipelineEngine(Engine):
 
     def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
         links = self._links
-        return CheckedStage(
+        stage = CheckedStage(
             *self._stage_arguments(module, index, training=training),
             group=self.world.group,
             forward=links.forward if training else once(links.forward),
@@ -185,6 +185,9 @@ class PipelineEngine(Engine):
             seed=links.seed,
             amp=self._amp,
         )
+        for link in stage.ends.sends:
+            link.warns = False  # plans of links say it
+        return stage
 
     def _stage_arguments(self, module: StageModule, index: int, *, training: bool) -> tuple[Any, ...]:
         """What a stage of torch takes, with examples of what one chunk brings and leaves."""

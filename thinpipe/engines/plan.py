@@ -89,6 +89,8 @@ class LinkPlan:
     # Of a step whose samples were never sent before (delta), or before the first axes are known.
     first_wire_bytes: int | None = None
     first_steps: int = 0  # that send so much since axes are not known yet
+    first_bits: int = 0  # per value in those steps
+    uncompressed: str | None = None  # why nothing is compressed although there is a codec
     settled_after: int = 0  # steps: from then on axes travel as rarely as they will
     learned_bytes: int = 0  # of ``wire_bytes``, axes that travel every so many steps: their mean
 
@@ -122,6 +124,8 @@ def plan_link(
         integer_bytes=sum(compress(sizes(-1), packed)),
         first_wire_bytes=sum(sizes(0)) if any(len(form) > 1 for form in forms) else None,
         first_steps=max((each.first_steps for each in learning), default=0),
+        first_bits=max((each.first_bits for each in learning), default=0),
+        uncompressed=encoding(spec).uncompressed(slots, chunks),
         settled_after=max((each.first_steps + each.every for each in learning if each.step_bytes), default=0),
         learned_bytes=learned_bytes,
     )

@@ -109,8 +109,8 @@ def test_first_at_eight_bits_then_at_two_and_sizes_are_known_from_shapes_and_ste
     assert max(errors[2 + LEAD :]) < 0.3 * error(tile.decode(tile.encode(x), torch.empty_like(x)), x)
     slot = Slot(torch.Size(SHAPE), torch.float32)
     assert [form.wire_bytes for form in encoding("axes:2").forms(slot, CHUNKS)] == [first, plain]
-    assert encoding("axes:2+now").learning(slot, CHUNKS) == (CHUNKS * part, 5, 2 + LEAD)
-    assert encoding("axes:2").learning(slot, CHUNKS) == (CHUNKS * part, 5, START + 1 + LEAD)
+    assert encoding("axes:2+now").learning(slot, CHUNKS) == (CHUNKS * part, 5, 2 + LEAD, 8)
+    assert encoding("axes:2").learning(slot, CHUNKS) == (CHUNKS * part, 5, START + 1 + LEAD, 8)
 
 
 def test_unless_told_to_begin_now_it_waits_until_a_model_has_settled() -> None:

@@ -20,6 +20,7 @@ from thinpipe.measure.report import Table
 from thinpipe.training.events import Epoch, Finished, Holding, LinkPlan, LinkUse, Plan, Step
 
 LINE_EVERY_S = 10.0  # in a pipe, between the lines of epochs
+SHORT_RUN = 4  # times the steps before axes are known: a run of as many or fewer is told how many those are
 WIDE = 72  # columns that a whole line about an epoch takes
 _WORKER = Column(name="worker", heading="worker", key=True)
 _HOLDING_COLUMNS = (
@@ -302,8 +303,8 @@ def _shapes_text(link: LinkPlan) -> str:
 
 
 def _plan_notes(plan: Plan) -> str:
-    """What the table does not say: which gradients are not needed; and that links carry more while samples are new to
-    them, and less than it says of masks."""
+    """Return what the table does not say: gradients that nothing needs, first steps, floats that no codec encodes, and
+    masks that need fewer bytes."""
     notes = []
     back = {(link.target, link.source) for link in plan.links}
     silent = [f"{link.target} to {link.source}" for link in plan.links if (link.source, link.target) not in back]
@@ -320,12 +321,26 @@ def _plan_notes(plan: Plan) -> str:
         notes.append(
             f"{more[0].spec}: {first_kb:.1f} kB a {_per(plan)} forward {until}, {again_kb:.1f} kB after that{then}"
         )
+        notes += _first_steps_notes(plan, first_steps, max(link.first_bits for link in more))
+    for reason in dict.fromkeys(link.uncompressed for link in plan.links if link.uncompressed):
+        links = ", ".join(f"{link.source} to {link.target}" for link in plan.links if link.uncompressed == reason)
+        notes.append(f"Nothing is compressed from stage {links}: {reason}.")
     integer_kb = sum(link.integer_bytes for link in plan.links) / 1e3
     if integer_kb:
         notes.append(
             f"At most: {integer_kb:.1f} kB of it are masks or other integers, which travel in as few bits as they need."
         )
     return "\n".join(notes)
+
+
+def _first_steps_notes(plan: Plan, first_steps: int, bits: int) -> list[str]:
+    """Say which part of a short run has more bits than its codec; links count batches, also several to a step."""
+    batches, before = plan.last_step * plan.accumulate, plan.first_step * plan.accumulate
+    if before >= first_steps or batches > SHORT_RUN * first_steps:
+        return []
+    unit = "steps" if plan.accumulate == 1 else "batches"
+    first = f"the first {min(first_steps, batches)} of {batches} {unit}"
+    return [f"The activations of {first} travel at {bits} bits, before axes are known."]
 
 
 def _link_row(link: LinkPlan | LinkUse, steps: int = 1) -> dict[str, object]:

@@ -27,7 +27,8 @@ from thinpipe.codecs.spec import codec
 from thinpipe.pipeline.links.encoding import Form, Learning, Plain
 from thinpipe.pipeline.links.slot import Slot
 
-FIRST = codec("tile:8")
+FIRST_BITS = 8
+FIRST = codec(f"tile:{FIRST_BITS}")
 # What a model that begins to learn sends changes more from a step to the next than axes can follow, and what is lost
 # then is not made up for: after 250 steps a small language model (6 layers, 128 wide, one seed) had a validation loss
 # of 1.919 uncompressed, 1.934 with axes:2.25, and 2.258 with axes:2.25+now.
@@ -92,7 +93,7 @@ class Axes(Plain):
         if rows is None:
             return super().learning(slot, chunks)
         first = first_due(rows, chunks, self._start)
-        return Learning(chunks * _part(rows, chunks), rows.every(self.bits, chunks), first + LEAD + 1)
+        return Learning(chunks * _part(rows, chunks), rows.every(self.bits, chunks), first + LEAD + 1, FIRST_BITS)
 
     def configure(self, slots: Sequence[Slot], chunks: int = 1) -> None:
         super().configure(slots, chunks)

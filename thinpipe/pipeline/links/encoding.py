@@ -46,6 +46,7 @@ class Learning(NamedTuple):
     step_bytes: int  # in a step that has it
     every: int  # steps
     first_steps: int  # that travel without
+    first_bits: int = 0  # per value in those steps
 
 
 class Encoding(ABC):
@@ -86,6 +87,22 @@ class Encoding(ABC):
     def learning(self, slot: Slot, chunks: int = 1) -> Learning:
         """What travels beside the tensors of a slot."""
         return Learning(0, 1, 0)
+
+    def uncompressed(self, slots: Sequence[Slot], chunks: int = 1) -> str | None:
+        """Return why all floats of these slots travel as they are although there is a codec; None if some do not."""
+        values = [slot for slot in slots if slot.dtype.is_floating_point or slot.dtype.is_complex]
+        is_codec = any(codec.spec != "none" for codec in self.codecs)
+        if not values or not is_codec or any(not form.raw for slot in values for form in self.forms(slot, chunks)):
+            return None
+        largest = max(values, key=lambda slot: slot.tensor_bytes)
+        if largest.dtype not in FLOATS:
+            return f"{self.spec} encodes no {str(largest.dtype).removeprefix('torch.')}"
+        if largest.tensor_bytes < RAW_BELOW:
+            return (
+                f"the largest tensor of a chunk has {largest.tensor_bytes} bytes, and {self.spec} encodes tensors of "
+                f"{RAW_BELOW} bytes and more; fewer chunks or larger batches make larger tensors"
+            )
+        return f"{self.spec} would not make {largest} smaller"
 
     def configure(self, slots: Sequence[Slot], chunks: int = 1) -> None:
         self.slots, self.chunks = slots, chunks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,18 +21,27 @@ Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, what is to 
 class SendLink(Link):
     """Encodes into buffers that are used again."""
 
+    warns = True  # if nothing is compressed; False where the user learns it in another way
     tap: Tap | None = None  # is shown every tensor before it is encoded
     window = 4  # chunks under way before the worker waits for the oldest, whose wire takes memory
 
     def forget(self) -> None:
         self.transport.memory.forget()
 
+    def configure(self, slots: list[Slot], chunks: int) -> None:
+        super().configure(slots, chunks)
+        why = self.encoding.uncompressed(slots, chunks) if self.warns else None
+        if why:
+            self.warns = False
+            warnings.warn(f"nothing is compressed on the {self}: {why}", stacklevel=2)
+
     def send(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
         """(2) Encode and send, or return the operations that send. Waits only if a window of chunks is under way."""
-        if len(tensors) != len(self.slots):
+        if len(tensors) != len(self.slots) or not all(isinstance(each, Tensor) for each in tensors):
+            found = [str(Slot.of(each)) if isinstance(each, Tensor) else type(each).__name__ for each in tensors]
             raise ValueError(
                 f"all chunks of all steps have the same tensors: the {self} was set up for "
-                f"{len(self.slots)} ({', '.join(map(str, self.slots))}), but chunk {chunk} has {len(tensors)}. "
+                f"({', '.join(map(str, self.slots))}), but chunk {chunk} is ({', '.join(found)}). "
                 "Return as many tensors for every chunk"
             )
         self.transport.await_sends(but=self.window - 1)
