@@ -19,6 +19,7 @@ from thinpipe.workers import exchange
 
 if TYPE_CHECKING:
     from thinpipe.pipeline.linked_stage import LinkedStage
+    from thinpipe.pipeline.shaped_stage import ShapedStage
 
 _STAGES: WeakSet[LinkedStage] = WeakSet()  # all of this process
 
@@ -34,7 +35,7 @@ def siblings_of(stage: LinkedStage) -> list[LinkedStage]:
     return sorted(together, key=lambda each: each.stage_index)
 
 
-def indices_here(stage: LinkedStage) -> list[int]:
+def indices_here(stage: ShapedStage) -> list[int]:
     """The stages that the schedule gives to this worker, whether they are made or not."""
     placement = stage.stage_index_to_group_rank
     return [index for index, worker in placement.items() if worker == stage.group_rank]
@@ -51,7 +52,7 @@ def check_place(stage: LinkedStage) -> None:
         )
 
 
-def agree(stage: LinkedStage, facts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def agree(stage: ShapedStage, facts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Compare what the stages of this worker know with the other workers; an error on all where it differs.
 
     Returns what all of them know.

@@ -15,25 +15,24 @@ the operations that the ``get_*_ops`` methods return. Where messages have tags (
 send and receive on their own, so no schedule makes a transfer wait for a computation. On other backends (NCCL) they
 return operations on wire buffers, and the schedule keeps their order.
 
-Names of torch's inside used here, seen on 2.11 and 2.13; ``linked_stage`` and ``metadata`` list theirs. Overridden: the
-methods above; ``get_fwd_recv_ops`` and ``get_bwd_recv_ops``; ``forward_maybe_with_nosync``, which runs the module;
-``backward_weight_one_chunk``; ``set_local_fwd_input``, ``get_local_bwd_output`` and ``set_local_bwd_input``, between
-neighbours on one worker; ``scale_grads`` and ``perform_reduce_grad``, which must not follow an evaluation. Read:
-``has_backward``; ``fwd_cache`` and ``bwd_cache``, outputs and input gradients of each chunk. Written: the ``buffer`` of
-each of ``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived. And ``tree_leaves``, the tensors
-of an output of any structure.
+Names of torch's inside used here, seen on 2.11 and 2.13; ``linked_stage``, ``shaped_stage``, ``local_stage`` and
+``metadata`` list theirs. Overridden: the methods above; ``get_fwd_recv_ops`` and ``get_bwd_recv_ops``;
+``forward_maybe_with_nosync``, which runs the module; ``backward_weight_one_chunk``; ``scale_grads`` and
+``perform_reduce_grad``, which must not follow an evaluation. Read: ``has_backward``; ``fwd_cache`` and ``bwd_cache``,
+outputs and input gradients of each chunk. Written: the ``buffer`` of each of ``args_recv_info`` and
+``grad_recv_info``, from which torch takes what arrived. And ``tree_leaves``, the tensors of an output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
@@ -41,13 +40,14 @@ from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import DEFAULT_RECIPE
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.ends import LinkOptions
-from thinpipe.pipeline.linked_stage import NOTHING, LinkedStage, drop_buffers
 from thinpipe.pipeline.links.counters import DeviceClock, Event, now
-from thinpipe.pipeline.siblings import indices_here, siblings_of
+from thinpipe.pipeline.local_stage import LocalStage
+from thinpipe.pipeline.shaped_stage import drop_buffers
+from thinpipe.pipeline.siblings import indices_here
 from thinpipe.workers.control import ACTIVITY
 
 
-class PipelineStage(LinkedStage):
+class PipelineStage(LocalStage):
     """A drop-in for ``torch.distributed.pipelining.PipelineStage`` that compresses what it sends.
 
     Args:
@@ -80,9 +80,6 @@ class PipelineStage(LinkedStage):
         super().__init__(submodule, stage_index, num_stages, device, links, torch_args, options)
         self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
         self.recompute = recompute
-        # Received tensors, by direction and chunk, in whose memory outputs or input gradients lie (``nn.Identity``,
-        # views): it is not used for another chunk of the step.
-        self._shared = set[tuple[str, int]]()
         self._whole = set[int]()  # chunks whose backward was not cut into inputs and weights, though it was asked for
         self.clocks = {kind: DeviceClock(device) for kind in ("forward", "backward", "weight")}
 
@@ -101,23 +98,17 @@ class PipelineStage(LinkedStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.begin()
-        infos = self.args_recv_info[fwd_chunk_id]
-        received: list[Tensor] = []
-        if self.ends.forward_recv:
+        infos, link = self.args_recv_info[fwd_chunk_id], self.ends.forward_recv
+        if link:
             gradients = self.has_backward and torch.is_grad_enabled()
-            received = self.ends.forward_recv.receive(fwd_chunk_id)
-            for info, item, tensor in zip(infos, self._inputs, received, strict=True):
+            for info, item, tensor in zip(infos, self._inputs, link.receive(fwd_chunk_id), strict=True):
                 info.buffer = tensor.requires_grad_(gradients and item.gradient)
-        elif not self.is_first and any(info.buffer is NOTHING for info in infos):
-            raise RuntimeError(
-                f"forward of stage {self.stage_index}, chunk {fwd_chunk_id}: stage {self.stage_index - 1} on the same "
-                "worker has not handed over its outputs. After the forward of a chunk, a schedule calls the stage's "
-                "get_fwd_send_ops, or set_local_fwd_input of the next one"
-            )
+        elif not self.is_first:
+            self.check_handed_over(infos, "forward", fwd_chunk_id)
         with self._event("forward", fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        if share_memory(received, tree_leaves(output)):
-            self._shared.add(("forward", fwd_chunk_id))
+        if link:
+            link.keep_shared(fwd_chunk_id, tree_leaves(output))
         self.count_action()
         return output
 
@@ -134,7 +125,7 @@ class PipelineStage(LinkedStage):
             self.count_action()
             return operations
         if not self.is_last:
-            self._neighbour(1).set_local_fwd_input(self.fwd_cache[fwd_chunk_id][0], fwd_chunk_id)
+            self.hand_over_outputs(fwd_chunk_id)
         return []
 
     def backward_one_chunk(
@@ -155,29 +146,23 @@ class PipelineStage(LinkedStage):
             self.fwd_cache.pop(bwd_chunk_id)
             self.bwd_cache[bwd_chunk_id] = (None,) * len(self.args_recv_info[bwd_chunk_id])
         else:
-            received = self._receive_gradients(bwd_chunk_id)
+            self._receive_gradients(bwd_chunk_id)
             with self._event("backward", bwd_chunk_id):
                 super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-            if share_memory(received, self.bwd_cache[bwd_chunk_id]):
-                self._shared.add(("backward", bwd_chunk_id))
+            if self.ends.backward_recv:
+                self.ends.backward_recv.keep_shared(bwd_chunk_id, self.bwd_cache[bwd_chunk_id])
         if full_backward:
             self._release(bwd_chunk_id)
             self.count_action()
 
-    def _receive_gradients(self, chunk: int) -> list[Tensor]:
+    def _receive_gradients(self, chunk: int) -> None:
         infos = self.grad_recv_info[chunk]
         if self.ends.backward_recv:
-            received = self.ends.backward_recv.receive(chunk)
-            for info, tensor in zip((each for each in infos if each.buffer is not None), received, strict=True):
-                info.buffer = tensor
-            return received
-        if not self.is_last and any(info.buffer is NOTHING for info in infos):
-            raise RuntimeError(
-                f"backward of stage {self.stage_index}, chunk {chunk}: stage {self.stage_index + 1} on the same worker "
-                "has not handed over its gradients. After the backward of a chunk, a schedule calls the stage's "
-                "get_bwd_send_ops, or set_local_bwd_input of the one before"
-            )
-        return []
+            received = iter(self.ends.backward_recv.receive(chunk))
+            for info in infos:
+                info.buffer = None if info.buffer is None else next(received)
+        elif not self.is_last:
+            self.check_handed_over(infos, "backward", chunk)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         if not self.has_backward:
@@ -203,47 +188,15 @@ class PipelineStage(LinkedStage):
             self.count_action()
             return operations
         if self.stage_index - 1 in indices_here(self):
-            self._neighbour(-1).set_local_bwd_input(self.get_local_bwd_output(bwd_chunk_id), bwd_chunk_id)
+            self.hand_over_gradients(bwd_chunk_id)
         return []
-
-    # Neighbours on this worker hand over their tensors, unless they have links in between. ``_PipelineScheduleRuntime``
-    # calls these methods; other schedules ask for operations that send and receive, as between workers.
-
-    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
-        if self.ends.forward_recv:
-            self._neighbour(-1).get_fwd_send_ops(mb_index)
-        else:
-            super().set_local_fwd_input(prev_stage_outputs, mb_index)
-
-    def get_local_bwd_output(self, mb_index: int) -> Any:
-        if self.ends.backward_send:
-            self.get_bwd_send_ops(mb_index)
-            return ()
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
-
-    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        if not self.has_backward or not self.trains_here_or_before or self.ends.backward_recv:
-            return
-        outputs, infos = self.fwd_cache[mb_index][0], self.grad_recv_info[mb_index]
-        gradients = tuple(
-            torch.zeros_like(output) if gradient is None and info.buffer is not None else gradient
-            for gradient, output, info in zip(next_stage_bwd_outputs, outputs, infos, strict=True)
-        )
-        super().set_local_bwd_input(gradients, mb_index)
-
-    def _neighbour(self, by: int) -> PipelineStage:
-        index = self.stage_index + by
-        (found,) = (each for each in siblings_of(self) if each.stage_index == index)
-        assert isinstance(found, PipelineStage)
-        return found
 
     def _release(self, chunk: int) -> None:
         if not self.is_first:
             drop_buffers(self.args_recv_info[chunk])
         drop_buffers(self.grad_recv_info[chunk])
         for link in self.ends.receives:
-            if (link.direction, chunk) not in self._shared:
-                link.release(chunk)
+            link.release(chunk)
 
     # (8): a step ends
 
@@ -256,7 +209,6 @@ class PipelineStage(LinkedStage):
             super().perform_reduce_grad(grad_scale_factor)
 
     def end(self) -> None:
-        self._shared.clear()
         if self.statistics:
             self.statistics.commit()
         super().end()
@@ -268,12 +220,3 @@ class PipelineStage(LinkedStage):
         with self.clocks[kind].measure():
             yield
         self.events.append(Event(kind, self.stage_index, chunk, began, now()))
-
-
-def share_memory(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
-    """Return whether any tensor of the one kind lies in the memory of one of the other."""
-
-    def addresses(values: Iterable[Any]) -> set[int]:
-        return {value.untyped_storage().data_ptr() for value in values if type(value) is Tensor and value.numel()}
-
-    return not addresses(tensors).isdisjoint(addresses(others))

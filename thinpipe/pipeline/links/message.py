@@ -55,6 +55,7 @@ class Message:
     copied: torch.cuda.Event | None = None  # onto it
     decoded: torch.cuda.Event | None = None  # from there
     lent: Tensor | None = None  # what it was decoded into
+    kept: bool = False  # to the end of the step: other tensors lie in its memory
     needed: float = 0.0  # when: seconds of this worker's clock
     usable: float = 0.0
     arrived: float | None = None  # if somebody watched

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,12 +72,24 @@ class RecvLink(Link):
     def release(self, chunk: int) -> None:
         """(5) Take back the tensors of a chunk whose backward is done."""
         for index in range(len(self.slots)):
-            self._take_back(self._messages[chunk, index])
+            if not self._messages[chunk, index].kept:
+                self._take_back(self._messages[chunk, index])
+
+    def keep_shared(self, chunk: int, values: Iterable[Any]) -> None:
+        """Keep the memory of a chunk to the end of the step if any of these tensors lies in it.
+
+        Outputs and input gradients do where a module returns its input or a view of it (``nn.Identity``).
+        """
+        addresses = {value.untyped_storage().data_ptr() for value in values if type(value) is Tensor}
+        for index in range(len(self.slots)):
+            message = self._messages[chunk, index]
+            message.kept = message.lent is not None and message.lent.untyped_storage().data_ptr() in addresses
 
     def _take_back(self, message: Message) -> None:
         if message.lent is not None:
             self._spare.setdefault(message.slot, []).append(message.lent)
             message.lent = None
+        message.kept = False
 
     def _message(self, chunk: int, index: int) -> Message:
         """Of any step, with a place to arrive in."""

@@ -1,0 +1,70 @@
+"""Stages that are neighbours on one worker: they hand over their tensors, unless they have links in between.
+
+``_PipelineScheduleRuntime``, on which most schedules of torch are built, calls ``set_local_fwd_input``,
+``get_local_bwd_output`` and ``set_local_bwd_input``. ``PipelineScheduleMulti`` calls none of them: it asks every stage
+for operations that send and receive, also to its own rank, and those of ``stage`` then call the methods here.
+
+Names of torch's inside used here, seen on 2.11 and 2.13. Overridden: these three methods. Read: ``has_backward``;
+``fwd_cache``, the outputs of each chunk; the ``buffer`` of each of ``grad_recv_info``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from thinpipe.pipeline.linked_stage import LinkedStage
+from thinpipe.pipeline.shaped_stage import NOTHING
+from thinpipe.pipeline.siblings import siblings_of
+
+
+class LocalStage(LinkedStage):
+    """Hands outputs to the next stage and gradients to the one before, if they are on this worker."""
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        if self.ends.forward_recv:
+            self._neighbour(-1).get_fwd_send_ops(mb_index)
+        else:
+            super().set_local_fwd_input(prev_stage_outputs, mb_index)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        if self.ends.backward_send:
+            self.get_bwd_send_ops(mb_index)
+            return ()
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        if not self.has_backward or not self.trains_here_or_before or self.ends.backward_recv:
+            return
+        outputs, infos = self.fwd_cache[mb_index][0], self.grad_recv_info[mb_index]
+        gradients = tuple(
+            torch.zeros_like(output) if gradient is None and info.buffer is not None else gradient
+            for gradient, output, info in zip(next_stage_bwd_outputs, outputs, infos, strict=True)
+        )
+        super().set_local_bwd_input(gradients, mb_index)
+
+    def hand_over_outputs(self, chunk: int) -> None:
+        self._neighbour(1).set_local_fwd_input(self.fwd_cache[chunk][0], chunk)
+
+    def hand_over_gradients(self, chunk: int) -> None:
+        self._neighbour(-1).set_local_bwd_input(self.get_local_bwd_output(chunk), chunk)
+
+    def check_handed_over(self, infos: Sequence[Any], kind: Literal["forward", "backward"], chunk: int) -> None:
+        """Raise RuntimeError if the neighbour has not handed over what a forward or backward needs."""
+        if not any(info.buffer is NOTHING for info in infos):
+            return
+        is_forward = kind == "forward"
+        other, what = (self.stage_index - 1, "outputs") if is_forward else (self.stage_index + 1, "gradients")
+        send, hand_over = f"get_{kind[0]}wd_send_ops", f"set_local_{kind[0]}wd_input"
+        raise RuntimeError(
+            f"{kind} of stage {self.stage_index}, chunk {chunk}: stage {other} on the same worker has not handed over "
+            f"its {what}. After each {kind}, a schedule calls {send} of the same stage or {hand_over} of its neighbour"
+        )
+
+    def _neighbour(self, by: int) -> LocalStage:
+        index = self.stage_index + by
+        (found,) = (each for each in siblings_of(self) if each.stage_index == index)
+        assert isinstance(found, LocalStage)
+        return found
