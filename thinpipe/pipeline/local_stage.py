@@ -1,4 +1,4 @@
-"""Stages that are neighbours on one worker: they hand over their tensors, unless they have links in between.
+"""Neighbouring stages on one worker: they hand over their tensors, unless they have links in between.
 
 ``_PipelineScheduleRuntime``, on which most schedules of torch are built, calls ``set_local_fwd_input``,
 ``get_local_bwd_output`` and ``set_local_bwd_input``. ``PipelineScheduleMulti`` calls none of them: it asks every stage

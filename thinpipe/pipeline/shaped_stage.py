@@ -1,4 +1,4 @@
-"""torch's stage, and what it and the ends of its links learn about shapes: (2) of ``stage``.
+"""Shapes of inputs, outputs and gradients: how torch's stage and the ends of its links learn them, (2) of ``stage``.
 
 Names of torch's inside used here, seen on 2.11 and 2.13. Overridden: ``_prepare_forward_infra`` and
 ``_prepare_backward_infra``, the only place where shapes are known before anything travels;
