@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from thinpipe.workloads.sources import refuse_others
-from thinpipe.workloads.splits import Part, at_most, split_fifth
-from thinpipe.workloads.task import Batch, Data, Recipe, Shape, Source, Task
+from thinpipe import Batch, Data, Part, Recipe, Shape, Source, Task, at_most, reject_unused_options, split_fifth
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class OddOrEven(Task):
         """Read the samples: on the client alone, so no other worker needs scikit-learn."""
         from sklearn.datasets import load_digits
 
-        refuse_others(self.name, source, ("samples",))  # --data and the like would change nothing
+        reject_unused_options(self.name, source, ("samples",))  # --data and the like would change nothing
         found = load_digits()
         pixels = torch.tensor(found.data, dtype=torch.float32) / 16
         whole = Pictures(pixels, torch.tensor(found.target) % 2)

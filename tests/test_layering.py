@@ -14,6 +14,7 @@ ALLOWED = {
         "thinpipe.pipeline",
         "thinpipe.ddp",
         "thinpipe.engines.units",
+        "thinpipe.workloads",
         "thinpipe.workers.errors",
         "thinpipe.workers.launch",
     },

@@ -6,6 +6,7 @@ Cutting        cut, measure_units, choose_cuts, cut_units, stages_of
 Workers        run_workers, WorkerError, LinkError
 Measuring      report, reset_counters, LinkReport, gather_step, draw, write_chrome_trace
 DDP            ddp_hook, ddp_state, DDPState
+Tasks          Task, Batch, Data, Part, Recipe, Shape, Source, at_most, split_fifth, reject_unused_options
 
 Guides with examples: docs/pipeline.md, docs/codecs.md, docs/ddp.md. On the command line: `thinpipe --help`.
 """
@@ -26,17 +27,28 @@ if TYPE_CHECKING:
     from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
     from thinpipe.workers.errors import LinkError, WorkerError
     from thinpipe.workers.launch import run_workers
+    from thinpipe.workloads.sources import reject_unused_options
+    from thinpipe.workloads.splits import Part, at_most, split_fifth
+    from thinpipe.workloads.task import Batch, Data, Recipe, Shape, Source, Task
 
 __all__ = [
+    "Batch",
     "ClientServerSchedule",
     "Codec",
     "DDPState",
+    "Data",
     "LinearSchedule",
     "LinkError",
     "LinkReport",
+    "Part",
     "PipelineStage",
+    "Recipe",
+    "Shape",
+    "Source",
+    "Task",
     "WorkerError",
     "__version__",
+    "at_most",
     "choose_cuts",
     "codec",
     "cut",
@@ -46,9 +58,11 @@ __all__ = [
     "draw",
     "gather_step",
     "measure_units",
+    "reject_unused_options",
     "report",
     "reset_counters",
     "run_workers",
+    "split_fifth",
     "stages_of",
     "write_chrome_trace",
 ]
@@ -65,6 +79,9 @@ _LAZY = {
     "thinpipe.pipeline.trace": ("draw", "gather_step", "write_chrome_trace"),
     "thinpipe.workers.errors": ("LinkError", "WorkerError"),
     "thinpipe.workers.launch": ("run_workers",),
+    "thinpipe.workloads.sources": ("reject_unused_options",),
+    "thinpipe.workloads.splits": ("Part", "at_most", "split_fifth"),
+    "thinpipe.workloads.task": ("Batch", "Data", "Recipe", "Shape", "Source", "Task"),
 }
 
 if not TYPE_CHECKING:  # where it would make any name a known one

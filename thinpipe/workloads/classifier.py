@@ -18,7 +18,7 @@ from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_vocabular
 from thinpipe.options import OptionError
 from thinpipe.workloads.mobilenet import with_plain_statistics
 from thinpipe.workloads.pictures import HALF, Colours, to_model
-from thinpipe.workloads.sources import DESCRIBING_OPTIONS, chosen_model, refuse_others
+from thinpipe.workloads.sources import DESCRIBING_OPTIONS, chosen_model, reject_unused_options
 from thinpipe.workloads.task import Shape, Source, Task
 
 Model = PretrainedModel | FunctionModel
@@ -39,7 +39,7 @@ class ClassifierTask(Task):
         """The model that the source names; None if the task's own is trained."""
         if source.model is None and source.config is None:
             return None
-        refuse_others(self.name, source, (*self.places, *DESCRIBING_OPTIONS, *self.sizes, "samples"), _WEIGHTS)
+        reject_unused_options(self.name, source, (*self.places, *DESCRIBING_OPTIONS, *self.sizes, "samples"), _WEIGHTS)
         return chosen_model(source, self.kind)
 
     def check_options(self, source: Source) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from thinpipe.measure.sizes import check_fits
 from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, mobilenet_bytes, new_mobilenet
 from thinpipe.workloads.pictures import pad_and_crop, resized, to_model
-from thinpipe.workloads.sources import positive, refuse_others
+from thinpipe.workloads.sources import positive, reject_unused_options
 from thinpipe.workloads.splits import Images, Part, at_most, split_fifth
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
 
@@ -72,7 +72,9 @@ class Digits(Task):
 
     def _check(self, source: Source) -> int:
         """The size of images, if everything else can be had as well."""
-        refuse_others(self.name, source, ("image_size", "width", "samples"), "it is embedded and trained from scratch")
+        reject_unused_options(
+            self.name, source, ("image_size", "width", "samples"), "it is embedded and trained from scratch"
+        )
         size = positive("image_size", source.image_size, IMAGE_SIZE, least=LEAST_SIZE)
         check_fits(f"{{image_size}} {size}: the data, {COUNT} images,", COUNT * 4 * size**2, "take a smaller one")
         return size

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from thinpipe.workloads.roberta import ENDS, ROBERTA_MODULES, SMALL, WordTokenizer, new_roberta, roberta_bytes
-from thinpipe.workloads.sources import check_tokens, positive, refuse_others
+from thinpipe.workloads.sources import check_tokens, positive, reject_unused_options
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Task
 
@@ -188,7 +188,9 @@ class Grammar(Task):
 
     def _check(self, source: Source) -> int:
         """The length of texts, if everything else can be had as well."""
-        refuse_others(self.name, source, ("tokens", "width", "samples"), "it is embedded and trained from scratch")
+        reject_unused_options(
+            self.name, source, ("tokens", "width", "samples"), "it is embedded and trained from scratch"
+        )
         tokens = positive("tokens", source.tokens, TOKENS, least=TOKENS)  # a cut sentence could be of either class
         check_tokens(tokens, 2 * (TRAIN_PAIRS + VALIDATION_PAIRS))
         return tokens

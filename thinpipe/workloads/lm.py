@@ -14,7 +14,7 @@ from thinpipe.models.pretrained import SPECIAL, PretrainedModel, check_cut, chec
 from thinpipe.models.save import copied_files, saved_files
 from thinpipe.options import OptionError
 from thinpipe.workloads.corpus import Windows, batches, check_texts, read_texts
-from thinpipe.workloads.sources import MODEL_OPTIONS, chosen_model, positive, refuse_others
+from thinpipe.workloads.sources import MODEL_OPTIONS, chosen_model, positive, reject_unused_options
 from thinpipe.workloads.splits import at_most
 from thinpipe.workloads.task import Data, Recipe, Shape, Source, Split, Task
 
@@ -158,7 +158,7 @@ class LanguageModel(Task):
 
         ``reads``: this worker needs data.
         """
-        refuse_others(self.name, source, self.takes)
+        reject_unused_options(self.name, source, self.takes)
         model = chosen_model(source, "causal")
         if model is None or (reads and source.data is None):
             raise OptionError(

@@ -119,7 +119,7 @@ def _value(text: str) -> tuple[Any, str]:
     return _PYTHON.get(word.strip(), word.strip()), rest
 
 
-def refuse_others(task: str, source: Source, taken: Iterable[str], why: str = "") -> None:
+def reject_unused_options(task: str, source: Source, taken: Iterable[str], why: str = "") -> None:
     """ValueError if the source sets anything but what the task takes; random weights may be asked of any."""
     given = [field.name for field in fields(source) if getattr(source, field.name) != getattr(_DEFAULT, field.name)]
     refused = [option(name) for name in given if name not in {*taken, "pretrained"}]

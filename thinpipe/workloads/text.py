@@ -33,7 +33,7 @@ from thinpipe.workloads.roberta import (
     pretrained_roberta,
     roberta_bytes,
 )
-from thinpipe.workloads.sources import check_tokens, positive, refuse_others
+from thinpipe.workloads.sources import check_tokens, positive, reject_unused_options
 from thinpipe.workloads.splits import Texts, at_most
 from thinpipe.workloads.task import Data, Metric, Recipe, Shape, Source
 
@@ -69,7 +69,7 @@ class TextTask(ClassifierTask):
 
     def check(self, source: Source) -> Weights | None:
         """The checkpoint to start from, or None; ValueError for options that make no sense."""
-        refuse_others(self.name, source, (*self.places, "weights", "tokens", "width", "samples"))
+        reject_unused_options(self.name, source, (*self.places, "weights", "tokens", "width", "samples"))
         return Weights.of(source, task=self.name, kind="roberta", checkpoint=self.checkpoint)
 
     def own_units(self, source: Source) -> int:

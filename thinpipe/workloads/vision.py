@@ -33,7 +33,7 @@ from thinpipe.workloads.hub import (
 )
 from thinpipe.workloads.mobilenet import MOBILENET_MODULES, UNITS, mobilenet_bytes, new_mobilenet, pretrained_mobilenet
 from thinpipe.workloads.pictures import framed_images, read_pictures, tiny_images
-from thinpipe.workloads.sources import positive, refuse_others
+from thinpipe.workloads.sources import positive, reject_unused_options
 from thinpipe.workloads.splits import Images, at_most
 from thinpipe.workloads.task import Data, DataError, Metric, Recipe, Shape, Source
 
@@ -64,7 +64,7 @@ class ImageTask(ClassifierTask):
 
     def check(self, source: Source) -> Weights | None:
         """The checkpoint to start from, or None; ValueError for options that make no sense."""
-        refuse_others(self.name, source, (*self.places, "weights", "image_size", "width", "samples"))
+        reject_unused_options(self.name, source, (*self.places, "weights", "image_size", "width", "samples"))
         return Weights.of(source, task=self.name, kind="mobilenet_v2", checkpoint=self.checkpoint)
 
     def own_units(self, source: Source) -> int:

@@ -166,13 +166,15 @@ def _tell(code: int, message: str, running: Running | None) -> int:
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h")  # the cursor, which a progress bar that was killed has hidden
     typer.echo(f"thinpipe: {message}", err=True)
-    if running is not None and (_speaks() or not running.save_local):
-        typer.echo(f"thinpipe: {_checkpoint_text(running)}", err=True)
+    last = None if running is None else _last_checkpoint(running)
+    # Bad input ends a run before there could be one, and with --save-local only the client would know.
+    is_known = running is not None and code != 2 and (_speaks() or not running.save_local)
+    if running is not None and (last is not None or is_known):
+        typer.echo(f"thinpipe: {_checkpoint_text(running, last)}", err=True)
     return code
 
 
-def _checkpoint_text(running: Running) -> str:
-    last = _last_checkpoint(running)
+def _checkpoint_text(running: Running, last: Path | None) -> str:
     if last is not None:
         return f"the last checkpoint is {last}; go on with: thinpipe train --resume {last.parent}"
     remedy = "; name a folder for checkpoints with --save DIR" if running.save is None else ""
