@@ -78,7 +78,9 @@ def test_a_task_of_ones_own_is_trained_saved_and_evaluated(tmp_path: Path) -> No
     assert "odd-or-even" in output
     code, output = run_script(*train, "--resume", str(run), "--steps", "20")  # knows the task
     assert code == 0, output
-    code, output = run_script("-m", "thinpipe", "evaluate", "--run", str(run), "--threads", "1", "--json", str(record))
+    code, output = run_script(
+        "-m", "thinpipe", "evaluate", "--run", str(run / "best"), "--threads", "1", "--json", str(record)
+    )
     assert code == 0, output
     (row,) = json.loads(record.read_text())["rows"]
     assert row["samples"] == 360  # every fifth of 1797

@@ -133,6 +133,6 @@ def checkpoint_room(group: Any, spec: str) -> int:
 
 
 def test_the_room_for_checkpoints_counts_copies_once(pool: Pool) -> None:
-    """The same copies are at both ends of a link: one end saves them. Two checkpoints stay while a third is written."""
+    """The same copies are at both ends of a link: one end saves them. Two and the best stay while one is written."""
     more = pool.run(checkpoint_room, 2, SPEC)[0] - pool.run(checkpoint_room, 2, "uniform:2")[0]
-    assert more == 3 * 2 * (80 * 256 * 2 + 80)
+    assert more == 4 * 2 * (80 * 256 * 2 + 80)

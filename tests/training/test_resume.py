@@ -197,7 +197,8 @@ def test_replicas_that_are_fewer_forget_what_they_had_not_sent(pool: Pool, tmp_p
 
 
 def test_only_the_newest_are_kept_and_the_last_is_complete(tmp_path: Path) -> None:
-    ears = run_toy(None, ToyTask(), Running(save=tmp_path, save_every=3, keep=2), parallel="none")
+    running = Running(save=tmp_path, save_every=3, keep=2, keep_best=False)
+    ears = run_toy(None, ToyTask(), running, parallel="none")
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000006", "step-00000008"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000008"]
     assert [Path(path).name for path in ears.paths] == ["step-00000003", "step-00000006", "step-00000008"]
@@ -233,7 +234,7 @@ def test_after_a_damaged_one_the_later_ones_are_made_again(tmp_path: Path) -> No
 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
-    run_toy(None, ToyTask(), Running(save=tmp_path, save_every=3, keep=9), parallel="none")
+    run_toy(None, ToyTask(), Running(save=tmp_path, save_every=3, keep=9, keep_best=False), parallel="none")
     (tmp_path / "step-00000008").rename(tmp_path / "step-00000008.partial")  # ended before the last rename
     (tmp_path / "step-00000006" / "manifest.json").unlink()  # a folder that somebody copied in part
     assert newest(tmp_path).name == "step-00000003"
@@ -247,4 +248,4 @@ def test_what_a_broken_run_left_does_not_disturb_the_next_one(tmp_path: Path) ->
     left.mkdir()
     (left / "manifest.json").write_text("{")
     run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000008"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-00000004", "step-00000008"]

@@ -45,7 +45,7 @@ def test_a_second_run_in_a_folder_is_refused_and_told_whose_it_is(tmp_path: Path
     assert len(str(error.value).splitlines()) == 1
     lock.release()
     run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000008"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-00000004", "step-00000008"]
 
 
 def test_a_killed_run_holds_nothing(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_saved_by_the_client_alone_a_run_goes_on_to_the_bit(pool: Pool, tmp_path
 
 
 def test_damaged_with_the_client_alone_all_step_back(pool: Pool, tmp_path: Path) -> None:
-    local = {"save_local": True, "steps": 5, "save_every": 3}
+    local = {"save_local": True, "steps": 5, "save_every": 3, "keep_best": False}
     pool.run(train_apart, 2, tmp_path, local, {})
     os.truncate(newest(tmp_path / "0") / "part-1.safetensors", 100)
     ears = pool.run(train_apart, 2, tmp_path, {"save_local": True, "goes_on": True}, {})[0]
@@ -184,7 +184,7 @@ def train_on_full_disk(group: Any, directory: Path, worker: int, steps: list[int
 
     saving.write_pieces = write_or_not
     try:
-        running = Running(save=directory, save_every=2, keep=2, save_local=local)
+        running = Running(save=directory, save_every=2, keep=2, save_local=local, keep_best=False)
         train(task, settings_for(task, group), running, world, lambda: ears)
     except UnsavedError as error:
         return ears, str(error)

@@ -56,9 +56,9 @@ def test_all_workers_raise_the_same(pool: Pool, tmp_path: Path, case: str, given
     assert message in errors[0]
 
 
-def test_room_is_asked_for_two_checkpoints_where_one_is_kept(pool: Pool, tmp_path: Path) -> None:
-    """Parameters and SGD's momentum, and no buffers: twice that, since a new one is whole before the old one goes."""
+def test_room_is_asked_for_three_checkpoints_where_one_and_the_best_are_kept(pool: Pool, tmp_path: Path) -> None:
+    """Parameters and SGD's momentum, and no buffers; a new one is complete before an old one goes."""
     parameters = 5 * (256 * 256 + 256) + 256 * 5 + 5
     errors = pool.run(setup_error, 2, "disk", tmp_path, {})
-    assert errors == [f"no room for {2 * 2 * 4 * parameters} bytes"] * 2
+    assert errors == [f"no room for {3 * 2 * 4 * parameters} bytes"] * 2
     assert list(tmp_path.iterdir()) == []

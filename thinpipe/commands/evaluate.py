@@ -19,6 +19,7 @@ from thinpipe.generation.settings import Settings as Generation
 from thinpipe.measure import report
 from thinpipe.measure.record import Record, check_writable, columns_of, figure, row_of
 from thinpipe.options import OptionError, flags_in_errors, like, option, read
+from thinpipe.training.checkpoints.best import follow_best
 from thinpipe.training.running import Running, check_devices
 from thinpipe.training.settings import PANELS, WHAT, Settings, Trained
 from thinpipe.workers.errors import WorkerError
@@ -37,9 +38,11 @@ class Asked:
     """The options in addition to task, data and model."""
 
     run: Path | None = option(
-        "Folder of checkpoints of a run; its weights, data and options are used.",
+        "Folder of checkpoints of a run, one checkpoint, or DIR/best; its weights, data and options are used.",
         panel=WHAT,
         metavar="DIR",
+        kind=Path,
+        parse=follow_best,
         default=None,
     )
     adapter: str | None = like(Generation, "adapter", panel=WHAT, default=None)

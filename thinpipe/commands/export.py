@@ -14,7 +14,7 @@ _MOVABLE = ("model", "config", "tokenizer", "weights", "data")
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of checkpoints of a run, or one checkpoint.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of checkpoints, one checkpoint, or RUN/best.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Where the run's --model is now, if it was moved.")
@@ -57,6 +57,7 @@ def export_run(run: Path, directory: Path, given: Mapping[str, Any], *, merge: b
     from thinpipe.models.adapters import adapt
     from thinpipe.models.save import check_new_folder
     from thinpipe.options import OptionError, read
+    from thinpipe.training.checkpoints.best import follow_best
     from thinpipe.training.checkpoints.folder import checkpoints, companions_of, is_complete, newest_whole
     from thinpipe.training.export import Export, export_checkpoint, saved_shape
     from thinpipe.training.resolve import settle_again
@@ -64,6 +65,7 @@ def export_run(run: Path, directory: Path, given: Mapping[str, Any], *, merge: b
     from thinpipe.workloads.tasks import task as find_task
 
     with one_line_errors():
+        run = follow_best(run)
         if not is_complete(run) and not checkpoints(run):
             raise OptionError(f"RUN is a folder that a run was saved in, or one checkpoint of it; {run} has none")
         check_new_folder(directory)  # before checkpoints are read, which takes a while

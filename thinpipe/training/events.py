@@ -117,6 +117,7 @@ class Finished:
     links: tuple[LinkUse, ...]
     bits_per_byte: float | None = None  # of the last evaluation, where it was of text
     parameters_sha256: str = ""  # of all parameters and buffers: equal where two runs ended alike, bit for bit
+    best_step: int | None = None  # of the checkpoint that is kept as the best
     exported: str = ""  # the folder that the model is in, if that was asked for
 
 

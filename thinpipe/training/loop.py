@@ -13,6 +13,7 @@ from thinpipe.engines.step import stop_request, train_step
 from thinpipe.measure.meter import peak_bytes
 from thinpipe.pipeline.links.counters import STAMPS
 from thinpipe.training.batches import Samples
+from thinpipe.training.checkpoints.best import improves
 from thinpipe.training.checkpoints.interval import SaveTimer
 from thinpipe.training.checkpoints.manifest import Progress
 from thinpipe.training.checkpoints.saving import Saver
@@ -68,28 +69,32 @@ class Loop:
         self.listener = listener
         began = epoch_began = time.perf_counter()
         last = self.plan.last_step
+        improved = False
         while self.progress.step < last:
             save_due, stop = self._step(interrupted)
+            improved = False
             step = self.progress.step
             if self._is_time_to_evaluate(step):
                 self._evaluate(epoch_began)
                 epoch_began = time.perf_counter()
+                improved = self._has_improved()
                 stop = stop or stop_request(self.engine.world, interrupted.number)
             if step == last:  # saved with the digest; a run that is done is not stopped
                 break
-            if self.saver is not None and (stop or save_due or self._is_save_due_after(step)):
-                self._save(self.saver)
+            if self.saver is not None and (stop or save_due or improved or self._is_save_due_after(step)):
+                self._save(self.saver, is_best=improved)
             if stop:
                 raise stop
         self.progress.parameters_sha256 = digest(self.engine)
         if self.saver is not None:
-            self.unsaved = self._save(self.saver)
+            self.unsaved = self._save(self.saver, is_best=improved)
         self.usage.collect()
         progress = self.progress
         return Finished(
             steps=progress.step - self.plan.first_step,
             metric=progress.metric,
             best_metric=progress.best_metric,
+            best_step=None if progress.best is None else progress.best[0],
             validation_loss=progress.validation_loss,
             train_loss=progress.train_loss,
             samples_per_s=self._samples / max(self._seconds, 1e-9),
@@ -190,12 +195,18 @@ class Loop:
     def _is_save_due_after(self, step: int) -> bool:
         return self._timer is not None and self._timer.is_due_after(step)
 
-    def _save(self, saver: Saver) -> str | None:
+    def _has_improved(self) -> bool:
+        """Return whether the client keeps this model as the best so far. A collective."""
+        if self.saver is None:
+            return False
+        return bool(self.engine.world.gather(self.saver.habits.keep_best and improves(self.progress))[0])
+
+    def _save(self, saver: Saver, *, is_best: bool) -> str | None:
         """Save; return why there is no checkpoint of this step, if so. The run continues, and the next save retries."""
         ACTIVITY.note("saving")
         assert self._timer is not None
         self._timer.restart()
-        done = saver.save(self.progress, worker_state(self.engine, self.optimizer))
+        done = saver.save(self.progress, worker_state(self.engine, self.optimizer), is_best=is_best)
         if self.listener is not None and done.problem is not None:
             self.listener.save_failed(self.progress.step, done.problem)
         elif self.listener is not None:

@@ -10,6 +10,7 @@ import torch
 from thinpipe.measure.sizes import parse_size
 from thinpipe.options import OptionError, Rule, between, check, option
 from thinpipe.pipeline.links.spec import encoding
+from thinpipe.training.checkpoints.best import follow_best
 from thinpipe.training.checkpoints.interval import INTERVAL, parse_interval
 from thinpipe.training.settings import COUNT, HOW, LINKS, MACHINES, OUT, SAVE, Settings
 from thinpipe.workers.membership import PATIENCE_S, member
@@ -153,6 +154,9 @@ class Running:
         default=None,
     )
     keep: int = option("Newest checkpoints to keep.", panel=SAVE, metavar="N", rule=COUNT, default=2)
+    keep_best: bool = option(
+        "Keep the checkpoint with the best validation metric too, as DIR/best.", panel=SAVE, negative=True, default=True
+    )
     save_local: bool = option(
         "Write checkpoints on the client only; its folder need not be shared.", panel=SAVE, default=False
     )
@@ -168,6 +172,8 @@ class Running:
         "Resume a run from its newest checkpoint, or from the one named, with its options.",
         panel=SAVE,
         metavar="DIR",
+        kind=Path,
+        parse=follow_best,
         default=None,
     )
     max_restarts: int = option(

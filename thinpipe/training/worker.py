@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -337,7 +337,7 @@ def _save_bytes(running: Running, size: int) -> int:
     """What checkpoints of a size will take beside those that are there: a new one is whole before the oldest goes."""
     if running.save is None:
         return 0
-    return size * max(1, running.keep + 1 - len(checkpoints(running.save)))
+    return size * max(1, running.keep + running.keep_best + 1 - len(checkpoints(running.save)))
 
 
 def _companions(settings: Settings, run: Path | None) -> Path | None:
@@ -359,7 +359,7 @@ def _saver(
         running.save,
         engine.world,
         settings=settings,
-        habits=Habits(save_every=running.save_every, keep=running.keep, save_local=running.save_local),
+        habits=Habits(**{each.name: getattr(running, each.name) for each in fields(Habits)}),
         first_units=first_units(engine),
         data=samples,
         expected_bytes=expected_bytes,

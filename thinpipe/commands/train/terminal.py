@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -17,6 +18,7 @@ from thinpipe.commands.train.record import KIND, Parts, columns, make_result, me
 from thinpipe.measure import report
 from thinpipe.measure.record import Column, Record, Row, columns_of, row_of
 from thinpipe.measure.report import Table
+from thinpipe.training.checkpoints.best import LINK
 from thinpipe.training.events import Epoch, Finished, Holding, LinkPlan, LinkUse, Plan, Step
 
 LINE_EVERY_S = 10.0  # in a pipe, between the lines of epochs
@@ -108,6 +110,8 @@ class Terminal:
         if self._last_saved is not None:
             step, path = self._last_saved
             self._say(f"checkpoint of step {step}: {path}")
+            if end.best_step not in (None, step):
+                self._say(f"best checkpoint, of step {end.best_step}: {Path(path).parent / LINK}")
         if end.exported:
             self._say(f"the model: {end.exported}")
 

@@ -5,6 +5,7 @@ DIR/step-00000120/            complete: a folder gets this name when all is in i
   part-0.safetensors ...      each worker's tensors
   manifest.json               step, settings, progress, and the parts with their sizes and hashes
 DIR/step-00000240.partial/    being written, being deleted, or left by a run that was ended meanwhile
+DIR/best                      link to one of them: best.py
 DIR/tokenizer/                of a run that trained one, from its first checkpoint on: ``Data.companions``
 """
 

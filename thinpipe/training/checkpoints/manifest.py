@@ -36,6 +36,7 @@ class Habits:
     save_every: int | str | None = None  # steps, or a time as it was written
     keep: int = 2
     save_local: bool = False
+    keep_best: bool = False
 
 
 @dataclass(kw_only=True)
@@ -51,6 +52,7 @@ class Progress:
     validation_loss: float = float("nan")
     metric: float = float("nan")
     best_metric: float = float("-inf")  # not finite: of no epoch yet
+    best: tuple[int, float] | None = None  # step and metric of the best checkpoint, if there is one
     metric_name: Metric = "accuracy"
     bits_per_byte: float | None = None  # of texts
     wire_bytes: int = 0  # sent by all workers in training

@@ -22,7 +22,15 @@ from torch import Tensor
 
 from thinpipe.engines.world import World
 from thinpipe.measure.files import sync
-from thinpipe.training.checkpoints.folder import PARTIAL, checkpoint_path, checkpoints, delete, keep_companions
+from thinpipe.training.checkpoints.best import mark_best
+from thinpipe.training.checkpoints.folder import (
+    PARTIAL,
+    checkpoint_path,
+    checkpoints,
+    delete,
+    is_complete,
+    keep_companions,
+)
 from thinpipe.training.checkpoints.manifest import Habits, Manifest, Progress
 from thinpipe.training.checkpoints.part import (
     HashedPieces,
@@ -69,9 +77,14 @@ class Saver:
         self.settings, self.habits, self.first_units, self.data = settings, habits, first_units, data
         self.expected_bytes, self.companions = expected_bytes, companions
 
-    def save(self, progress: Progress, state: dict[str, Tensor]) -> Saved:
-        """A collective; all workers return the same."""
+    def save(self, progress: Progress, state: dict[str, Tensor], *, is_best: bool = False) -> Saved:
+        """Write a checkpoint, or return why there is none. A collective; all workers return the same.
+
+        ``is_best``: it has the best validation metric of the run so far.
+        """
         path = checkpoint_path(self.directory, progress.step)
+        before = self._best_before(progress)
+        progress.best = (progress.step, progress.metric) if is_best else before
         partial = path.with_name(path.name + PARTIAL)
         problems = self._on_client(lambda: _make_fresh(partial))
         if not problems:
@@ -80,7 +93,14 @@ class Saver:
             problems = self._on_client(lambda: self._complete(path, partial, progress, parts))
         if problems and self.world.is_client:
             shutil.rmtree(partial, ignore_errors=True)
+        if problems:
+            progress.best = before
         return Saved(path=path, problem=problems[0] if problems else None)
+
+    def _best_before(self, progress: Progress) -> tuple[int, float] | None:
+        """Return the best checkpoint so far, if it is in this folder: a resumed run may save elsewhere."""
+        best = progress.best
+        return best if best is not None and is_complete(checkpoint_path(self.directory, best[0])) else None
 
     def _on_client(self, function: Callable[[], None]) -> list[str]:
         """What the client could not do, told to all."""
@@ -159,12 +179,15 @@ class Saver:
             delete(path)
         partial.rename(path)
         sync(self.directory)
+        best = None if progress.best is None else checkpoint_path(self.directory, progress.best[0])
+        mark_best(self.directory, None if best is None else best.name)
         found = checkpoints(self.directory)
         here = found.index(path)
         # Later ones are of a run that was resumed from before them: it comes by there again.
         for other in found[: max(here + 1 - self.habits.keep, 0)] + found[here + 1 :]:
-            with suppress(OSError):  # this one is saved, and the next one tries again
-                delete(other)
+            if other != best:
+                with suppress(OSError):  # this one is saved, and the next one tries again
+                    delete(other)
 
     def _words(self, error: OSError) -> str:
         where = self.directory if error.filename is None else error.filename
