@@ -31,7 +31,7 @@ class Undisturbed:
 
     def checkpoints(self, setting: Setting, target: Path) -> None:
         """Copy a folder of checkpoints as a run leaves it that was ended after the last of KEPT."""
-        shutil.copytree(self._folder(setting) / "saved", target)
+        shutil.copytree(self._folder(setting) / "saved", target, symlinks=True)  # DIR/best may lead nowhere
 
     def _folder(self, setting: Setting) -> Path:
         with self._lock:
