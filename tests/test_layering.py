@@ -23,9 +23,11 @@ ALLOWED = {
     "thinpipe.__main__": {"thinpipe.cli", "thinpipe.workers.errors"},
     "thinpipe.cli": {"thinpipe.commands.help", "thinpipe.workers.forking"},
     "thinpipe.codecs": {"thinpipe.codecs"},
-    "thinpipe.workers": {"thinpipe.workers", "thinpipe.measure.files", "thinpipe.measure.sanitize"},
+    "thinpipe.comm": {"thinpipe.comm"},
+    "thinpipe.workers": {"thinpipe.comm", "thinpipe.workers", "thinpipe.measure.files", "thinpipe.measure.sanitize"},
     "thinpipe.pipeline": {
         "thinpipe.pipeline",
+        "thinpipe.comm",
         "thinpipe.workers",
         "thinpipe.codecs.axes",
         "thinpipe.codecs.base",
@@ -53,6 +55,7 @@ ALLOWED = {
     },
     "thinpipe.engines": {
         "thinpipe.engines",
+        "thinpipe.comm",
         "thinpipe.models",
         "thinpipe.workloads.task",
         "thinpipe.workers",
@@ -65,6 +68,7 @@ ALLOWED = {
     },
     "thinpipe.training": {
         "thinpipe.training",
+        "thinpipe.comm",
         "thinpipe.engines",
         "thinpipe.workloads",
         "thinpipe.models.adapters",
@@ -82,6 +86,7 @@ ALLOWED = {
     },
     "thinpipe.generation": {
         "thinpipe.generation",
+        "thinpipe.comm",
         "thinpipe.training.running",
         "thinpipe.training.settings",
         "thinpipe.engines",
@@ -98,6 +103,7 @@ ALLOWED = {
     },
     "thinpipe.bench": {
         "thinpipe.bench",
+        "thinpipe.comm",
         "thinpipe.engines",
         "thinpipe.codecs",
         "thinpipe.workers",

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from tests.pool import Pool
+from thinpipe.comm.backend import CPU
 from thinpipe.workers import exchange
 from thinpipe.workers.errors import ChecksumError
-from thinpipe.workers.exchange import CPU
 
 
 def say_hello(group: Any) -> tuple[list[Any], list[float], Any]:

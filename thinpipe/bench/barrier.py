@@ -7,7 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinpipe.workers.exchange import CPU, gather
+from thinpipe.comm.backend import CPU
+from thinpipe.workers.exchange import gather
 
 # A worker that has no part in a measurement waits for as long as it takes. One that dies is noticed at once all the
 # same: its connections close.

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from thinpipe.comm.backend import CPU, host_group
 from thinpipe.measure.sanitize import printable
-from thinpipe.workers.exchange import CPU, Sum, add_up, gather
+from thinpipe.workers.exchange import Sum, add_up, gather
 from thinpipe.workers.membership import member
 
 Result = TypeVar("Result")
@@ -29,7 +30,7 @@ class World:
     workers: int
     device: torch.device
     group: dist.ProcessGroup | None = None  # carries tensors on the device; None: the default group
-    control_group: dist.ProcessGroup | None = None  # gloo, numbers and JSON on the CPU; None: the default group
+    control_group: dist.ProcessGroup | None = None  # carries statistics and JSON on the CPU; None: the default group
     machine: int = 0  # the number of the machine, where somebody counts them
 
     @property
@@ -84,7 +85,7 @@ def join_world(devices: str | Sequence[str], *, threads: int | None = None) -> W
     assert me is not None
     if threads is not None:
         torch.set_num_threads(threads)
-    control_group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    control_group = host_group()
     kinds = {devices} if isinstance(devices, str) else set(devices)
     device = devices if isinstance(devices, str) else devices[dist.get_rank()]
     where = CPU

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from thinpipe.codecs.spec import codec
+from thinpipe.comm.backend import CPU
 from thinpipe.engines.same_files import check_same_files
 from thinpipe.engines.units import Meta, costs_of, cut_model
 from thinpipe.engines.world import SetupError, World
@@ -27,7 +28,7 @@ from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.version import __version__
 from thinpipe.workers.control import ACTIVITY
-from thinpipe.workers.exchange import CPU, DisagreementError, agree
+from thinpipe.workers.exchange import DisagreementError, agree
 from thinpipe.workers.membership import say_remote
 from thinpipe.workloads.sources import identity
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import directions
+from thinpipe.comm.backend import capabilities_of
 from thinpipe.pipeline.links.counters import Event
 from thinpipe.pipeline.links.delta import check_samples
 from thinpipe.pipeline.links.link import Link
@@ -19,7 +20,6 @@ from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.pipeline.links.send import SendLink
 from thinpipe.pipeline.links.slot import Handover, Route, Slot
 from thinpipe.pipeline.links.spec import check_directions, encoding
-from thinpipe.workers.exchange import backend_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Ends:
         self.stage, self.events = stage, list[Event]()  # of the step under way, or of the last one
         self._samples: Tensor | None = None  # of the next training step
 
-        ahead = backend_of(group, device) == "gloo" if options.post_ahead is None else options.post_ahead
+        ahead = capabilities_of(group, device).tags if options.post_ahead is None else options.post_ahead
 
         def end(kind: Any, source: int, target: int) -> Any:
             if min(source, target) < 0 or max(source, target) >= stages:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
+from thinpipe.comm.backend import capabilities_of, wire_device
 from thinpipe.pipeline import metadata
 from thinpipe.pipeline.batchnorm import frozen_statistics
 from thinpipe.pipeline.ends import Ends, LinkOptions
@@ -27,7 +28,7 @@ from thinpipe.pipeline.links.recv import RecvLink
 from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.metadata import CAN_INFER, Expected
 from thinpipe.pipeline.siblings import agree, indices_here
-from thinpipe.workers.exchange import backend_of, hear, tell, wire_device
+from thinpipe.workers.exchange import hear, tell
 
 NOTHING = torch.empty(0)  # where torch would keep a receive buffer
 
@@ -127,7 +128,7 @@ class ShapedStage(pipelining.PipelineStage):
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         # torch 2.11 greets both neighbours so that NCCL connects: also itself in V schedules, and with tensors on the
         # GPU, neither of which gloo can. Groups of gloo are connected from the start.
-        if backend_of(self.group, self.device) == "gloo":
+        if capabilities_of(self.group, self.device).preconnected:
             return []
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 

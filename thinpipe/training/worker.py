@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from thinpipe.comm.backend import CPU
 from thinpipe.engines.engine import Engine
 from thinpipe.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.engines.plan import describe_held
@@ -44,7 +45,7 @@ from thinpipe.training.settings import Settings
 from thinpipe.training.watchers import make_watchers
 from thinpipe.version import __version__
 from thinpipe.workers.control import ACTIVITY
-from thinpipe.workers.exchange import CPU, DisagreementError, agree
+from thinpipe.workers.exchange import DisagreementError, agree
 from thinpipe.workers.membership import say_remote
 from thinpipe.workers.signals import noted_signals
 from thinpipe.workloads.task import Task

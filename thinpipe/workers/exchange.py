@@ -1,7 +1,4 @@
-"""Small messages between all workers: JSON and sums. Checksummed, of bounded size, never unpickled.
-
-Which backend of a process group carries the tensors of a device is asked here, too.
-"""
+"""Small messages between all workers: JSON and sums. Checksummed, of bounded size, never unpickled."""
 
 from __future__ import annotations
 
@@ -15,28 +12,17 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
+from thinpipe.comm.backend import CPU, wire_device
 from thinpipe.workers.control import waiting
 from thinpipe.workers.errors import ChecksumError, LinkError
 
 LARGEST = 1 << 24  # bytes that one worker may make another allocate
 _SUM_BYTES = 8
 _TAG = 1 << 29  # of sums that are awaited; links have tags from 1 << 30 on
-CPU = torch.device("cpu")
 
 
 class DisagreementError(ValueError):
     """The workers of one pipeline were started with different settings."""
-
-
-def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str:
-    """``"gloo"``, ``"nccl"`` ...; a group may have one per kind of device (``"cpu:gloo,cuda:nccl"``)."""
-    config = str(dist.get_backend_config(group))
-    return dict(part.split(":") for part in config.split(",")).get(device.type, dist.get_backend(group))
-
-
-def wire_device(group: dist.ProcessGroup | None, device: torch.device) -> torch.device:
-    """Where what travels lies: gloo reads and writes host memory only."""
-    return CPU if backend_of(group, device) == "gloo" else device
 
 
 @contextmanager

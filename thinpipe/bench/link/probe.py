@@ -21,8 +21,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from thinpipe.comm.backend import CPU
 from thinpipe.measure.record import Check, figure
-from thinpipe.workers.exchange import CPU, gather
+from thinpipe.workers.exchange import gather
 from thinpipe.workers.membership import own_address
 from thinpipe.workers.shape import Shaping
 

@@ -18,6 +18,7 @@ from thinpipe.bench.link.probe import probe
 from thinpipe.bench.link.rows import make_row
 from thinpipe.bench.link.settings import WORKERS, Settings
 from thinpipe.codecs import codec
+from thinpipe.comm.backend import CPU
 from thinpipe.engines.world import join_world
 from thinpipe.measure.record import Row
 from thinpipe.pipeline.links.counters import LinkEnd
@@ -27,7 +28,7 @@ from thinpipe.pipeline.links.send import SendLink
 from thinpipe.pipeline.links.slot import Route, Slot
 from thinpipe.pipeline.links.spec import encoding
 from thinpipe.pipeline.report import gather_links
-from thinpipe.workers.exchange import CPU, gather
+from thinpipe.workers.exchange import gather
 from thinpipe.workers.launch import run_workers
 from thinpipe.workers.network import thin_network
 from thinpipe.workers.shape import Shaping

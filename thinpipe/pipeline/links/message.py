@@ -22,7 +22,7 @@ import xxhash
 from torch import Tensor
 
 from thinpipe.codecs.integers import INTEGERS, decode_integers, encode_integers, integer_bytes, most_integer_bytes
-from thinpipe.workers.exchange import wire_device
+from thinpipe.comm.backend import capabilities_of, wire_device
 
 CHECKSUM_BYTES = 8
 _NOTHING = torch.empty(0, dtype=torch.uint8)
@@ -67,8 +67,9 @@ def checksum_bytes(group: dist.ProcessGroup | None, device: torch.device) -> int
 
 
 def is_packed(dtype: torch.dtype, group: dist.ProcessGroup | None, device: torch.device) -> bool:
-    """Whether tensors of a type travel as packed integers: NCCL's messages have one size, and gloo's at most that."""
-    return dtype in INTEGERS and wire_device(group, device).type == "cpu"
+    """Return whether tensors of a type are sent as packed integers, of a size that the receiver does not know."""
+    is_on_host = wire_device(group, device).type == "cpu"  # where they are packed, and have a checksum
+    return dtype in INTEGERS and is_on_host and capabilities_of(group, device).short_receive
 
 
 def most_bytes(wire_bytes: int, *, packed: bool, checksum: int) -> int:

@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from thinpipe.comm.backend import wire_device
 from thinpipe.pipeline.links.counters import Ledger, Stamp, now
 from thinpipe.pipeline.links.memory import InPlace, Pinned
 from thinpipe.pipeline.links.message import Message, find_end, is_intact, pack, seal, unpack
 from thinpipe.pipeline.links.slot import Route
 from thinpipe.workers.control import waiting
 from thinpipe.workers.errors import ChecksumError, LinkError
-from thinpipe.workers.exchange import wire_device
 
 
 class Transport(ABC):

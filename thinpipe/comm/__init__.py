@@ -1,0 +1,1 @@
+"""Communication between processes: what each backend of ``torch.distributed`` can do."""

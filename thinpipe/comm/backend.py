@@ -1,0 +1,82 @@
+"""Capabilities of the backends of ``torch.distributed``, declared once; callers ask for one instead of for a name.
+
+A backend from outside is announced after ``dist.Backend.register_backend``::
+
+    register_backend("tls", Capabilities(tags=True, host_memory=True, short_receive=True, preconnected=True,
+                                         encrypted=True))
+
+A backend that was not announced is an error: falling back to another one could send in the clear what was to be
+encrypted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a backend can do."""
+
+    tags: (
+        bool  # messages are matched by tag: receives can be posted ahead, and sends and receives complete in any order
+    )
+    host_memory: bool  # sends from and receives into host memory, and no other
+    short_receive: bool  # a message may be shorter than the receive that was posted for it
+    preconnected: bool  # every pair of workers is connected once ``init_process_group`` returns
+    encrypted: bool = False
+
+
+_BACKENDS = {
+    "gloo": Capabilities(tags=True, host_memory=True, short_receive=True, preconnected=True),
+    "nccl": Capabilities(tags=False, host_memory=False, short_receive=False, preconnected=False),
+}
+
+
+def register_backend(name: str, capabilities: Capabilities) -> None:
+    """Announce a backend from outside; raise ValueError if it is announced otherwise already."""
+    if _BACKENDS.setdefault(name, capabilities) != capabilities:
+        raise ValueError(f"backend {name!r} is registered with other capabilities: {_BACKENDS[name]}")
+
+
+def capabilities(name: str) -> Capabilities:
+    """Return what a backend can do; raise ValueError if it is not known."""
+    if name not in _BACKENDS:
+        raise ValueError(
+            f"thinpipe does not know what backend {name!r} can do, and never replaces it by another; take one of "
+            f"{', '.join(_BACKENDS)}, or announce it with thinpipe.comm.backend.register_backend"
+        )
+    return _BACKENDS[name]
+
+
+def capabilities_of(group: dist.ProcessGroup | None, device: torch.device) -> Capabilities:
+    """Return what carries tensors of a device can do; a group may have one backend per kind of device."""
+    config = str(dist.get_backend_config(group))
+    names = dict(part.split(":") for part in config.split(",") if ":" in part)
+    return capabilities(names.get(device.type, dist.get_backend(group)))
+
+
+def wire_device(group: dist.ProcessGroup | None, device: torch.device) -> torch.device:
+    """Return where buffers lie that a group sends from or receives into, for tensors on ``device``."""
+    return CPU if capabilities_of(group, device).host_memory else device
+
+
+def host_group() -> dist.ProcessGroup | None:
+    """Return a group for tensors in host memory: the default one (None) if it can, else a new one. A collective.
+
+    NCCL alone gets gloo alongside: it is not encrypted either.
+    """
+    if capabilities_of(None, CPU).host_memory:
+        return None
+    if capabilities_of(None, CPU).encrypted:
+        raise ValueError(
+            f"backend {dist.get_backend()!r} encrypts and carries no tensors in host memory; gloo, which would carry "
+            "them, does not encrypt. Initialize the process group with an encrypted backend for the CPU as well, as in "
+            "'cpu:NAME,cuda:NAME'"
+        )
+    return dist.new_group(backend="gloo")
