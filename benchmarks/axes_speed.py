@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import torch
 
-from thinpipe.pipeline.links.slot import Route, Slot
-from thinpipe.pipeline.links.spec import encoding
+from thinpipe.links.slot import Route, Slot
+from thinpipe.links.spec import encoding
 
 WARM_UP, BLOCKS, STEPS, CALLS = 100, 16, 25, 100
 

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from thinpipe.measure.plot import Plot
+from thinpipe.lab.records.plot import Plot
 
 STEPS = 25  # to a point
 ORDER = ("none", "8bit", "4bit", "2bit")

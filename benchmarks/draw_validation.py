@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from thinpipe.codecs.recipes import recipe_of
-from thinpipe.measure.plot import Plot
+from thinpipe.lab.records.plot import Plot
 
 Curves = dict[int, dict[int, float]]  # seed -> step -> validation loss
 Points = list[tuple[float, float, float, float]]

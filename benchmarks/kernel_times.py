@@ -15,8 +15,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import thinpipe
-from thinpipe.bench.codecs.synthetic import made_cases
-from thinpipe.measure import meter
+from thinpipe.lab.bench.codecs.synthetic import made_cases
+from thinpipe.system import meter
 
 REPEATS = 20
 

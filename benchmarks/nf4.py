@@ -82,7 +82,7 @@ if __name__ == "__main__":
         check()
     else:
         from thinpipe.__main__ import main
-        from thinpipe.ablation import runner
+        from thinpipe.lab.ablation import runner
 
         runner.carry_out = partial(runner.carry_out, train=(sys.executable, __file__, "train"))
         main()

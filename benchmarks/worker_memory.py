@@ -75,7 +75,7 @@ class _Held:
 @contextmanager
 def seen_optimizer(see: Callable[[torch.optim.Optimizer], None]) -> Iterator[None]:
     """Calls ``see`` with the optimizer of a run when it has been made."""
-    from thinpipe.training import worker
+    from thinpipe.train import worker
 
     make = worker.make_optimizer
 
@@ -89,11 +89,11 @@ def seen_optimizer(see: Callable[[torch.optim.Optimizer], None]) -> Iterator[Non
 
 
 def train(model: Path, text: Path, steps: int) -> None:
-    from thinpipe.engines.world import join_world
-    from thinpipe.training.resolve import settle
-    from thinpipe.training.running import Running
-    from thinpipe.training.worker import train
-    from thinpipe.workloads.tasks import task
+    from thinpipe.train.engines.world import join_world
+    from thinpipe.train.resolve import settle
+    from thinpipe.train.running import Running
+    from thinpipe.train.tasks.tasks import task
+    from thinpipe.train.worker import train
 
     given = {"task": "lm", "model": str(model), "data": str(text), "tokens": TOKENS, "batch_size": CHUNKS}
     settings = settle(
@@ -104,7 +104,7 @@ def train(model: Path, text: Path, steps: int) -> None:
 
 def measure(folder: Path, steps: int, mapped: bool) -> dict[str, int]:
     """One worker's figures, in bytes."""
-    from thinpipe.measure.meter import peak_bytes, peak_extra_bytes
+    from thinpipe.system.meter import peak_bytes, peak_extra_bytes
 
     large, small, text = folder / "large", folder / "small", folder / "text.txt"
     train(small, text, steps)
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     steps = parser.parse_args().steps
     os.environ["MALLOC_ARENA_MAX"] = "1"  # before workers are forked
-    from thinpipe.workers.launch import run_workers
+    from thinpipe.launch.workers import run_workers
 
     with tempfile.TemporaryDirectory(prefix="thinpipe-memory-") as name:
         write(Path(name))

@@ -66,7 +66,7 @@ def pool(_pools: list[Pool]) -> Pool:
 
 @pytest.fixture
 def fake_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the made-up trainings of tests/ablation/fake_train.py note."""
+    """What the made-up trainings of tests/lab/ablation/fake_train.py note."""
     path = tmp_path / "fake_train.log"
     monkeypatch.setenv("FAKE_TRAIN_LOG", str(path))
     return path

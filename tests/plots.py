@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from matplotlib.figure import Figure
 
-from thinpipe.measure.plot import Plot
+from thinpipe.lab.records.plot import Plot
 
 Lines = dict[str, list[tuple[float, float]]]
 

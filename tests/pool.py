@@ -12,10 +12,10 @@ from typing import Any
 
 # By the process that workers are forked from: four of them that import all of it take twenty seconds.
 PRELOADED = [
-    "thinpipe.workers.preload",
+    "thinpipe.launch.preload",
     "tests.compiled",
     "transformers.models.llama.modeling_llama",
-    "tests.training.toy",
+    "tests.train.toy",
 ]
 LIMIT_S = 150  # a combination takes a fraction of a second; importing torch in all workers, on two busy cores, thirty
 

@@ -39,9 +39,9 @@ ROOT = Path(__file__).parents[1]
 PLACE = "THINPIPE_TESTS_PRELOADED"  # the server's socket, for all processes of pytest-xdist
 # But for what does something when it is imported, which programs and their servers do themselves.
 _IMPORTED = [
-    *(name for name in PRELOADED if name != "thinpipe.workers.preload"),
+    *(name for name in PRELOADED if name != "thinpipe.launch.preload"),
     "thinpipe.pipeline.stage",
-    "thinpipe.cli",
+    "thinpipe.cli.app",
     "torch.utils.tensorboard",
     "matplotlib.pyplot",
 ]

@@ -9,10 +9,10 @@ import pytest
 
 from tests import module_tree
 from tests.documents import PAGES, ROOT, anchors, commands, links
-from thinpipe.cli import VERBS, load
+from thinpipe.cli.app import VERBS, load
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.codecs.spec import FAMILIES
-from thinpipe.workloads.tasks import TASKS
+from thinpipe.train.tasks.tasks import TASKS
 
 
 def check_options(words: list[str]) -> None:

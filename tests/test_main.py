@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts import run_script
-from thinpipe.measure.record import Record
+from thinpipe.lab.records.record import Record
 
 CLOSED = """
 import os, sys

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from tests.documents import ROOT, blocks, commands
 from tests.pool import Pool
 from tests.scripts import run_script
-from tests.workloads.written import write_language_model
-from thinpipe.bench.link import transfers
-from thinpipe.bench.pipeline import measuring
-from thinpipe.cli import app
-from thinpipe.workers import launch
-from thinpipe.workers.network import missing_for_networks
+from tests.train.tasks.written import write_language_model
+from thinpipe.cli.app import app
+from thinpipe.lab.bench.link import transfers
+from thinpipe.lab.bench.pipeline import measuring
+from thinpipe.lab.netem.network import missing_for_networks
+from thinpipe.launch import workers as launch
 
 README = ROOT / "README.md"
 COMMANDS = [" ".join(words) for words in commands(README)]

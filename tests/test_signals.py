@@ -12,7 +12,8 @@ from tests.scripts import ROOT
 
 PROGRAM = """
 import atexit, sys, time
-from thinpipe import __main__, cli
+from thinpipe import __main__
+from thinpipe.cli import app as cli
 
 cli.VERBS["diff"] = ("sleeping:verb", "")
 sys.modules["sleeping"] = sys.modules["__main__"]
@@ -34,7 +35,7 @@ __main__.main()
 """
 # Stands where the command line's library does, and goes on whatever comes: as libraries do that try an import.
 IMPORTED = """
-from thinpipe.workers.forking import temporary_folder
+from thinpipe.launch.forking import temporary_folder
 
 temporary_folder()
 try:

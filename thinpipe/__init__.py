@@ -18,18 +18,18 @@ from thinpipe.version import __version__
 
 if TYPE_CHECKING:
     from thinpipe.codecs import Codec, codec
+    from thinpipe.comm.errors import LinkError, WorkerError
     from thinpipe.ddp import DDPState, ddp_hook, ddp_state
-    from thinpipe.engines.units import cut
+    from thinpipe.launch.workers import run_workers
     from thinpipe.pipeline.partition import choose_cuts, cut_units, measure_units, stages_of
     from thinpipe.pipeline.report import LinkReport, report, reset_counters
     from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
     from thinpipe.pipeline.stage import PipelineStage
     from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
-    from thinpipe.workers.errors import LinkError, WorkerError
-    from thinpipe.workers.launch import run_workers
-    from thinpipe.workloads.sources import reject_unused_options
-    from thinpipe.workloads.splits import Part, at_most, split_fifth
-    from thinpipe.workloads.task import Batch, Data, Recipe, Shape, Source, Task
+    from thinpipe.train.engines.units import cut
+    from thinpipe.train.tasks.sources import reject_unused_options
+    from thinpipe.train.tasks.splits import Part, at_most, split_fifth
+    from thinpipe.train.tasks.task import Batch, Data, Recipe, Shape, Source, Task
 
 __all__ = [
     "Batch",
@@ -71,17 +71,17 @@ __all__ = [
 _LAZY = {
     "thinpipe.codecs": ("Codec", "codec"),
     "thinpipe.ddp": ("DDPState", "ddp_hook", "ddp_state"),
-    "thinpipe.engines.units": ("cut",),
+    "thinpipe.train.engines.units": ("cut",),
     "thinpipe.pipeline.partition": ("choose_cuts", "cut_units", "measure_units", "stages_of"),
     "thinpipe.pipeline.report": ("LinkReport", "report", "reset_counters"),
     "thinpipe.pipeline.schedule": ("ClientServerSchedule", "LinearSchedule"),
     "thinpipe.pipeline.stage": ("PipelineStage",),
     "thinpipe.pipeline.trace": ("draw", "gather_step", "write_chrome_trace"),
-    "thinpipe.workers.errors": ("LinkError", "WorkerError"),
-    "thinpipe.workers.launch": ("run_workers",),
-    "thinpipe.workloads.sources": ("reject_unused_options",),
-    "thinpipe.workloads.splits": ("Part", "at_most", "split_fifth"),
-    "thinpipe.workloads.task": ("Batch", "Data", "Recipe", "Shape", "Source", "Task"),
+    "thinpipe.comm.errors": ("LinkError", "WorkerError"),
+    "thinpipe.launch.workers": ("run_workers",),
+    "thinpipe.train.tasks.sources": ("reject_unused_options",),
+    "thinpipe.train.tasks.splits": ("Part", "at_most", "split_fifth"),
+    "thinpipe.train.tasks.task": ("Batch", "Data", "Recipe", "Shape", "Source", "Task"),
 }
 
 if not TYPE_CHECKING:  # where it would make any name a known one

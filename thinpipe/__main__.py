@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from thinpipe.workers.errors import debugging, ended_by, leave, tell_system
+from thinpipe.comm.errors import debugging, ended_by, leave, tell_system
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     code = 0
     try:
-        from thinpipe.cli import app
+        from thinpipe.cli.app import app
 
         app()
     except SystemExit as error:

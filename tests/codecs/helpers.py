@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import thinpipe
-from thinpipe.bench.codecs.synthetic import CONTENTS
+from thinpipe.lab.bench.codecs.synthetic import CONTENTS
 
 # At least one of every family, and of every way its wire can look.
 SPECS = [

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 
-from tests.training.toy import Ears, ToyTask, settings_for
+from tests.train.toy import Ears, ToyTask, settings_for
 from thinpipe.comm.backend import Capabilities, register_backend
-from thinpipe.engines.world import join_world
-from thinpipe.training.running import Running
-from thinpipe.training.worker import train
+from thinpipe.train.engines.world import join_world
+from thinpipe.train.running import Running
+from thinpipe.train.worker import train
 
 COUNTS: Counter[str] = Counter()  # operation -> calls
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.comm.counting import join_unannounced, train_counted
 from tests.pool import Pool
-from tests.training.toy import train_toy
+from tests.train.toy import train_toy
 from thinpipe.comm.backend import Capabilities, capabilities, register_backend
-from thinpipe.training.running import Running
-from thinpipe.workers.launch import run_workers
+from thinpipe.launch.workers import run_workers
+from thinpipe.train.running import Running
 
 UNKNOWN = "thinpipe does not know what backend 'unannounced' can do, and never replaces it by another; take one of"
 

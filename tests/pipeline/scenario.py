@@ -14,7 +14,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 
 import thinpipe
 from tests.pipeline.models import batch, seeded
-from thinpipe.workers.launch import run_workers
+from thinpipe.launch.workers import run_workers
 
 CHUNKS = 4
 

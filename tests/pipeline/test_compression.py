@@ -15,9 +15,9 @@ import thinpipe
 from tests.pipeline.models import batch, cut, link_states, reference, seeded
 from tests.pipeline.pipelines import make, run_step, twins
 from tests.pool import Pool
+from thinpipe.links.message import CHECKSUM_BYTES
+from thinpipe.links.send import SendLink
 from thinpipe.pipeline import PipelineStage
-from thinpipe.pipeline.links.message import CHECKSUM_BYTES
-from thinpipe.pipeline.links.send import SendLink
 
 SPECS = ["fp16", "bf16", "uniform:8", "sort:6+2", "fast:6+2", "kmeans:4", "tile:4", "svd:2", "power:2", "topk:0.25"]
 WIDTH, CHUNKS, UNITS = 256, 4, 8  # 32 rows in 4 chunks: messages of 8 kB, too large to travel raw

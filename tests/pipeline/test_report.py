@@ -12,7 +12,7 @@ import pytest
 from tests.pipeline.models import batch, seeded
 from tests.pipeline.pipelines import make, run_step
 from tests.pool import Pool
-from thinpipe.pipeline.links.counters import Counters, LinkEnd, Stamp
+from thinpipe.links.counters import Counters, LinkEnd, Stamp
 from thinpipe.pipeline.report import LinkReport, _merge, report, reset_counters
 from thinpipe.pipeline.trace import Bar, draw, gather_step, write_chrome_trace
 

@@ -15,9 +15,9 @@ from tests.pipeline.models import batch, cut, reference, seeded
 from tests.pipeline.pipelines import make, run_step, twins
 from tests.pool import Pool
 from thinpipe.codecs.tile import Tile
+from thinpipe.links.message import CHECKSUM_BYTES
+from thinpipe.links.send import SendLink
 from thinpipe.pipeline import ClientServerSchedule, LinearSchedule, PipelineStage
-from thinpipe.pipeline.links.message import CHECKSUM_BYTES
-from thinpipe.pipeline.links.send import SendLink
 
 CHUNKS = 4
 

@@ -1,1 +1,1 @@
-"""Communication between processes: what each backend of ``torch.distributed`` can do."""
+"""Communication between processes: backends, rendezvous, control channel, small messages, signals and errors."""

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from thinpipe.workers.errors import LinkError
+from thinpipe.comm.errors import LinkError
 
 if TYPE_CHECKING:
     from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule

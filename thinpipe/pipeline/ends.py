@@ -13,13 +13,13 @@ from torch import Tensor
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import directions
 from thinpipe.comm.backend import capabilities_of
-from thinpipe.pipeline.links.counters import Event
-from thinpipe.pipeline.links.delta import check_samples
-from thinpipe.pipeline.links.link import Link
-from thinpipe.pipeline.links.recv import RecvLink
-from thinpipe.pipeline.links.send import SendLink
-from thinpipe.pipeline.links.slot import Handover, Route, Slot
-from thinpipe.pipeline.links.spec import check_directions, encoding
+from thinpipe.links.counters import Event
+from thinpipe.links.delta import check_samples
+from thinpipe.links.link import Link
+from thinpipe.links.recv import RecvLink
+from thinpipe.links.send import SendLink
+from thinpipe.links.slot import Handover, Route, Slot
+from thinpipe.links.spec import check_directions, encoding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from thinpipe.comm.shaping import Queue, Shape, Shaping
 from thinpipe.pipeline.order import Action, Order, make_order
-from thinpipe.workers.shape import Queue, Shape, Shaping
 
 Hop = tuple[int, int]  # from a stage to its neighbour
 _SLACK = 1.01  # of numbers of chunks that take up to 1 % longer than the best, the smallest is taken: it needs memory

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from thinpipe.pipeline.links.counters import Event
-from thinpipe.pipeline.links.link import Link
+from thinpipe.links.counters import Event
+from thinpipe.links.link import Link
 from thinpipe.pipeline.shaped_stage import ShapedStage
 from thinpipe.pipeline.siblings import agree, check_place, indices_here, register, siblings_of
 from thinpipe.version import __version__

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from thinpipe.comm.backend import wire_device
-from thinpipe.pipeline.links.counters import LinkEnd, Stamp, now
-from thinpipe.pipeline.links.link import Link
+from thinpipe.comm.exchange import gather, needing_peers
+from thinpipe.links.counters import LinkEnd, Stamp, now
+from thinpipe.links.link import Link
 from thinpipe.pipeline.stage import PipelineStage
-from thinpipe.workers.exchange import gather, needing_peers
 
 _PINGS = 8  # per worker; the quickest says best how far its clock is from worker 0's
 

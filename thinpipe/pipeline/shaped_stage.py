@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 
 from thinpipe.comm.backend import capabilities_of, wire_device
+from thinpipe.comm.exchange import hear, tell
+from thinpipe.links.recv import RecvLink
+from thinpipe.links.slot import Slot
 from thinpipe.pipeline import metadata
 from thinpipe.pipeline.batchnorm import frozen_statistics
 from thinpipe.pipeline.ends import Ends, LinkOptions
-from thinpipe.pipeline.links.recv import RecvLink
-from thinpipe.pipeline.links.slot import Slot
 from thinpipe.pipeline.metadata import CAN_INFER, Expected
 from thinpipe.pipeline.siblings import agree, indices_here
-from thinpipe.workers.exchange import hear, tell
 
 NOTHING = torch.empty(0)  # where torch would keep a receive buffer
 

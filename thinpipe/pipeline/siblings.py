@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from thinpipe.workers import exchange
+from thinpipe.comm import exchange
 
 if TYPE_CHECKING:
     from thinpipe.pipeline.linked_stage import LinkedStage

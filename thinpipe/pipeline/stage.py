@@ -38,13 +38,13 @@ from torch.utils.checkpoint import checkpoint
 
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import DEFAULT_RECIPE
+from thinpipe.comm.control import ACTIVITY
+from thinpipe.links.counters import DeviceClock, Event, now
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.ends import LinkOptions
-from thinpipe.pipeline.links.counters import DeviceClock, Event, now
 from thinpipe.pipeline.local_stage import LocalStage
 from thinpipe.pipeline.shaped_stage import drop_buffers
 from thinpipe.pipeline.siblings import indices_here
-from thinpipe.workers.control import ACTIVITY
 
 
 class PipelineStage(LocalStage):

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from thinpipe.comm.exchange import gather
 from thinpipe.pipeline.report import clock_offset, gather_ends, match
 from thinpipe.pipeline.stage import PipelineStage
-from thinpipe.workers.exchange import gather
 
 LANES = {
     "compute": ("forward", "backward", "weight"),

@@ -10,7 +10,7 @@ from tests.faults.expected import END_S, Expected
 from tests.faults.fault import Fault, Impossible, Missed, starting
 from tests.faults.moments import draw_moment
 from tests.faults.runs import PATIENCE_S, Run, Setting, namespaces_of
-from thinpipe.workers.network import INTERFACE, missing_for_networks
+from thinpipe.lab.netem.network import INTERFACE, missing_for_networks
 
 
 def draw_cut(random: random.Random, setting: Setting) -> Fault:

@@ -14,7 +14,7 @@ from tests.faults.fault import Fault, Impossible, Missed, starting
 from tests.faults.kinds.cuts import set_link
 from tests.faults.moments import Moment
 from tests.faults.runs import Run, Setting
-from thinpipe.workers.network import missing_for_networks
+from thinpipe.lab.netem.network import missing_for_networks
 
 _LINK, _EPOCH_S = "1mbit", 8.0  # an epoch of `8bit` takes 8.8 s over such a link, and hardly any computing
 _PATIENCE_S = 20

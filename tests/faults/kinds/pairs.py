@@ -13,7 +13,7 @@ from tests.faults.fault import Fault, Impossible, Missed, starting
 from tests.faults.kinds.cuts import set_link
 from tests.faults.moments import draw_moment
 from tests.faults.runs import PATIENCE_S, Run, Setting
-from thinpipe.workers.network import missing_for_networks
+from thinpipe.lab.netem.network import missing_for_networks
 
 _LINK = ("--link", "100mbit")
 

@@ -13,8 +13,8 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from tests.pipeline.models import Through, batch
 from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.spec import codec
+from thinpipe.links.message import CHECKSUM_BYTES
 from thinpipe.pipeline import PipelineStage
-from thinpipe.pipeline.links.message import CHECKSUM_BYTES
 
 WIDTH = 128  # a chunk of 8 rows has 4 kB, from which on it is encoded
 ROWS = 8

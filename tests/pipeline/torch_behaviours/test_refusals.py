@@ -25,8 +25,8 @@ from tests.pipeline.torch_behaviours.pipelines import (
     Placement,
     blocks,
 )
-from thinpipe.workers.errors import WorkerError
-from thinpipe.workers.launch import run_workers
+from thinpipe.comm.errors import WorkerError
+from thinpipe.launch.workers import run_workers
 
 CHUNKS = 4
 OURS = KINDS[1:]

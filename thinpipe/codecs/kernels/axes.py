@@ -1,4 +1,4 @@
-"""Gains and bit planes of axes in plain torch, as thinpipe.codecs.axes has it: what other kernels are held against."""
+"""Gains and bit planes of ``axes`` (thinpipe.links.learned.transform) in plain torch: the reference of its kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gains of rows, components of axes to bit planes and back, as thinpipe.codecs.axes has it, and moments of rows."""
+"""Gains of rows, components of axes to bit planes and back, as thinpipe.links.learned.transform has it, and moments of rows."""
 
 from __future__ import annotations
 

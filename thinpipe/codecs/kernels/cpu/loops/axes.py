@@ -1,4 +1,4 @@
-"""Components of axes to bit planes and back, as thinpipe.codecs.axes has it; some axes at a time."""
+"""Components of axes to bit planes and back, as thinpipe.links.learned.transform has it; some axes at a time."""
 
 from __future__ import annotations
 

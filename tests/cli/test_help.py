@@ -1,0 +1,84 @@
+"""What --help shows at 80 columns."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from thinpipe.cli.app import VERBS, app, load
+
+TEXT_COLUMN = 30  # where texts begin
+
+
+def help_of(*words: str) -> list[str]:
+    result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    return result.output.splitlines()
+
+
+def parameters(verb: str) -> list[Any]:
+    return [each for each in load(verb).params if not getattr(each, "hidden", False)]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_name_metavar_or_text_is_cut(verb: str) -> None:
+    lines = help_of(*verb.split())
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= 80
+    names = [line[2:TEXT_COLUMN].strip() if line[TEXT_COLUMN - 1] == " " else line.strip() for line in lines_of(lines)]
+    texts = " ".join(" ".join(line[TEXT_COLUMN:] for line in lines if line.startswith("  ")).split())
+    for each in parameters(verb):
+        assert each.help, each.name
+        assert " ".join(each.help.split()) in texts
+        flags = " / ".join([*each.opts, *each.secondary_opts])
+        if each.param_type_name == "argument":
+            assert each.metavar in names
+        elif each.metavar:
+            assert f"{flags} {each.metavar}" in names
+        else:
+            assert any(re.fullmatch(rf"{flags}( <[a-z0-9|-]+>)?", name) for name in names), flags
+
+
+def lines_of(lines: list[str]) -> list[str]:
+    """Those that begin with the name of an option or an argument, padded."""
+    start = next(number for number, line in enumerate(lines) if re.match(r"\w.*:$", line) and number)
+    return [line.ljust(TEXT_COLUMN) for line in lines[start:] if re.match(r"  \S", line)]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_texts_have_half_of_the_width_and_break_between_words(verb: str) -> None:
+    lines = help_of(*verb.split())
+    continued = [line for line in lines if line.startswith(" " * 20)]
+    assert continued
+    assert {len(line) - len(line.lstrip()) for line in continued} == {TEXT_COLUMN}
+    assert not [line for line in lines if line.endswith("-")]
+
+
+@pytest.mark.parametrize(
+    ("group", "verbs"),
+    [((), [*(v for v in VERBS if " " not in v), "bench"]), (("bench",), [v.split()[1] for v in VERBS if " " in v])],
+)
+def test_a_group_lists_its_verbs_with_whole_summaries(group: tuple[str, ...], verbs: list[str]) -> None:
+    lines = help_of(*group)
+    text = " ".join(" ".join(lines).split())
+    for verb in verbs:
+        assert any(line.startswith(f"  {verb} ") for line in lines)
+        summary = VERBS.get(" ".join([*group, verb]))
+        assert summary is None or summary[1] in text
+
+
+def test_evaluate_has_no_options_of_training_alone() -> None:
+    names = {each.name for each in load("evaluate").params}
+    assert {"task", "data", "model", "samples", "run", "adapter"} <= names
+    assert not names & {"lora", "lora_target", "lora_alpha", "lora_dropout", "freeze", "lr", "epochs"}
+
+
+def test_evaluate_rejects_samples_of_the_validation_part() -> None:
+    done = CliRunner().invoke(app, ["evaluate", "--parallel", "none", "--samples", "8"])
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "thinpipe: --samples limits the training samples: give --part train with it, or leave it out\n"
+    )

@@ -1,0 +1,251 @@
+"""A run that is taken up again ends where the unbroken one does, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pool import Pool
+from tests.train.toy import Ears, ToyTask, run_toy, saved_model, train_toy
+from thinpipe.comm.shaping import parse_link
+from thinpipe.train.checkpoints.folder import checkpoints, load, newest
+from thinpipe.train.checkpoints.manifest import read_manifest
+from thinpipe.train.resolve import settle_again
+from thinpipe.train.running import Running
+
+
+def train(pool: Pool, workers: int, kind: str, running: Running, given: dict[str, Any]) -> Ears:
+    if workers == 1:
+        return run_toy(None, ToyTask(kind), running, **given)
+    return pool.run(train_toy, workers, kind, running, given)[0]
+
+
+REPLICAS = {"parallel": "data"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "kind", "given", "steps"),
+    [
+        pytest.param(2, "batchnorm", {"compress": "sort:8"}, [2, 4, 5], id="stateless codec, batch norm"),
+        pytest.param(2, "dropout", {"compress": "power:4"}, [2, 5], id="warm-started codec, dropout"),
+        pytest.param(2, "batchnorm", {"compress": "tile:4+sr"}, [4, 5], id="stochastic rounding"),
+        pytest.param(
+            2, "dropout", {"compress_forward": "delta(tile:2+sr)"}, [2, 4, 5], id="copies of samples, dropout"
+        ),
+        pytest.param(
+            2, "dropout", {"compress_forward": "axes:2+now", "epochs": 3}, [2, 5, 9], id="learned axes, dropout"
+        ),
+        pytest.param(3, "dropout", {"layout": "linear", "optimizer": "adamw"}, [4, 5], id="a line, adamw"),
+        pytest.param(2, "dropout", REPLICAS, [2, 4], id="two replicas"),
+        pytest.param(3, "dropout", REPLICAS | {"compress": "uniform:4"}, [2, 5], id="three replicas, error feedback"),
+        pytest.param(2, "batchnorm", REPLICAS | {"compress": "power:2"}, [4, 5], id="replicas, warm-started"),
+        pytest.param(2, "plain", REPLICAS | {"compress": "tile:2+sr"}, [2, 5], id="replicas, stochastic rounding"),
+        pytest.param(1, "dropout", {"parallel": "none", "chunks": 2}, [2, 4, 5], id="one process"),
+    ],
+)
+def test_from_any_checkpoint_the_end_is_the_same(
+    pool: Pool, tmp_path: Path, workers: int, kind: str, given: dict[str, Any], steps: list[int]
+) -> None:
+    """Of four steps in each of two or three epochs: within the first (2), at its end (4), within the second (5)."""
+    whole = train(pool, workers, kind, Running(save=tmp_path / "whole", save_every=1, keep=12), given)
+    assert whole.end is not None
+    for step in steps:
+        path = tmp_path / "whole" / f"step-{step:08d}"
+        rest = train(pool, workers, kind, Running(save=tmp_path / f"from-{step}", resume=path), given)
+        assert rest.end is not None
+        assert rest.end.parameters_sha256 == whole.end.parameters_sha256
+        assert rest.end.steps == len(whole.steps) - step
+        assert [s.loss for s in rest.steps] == [s.loss for s in whole.steps[step:]]
+        assert rest.epochs[-1].train_loss == whole.epochs[-1].train_loss
+        assert rest.epochs[-1].validation_loss == whole.epochs[-1].validation_loss
+        assert rest.end.best_metric == whole.end.best_metric
+
+
+def test_over_other_links_as_many_chunks_are_on_their_way(pool: Pool, tmp_path: Path) -> None:
+    """What a client with both ends draws at random depends on it."""
+    given = {"schedule": "1f1b", "chunks": 9, "client_layers": (1, 2)}
+    saving = Running(save=tmp_path, save_every=1, keep=9, link=parse_link("10mbit,25ms"))
+    whole = pool.run(train_toy, 2, "dropout", saving, given)[0]
+    assert whole.plan.schedule == "1f1b:9"
+    saved = read_manifest(tmp_path / "step-00000005").settings
+    again = settle_again(given, saved)
+    assert again.schedule == saved.schedule == "1f1b:9"
+    rest = Running(resume=tmp_path / "step-00000005")
+    ended = pool.run(train_toy, 2, "dropout", rest, given | {"schedule": again.schedule})[0].end
+    assert ended.parameters_sha256 == whole.end.parameters_sha256
+    without = pool.run(train_toy, 2, "dropout", Running(), given)[0]
+    assert without.plan.schedule == "1f1b"
+    assert without.end.parameters_sha256 != whole.end.parameters_sha256
+
+
+@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2+now"])
+def test_links_that_forget_end_elsewhere(pool: Pool, tmp_path: Path, spec: str) -> None:
+    """What the test above holds for links that remember something is not so by chance."""
+    given = {"compress_forward": spec, "epochs": 3}
+    whole = pool.run(train_toy, 2, "plain", Running(save=tmp_path, save_every=5, keep=9), given)[0]
+    forgetful = pool.run(_train_forgetting, 2, Running(resume=tmp_path / "step-00000005"), given)[0]
+    assert forgetful.end.parameters_sha256 != whole.end.parameters_sha256
+
+
+def _train_forgetting(group: Any, running: Running, given: dict[str, Any]) -> Ears:
+    from thinpipe.train.engines.pipeline import PipelineEngine
+
+    remember, PipelineEngine.recall = PipelineEngine.recall, lambda self, memory: None  # type: ignore[method-assign]
+    try:
+        return train_toy(group, "plain", running, given)
+    finally:
+        PipelineEngine.recall = remember  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2+now"])
+def test_evaluation_changes_nothing(pool: Pool, tmp_path: Path, spec: str) -> None:
+    """Stopping in the middle of an epoch evaluates once more than an unbroken run; the end is the same."""
+    given = {"compress_forward": spec}
+    whole = pool.run(train_toy, 2, "batchnorm", Running(), given)[0]
+    pool.run(train_toy, 2, "batchnorm", Running(save=tmp_path, steps=3), given)
+    rest = pool.run(train_toy, 2, "batchnorm", Running(resume=newest(tmp_path)), given)[0]
+    assert rest.end.parameters_sha256 == whole.end.parameters_sha256
+
+
+def test_copies_on_disk_are_those_in_memory_and_leave_no_file(pool: Pool, tmp_path: Path) -> None:
+    given, cache = {"compress_forward": "delta(uniform:2)"}, tmp_path / "cache"
+    whole = pool.run(train_toy, 2, "plain", Running(), given)[0]
+    pool.run(train_toy, 2, "plain", Running(save=tmp_path / "saved", steps=5, delta_cache=cache), given)
+    rest = Running(resume=newest(tmp_path / "saved"), delta_cache=cache)
+    assert pool.run(train_toy, 2, "plain", rest, given)[0].end.parameters_sha256 == whole.end.parameters_sha256
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "given", "moved"),
+    [
+        pytest.param(3, 2, {}, {}, id="fewer workers"),
+        pytest.param(2, 4, {"optimizer": "adamw"}, {}, id="more workers"),
+        pytest.param(2, 2, {}, {"client_layers": (2, 1)}, id="other client layers"),
+        pytest.param(3, 2, {}, {"layout": "linear"}, id="a line"),
+        pytest.param(2, 3, {"layout": "linear"}, {"layout": "client-server"}, id="a client"),
+        pytest.param(3, 2, {"parallel": "data", "optimizer": "adamw"}, {}, id="fewer replicas"),
+    ],
+)
+def test_any_number_of_workers_goes_on_where_others_stopped(
+    pool: Pool, tmp_path: Path, before: int, after: int, given: dict[str, Any], moved: dict[str, Any]
+) -> None:
+    """No codec loses anything and nothing is drawn at random: the end is the unbroken run's, but for rounding."""
+    given = {"compress": "none", "lr": 1e-3} | given
+    saving = Running(save=tmp_path / "whole", save_every=5)
+    whole = pool.run(train_toy, before, "plain", saving, given)[0]
+    going_on = Running(save=tmp_path / "cut", resume=tmp_path / "whole" / "step-00000005")
+    rest = pool.run(train_toy, after, "plain", going_on, given | moved)[0]
+    assert rest.end.steps == 3
+    assert [step.loss for step in rest.steps] == pytest.approx([step.loss for step in whole.steps[5:]], rel=1e-5)
+    expected, found = saved_model(tmp_path / "whole"), saved_model(tmp_path / "cut")
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
+    (line,) = rest.notices
+    assert line.endswith("dropped: " + ("the random state of worker 2" if before == 3 else "nothing"))
+
+
+def test_links_between_the_same_units_remember_and_the_others_are_told(pool: Pool, tmp_path: Path) -> None:
+    """Three workers are cut before units 1, 3 and 5, two before 1 and 5."""
+    given = {"compress": "power:4"}
+    pool.run(train_toy, 3, "dropout", Running(save=tmp_path, steps=5), given)
+    assert read_manifest(newest(tmp_path)).first_units == (0, 1, 3, 5)
+    before = load(newest(tmp_path), lambda name: name.startswith("link/"))
+    seen = pool.run(_recalled, 2, Running(resume=tmp_path, steps=6), given)[0]
+    assert seen.notices == [
+        "saved with 3 workers, goes on with 2: the end will not be the same to the bit; dropped: what codecs "
+        "remembered of the link before unit 3, the random state of worker 2"
+    ]
+    # Of two workers, the client has stages 0 and 2: what was stage 3, behind unit 5, is 2 now.
+    was = {name: name.replace("link/2/", "link/3/") for name in seen.recalled}
+    assert {name.split("/")[1] for name in was} == {"0", "2"}
+    assert any(not name.endswith("/steps") for name in was)
+    for now, then in was.items():
+        assert torch.equal(seen.recalled[now], before[then]), now
+
+
+def _recalled(group: Any, running: Running, given: dict[str, Any]) -> Ears:
+    """What the client's links were given, beside what it heard."""
+    from thinpipe.train.engines.pipeline import PipelineEngine
+
+    recall, seen = PipelineEngine.recall, {}
+
+    def listen(self: PipelineEngine, memory: dict[str, torch.Tensor]) -> None:
+        seen.update(memory)
+        recall(self, memory)
+
+    PipelineEngine.recall = listen  # type: ignore[method-assign]
+    try:
+        ears = train_toy(group, "dropout", running, given)
+    finally:
+        PipelineEngine.recall = recall  # type: ignore[method-assign]
+    ears.recalled = seen  # type: ignore[attr-defined]
+    return ears
+
+
+def test_replicas_that_are_fewer_forget_what_they_had_not_sent(pool: Pool, tmp_path: Path) -> None:
+    given = {"parallel": "data", "compress": "uniform:4"}
+    pool.run(train_toy, 3, "dropout", Running(save=tmp_path, steps=5), given)
+    rest = pool.run(train_toy, 2, "dropout", Running(resume=tmp_path), given)[0]
+    assert rest.end.steps == 3
+    assert rest.notices[0].endswith("dropped: what replicas had not sent yet, the random state of worker 2")
+
+
+def test_only_the_newest_are_kept_and_the_last_is_complete(tmp_path: Path) -> None:
+    running = Running(save=tmp_path, save_every=3, keep=2, keep_best=False)
+    ears = run_toy(None, ToyTask(), running, parallel="none")
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000006", "step-00000008"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000008"]
+    assert [Path(path).name for path in ears.paths] == ["step-00000003", "step-00000006", "step-00000008"]
+    progress = read_manifest(newest(tmp_path)).progress
+    assert progress.is_complete
+    assert ears.end is not None
+    assert progress.parameters_sha256 == ears.end.parameters_sha256
+    assert (progress.metric, progress.best_metric) == (ears.end.metric, ears.end.best_metric)
+
+
+def test_an_older_checkpoint_never_replaces_newer_ones(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    run_toy(None, ToyTask(), Running(save=first, save_every=2, keep=9), parallel="none")
+    names = ["step-00000002", "step-00000004", "step-00000006", "step-00000008"]
+    older = Running(save=first, save_every=1, resume=first / names[1], steps=5)
+    with pytest.raises(ValueError, match="newer checkpoints, which the run would replace: step-00000006, step-"):
+        run_toy(None, ToyTask(), older, parallel="none")
+    assert [path.name for path in checkpoints(first)] == names
+    run_toy(None, ToyTask(), replace(older, save=second), parallel="none")
+    assert [path.name for path in checkpoints(second)] == ["step-00000005"]
+    assert [path.name for path in checkpoints(first)] == names
+    with pytest.raises(ValueError, match="holds checkpoints of another run"):
+        run_toy(None, ToyTask(), replace(older, save=second), parallel="none")
+
+
+def test_after_a_damaged_one_the_later_ones_are_made_again(tmp_path: Path) -> None:
+    run_toy(None, ToyTask(), Running(save=tmp_path, save_every=1, keep=2), parallel="none")
+    newest(tmp_path).joinpath("part-0.safetensors").write_bytes(b"")
+    ears = run_toy(None, ToyTask(), Running(save=tmp_path, save_every=1, resume=tmp_path), parallel="none")
+    assert ears.notices[0].startswith("step 8 is damaged")
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000007", "step-00000008"]
+    assert newest(tmp_path).joinpath("part-0.safetensors").stat().st_size
+
+
+def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
+    run_toy(None, ToyTask(), Running(save=tmp_path, save_every=3, keep=9, keep_best=False), parallel="none")
+    (tmp_path / "step-00000008").rename(tmp_path / "step-00000008.partial")  # ended before the last rename
+    (tmp_path / "step-00000006" / "manifest.json").unlink()  # a folder that somebody copied in part
+    assert newest(tmp_path).name == "step-00000003"
+    shutil.rmtree(tmp_path / "step-00000003")
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        newest(tmp_path)
+
+
+def test_what_a_broken_run_left_does_not_disturb_the_next_one(tmp_path: Path) -> None:
+    left = tmp_path / "step-00000004.partial"
+    left.mkdir()
+    (left / "manifest.json").write_text("{")
+    run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-00000004", "step-00000008"]

@@ -1,0 +1,179 @@
+"""Settings: the recipe where nothing is given, errors that say the rule, and the same settings again on resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.toy import ToyTask
+from thinpipe.options import read
+from thinpipe.train.resolve import settle, settle_again
+from thinpipe.train.running import Running
+from thinpipe.train.settings import Settings
+
+
+def settled(**given: Any) -> Settings:
+    return settle({"task": "toy", **given}, ToyTask.recipe, device="cpu")
+
+
+def test_what_is_not_given_is_the_recipes() -> None:
+    settings = settled()
+    assert (settings.batch_size, settings.chunks, settings.lr, settings.epochs) == (18, 3, 0.05, 2)
+    assert (settings.parallel, settings.workers, settings.compress_backward) == ("pipeline", 2, "tile:8+zero")
+    assert settings.client_layers == (1, 1)
+
+
+def test_what_is_given_wins() -> None:
+    settings = settled(lr=0.5, compress_backward="none", workers=3, seed=4)
+    assert (settings.lr, settings.workers, settings.seed) == (0.5, 3, 4)
+    assert (settings.compress_forward, settings.compress_backward) == ("tile:8", "none")
+
+
+def test_the_last_device_is_for_all_that_follow() -> None:
+    assert settled(workers=3).devices == ["cpu"] * 3
+    assert settled(workers=3, device="cpu,cuda").devices == ["cpu", "cuda", "cuda"]
+
+
+@pytest.mark.parametrize(("parallel", "workers"), [("data", 2), ("none", 1)])
+def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: str, workers: int) -> None:
+    settings = settled(parallel=parallel)
+    assert (settings.compress_forward, settings.chunks, settings.workers) == ("none", 1, workers)
+    assert settings.client_layers is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"device": "gpu"}, "device is auto, cpu, cuda, or a list of the last two.*got gpu"),
+        ({"device": "cpu,cuda,cuda"}, "device cpu,cuda,cuda names more than the 2 workers"),
+        ({"device": "cpu,cuda", "parallel": "data"}, "replicas compute on one kind of device"),
+        ({"batch_size": 16}, "not a multiple of 3 chunks; take 15"),
+        ({"parallel": "data", "batch_size": 15}, "and 2 replicas; take 14"),
+        ({"workers": 1}, "2 workers or more"),
+        ({"parallel": "none", "workers": 2}, "one worker"),
+        ({"compress": "sort:99"}, "sort"),
+        ({"compress": "none", "compress_forward": "sort:8"}, "both directions"),
+        ({"parallel": "data", "compress_forward": "sort:8"}, "one codec"),
+        ({"compress": "delta(sort:2)"}, "is for activations, .* Give gradients another codec, as in sort:1[+]1"),
+        ({"parallel": "none", "compress_forward": "delta(sort:2)"}, "the activations of a pipeline"),
+        ({"layout": "linear", "client_layers": (1, 1)}, "client_layers is for"),
+        ({"parallel": "data", "schedule": "1f1b", "recompute": True}, "schedule, recompute shape a pipeline"),
+        ({"error_feedback": False}, "leave out error_feedback=False, or give parallel data instead of pipeline"),
+        ({"lr": 0.0}, "lr is above 0 and at most 1e[+]06; got 0.0"),
+        ({"warmup": 1.0}, "warmup is from 0 to below 1"),
+        ({"epochs": 0}, "epochs is from 1 to 1000000000; got 0"),
+        ({"optimizer": "lamb"}, "optimizer is sgd, adamw; got lamb"),
+        ({"seed": -1}, "seed"),
+        ({"lr": float("inf")}, "lr is above 0 and at most 1e[+]06; got inf"),
+        ({"lr": float("nan")}, "lr is above 0 .*; got nan"),
+        ({"lr": 1e300}, "lr is above 0"),
+        ({"weight_decay": float("inf")}, "weight_decay is from 0 to 1000; got inf"),
+        ({"width": float("inf")}, "width is above 0"),
+        ({"clip_norm": float("inf")}, "clip_norm is above 0"),
+        ({"nesterov": True, "optimizer": "adamw"}, "nesterov looks ahead along SGD's momentum: give optimizer sgd"),
+        ({"nesterov": True, "momentum": 0.0}, "and a momentum above 0"),
+        ({"momentum": 0.9, "optimizer": "adamw"}, "momentum is SGD's, and optimizer adamw has none: leave it out"),
+        ({"adam_betas": (0.9, 0.95)}, "AdamW's running means, and optimizer sgd has none: leave them out, or give"),
+        ({"adam_betas": (0.9, 1.0), "optimizer": "adamw"}, "adam_betas is two numbers from 0 to below 1; got 0.9,1.0"),
+        ({"adam_betas": (float("nan"), 0.5), "optimizer": "adamw"}, "from 0 to below 1; got nan,0.5"),
+        ({"adam_betas": (0.9,), "optimizer": "adamw"}, "adam_betas is two numbers"),
+        ({"momentum": float("nan")}, "momentum is from 0 to below 1; got nan"),
+        ({"threads": 100_000}, "threads is from 1 to 1024; got 100000"),
+        ({"epochs": 10**30}, "epochs is from 1 to"),
+        ({"model": "gpt2", "config": "llama"}, "config from its description alone: give one of them"),
+        ({"config_set": "hidden_size=3"}, "config_set changes what config says"),
+        ({"vocabulary": 100}, "vocabulary is from 257 to"),
+    ],
+)
+def test_what_does_not_go_together_is_an_error_that_says_the_rule(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settled(**given)
+
+
+def test_json_and_back() -> None:
+    assert Settings.from_json(settled(compress="power:4").to_json()) == settled(compress="power:4")
+
+
+def test_resuming_needs_no_options_again_and_takes_the_same_ones() -> None:
+    saved = settled(lr=0.2, compress="power:4")
+    assert settle_again({"lr": None, "seed": None}, saved) == saved
+    assert settle_again({"lr": 0.2, "compress": "power:4"}, saved) == saved
+    assert settle_again({"schedule": "1f1b"}, settled(schedule="1f1b:5")) == settled(schedule="1f1b:5")
+    with pytest.raises(ValueError, match=r"schedule.*: 1f1b:5 when it was saved, 1f1b:6 now"):
+        settle_again({"schedule": "1f1b:6"}, settled(schedule="1f1b:5"))
+
+
+def test_other_options_are_an_error_that_names_each_with_both_values() -> None:
+    with pytest.raises(ValueError, match="these differ") as error:
+        settle_again({"lr": 0.3, "compress": "none", "epochs": 2, "parallel": "none"}, settled())
+    lines = str(error.value).splitlines()
+    assert "  lr: 0.05 when it was saved, 0.3 now" in lines
+    assert "  compress_forward: tile:8 when it was saved, none now" in lines
+    assert "  parallel: pipeline when it was saved, none now" in lines
+    assert not any("epochs" in line for line in lines)
+
+
+def test_adam_betas_are_kept_and_stay_what_they_were() -> None:
+    saved = Settings.from_json(json.loads(json.dumps(settled(optimizer="adamw", adam_betas=(0.9, 0.95)).to_json())))
+    assert saved.adam_betas == (0.9, 0.95)
+    assert settle_again({"adam_betas": (0.9, 0.95)}, saved) == saved
+    with pytest.raises(ValueError, match=r"adam_betas: 0\.9,0\.95 when it was saved, 0\.8,0\.99 now"):
+        settle_again({"adam_betas": (0.8, 0.99)}, saved)
+
+
+def test_who_computes_what_and_where_data_are_may_change() -> None:
+    moved = {"workers": 4, "client_layers": (2, 2), "data": "/elsewhere", "weights": "/there", "threads": 3}
+    assert settle_again(moved, settled()) == settled(**moved)
+    line = settle_again({"layout": "linear"}, settled())
+    assert (line.layout, line.client_layers) == ("linear", None)
+    assert settle_again({"layout": "client-server"}, line).client_layers is None
+    with pytest.raises(ValueError, match="client_layers is for layout client-server"):
+        settle_again({"client_layers": (1, 1)}, line)
+    with pytest.raises(ValueError, match="layout: client-server when it was saved, linear now"):
+        settle_again({"layout": "linear"}, settled(parallel="data"))
+    with pytest.raises(ValueError, match="and 4 replicas; take 16"):
+        settle_again({"workers": 4}, settled(parallel="data"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": None}, "its settings: lr cannot be None"),
+        ({"workers": True}, "its settings: workers cannot be True"),
+        ({"client_layers": [1]}, r"its settings: client_layers cannot be \[1\]"),
+        ({"layout": "ring"}, "its settings: layout cannot be 'ring'"),
+        ({"prompt": 8}, "its settings have 'prompt', which thinpipe does not know in this version"),
+    ],
+)
+def test_settings_of_another_version_are_an_error_that_names_one(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings.from_json(settled().to_json() | change)
+
+
+def test_a_setting_that_is_not_there_is_what_versions_without_it_did() -> None:
+    saved = settled().to_json()
+    for name in ("clip_norm", "amp", "recompute", "threads", "samples", "adam_betas"):
+        del saved[name]
+    assert Settings.from_json(saved) == settled()
+    del saved["lr"]
+    with pytest.raises(ValueError, match="its settings have no 'lr'"):
+        Settings.from_json(saved)
+
+
+def test_a_checkpoint_with_the_old_name_of_the_linear_schedule_goes_on() -> None:
+    saved = settled(lr_schedule="linear")
+    older = Settings.from_json({**saved.to_json(), "lr_schedule": "polynomial"})
+    assert older == saved
+    assert settle_again(read(Settings, {"lr_schedule": "polynomial"}), older) == saved
+
+
+def test_running_checks_itself() -> None:
+    with pytest.raises(ValueError, match="save_every needs a folder"):
+        Running(save_every=3)
+    with pytest.raises(ValueError, match="save_local says who keeps"):
+        Running(save_local=True)
+    with pytest.raises(ValueError, match="trace draws a picture"):
+        Running(trace=Path("step.pdf"))

@@ -1,0 +1,118 @@
+"""The command line: names the verbs; each is imported when it is called, so that --help need not wait for torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import pairwise
+from typing import Annotated, Any
+
+import typer
+
+from thinpipe.cli.help import SETTINGS, Group, Verb
+from thinpipe.launch.forking import import_ahead
+from thinpipe.version import __version__
+
+# Verb -> the function that carries it out, and the first line of its help.
+VERBS = {
+    "train": ("thinpipe.cli.train.command:train", "Train a model whose layers are on several workers."),
+    "evaluate": (
+        "thinpipe.cli.evaluate:evaluate",
+        "Compute loss and accuracy of a model, a run or an adapter.",
+    ),
+    "generate": ("thinpipe.cli.generate:generate", "Generate texts with a model on several workers."),
+    "ablate": ("thinpipe.cli.ablate:ablate", "Train every combination of a plan, and compare the results."),
+    "export": ("thinpipe.cli.export:export", "Write the model of a run as a folder of transformers."),
+    "diff": ("thinpipe.cli.diff:diff", "Compare two records of the same kind, written with --json."),
+    "models": ("thinpipe.cli.models:models", "List the models of transformers that can be cut into units."),
+    "bench codecs": (
+        "thinpipe.cli.bench_codecs:bench_codecs",
+        "Measure size, error and time of each codec on this machine.",
+    ),
+    "bench ddp": ("thinpipe.cli.bench_ddp:bench_ddp", "Measure the iteration time of DistributedDataParallel."),
+    "bench link": ("thinpipe.cli.bench_link:bench_link", "Measure transfer times between two workers."),
+    "bench pipeline": (
+        "thinpipe.cli.bench_pipeline:bench_pipeline",
+        "Compare pipelines with data-parallel and single-process training.",
+    ),
+}
+# Verb -> what its workers run.
+_WORKERS = {
+    "train": "thinpipe.train.worker",
+    "evaluate": "thinpipe.train.worker",
+    "generate": "thinpipe.train.generation.worker",
+}
+_PLAIN: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,  # its tables cut names of options at 80 columns
+}
+
+
+def load(verb: str) -> Any:
+    """The command of a verb, with its options."""
+    module, _, function = VERBS[verb][0].partition(":")
+    alone = typer.Typer(**_PLAIN)
+    name = verb.rpartition(" ")[2]
+    alone.command(name, cls=Verb, context_settings=SETTINGS)(getattr(import_module(module), function))
+    return typer.main.get_command(alone)
+
+
+def start_server(verb: str, arguments: Sequence[str]) -> None:
+    """Start the server that forks workers, if the verb will ask for some, while the verb itself is imported.
+
+    What they will import is guessed from the arguments; a wrong guess costs only time.
+    """
+    given = dict(pairwise([*arguments, ""]))
+    given |= {name: value for name, equals, value in (each.partition("=") for each in arguments) if equals}
+
+    def has(*names: str) -> bool:
+        return not given.keys().isdisjoint(names)
+
+    if verb not in _WORKERS or has("--help", "--rank") or "RANK" in os.environ:
+        return
+    modules = [_WORKERS[verb], "thinpipe.codecs.kernels.cpu"]
+    if has("--lora", "--adapter"):
+        modules.append("peft")
+    if verb != "train" or has("--model", "--config"):
+        import_ahead(*modules, "transformers")
+    elif has("--resume"):  # whose task its checkpoint knows
+        import_ahead(*modules)
+    else:
+        import_ahead(*modules, "thinpipe.train.tasks.preload", THINPIPE_TASK=given.get("--task", "digits"))
+
+
+class _Verbs(Group):
+    """Lists verbs by their summaries, and loads the one that is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        verb = " ".join(part for part in (self.name if self.name == "bench" else "", name) if part)
+        start_server(verb, rest)
+        return name, load(verb) if verb in VERBS else command, rest
+
+
+app = typer.Typer(cls=_Verbs, no_args_is_help=True, **_PLAIN)
+bench = typer.Typer(
+    cls=_Verbs, no_args_is_help=True, **_PLAIN, help="Measure codecs, links, pipelines and data-parallel training."
+)
+app.add_typer(bench, name="bench")
+for _verb, (_, _summary) in VERBS.items():
+    _group = bench if _verb.startswith("bench ") else app
+    _group.command(_verb.rpartition(" ")[2], help=_summary)(lambda: None)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"thinpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def thinpipe(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train a model whose layers live on several machines, over links too thin for it."""

@@ -1,0 +1,22 @@
+"""Options of benchmarks on several machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinpipe.cli.train.command import Asked as Training
+from thinpipe.cli.train.settle import join_machines
+from thinpipe.lab.bench.inputs import HOW
+from thinpipe.options import like
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """The number of this worker and the address of worker 0, as ``thinpipe train`` takes them."""
+
+    rank: int | None = like(Training, "rank", panel=HOW, default=None)
+    master: str | None = like(Training, "master", panel=HOW, default=None)
+
+    def join(self, workers: int | None) -> None:
+        """Make this process one of ``workers`` on several machines, if the options ask for it."""
+        join_machines(self.rank, self.master, workers)

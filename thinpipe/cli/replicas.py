@@ -1,0 +1,49 @@
+"""Running a function on every replica: started here, or joined under torchrun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import typer
+
+from thinpipe.comm.errors import WorkerError
+from thinpipe.comm.membership import member
+from thinpipe.lab.netem.network import Network
+
+Result = TypeVar("Result")
+
+
+def check_workers(asked: int | None, device: str) -> int | None:
+    """How many replicas to start here; None where torchrun has started them."""
+    me = member()
+    if me is not None:
+        if asked not in (None, me.size):
+            raise ValueError(f"torchrun has started {me.size} replicas: leave out --workers {asked}")
+        return None
+    return asked or (torch.cuda.device_count() if device == "cuda" else 2)
+
+
+def run_replicas(
+    function: Callable[..., Result | None], *args: object, workers: int | None, network: Network | None = None
+) -> Result | None:
+    """Call ``function(*args)`` on every replica and return what the first one did; None where that ran elsewhere.
+
+    A replica that fails ends the others, and the command: exit code 1, with its name and its error.
+    """
+    from thinpipe.launch.workers import run_workers
+
+    with worker_errors():
+        return run_workers(function, *args, workers=workers, network=network)[0]
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """A worker that fails ends the command with exit code 1 and its words, not with a traceback of the launcher."""
+    try:
+        yield
+    except WorkerError as error:
+        typer.echo(f"thinpipe: {error}", err=True)
+        raise typer.Exit(error.code) from None

@@ -1,0 +1,208 @@
+"""What every verb does at a terminal: declared options, one-line errors, a progress bar, results kept."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from thinpipe.comm.errors import Terminated, ended_by
+from thinpipe.lab.records import report
+from thinpipe.lab.records.plot import Plot
+from thinpipe.lab.records.record import Record, check_writable
+from thinpipe.options import (
+    Option,
+    OptionError,
+    aliases_in_errors,
+    flag,
+    flags_in_errors,
+    named,
+    option,
+    options_of,
+    without_aliases,
+    words,
+)
+from thinpipe.system.files import written_whole
+
+Command = Callable[..., None]
+RESULTS = "Output"  # the panel of the help with files of results
+
+
+def takes(
+    *kinds: type, panels: Sequence[str], but: Sequence[str] = (), titles: Mapping[str, str] | None = None
+) -> Callable[[Command], Command]:
+    """Give a command ``def verb(..., **given)`` the options of these dataclasses, in the order of the panels.
+
+    It is called with all of them, by the names users know; what was not given is None. ``options.read`` makes fields of
+    them. ``but``: those that this verb does not have. ``titles``: what panels are called here, if otherwise.
+    """
+    told = [each for kind in kinds for each in options_of(kind).values() if each.name not in but]
+    told.sort(key=lambda each: (panels.index(each.panel), each.last))
+    told = [replace(each, panel=(titles or {}).get(each.panel, each.panel)) for each in told]
+    renamed = {each.was: each.name for each in told if each.was}
+    aliases = {alias: each.name for each in told for alias in each.aliases}
+    parameters = [_parameter(each.name, each) for each in told]
+    parameters += [_parameter(each.was, each, hidden=True) for each in told if each.was]
+    # Hidden, and named in the help text instead: in the help's first column they would cost all texts their width.
+    parameters += [_parameter(alias, each, hidden=True) for each in told for alias in each.aliases]
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            given = _by_new_names(given, renamed)
+            with one_line_errors():
+                chosen = {name: value for name, value in given.items() if value not in (None, [])}
+                chosen, typed = without_aliases(aliases, chosen)
+            with _end_told(), aliases_in_errors(typed):
+                command(**{name: chosen.get(name, given[name]) for name in given if name not in aliases})
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        arguments = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        run.__signature__ = inspect.Signature([*arguments, *parameters])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, told: Option, hidden: bool = False) -> inspect.Parameter:
+    usual = "" if told.usual is None or isinstance(told.usual, bool) else words(told.usual)
+    with flags_in_errors():
+        also = f" Also {', '.join(map(flag, told.aliases))}." if told.aliases else ""
+        help_, shown = named(told.help) + also, named(usual if told.shown is None else told.shown)
+    described = typer.Option(
+        f"{flag(name)}/{flag('no_' + name)}" if told.negative else flag(name),
+        help=f"{help_} [default: {shown}]" if shown else help_,
+        rich_help_panel=told.panel,
+        metavar=told.metavar,
+        show_default=False,
+        hidden=hidden,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[told.kind | None, described]
+    )
+
+
+def _by_new_names(given: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """What was given under an older name, under the new one; a line on stderr says so."""
+    result = {name: value for name, value in given.items() if name not in renamed}
+    for old, new in renamed.items():
+        if given[old] not in (None, []):
+            typer.echo(f"thinpipe: {flag(old)} is called {flag(new)} now", err=True)
+            result[new] = given[old]
+    return result
+
+
+@contextmanager
+def _end_told() -> Iterator[None]:
+    """Say of a verb that was asked to end, and whose workers have, by which signal."""
+    try:
+        yield
+    except Terminated as error:
+        code = error.code
+    except KeyboardInterrupt as error:
+        code = 128 + getattr(error, "number", signal.SIGINT)
+    else:
+        return
+    typer.echo(f"thinpipe: {ended_by(code - 128)}", err=True)
+    raise SystemExit(code)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn a ValueError about what the user gave into one line and exit code 2.
+
+    Only what checks input belongs inside: a ValueError from the work itself is a bug and keeps its traceback.
+    """
+    with flags_in_errors():
+        try:
+            yield
+        except ValueError as error:
+            typer.echo(f"thinpipe: {error}", err=True)
+            raise typer.Exit(2) from None
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr that vanishes when done; nothing where nobody watches."""
+    console = Console(stderr=True)
+    columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def duration(seconds: float) -> str:
+    """``1:05`` or ``2:03:04``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """The files a run was asked for."""
+
+    json: Path | None = option(
+        "File for the record; `thinpipe diff` compares two.", panel=RESULTS, metavar="FILE", default=None
+    )
+    markdown: Path | None = option("File for the tables in Markdown.", panel=RESULTS, metavar="FILE", default=None)
+    plot: Path | None = option("File for a plot of the results.", panel=RESULTS, metavar="FILE.png", default=None)
+
+    def check(self) -> None:
+        """ValueError for a file that could not be written: found out before a long run, not after it."""
+        if self.plot is not None and self.plot.suffix.lower() != ".png":
+            raise OptionError(f"{{plot}} writes PNG: name a file that ends in .png, not {self.plot}")
+        for path in (self.json, self.markdown, self.plot):
+            if path is not None:
+                check_writable(path)
+
+    def save(self, record: Record, tables: Sequence[report.Table], title: str, plot: Plot | None = None) -> None:
+        """Write what was asked for, and say so on stderr; exit code 1 if the disk has no room for it after all.
+
+        Then the record, from which all else can be made, goes to stdout: a long run is not lost with it.
+        """
+        writes: list[Callable[[], None]] = []
+        if self.json is not None:
+            writes.append(partial(write_or_print, record, self.json))
+        if self.markdown is not None:
+            page = report.markdown(title, record, tables)
+            writes.append(partial(_write_whole, self.markdown, lambda temporary: temporary.write_text(page)))
+        if self.plot is not None and plot is not None:
+            writes.append(partial(_write_whole, self.plot, plot.draw))
+        lost = []
+        for write in writes:
+            try:
+                write()
+            except OutputError as error:
+                lost.append(str(error))
+        if lost:
+            typer.echo(f"thinpipe: {'; '.join(lost)}", err=True)
+            raise typer.Exit(1)
+
+
+class OutputError(OSError):
+    """What a run was asked for cannot be written, at its end; the message is for the user."""
+
+
+def write_or_print(record: Record, path: Path) -> None:
+    """Write the record, and say so on stderr; OutputError if that cannot be, and the record is on stdout."""
+    try:
+        _write_whole(path, lambda temporary: temporary.write_text(record.to_json()))
+    except OutputError as error:
+        print(record.to_json(), flush=True)
+        raise OutputError(f"{error}; the record is on stdout instead") from None
+
+
+def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    try:
+        with written_whole(path) as temporary:
+            write(temporary)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+    typer.echo(f"wrote {path}", err=True)

@@ -1,0 +1,148 @@
+"""Who watches a training run: one listener that tells all that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from thinpipe.cli.terminal import OutputError
+from thinpipe.cli.train.record import RecordFile
+from thinpipe.cli.train.terminal import Terminal
+from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+def make_listener(
+    *,
+    config: Mapping[str, Any],
+    seed: int,
+    forward: str,
+    backward: str,
+    log: Path | None = None,
+    json: Path | None = None,
+) -> Listener:
+    """The terminal; curves in ``log`` and a record in ``json`` if asked for. Can be sent to the client's process.
+
+    ``config`` is the command and its settings, as the record keeps them; ``forward`` and ``backward`` are specs.
+    """
+    listeners: list[Listener] = [Terminal()]
+    if log is not None:
+        listeners.append(Curves(log))
+    if json is not None:
+        listeners.append(RecordFile(json, config=config, forward=forward, backward=backward, seed=seed))
+    return Listeners(listeners)
+
+
+class Listeners:
+    """Several listeners as one.
+
+    A disk that fills up or a pipe that is closed while the run goes on must not end it: that listener is told nothing
+    more, and a line on stderr says so. A disk that fails before the first step or at the end is an error, after all
+    others have been told: at the end an OutputError, and nobody hears of the run again, which has not failed.
+    """
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self.listeners = list(listeners)
+
+    def planned(self, plan: Plan) -> None:
+        for error in self._tell(lambda each: each.planned(plan)):
+            if not isinstance(error, BrokenPipeError):
+                raise error
+
+    def stepped(self, step: Step) -> None:
+        self._tell(lambda each: each.stepped(step))
+
+    def evaluated(self, epoch: Epoch) -> None:
+        self._tell(lambda each: each.evaluated(epoch))
+
+    def noticed(self, line: str) -> None:
+        self._tell(lambda each: each.noticed(line))
+
+    def saved(self, step: int, path: str) -> None:
+        self._tell(lambda each: each.saved(step, path))
+
+    def save_failed(self, step: int, problem: str) -> None:
+        self._tell(lambda each: each.save_failed(step, problem))
+
+    def finished(self, end: Finished) -> None:
+        lost = self._tell(lambda each: each.finished(end), last=True)
+        self.listeners = []
+        if lost:
+            raise OutputError("; ".join(error.strerror or str(error) for error in lost))
+
+    def failed(self, error: BaseException) -> None:
+        self._tell(lambda each: each.failed(error))
+
+    def _tell(self, call: Callable[[Listener], None], *, last: bool = False) -> list[OSError]:
+        lost = []
+        for each in list(self.listeners):
+            try:
+                call(each)
+            except OSError as error:
+                self.listeners.remove(each)
+                lost.append(error)
+                if not last:
+                    typer.echo(f"thinpipe: {type(each).__name__} stops, the run does not: {error}", err=True)
+        return lost
+
+
+class Curves:
+    """Curves for TensorBoard, on disk after every epoch; a resumed run goes on where the first one was broken off."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._writer: SummaryWriter | None = None
+
+    def planned(self, plan: Plan) -> None:
+        # Imported here: it takes a second, and most runs write no curves.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.metric = plan.metric
+        # What an earlier run drew after the checkpoint that this one goes on from is not part of the curve.
+        purge_step = plan.first_step + 1 if plan.first_step else None
+        self._writer = SummaryWriter(str(self.directory), purge_step=purge_step)
+
+    def stepped(self, step: Step) -> None:
+        self._add("train/loss", step.loss, step.step)
+        self._add("train/accuracy", step.accuracy, step.step)
+        self._add("train/lr", step.lr, step.step)
+        if step.gradient_norm is not None:
+            self._add("train/gradient_norm", step.gradient_norm, step.step)
+        self._add("wire/bytes", step.wire_bytes, step.step)
+        if step.seconds > 0:
+            self._add("speed/samples_per_s", step.samples / step.seconds, step.step)
+
+    def evaluated(self, epoch: Epoch) -> None:
+        self._add("validation/loss", epoch.validation_loss, epoch.step)
+        self._add(f"validation/{self.metric}", epoch.validation_metric, epoch.step)
+        if epoch.bits_per_byte is not None:
+            self._add("validation/bits_per_byte", epoch.bits_per_byte, epoch.step)
+        self._open().flush()
+
+    def noticed(self, line: str) -> None:
+        pass
+
+    def saved(self, step: int, path: str) -> None:
+        pass
+
+    def save_failed(self, step: int, problem: str) -> None:
+        pass
+
+    def finished(self, end: Finished) -> None:
+        self._open().close()
+
+    def failed(self, error: BaseException) -> None:
+        if self._writer is not None:  # a run may fail before there is a plan
+            self._writer.close()
+
+    def _add(self, name: str, value: float, step: int) -> None:
+        self._open().add_scalar(name, value, step)
+
+    def _open(self) -> SummaryWriter:
+        assert self._writer is not None, "planned comes first"
+        return self._writer

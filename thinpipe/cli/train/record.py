@@ -1,0 +1,186 @@
+"""The record of a training run: one row of results, with its epochs, links and workers beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from thinpipe.cli.terminal import write_or_print
+from thinpipe.lab.records.record import Column, Record, columns_of, figure, row_of
+from thinpipe.train.events import Epoch, Finished, Plan, Step, WorkerUse
+from thinpipe.train.tasks.task import METRICS, Metric
+
+KIND = "train"
+
+
+def metric_text(name: Metric, value: float) -> str:
+    """A metric as people read it."""
+    return format(value, METRICS[name].format)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What the terminal shows of a run. Runs are compared across codecs and seeds, so these are no keys."""
+
+    task: str = figure("task", key=True)
+    metric: float = figure("metric")
+    best_metric: float = figure("best")
+    bits_per_byte: float | None = figure("bits/\nbyte", format=".3f", better="lower")  # of texts
+    validation_loss: float = figure("validation\nloss", format=".4f", better="lower")
+    train_loss: float = figure("train\nloss", format=".4f", better="lower")
+    samples_per_s: float = figure("samples/s", format=".0f", better="higher")
+    tokens_per_s: float | None = figure("tokens/s", format=".0f", better="higher")  # of texts, padding included
+    seconds: float = figure("seconds", format=".1f", better="lower")
+    wire_bytes_per_step: float | None = figure("wire\nbytes/step", format=",.0f", better="lower")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """All that the record keeps. Times per step are sums over workers and links; memory is the largest worker's."""
+
+    result: Result
+    parallel: str = figure("parallel")
+    schedule: str | None = figure("schedule")
+    forward: str = figure("forward")
+    backward: str = figure("backward")
+    seed: int = figure("seed", format="d")
+    steps: int = figure("steps", format="d")
+    parameters: int = figure("parameters", format=",d")
+    tensor_bytes_per_step: float | None = figure("tensor\nbytes/step", format=".0f")
+    wire_mb_per_epoch: float | None = figure("wire\nMB/epoch", format=".1f", better="lower")
+    wire_ratio: float | None = figure("wire\nratio", format=".3f", better="lower")
+    parameters_sha256: str | None = figure("parameters\nsha256")
+    peak_mib: float | None = figure("peak\nMiB", format=".0f", better="lower")
+    compute_ms_per_step: float = figure("computing\nms/step", format=".2f", better="lower")
+    encode_ms_per_step: float | None = figure("encoding\nms/step", format=".2f", better="lower")
+    wait_ms_per_step: float | None = figure("waiting\nms/step", format=".2f", better="lower")
+    transfer_ms_per_step: float | None = figure("transfer\nms/step", format=".2f", better="lower")
+    decode_ms_per_step: float | None = figure("decoding\nms/step", format=".2f", better="lower")
+    metric_name: str
+    first_step: int
+    epochs: Sequence[Mapping[str, Any]]
+    links: Sequence[Mapping[str, Any]]
+    workers: Sequence[Mapping[str, Any]]
+
+
+def columns(figures: Result | Figures, plan: Plan) -> tuple[Column, ...]:
+    """Of what such a run has: a figure that is None has no column, or `thinpipe diff` would take it for lost."""
+    own: dict[str, dict[str, Any]] = {"metric": {"heading": plan.metric, **asdict(METRICS[plan.metric])}}
+    own["best_metric"] = asdict(METRICS[plan.metric])
+    row = row_of(figures)
+    return tuple(
+        replace(column, **own.get(column.name, {}))
+        for column in columns_of(type(figures))
+        if row[column.name] is not None
+    )
+
+
+def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> Result:
+    """``wire_bytes`` were sent by all workers, in all steps."""
+    return Result(
+        task=plan.task,
+        metric=end.metric,
+        best_metric=end.best_metric,
+        bits_per_byte=end.bits_per_byte,
+        validation_loss=end.validation_loss,
+        train_loss=end.train_loss,
+        samples_per_s=end.samples_per_s,
+        tokens_per_s=None if plan.tokens is None else end.samples_per_s * plan.tokens,
+        seconds=end.seconds,
+        wire_bytes_per_step=None if plan.parallel == "none" else wire_bytes / max(end.steps, 1),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Where the time of a step goes: computing, and what ends of links take; None where there are none."""
+
+    compute_ms: float = figure("compute\nms", format=".1f")
+    encode_ms: float | None = figure("encode\nms", format=".1f", default=None)
+    wait_ms: float | None = figure("wait\nms", format=".1f", default=None)  # for a sender that has nothing to send yet
+    transfer_ms: float | None = figure("transfer\nms", format=".1f", default=None)  # that computing does not hide
+    decode_ms: float | None = figure("decode\nms", format=".1f", default=None)
+
+
+def step_parts(end: Finished, worker: WorkerUse | None = None) -> Parts:
+    """Of one worker, or in the sum over all. Encoding is the sender's; waiting, transfer, decoding the receiver's."""
+    steps = max(end.steps, 1)
+    compute_ms = sum(each.compute_ms for each in end.workers) if worker is None else worker.compute_ms
+    if not end.links:
+        return Parts(compute_ms=compute_ms / steps)
+    stages = None if worker is None else worker.stages
+    sent = [link for link in end.links if stages is None or link.source in stages]
+    received = [link for link in end.links if stages is None or link.target in stages]
+    return Parts(
+        compute_ms=compute_ms / steps,
+        encode_ms=sum(link.encode_ms for link in sent) / steps,
+        wait_ms=sum(link.wait_ms for link in received) / steps,
+        transfer_ms=sum(link.transfer_ms for link in received) / steps,
+        decode_ms=sum(link.decode_ms for link in received) / steps,
+    )
+
+
+class RecordFile:
+    """Writes the record when the run has finished, whole, or to stdout where the disk does not take it.
+
+    A run that fails or is broken off leaves none.
+    """
+
+    def __init__(self, path: Path, *, config: Mapping[str, Any], forward: str, backward: str, seed: int) -> None:
+        self.path = path
+        self.config = {name: value for name, value in config.items() if value is not None}  # not asked for, not said
+        self.settings: dict[str, Any] = {"forward": forward, "backward": backward, "seed": seed}
+        self.wire_bytes = 0
+        self.epochs: list[dict[str, Any]] = []
+
+    def planned(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def stepped(self, step: Step) -> None:
+        self.wire_bytes += step.wire_bytes
+
+    def evaluated(self, epoch: Epoch) -> None:
+        self.epochs.append(asdict(epoch))
+
+    def noticed(self, line: str) -> None:
+        pass
+
+    def saved(self, step: int, path: str) -> None:
+        pass
+
+    def save_failed(self, step: int, problem: str) -> None:
+        pass
+
+    def finished(self, end: Finished) -> None:
+        figures = self._figures(end)
+        table = columns(figures, self.plan)
+        write_or_print(Record(kind=KIND, config=self.config, columns=table, rows=(row_of(figures),)), self.path)
+
+    def _figures(self, end: Finished) -> Figures:
+        tensor_bytes = sum(link.tensor_bytes for link in end.links)
+        result = make_result(self.plan, end, wire_bytes=self.wire_bytes)
+        step_bytes = result.wire_bytes_per_step
+        return Figures(
+            result=result,
+            parallel=self.plan.parallel,
+            schedule=self.plan.schedule,
+            **self.settings,
+            steps=end.steps,
+            parameters=self.plan.parameters,
+            tensor_bytes_per_step=tensor_bytes / max(end.steps, 1) if end.links else None,
+            wire_mb_per_epoch=None if step_bytes is None else step_bytes * self.plan.steps_per_epoch / 1e6,
+            wire_ratio=sum(link.wire_bytes for link in end.links) / tensor_bytes if tensor_bytes else None,
+            parameters_sha256=end.parameters_sha256 or None,
+            peak_mib=max((worker.peak_mib for worker in end.workers), default=None),
+            **{f"{name}_per_step": value for name, value in asdict(step_parts(end)).items()},
+            metric_name=self.plan.metric,
+            first_step=self.plan.first_step,
+            epochs=self.epochs,
+            links=[asdict(link) for link in end.links],
+            workers=[asdict(worker) for worker in end.workers],
+        )
+
+    def failed(self, error: BaseException) -> None:
+        pass

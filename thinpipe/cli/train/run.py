@@ -1,0 +1,194 @@
+"""Carrying out a run from the command line: workers started, again if one dies, and every end told in a few lines."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+from thinpipe.cli.export import export_run
+from thinpipe.cli.terminal import OutputError
+from thinpipe.cli.train.preflight import preflight
+from thinpipe.cli.train.record import metric_text
+from thinpipe.comm.errors import Interrupted, StoppedTogether, Terminated, WorkerError, ended_by, leave
+from thinpipe.comm.membership import COMPLETE, member, say_remote
+from thinpipe.lab.netem.network import thin_network
+from thinpipe.options import flags_in_errors
+from thinpipe.train.checkpoints.folder import checkpoints, newest, newest_manifest
+from thinpipe.train.checkpoints.part import DamagedError, verify_part
+from thinpipe.train.engines.finite import NotFiniteError
+from thinpipe.train.events import Listener
+from thinpipe.train.running import Running
+from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.task import DataError, Task
+from thinpipe.train.tasks.tasks import task
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a worker's run ended, unless it broke."""
+
+    code: int
+    message: str = ""
+
+
+def carry_out(
+    settings: Settings,
+    running: Running,
+    listener: Callable[[], Listener],
+    *,
+    find_task: Callable[[str], Task] = task,
+) -> int:
+    """Run to the end and return the exit code. A worker's death is told, or made up for as often as was asked."""
+    from thinpipe.launch.workers import run_workers
+
+    workers = None if member() is not None else running.processes(settings)
+
+    def end(cause: str) -> None:
+        """This process is a worker, whose main thread may never return."""
+        leave(_tell(1, cause, running))
+
+    for restarts_left in range(running.max_restarts, -1, -1):
+        try:
+            with thin_network(running.link, running.processes(settings)) as network:
+                arguments = (find_task, settings, running, listener)
+                options: dict[str, Any] = {"network": network, "patience_s": running.patience_s, "end": end}
+                outcome = run_workers(_work, *arguments, workers=workers, **options)[0]
+        except KeyboardInterrupt as error:
+            number = error.number if isinstance(error, Interrupted) else signal.SIGINT
+            return _tell(128 + number, ended_by(number), running)
+        except Terminated as error:
+            return _tell(error.code, ended_by(error.code - 128), running)
+        except WorkerError as error:
+            if not restarts_left or error.code != 1:  # the others would end alike: bad input, a signal
+                return _tell(error.code, str(error), running)
+            again = running.save if running.save is not None and checkpoints(running.save) else running.resume
+            typer.echo(f"thinpipe: {error}", err=True)
+            typer.echo(
+                f"thinpipe: starting again from {_last_checkpoint(running) or 'the beginning'}; "
+                f"restarts left: {restarts_left - 1}",
+                err=True,
+            )
+            running = replace(running, resume=again)  # a folder: if the newest is damaged, the next older one is taken
+        else:
+            began = running if outcome.code != 2 else None  # 2: what was asked for cannot be, and could not then
+            if outcome.code:
+                return _tell(outcome.code, outcome.message, began)
+            say_remote(COMPLETE)
+            return 0
+    raise AssertionError("the last restart returns")
+
+
+def already_there(running: Running, given: Mapping[str, Any]) -> bool:
+    """Whether a run that is to go on has nothing left to do but to export; says so, with its result.
+
+    ``given`` are options by their names as on the command line.
+    """
+    if running.resume is None or (running.save_local and member() is not None):
+        return False  # the latter: only the client could know, and the others would wait for it
+    path, manifest = newest_manifest(running.resume)
+    progress = manifest.progress
+    if progress.step < running.last_step(progress.steps):
+        return False
+    try:
+        for part in manifest.parts:
+            verify_part(path, part)
+    except DamagedError:
+        return False  # the workers say so, and take an older one
+    if _speaks():
+        state = "complete" if progress.is_complete else f"at step {progress.step} of {progress.steps} already"
+        metric = metric_text(progress.metric_name, progress.metric)
+        best = metric_text(progress.metric_name, progress.best_metric)
+        typer.echo(f"this run is {state}: {path}")
+        typer.echo(
+            f"{progress.metric_name} {metric}, best {best}, validation loss {progress.validation_loss:.4f}, "
+            f"train loss {progress.train_loss:.4f}"
+        )
+        typer.echo(f"parameters sha256 {progress.parameters_sha256}")
+        if running.export is not None:
+            export_run(path, running.export, given, merge=running.merge)
+    return True
+
+
+def _work(
+    find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
+) -> Outcome:
+    """What every worker runs."""
+    with flags_in_errors():
+        return _train(find_task, settings, running, listener)
+
+
+def _train(
+    find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
+) -> Outcome:
+    from thinpipe.train.checkpoints.resume import take_clients_word
+    from thinpipe.train.checkpoints.saving import UnsavedError
+    from thinpipe.train.engines.world import SetupError, join_world
+    from thinpipe.train.worker import train
+
+    # It draws its whole schedule when a stage raises; the error says all that helps.
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+    here = join_world(settings.devices)
+    settings, running = take_clients_word(settings, running, here)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    check_room = partial(_check_room, running)
+    try:
+        chosen = here.together(lambda: find_task(settings.task))  # a user's own may not be importable everywhere
+        train(chosen, settings, running, here, listener, check_room)
+    except SetupError as error:
+        return Outcome(2, str(error))
+    except DataError as error:  # one worker's alone, which ends the others
+        raise WorkerError(str(error), code=2) from None
+    except (NotFiniteError, OutputError, UnsavedError) as error:
+        return Outcome(1, str(error))
+    except StoppedTogether as error:
+        who = "" if error.worker is None else f"worker {error.worker} was "
+        return Outcome(128 + error.number, who + ended_by(error.number))
+    return Outcome(0)
+
+
+def _check_room(running: Running, sizes: Mapping[str, int]) -> None:
+    capture = None if running.capture is None else running.capture.path
+    preflight(save=running.save, capture=capture, export=running.export, sizes=sizes)
+
+
+def _tell(code: int, message: str, running: Running | None) -> int:
+    """Report how a run ended and, if it had begun, its last checkpoint; return the exit code."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")  # the cursor, which a progress bar that was killed has hidden
+    typer.echo(f"thinpipe: {message}", err=True)
+    last = None if running is None else _last_checkpoint(running)
+    # Bad input ends a run before there could be one, and with --save-local only the client would know.
+    is_known = running is not None and code != 2 and (_speaks() or not running.save_local)
+    if running is not None and (last is not None or is_known):
+        typer.echo(f"thinpipe: {_checkpoint_text(running, last)}", err=True)
+    return code
+
+
+def _checkpoint_text(running: Running, last: Path | None) -> str:
+    if last is not None:
+        return f"the last checkpoint is {last}; go on with: thinpipe train --resume {last.parent}"
+    remedy = "; name a folder for checkpoints with --save DIR" if running.save is None else ""
+    return f"no checkpoint was written{remedy}"
+
+
+def _last_checkpoint(running: Running) -> Path | None:
+    found = [] if running.save is None else checkpoints(running.save)
+    if found:
+        return found[-1]
+    return running.resume if running.resume is None or not checkpoints(running.resume) else newest(running.resume)
+
+
+def _speaks() -> bool:
+    """On several machines every worker is a command; the first speaks for all."""
+    me = member()
+    return me is None or me.rank == 0

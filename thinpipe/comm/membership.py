@@ -1,0 +1,191 @@
+"""Which worker of a run this process is, as torchrun or ``become_member`` set it; and how it joins the others."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinpipe.comm.addresses import address_and_port, address_of, address_towards, interface_with
+from thinpipe.comm.control import ACTIVITY, Control
+from thinpipe.comm.errors import LinkError, note_cause
+from thinpipe.comm.exchange import needing_peers
+from thinpipe.comm.rendezvous import MasterStore, Patience, bounded, make_store, meet, own_address_towards
+from thinpipe.options import OptionError
+from thinpipe.system.sanitize import printable
+
+COMPLETE = "the run is complete"  # for say_remote
+PATIENCE_S = 60.0  # by default: how long a silent worker is waited for
+
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker among the others."""
+
+    rank: int
+    size: int
+    local_rank: int  # among the workers of its machine
+    local_size: int
+    machine: int = 0
+
+
+def member() -> Member | None:
+    """Which worker this process is; None where it is none: workers are still to be started."""
+    if any(name not in os.environ for name in _REQUIRED):
+        return None
+    return Member(
+        rank=int(os.environ["RANK"]),
+        size=int(os.environ["WORLD_SIZE"]),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        machine=int(os.environ.get("GROUP_RANK", "0")),
+    )
+
+
+def become_member(rank: int, size: int, master: str) -> None:
+    """Make this process one of the workers of a run on several machines, started by hand on each.
+
+    ``master`` is HOST:PORT, where worker 0 listens and the others look for it.
+    """
+    host, colon, port = master.rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise OptionError(f"{{master}} is an address and a port of worker 0, as in 10.0.0.1:29400; got {master!r}")
+    if not 0 <= rank < size:
+        raise OptionError(
+            f"{{rank}} is the number of this worker, from 0 to {size - 1} with {size} workers; got {rank}"
+        )
+    set_member(rank, size, machine=rank, local=(0, 1), master=(host.strip("[]"), port))
+
+
+def set_member(rank: int, size: int, *, machine: int, local: tuple[int, int], master: tuple[str, str]) -> None:
+    """In the environment, as torchrun does it. ``local``: number and count among the workers of this machine."""
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "GROUP_RANK": str(machine),
+        "LOCAL_RANK": str(local[0]),
+        "LOCAL_WORLD_SIZE": str(local[1]),
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": master[1],
+    }
+
+
+def say(words: str) -> None:
+    """Print a line on stderr; parts of it may come from peers."""
+    print(f"thinpipe: {printable(words)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def joined(
+    backend: str | None = None,
+    *,
+    meeting_file: str | None = None,
+    patience_s: float = PATIENCE_S,
+    end: Callable[[str], Any],
+) -> Iterator[Control]:
+    """The process group that the environment describes, and the control channel beside it.
+
+    Args:
+        backend: by default NCCL where every worker of this machine has a GPU of its own, gloo otherwise.
+        meeting_file: in which the workers of one machine find each other, instead of over a network.
+        patience_s: how long a worker that is missing or silent is waited for.
+        end: ends this process with words about why; called by a thread.
+    """
+    me = member()
+    assert me is not None
+    own_gpu = torch.cuda.device_count() >= me.local_size
+    if own_gpu:
+        torch.cuda.set_device(me.local_rank)
+    if "OMP_NUM_THREADS" not in os.environ:  # every worker taking every core is slower than each taking its share
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // me.local_size))
+    # Workers of one machine share a terminal: one of those who wait for the client is enough.
+    quiet = meeting_file is not None and me.rank > 1
+    tell: Callable[[str], None] = (lambda words: None) if quiet else say
+    patience = Patience(patience_s, tell)
+
+    def join() -> tuple[MasterStore, dict[int, socket.socket]]:
+        found = _find_store(me, meeting_file, patience)
+        return found, meet(found.store, me.rank, me.size, own_address(), patience)
+
+    master_store, connections = bounded(join, patience)
+    control = Control(me.rank, connections, patience_s=patience_s, say=tell, end=end)
+    ACTIVITY.note("connecting to the other workers")
+    # Torch then waits until all are connected: one that had nothing to do would leave while others still connect to it.
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+    try:
+        chosen = _connect(backend, own_gpu, master_store.store, me)
+        if chosen == "gloo":  # NCCL opens more connections to the store for new groups
+            master_store.stop_listening()
+        ACTIVITY.note("starting")
+        master = address_and_port(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        say_remote(f"joined worker 0 at {master} as worker {me.rank} of {me.size}")
+        yield control
+    except BaseException as error:
+        # The group stays: the others would see this worker leave before it says why.
+        cause = control.first_cause(error)
+        control.announce(cause)
+        note_cause(error, cause)
+        raise
+    dist.destroy_process_group()
+    control.close()
+
+
+def say_remote(words: str) -> None:
+    """Print a line if this is the first worker of a machine that has no client: it shows no progress and no results."""
+    me = member()
+    launched = multiprocessing.parent_process() is not None  # by the client's command, whose terminal it shares
+    if me is not None and me.machine > 0 and me.local_rank == 0 and not launched:
+        say(words)
+
+
+def _connect(backend: str | None, own_gpu: bool, store: dist.Store, me: Member) -> str:
+    """Create the process group; return the backend that all workers chose."""
+    try:
+        with needing_peers("connecting"):
+            chosen = backend or ("nccl" if _all_have(own_gpu, store, me) else "gloo")
+            dist.init_process_group(chosen, store=store, rank=me.rank, world_size=me.size)
+    except (ValueError, MemoryError) as error:  # of gloo, which parses what is in the store
+        raise LinkError(f"the store has no addresses of workers, something else writes to its port ({error})") from None
+    return chosen
+
+
+def _find_store(me: Member, meeting_file: str | None, patience: Patience) -> MasterStore:
+    if meeting_file is not None:
+        return MasterStore(dist.FileStore(meeting_file, me.size))
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if "GLOO_SOCKET_IFNAME" not in os.environ:
+        # gloo would ask what this machine's name means, which often is 127.0.0.1 and leads the others nowhere.
+        interface = interface_with(own_address_towards(host, patience))
+        if interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        store, _, _ = next(
+            dist.rendezvous("env://", me.rank, me.size, timeout=timedelta(seconds=max(patience.left(), 1)))
+        )
+        return MasterStore(store)
+    return make_store(me.rank, me.size, host, port, patience)
+
+
+def _all_have(own_gpu: bool, store: dist.Store, me: Member) -> bool:
+    """Whether every worker, on whatever machine, has a GPU of its own: all must choose one backend."""
+    store.set(f"own gpu {me.rank}", str(int(own_gpu)))
+    return all(store.get(f"own gpu {rank}") == b"1" for rank in range(me.size))
+
+
+def own_address() -> str:
+    """Where this worker listens: on the interface that carries the tensors, and on no other."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface is not None:
+        return address_of(interface.split(",")[0])
+    return address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))

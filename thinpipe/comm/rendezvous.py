@@ -1,0 +1,342 @@
+"""The rendezvous of workers: the store, and the connections of the control channel.
+
+    worker 0, the client                                   worker 1 ...
+    (1)  creates the store: a file on one machine,         waits until it is there
+         a port of the client on several
+    (2)  listens, writes address and a secret into it      reads them, connects, sends a hello with the secret
+    (3)  waits for all hellos, then answers them           waits for the answer
+
+The secret keeps out accidents, not attackers: whoever reaches the store can read it. A worker that is missing is
+reported after WARN_S; after the patience of the user that is an error.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from queue import Empty, Queue
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+
+from thinpipe.comm.addresses import address_and_port, address_towards, listen
+from thinpipe.comm.control import WARN_S
+from thinpipe.comm.errors import LinkError, WorkerError
+from thinpipe.options import named
+from thinpipe.system.sanitize import one_line
+
+_KEY = "thinpipe/control"
+_HELLO_BYTES, _HELLO_S = 200, 1.0  # the longest hello, and how long one may take
+_MOST_PENDING, _BACKLOG = 64, 256  # connections without a complete hello, and those not accepted yet
+_POLL_S = 0.2
+_GIVE_UP_S = 3.0
+_MISSING, _MOST_SAID = b"-", 1000  # precedes a message about workers that are missing, and its longest
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+class Patience:
+    """Counts how long something was waited for: a line after WARN_S, then at twice that and so on, then an error."""
+
+    def __init__(self, seconds: float, say: Say) -> None:
+        self._seconds, self._say = seconds, say
+        self._began, self._next = time.monotonic(), WARN_S
+
+    def left(self) -> float:
+        return self._began + self._seconds - time.monotonic()
+
+    def wait(self, words: str, remedy: str, grace_s: float = 0.0) -> None:
+        """Call it again and again; it returns while there is patience left."""
+        waited = time.monotonic() - self._began
+        if waited >= self._seconds + grace_s:
+            raise LinkError(f"{words}, {waited:.0f} s after the start: {remedy}")
+        if waited >= self._next:
+            self._say(f"{words}, {waited:.0f} s after the start")
+            self._next *= 2
+
+
+def bounded(call: Callable[[], T], patience: Patience) -> T:
+    """Return what a call returns, or raise LinkError when the patience is over: calls of torch's store can block."""
+    results: Queue[tuple[T | None, BaseException | None]] = Queue()
+
+    def run() -> None:
+        try:
+            results.put((call(), None))
+        except BaseException as error:
+            results.put((None, error))
+
+    threading.Thread(target=run, name="thinpipe-rendezvous", daemon=True).start()
+    try:
+        result, error = results.get(timeout=max(patience.left(), 0) + 2 * _GIVE_UP_S)  # longer than the call's own
+    except Empty:
+        raise LinkError(
+            "what answers at the address of worker 0 does not go on: look at the port, and for an error of worker 0"
+        ) from None
+    if error is not None:
+        raise error
+    return cast("T", result)
+
+
+def own_address_towards(host: str, patience: Patience) -> str:
+    """Return the address of this machine that leads to worker 0; wait for its name and the route to be known."""
+    while True:
+        try:
+            return address_towards(host)
+        except socket.gaierror as error:
+            problem = f"the name {host} of worker 0 cannot be resolved ({error.strerror})"
+            remedy = "correct {master}, or give the IP address of worker 0 in place of the name"
+        except OSError as error:
+            problem = f"there is no route to worker 0 at {host} ({error.strerror})"
+            remedy = "look at the interfaces and routes of this machine (ip address, ip route)"
+        patience.wait(problem, named(remedy))
+        time.sleep(_POLL_S)
+
+
+@dataclass(frozen=True)
+class MasterStore:
+    """The store of workers that were started by hand on several machines, and the socket at which it listens."""
+
+    store: dist.Store
+    listener: int | None = None  # a file descriptor, which torch has; on the client only
+
+    def stop_listening(self) -> None:
+        """Close the port: all workers are connected, and nobody else has business there."""
+        if self.listener is not None:
+            # Torch has no call for this. Under the same number there is now a socket that nobody can connect to; the
+            # one that listened is closed, and the kernel takes it from the event loop of torch.
+            with socket.socket() as unconnected:
+                os.dup2(unconnected.fileno(), self.listener, inheritable=False)
+
+
+def make_store(rank: int, size: int, host: str, port: int, patience: Patience) -> MasterStore:
+    """(1) on several machines: return the store of the client, or connect to it."""
+    address = address_and_port(host, port)
+    # libuv: it reads what has come and allocates no more. Torch's other backend reads a message of a stranger to its
+    # end before anything else, and allocates whatever length that claims.
+    options: dict[str, Any] = {"wait_for_workers": False, "use_libuv": True}
+    if rank == 0:
+        try:
+            # Torch binds to all interfaces; a socket that is bound already stays where it is.
+            listener = listen(host, port).detach()
+        except OSError as error:
+            # Python adds the address to what the system says of it, but for names.
+            why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            raise WorkerError(
+                f"cannot listen at {address}, where the others look for worker 0: {why}. "
+                "Name an address of this machine and a free port",
+                code=2,
+            ) from None
+        return MasterStore(
+            dist.TCPStore(host, port, size, is_master=True, master_listen_fd=listener, **options), listener
+        )
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=2).close()
+            break
+        except OSError as error:
+            patience.wait(
+                f"worker 0 does not answer at {address} ({error.strerror or error})",
+                "start it there with rank 0, and let this machine through its firewall",
+            )
+            time.sleep(_POLL_S)
+    timeout = timedelta(seconds=max(patience.left(), 1))
+    try:
+        return MasterStore(dist.TCPStore(host, port, size, is_master=False, timeout=timeout, **options))
+    except RuntimeError as error:
+        raise LinkError(
+            f"what answers at {address} is not worker 0 ({one_line(str(error))[:200]}): look at the port"
+        ) from None
+
+
+def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patience) -> dict[int, socket.socket]:
+    """(2) and (3): return the connections of the control channel, by the worker at their other end."""
+    if size == 1:
+        return {}
+    if rank == 0:
+        return _receive_all(store, size, address, patience)
+    while not store.check([_KEY]):
+        patience.wait("worker 0 has not come", "look for its error")
+        time.sleep(_POLL_S)
+    try:
+        facts: Any = json.loads(store.get(_KEY))
+        host, port = str(facts["host"]), int(facts["port"])
+        hello = json.dumps({"worker": rank, "secret": str(facts["secret"])}).encode() + b"\n"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise LinkError("the store of worker 0 has no address of it: something else writes to its port") from None
+    connection = _connect(host, port, patience)
+    while (answer := _greet(connection, hello, patience)) == b"":
+        # Worker 0 drops the oldest connections when it has too many: this one's hello may not have arrived yet.
+        connection.close()
+        patience.wait("worker 0 closes the connection", f"is there another worker {rank}?", _GIVE_UP_S)
+        time.sleep(_POLL_S)
+        try:
+            connection = socket.create_connection((host, port), timeout=max(min(patience.left(), 5.0), _POLL_S))
+        except OSError:
+            raise LinkError("worker 0 has gone while workers were still missing; look for its error") from None
+    if answer == _MISSING:
+        raise LinkError(_line(connection))
+    return {0: connection}
+
+
+def _greet(connection: socket.socket, hello: bytes, patience: Patience) -> bytes:
+    """Send the hello and return the answer: a line end, _MISSING, or nothing where the connection is closed."""
+    try:
+        connection.sendall(hello)
+        connection.settimeout(_POLL_S)
+        while True:
+            try:
+                return connection.recv(1)
+            except TimeoutError:
+                # Longer than worker 0, which knows which workers are missing and sends that.
+                patience.wait("not all workers have come", "start them, or wait longer", _GIVE_UP_S)
+    except ConnectionError:
+        return b""
+
+
+@dataclass
+class _Hello:
+    """What a connection has sent that may be a worker's."""
+
+    until: float = field(default_factory=lambda: time.monotonic() + _HELLO_S)
+    received: bytes = b""
+
+
+class _Entrance:
+    """The socket at which the client receives hellos, all at once: none makes another wait."""
+
+    def __init__(self, listener: socket.socket, secret: str, size: int) -> None:
+        self.found: dict[int, socket.socket] = {}
+        self._listener, self._secret, self._size = listener, secret, size
+        self._pending: dict[socket.socket, _Hello] = {}  # oldest first
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def poll(self) -> None:
+        """Take what has come within _POLL_S."""
+        for key, _ in self._selector.select(_POLL_S):
+            connection = key.fileobj
+            if connection is self._listener:
+                self._accept()
+            elif connection in self._pending:
+                assert isinstance(connection, socket.socket)
+                self._read(connection)
+        late = [each for each, hello in self._pending.items() if time.monotonic() >= hello.until]
+        for connection in late:
+            self._drop(connection)
+
+    def close(self) -> None:
+        for connection in list(self._pending):
+            self._drop(connection)
+        self._selector.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # nobody is there any more
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            if len(self._pending) >= _MOST_PENDING:
+                self._drop(next(iter(self._pending)))
+            self._pending[connection] = _Hello()
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, connection: socket.socket) -> None:
+        hello = self._pending[connection]
+        try:
+            received = connection.recv(_HELLO_BYTES - len(hello.received))
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        hello.received += received
+        complete = hello.received.endswith(b"\n")
+        if received and not complete and len(hello.received) < _HELLO_BYTES:
+            return
+        worker = _worker_of(hello.received, self._secret) if complete else None
+        if worker is None or not 0 < worker < self._size or worker in self.found:
+            self._drop(connection)  # a stranger, or a worker that is here already
+        else:
+            self._selector.unregister(connection)
+            del self._pending[connection]
+            self.found[worker] = connection
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._pending[connection]
+        connection.close()
+
+
+def _receive_all(store: dist.Store, size: int, address: str, patience: Patience) -> dict[int, socket.socket]:
+    secret = secrets.token_hex(16)
+    with listen(address, 0, backlog=_BACKLOG) as listener:
+        entrance = _Entrance(listener, secret, size)
+        store.set(_KEY, json.dumps({"host": address, "port": listener.getsockname()[1], "secret": secret}))
+        try:
+            while len(entrance.found) < size - 1:
+                entrance.poll()
+                _wait_for_missing(entrance.found, size, patience)
+        finally:
+            entrance.close()
+    for connection in entrance.found.values():
+        connection.setblocking(True)
+        connection.sendall(b"\n")
+    return entrance.found
+
+
+def _wait_for_missing(found: dict[int, socket.socket], size: int, patience: Patience) -> None:
+    missing = [str(worker) for worker in range(1, size) if worker not in found]
+    if not missing:
+        return
+    who = f"worker {missing[0]} has" if len(missing) == 1 else f"workers {', '.join(missing)} have"
+    try:
+        patience.wait(
+            f"{len(found) + 1} of {size} workers are here, {who} not come",
+            "start all workers with the same settings, or wait longer",
+        )
+    except LinkError as error:
+        for connection in found.values():
+            with suppress(OSError):
+                connection.sendall(_MISSING + str(error).encode() + b"\n")
+        raise
+
+
+def _line(connection: socket.socket) -> str:
+    """Return the message of worker 0 about the workers that are missing."""
+    heard = b""
+    connection.settimeout(_HELLO_S)
+    with suppress(OSError):
+        while not heard.endswith(b"\n") and len(heard) < _MOST_SAID and (received := connection.recv(_MOST_SAID)):
+            heard += received
+    return one_line(heard[:_MOST_SAID].decode(errors="replace")) or "worker 0 has given up"
+
+
+def _worker_of(hello: bytes, secret: str) -> int | None:
+    """Return the number in a hello that has the secret."""
+    try:
+        facts: Any = json.loads(hello)
+        known = hmac.compare_digest(str(facts["secret"]).encode(), secret.encode())
+        return int(facts["worker"]) if known else None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _connect(host: str, port: int, patience: Patience) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=max(min(patience.left(), 5.0), _POLL_S))
+        except OSError as error:
+            patience.wait(
+                f"worker 0 does not answer at {one_line(address_and_port(host, port))} ({error.strerror or error})",
+                "let this machine through its firewall, or name the right interface in GLOO_SOCKET_IFNAME",
+            )
+            time.sleep(_POLL_S)

@@ -1,0 +1,155 @@
+"""Signals that ask a worker to stop, and the death of the process that started it.
+
+first signal    in training   the step under way is completed and saved, on all workers together
+                elsewhere     ``Interrupted`` is raised; the process exits within GRACE_S
+second signal   anywhere      the process exits at once
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from thinpipe.comm.control import ACTIVITY, GRACE_S
+from thinpipe.comm.errors import Interrupted
+from thinpipe.comm.membership import say
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# Signals this close together count as one: `timeout` and terminals signal a process and its group.
+REPEAT_S = 1.0
+# A run that was asked to stop is stuck if nothing is finished for this long, or for STUCK_STEPS times its longest step.
+STUCK_S, STUCK_STEPS = 120.0, 3
+SECOND = "a second signal ends the run at once"
+
+_POLL_S = 0.2
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+# Looked up ahead: also called between fork and exec, where nothing should be loaded. Linux has it.
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+
+class Noted:
+    """A handler that keeps the number of the first signal, and whether another one followed."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.repeated = False
+        self._first_at = 0.0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.number:
+            self.number, self._first_at = number, time.monotonic()
+        elif time.monotonic() - self._first_at > REPEAT_S:
+            self.repeated = True
+
+
+class RaisedSignal(Noted):
+    """A handler that raises ``Interrupted`` in the main thread for the first signal, and nothing for later ones."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        first = not self.number
+        super().__call__(number, frame)
+        if first:
+            raise Interrupted(number)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Inside, signals of ENDING wait. A process that is started inside begins so, and unblocks them when it is ready.
+
+    Until then Python would answer them with a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_signals() -> None:
+    """This process is ready for them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+def end_with_parent() -> None:
+    """Get SIGTERM when the process that started this one was killed; torch's own SIGINT would wait for Python."""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def raise_signals(
+    leave: Callable[[int], None], ignored: frozenset[int] = frozenset(), *, launched: bool = False
+) -> None:
+    """Raise ``Interrupted`` in the main thread on a signal of ENDING, from now on.
+
+    The main thread may be in a call that never returns to Python. So a thread calls ``leave(exit code)`` if the process
+    has not exited in time: see ``_watch``.
+
+    Args:
+        ignored: signals that the user wants ignored (nohup).
+        launched: whether a launcher started this worker: it repeats each signal, and ends the worker on a second one.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    handler = RaisedSignal()
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN if number in ignored else handler)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        leave(128 + _watch(read, launched))
+
+    threading.Thread(target=watch, name="thinpipe-end-late", daemon=True).start()
+
+
+def _watch(pipe: int, launched: bool) -> int:
+    """Wait for a signal, and then until the process must be ended; return the signal's number.
+
+    That is after GRACE_S; in training, where the step under way is to be saved, when nothing has been finished for
+    long; and on a second signal.
+    """
+    while (number := os.read(pipe, 1)[0]) not in ENDING:
+        pass
+    stops_after_step = not isinstance(signal.getsignal(number), RaisedSignal)
+    began = finished_at = time.monotonic()
+    finished, announced = ACTIVITY.done, launched or not stops_after_step
+    while True:
+        readable, _, _ = select.select([pipe], [], [], _POLL_S)
+        now = time.monotonic()
+        if readable and os.read(pipe, 1)[0] in ENDING and now - began > REPEAT_S and not launched:
+            return number
+        if not announced and now - began > REPEAT_S:
+            announced = True
+            say(f"stopping after the step under way; {SECOND}")
+        if stops_after_step and ACTIVITY.done != finished:
+            finished, finished_at = ACTIVITY.done, now
+        patience_s = max(STUCK_S, STUCK_STEPS * ACTIVITY.longest_step_s) if stops_after_step else GRACE_S
+        if now - finished_at > patience_s:
+            return number
+
+
+@contextmanager
+def noted_signals() -> Iterator[Noted]:
+    """Keep the signals that would end this worker, inside, instead of raising them.
+
+    So all workers can stop after the same step. Signals that are ignored, or that would end the process at once for
+    lack of ``raise_signals``, are left as they are; so are all outside the main thread.
+    """
+    noted = Noted()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    taken = [number for number in ENDING if callable(signal.getsignal(number))]
+    before = {number: signal.signal(number, noted) for number in taken}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

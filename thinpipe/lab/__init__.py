@@ -1,0 +1,1 @@
+"""The laboratory: benchmarks, ablations, records and emulated networks."""

@@ -1,0 +1,293 @@
+"""A plan in TOML -> the runs it asks for: every combination of its matrix, checked before the first one starts.
+
+title = "digits: what compression costs"
+
+[train]                                   # options of `thinpipe train`, the same in every run
+task = "digits"
+epochs = 10
+
+[matrix]                                  # every combination is a run; the last line varies fastest
+compress = ["none", "sort:8,4,2+2"]       # four codecs; { forward = ..., backward = ... } is a pair
+seed = [0, 1, 2]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from thinpipe.codecs.recipes import RECIPES, directions, recipe_of
+from thinpipe.codecs.spec import split_specs
+from thinpipe.links.spec import encoding
+from thinpipe.options import Option, OptionError, flag, options_of, without_aliases, without_synonyms
+from thinpipe.system.files import read_toml
+from thinpipe.train.running import Running
+from thinpipe.train.settings import Settings
+
+_TABLES = ("title", "train", "matrix")
+CODEC_KEYS = {"forward": "compress-forward", "backward": "compress-backward"}  # of a plan -> options of thinpipe train
+
+
+def _key(told: Option) -> str:
+    """An option's name in a plan: as on the command line, without the dashes in front."""
+    return flag(told.name).removeprefix("--")
+
+
+# Options that a plan may set: what a run's outcome depends on, and some of how it is carried out.
+_CARRIED_OUT = ("steps", "evaluate_every", "in_process")
+_DECLARED = {
+    _key(told): told for told in (*options_of(Settings).values(), *(options_of(Running)[name] for name in _CARRIED_OUT))
+}
+OPTIONS = tuple(sorted({"compress", *_DECLARED} - set(CODEC_KEYS.values())))
+_ALIASES = {flag(alias).removeprefix("--"): key for key, told in _DECLARED.items() for alias in told.aliases}
+_DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}
+_KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+MOST_RUNS = 10_000  # a minute each is a week
+_APART = {"threads"}  # of settings: how fast a run is, not what it comes to
+
+Options = Mapping[str, Any]  # by their names as on the command line, without the leading dashes
+Settle = Callable[[dict[str, Any]], Settings]  # what thinpipe train makes of its options; ValueError if it refuses them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run of a plan."""
+
+    name: str  # "digits sort:6+2 seed 1"
+    options: Options
+    varied: Options  # those of the options that the matrix varies, codec and seed aside
+    settings: Mapping[str, Any]  # all that its outcome depends on, recipe included: equal settings, same run
+
+    def arguments(self) -> list[str]:
+        """What follows ``thinpipe train`` on the command line."""
+        words = []
+        for name, value in self.options.items():
+            if not isinstance(value, bool):
+                words += [flag(name), str(value)]
+            elif value or _DECLARED[name].negative:  # without it, a switch is off
+                words.append(flag(name if value else f"no-{name}"))
+        return words
+
+    def matches(self, text: str) -> bool:
+        """Whether the name has this in it; a codec may be written in short."""
+        return text in self.name or " ".join(map(in_full, text.split())) in self.name
+
+    @property
+    def identity(self) -> str:
+        return identity(self.settings)
+
+    @property
+    def codec(self) -> str:
+        return codec_text(self.settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a file asks for."""
+
+    title: str
+    fixed: Options
+    runs: tuple[Run, ...]
+
+
+def identity(settings: Mapping[str, Any]) -> str:
+    """Settings as one text: the same for the same run, whoever wrote them down.
+
+    One that is missing has its default: results of versions that did not know it are still results.
+    """
+    return json.dumps({**_DEFAULTS, **without_synonyms(Settings, settings)}, sort_keys=True)
+
+
+def codec_text(settings: Mapping[str, Any]) -> str:
+    """The codec of both directions, the recipe, or forward/backward."""
+    forward, backward = str(settings["compress_forward"]), str(settings["compress_backward"])
+    return forward if forward == backward else recipe_of(forward, backward) or f"{forward}/{backward}"
+
+
+def read_plan(path: Path, settle: Settle, overrides: Sequence[str] = ()) -> Plan:
+    """The runs of a plan; ``overrides`` are ``NAME=VALUE`` and go before what the file says.
+
+    ValueError that names the file and what is wrong with it.
+    """
+    content = read_toml(path, "a plan, a TOML file")
+    try:
+        return _plan(content, path.stem, settle, dict(map(_override, overrides)))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _plan(content: Mapping[str, Any], name: str, settle: Settle, overrides: Options) -> Plan:
+    _check_names("a plan", content, _TABLES)
+    title, train, matrix = content.get("title", name), content.get("train", {}), content.get("matrix", {})
+    if not isinstance(title, str):
+        raise ValueError(f"title is a text, got {title!r}")
+    for table, entries in (("train", train), ("matrix", matrix)):
+        if not isinstance(entries, dict):
+            raise ValueError(f"[{table}] is a table of options, got {entries!r}")
+    overrides, train, matrix = (
+        _known(where, given) for where, given in (("{set}", overrides), ("[train]", train), ("[matrix]", matrix))
+    )
+    twice = [option for option in matrix if option in train]
+    if twice:
+        raise ValueError(f"{twice[0]} is in [train], the same for all runs, and in [matrix]: leave it in one of them")
+    fixed = {**train, **overrides}
+    varied = {name: values for name, values in matrix.items() if name not in overrides}
+    _check_count(varied)
+    axes = {name: _axis(name, values) for name, values in varied.items()}
+    if "compress" in fixed:  # a list of one, so that codecs are written alike wherever they stand
+        axes["compress"] = expand_codecs([fixed.pop("compress")])
+    _check_count(axes)  # again: an entry may be several codecs
+    for option, value in fixed.items():
+        _check_type(option, value, _kind(option))
+    runs = tuple(_runs(fixed, axes, settle))
+    _check_apart(runs)
+    return Plan(title=title, fixed=fixed, runs=runs)
+
+
+def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], settle: Settle) -> Iterator[Run]:
+    for values in product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        options = {**fixed, **chosen}
+        options |= options.pop("compress", {})
+        try:
+            settings = settle({name.replace("-", "_"): value for name, value in options.items()}).to_json()
+        except ValueError as error:
+            raise ValueError(f"{_words(chosen)}{error}") from None
+        known = {name: value for name, value in settings.items() if name not in _APART}
+        known = json.loads(json.dumps(known | {"steps": options.get("steps")}))  # as it reads back: tuples are lists
+        known |= {name: value for name, value in _places(options) if Path(str(known.get(name))).is_absolute()}
+        varied = {name: value for name, value in chosen.items() if name not in ("task", "compress", "seed")}
+        words = (known["task"], codec_text(known), *(f"{name} {value}" for name, value in varied.items()))
+        yield Run(
+            name=" ".join((*words, f"seed {known['seed']}")),
+            options=options,
+            varied=varied,
+            settings=known,
+        )
+
+
+def _places(options: Options) -> Iterator[tuple[str, str]]:
+    """Texts as the plan has them: a run is the same wherever the folder lies that its model and data are in."""
+    return ((name.replace("-", "_"), value) for name, value in options.items() if isinstance(value, str))
+
+
+def _words(chosen: Options) -> str:
+    """Which combination an error is about; nothing where there is one alone."""
+    codecs = ("compress", *CODEC_KEYS.values())
+    words = [f"{name} {'/'.join(value.values()) if name in codecs else value}" for name, value in chosen.items()]
+    return f"the run with {', '.join(words)}: " if words else ""
+
+
+def _check_count(axes: Mapping[str, Any]) -> None:
+    """ValueError where a matrix has more runs than anybody waits for: counted, not made."""
+    sizes = {name: len(values) for name, values in axes.items() if isinstance(values, list)}
+    count = math.prod(sizes.values())
+    if count > MOST_RUNS:
+        product_ = " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1)
+        raise ValueError(f"a plan has at most {MOST_RUNS:,} runs; [matrix] makes {count:,}: {product_}. Vary less")
+
+
+def _axis(name: str, values: Any) -> list[Any]:
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"[matrix] has a list of values for each option, as in seed = [0, 1, 2]; {name} is {values!r}")
+    if name == "compress":
+        return expand_codecs(values)
+    kind = _kind(name)
+    for value in values:
+        _check_type(name, value, kind)
+    return values
+
+
+def _known(where: str, given: Options) -> Options:
+    """Return options under their own names; OptionError if one is unknown or given twice."""
+    try:
+        found, _ = without_aliases(_ALIASES, given)
+    except OptionError as error:
+        raise OptionError(f"{where}: {error.args[0]}") from None
+    _check_names(where, found, OPTIONS)
+    return found
+
+
+def _check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise OptionError(f"{where} has no {', '.join(unknown)}; there is: {', '.join(known)}")
+
+
+def _check_type(name: str, value: Any, kind: type) -> None:
+    """Numbers for numbers, as ``thinpipe train`` would insist on the command line."""
+    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    if not fits or (isinstance(value, bool) and kind is not bool):  # to Python true is a number
+        raise ValueError(f"{name} is {_KINDS[kind]}, got {value!r}")
+
+
+def _kind(name: str) -> type:
+    kind = _DECLARED[name].kind
+    return kind if kind in _KINDS else str  # a choice and a path are texts
+
+
+def _check_apart(runs: Sequence[Run]) -> None:
+    first: dict[str, str] = {}
+    for run in runs:
+        other = first.setdefault(run.identity, run.name)
+        if other is not run.name:
+            raise ValueError(f"two runs are the same: {other!r} and {run.name!r}; leave one out of [matrix]")
+
+
+def _override(text: str) -> tuple[str, Any]:
+    """``epochs=2``: a value as TOML has it, or else a text, so that paths and specs need no quotes."""
+    name, equals, value = text.partition("=")
+    if not (equals and name.strip() and value.strip()):
+        raise OptionError(f"{{set}} takes an option of thinpipe train and its value, as in epochs=2; got {text!r}")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return name.strip(), parsed
+
+
+def expand_codecs(entries: Sequence[Any]) -> list[dict[str, str]]:
+    """The options of thinpipe train for every codec of a list.
+
+    ``["fp16", "sort:8,2+2"]`` -> ``fp16``, ``sort:6+2``, ``sort:2+2``, each in both directions. Specs come out in
+    full, so that two ways to write a codec are one run.
+    """
+    return [options for entry in entries for options in _entry(entry)]
+
+
+def _entry(entry: Any) -> list[dict[str, str]]:
+    if isinstance(entry, str) and entry in RECIPES:
+        return [dict(zip(CODEC_KEYS.values(), map(in_full, directions(entry)), strict=True))]
+    if isinstance(entry, str):
+        return [{"compress": spec} for spec in _specs(entry)]
+    if isinstance(entry, dict) and entry.keys() == CODEC_KEYS.keys():
+        sides = [[(CODEC_KEYS[side], spec) for spec in _specs(entry[side])] for side in CODEC_KEYS]
+        return [dict(pairs) for pairs in product(*sides)]
+    raise ValueError(
+        'a codec is a spec for both directions, as in "sort:8", a recipe, as in "4bit", or '
+        '{ forward = "kmeans:2", backward = "sort:8" }; '
+        f"got {entry!r}"
+    )
+
+
+def _specs(text: Any) -> list[str]:
+    if not isinstance(text, str):
+        raise ValueError(f'a codec is named by its spec, as in "sort:8"; got {text!r}')
+    if "(" in text:  # a comma in brackets is not one between specs
+        return [encoding(spec).spec for spec in split_specs(text)]
+    name, colon, arguments = text.partition(":")
+    return [encoding(f"{name}{colon}{argument.strip()}").spec for argument in arguments.split(",")]
+
+
+def in_full(text: str) -> str:
+    """``sort:8`` as ``sort:6+2``; what is no spec as it is."""
+    try:
+        return encoding(text).spec
+    except ValueError:
+        return text

@@ -1,0 +1,331 @@
+"""Results of runs: a line of JSON each, appended as runs end; over seeds, one row per method.
+
+What is in the file is done, whatever happens next. A row has mean, spread and worst seed of the metric.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, Literal
+
+from thinpipe.lab.ablation.plan import Run, identity
+from thinpipe.lab.records.record import Column, Record, Row, columns_of, figure, is_number_format, row_of
+from thinpipe.options import OptionError
+from thinpipe.system.files import read_bytes
+
+FORMAT = 1  # raised when a reader of the old lines would misread the new ones
+KIND = "ablate"
+
+KEYS = (Column(name="task", heading="task", key=True), Column(name="codec", heading="codec", key=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """What sets a method apart from the uncompressed one, over the seeds that both have."""
+
+    minus_none: float | None = figure("minus\nnone", format="+.4f", default=None)
+    p_value: float | None = figure("p", format=".2f", default=None)
+    loss_added: float | None = figure("loss\nadded", format="+.4f", better="lower", default=None)  # validation, nats
+    loss_added_std: float | None = figure("std", format=".4f", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Means over the seeds that came to an end; how many did, and did not, stands beside them."""
+
+    wire_ratio: float | None = figure("wire\nratio", format=".3f", better="lower", default=None)
+    bits_per_value: float | None = figure("bits per\nvalue", format=".2f", default=None)
+    samples_per_s: float | None = figure("samples/s", format=".0f", better="higher", default=None)
+    wire_mb_per_step: float | None = figure("wire\nMB/step", format=".3f", better="lower", default=None)
+    seconds: float | None = figure("seconds", format=".0f", better="lower", default=None)
+    seeds: int = figure("seeds", format="d")
+    seeds_done: int = figure("done", format="d", better="higher")
+    seeds_failed: int = figure("failed", format="d", better="lower")
+
+
+FIGURES = {column.name: column for kind in (Against, Costs) for column in columns_of(kind)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a run: figures, or the error that it ended with."""
+
+    name: str
+    settings: Mapping[str, Any]  # of the Run
+    finished: str  # date and time
+    wall_s: float  # of the process, its start included
+    threads: int  # of each worker
+    jobs: int  # runs at a time
+    figures: Mapping[str, Any] | None = None  # the row of the run's record; None: it failed
+    metric: str = ""  # what figures["metric"] is
+    metric_format: str = ""
+    metric_better: Literal["higher", "lower"] = "higher"  # as of results from before there was a choice
+    environment: Mapping[str, Any] | None = None
+    thinpipe: str = ""
+    error: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.figures is None
+
+
+class Store:
+    """The file. Read once, then appended to; results of settings that no plan has any more stay in it untouched."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damaged = 0  # lines that are not whole: somebody was ended while writing one
+        self._by_identity: dict[str, Result] = {}
+        for result in self._read():
+            self._by_identity[identity(result.settings)] = result  # a later one is a run tried again
+
+    def __len__(self) -> int:
+        return len(self._by_identity)
+
+    def get(self, run: Run) -> Result | None:
+        return self._by_identity.get(run.identity)
+
+    def others(self, runs: Sequence[Run]) -> int:
+        """How many results are of none of these runs."""
+        return len(self._by_identity.keys() - {run.identity for run in runs})
+
+    def append(self, result: Result) -> None:
+        """On disk, in one piece, when this returns."""
+        line = json.dumps({"format": FORMAT, **asdict(result)}).encode() + b"\n"
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(file).st_size
+            torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+            os.write(file, b"\n" + line if torn else line)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        self._by_identity[identity(result.settings)] = result
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """For one ablation at a time: ValueError if another is appending to this file."""
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ValueError(f"{self.path}: results cannot be written there: {error.strerror}") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise ValueError(f"{self.path}: another ablation is adding results; wait for it, or name other") from None
+        try:
+            yield
+        finally:
+            os.close(file)
+
+    def _read(self) -> Iterator[Result]:
+        if not os.path.lexists(self.path):
+            return
+        for number, line in enumerate(read_bytes(self.path, "results").splitlines(), 1):
+            try:
+                data = json.loads(line)
+            except (ValueError, RecursionError):
+                self.damaged += 1
+                continue
+            result = _result(data)
+            if result is None:
+                raise OptionError(
+                    f"{self.path}, line {number} is no result of an ablation in format {FORMAT}; name another file "
+                    "with {results}"
+                )
+            yield result
+
+
+def _result(data: Any) -> Result | None:
+    """The result that a line holds, if it is one."""
+    if not isinstance(data, dict) or data.pop("format", None) != FORMAT or not isinstance(data.get("settings"), dict):
+        return None
+    try:
+        result = Result(**data)
+    except TypeError:  # a field is missing or misnamed
+        return None
+    are_figures = result.figures is None or isinstance(result.figures, dict)
+    return result if are_figures and is_number_format(result.metric_format) else None
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs that differ in their seed alone, and what has come of them so far."""
+
+    runs: tuple[Run, ...]
+    results: tuple[Result, ...]
+
+    @property
+    def done(self) -> list[Result]:
+        return [result for result in self.results if not result.failed]
+
+    @property
+    def metrics(self) -> dict[int, float]:
+        """By seed, of those that came to an end."""
+        return self.by_seed("metric")
+
+    def by_seed(self, figure: str) -> dict[int, float]:
+        return {result.settings["seed"]: result.figures[figure] for result in self.done if result.figures}
+
+    @property
+    def failed(self) -> list[Result]:
+        return [result for result in self.results if result.failed]
+
+
+def methods(runs: Sequence[Run], store: Store) -> list[Method]:
+    """In the order of the plan; those that have no result yet are left out."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_without_seed(run.settings), []).append(run)
+    found = []
+    for group in groups.values():
+        results = tuple(result for run in group if (result := store.get(run)) is not None)
+        if results:
+            found.append(Method(tuple(group), results))
+    return found
+
+
+def rows_of(found: Sequence[Method]) -> list[dict[str, Any]]:
+    """One for every method; where there is an uncompressed one too, with the difference and how likely it is chance."""
+    plain = {_without_seed_and_codec(method): method for method in found if method.runs[0].codec == "none"}
+    against = (_against(method, plain.get(_without_seed_and_codec(method))) for method in found)
+    return [method_row(method) | row_of(each) for method, each in zip(found, against, strict=True)]
+
+
+def _against(method: Method, plain: Method | None) -> Against:
+    if plain is None or plain is method:
+        return Against()
+    theirs = plain.metrics
+    ours = {seed: metric for seed, metric in method.metrics.items() if seed in theirs}
+    if not ours:
+        return Against()
+    paired = [theirs[seed] for seed in ours]
+    losses, plain_losses = method.by_seed("validation_loss"), plain.by_seed("validation_loss")
+    added = [losses[seed] - plain_losses[seed] for seed in ours]
+    return Against(
+        minus_none=mean(ours.values()) - mean(paired),
+        p_value=p_value(list(ours.values()), paired),
+        loss_added=mean(added),
+        loss_added_std=stdev(added) if len(added) > 1 else None,
+    )
+
+
+def p_value(metrics: Sequence[float], baseline: Sequence[float]) -> float | None:
+    """By a paired t-test, how likely so large a mean difference would be if there were none; None of fewer than two.
+
+    The two sequences have the seeds in the same order.
+    """
+    differences = [ours - theirs for ours, theirs in zip(metrics, baseline, strict=True)]
+    if len(differences) < 2:
+        return None
+    if max(differences) == min(differences):  # no spread: the test would divide by zero
+        return 1.0 if mean(differences) == 0 else 0.0
+    from scipy.stats import ttest_1samp  # imported here: it takes half a second
+
+    return float(ttest_1samp(differences, 0.0).pvalue)
+
+
+def method_row(method: Method) -> dict[str, Any]:
+    """Keys, what it takes, and the metric."""
+    run = method.runs[0]
+    varied = {_column_name(name): value for name, value in run.varied.items()}
+    row = {"task": run.settings["task"], "codec": run.codec, **varied, **row_of(_costs(method))}
+    return row | _metric_figures(method.done) if method.done else row
+
+
+def _costs(method: Method) -> Costs:
+    done = method.done
+    ratio, wire_bytes = _mean_figure(done, "wire_ratio"), _mean_figure(done, "wire_bytes_per_step")
+    return Costs(
+        wire_ratio=ratio,
+        bits_per_value=None if ratio is None else 32 * ratio,
+        samples_per_s=_mean_figure(done, "samples_per_s"),
+        wire_mb_per_step=None if wire_bytes is None else wire_bytes / 1e6,
+        seconds=_mean_figure(done, "seconds"),
+        seeds=len(method.runs),
+        seeds_done=len(done),
+        seeds_failed=len(method.failed),
+    )
+
+
+def _metric_figures(done: Sequence[Result]) -> dict[str, Any]:
+    """Under the names of ``metric_columns``."""
+    metrics = [result.figures["metric"] for result in done if result.figures]
+    worst, best = (min, max) if done[0].metric_better == "higher" else (max, min)
+    spread = stdev(metrics) if len(metrics) > 1 else None
+    names = (column.name for column in metric_columns(done[0]))
+    return dict(zip(names, (mean(metrics), spread, worst(metrics), best(metrics)), strict=True))
+
+
+def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
+    """What was measured, on the machine that measured it, which need not be this one."""
+    done = [result for method in found for result in method.done]
+    metrics = {result.metric: result for result in done}
+    varied = dict.fromkeys(name for method in found for name in method.runs[0].varied)
+    columns = (
+        *KEYS,
+        *varied_columns(varied),
+        *(column for result in metrics.values() for column in metric_columns(result)),
+        *FIGURES.values(),
+    )
+    rows: tuple[Row, ...] = tuple(rows_of(found))
+    if not done:
+        return Record(kind=KIND, config=config, columns=columns, rows=rows)
+    newest = max(done, key=lambda result: result.finished)
+    assert newest.environment is not None
+    where = {**newest.environment, "threads": newest.threads, "jobs": newest.jobs}
+    return Record(kind=KIND, config=config, columns=columns, rows=rows, environment=where, thinpipe=newest.thinpipe)
+
+
+def varied_columns(options: Iterable[str]) -> tuple[Column, ...]:
+    return tuple(Column(name=_column_name(name), heading=name, key=True) for name in options)
+
+
+def metric_columns(result: Result) -> tuple[Column, ...]:
+    """Of all results with the same metric."""
+    metric, form, better = result.metric, result.metric_format, result.metric_better
+    return (
+        Column(name=f"{metric}_mean", heading=metric, format=form, better=better),
+        Column(name=f"{metric}_std", heading="std", format=form),
+        Column(name=f"{metric}_worst", heading="worst\nseed", format=form, better=better),
+        Column(name=f"{metric}_best", heading="best\nseed", format=form, better=better),
+    )
+
+
+def _without_seed_and_codec(method: Method) -> str:
+    settings = method.runs[0].settings
+    return _without_seed({name: value for name, value in settings.items() if not name.startswith("compress_")})
+
+
+def places(found: Sequence[Method]) -> Counter[str]:
+    """How many results each machine and version gave: figures of several are side by side, not silently one."""
+    return Counter(
+        f"thinpipe {result.thinpipe}, torch {result.environment['torch']}, {result.environment['cpu']}, "
+        f"{result.environment['cores']} cores, {result.jobs} jobs, {result.threads} threads"
+        for method in found
+        for result in method.done
+        if result.environment is not None
+    )
+
+
+def _mean_figure(done: Sequence[Result], name: str) -> float | None:
+    values = [result.figures[name] for result in done if result.figures and result.figures.get(name) is not None]
+    return math.fsum(values) / len(values) if values else None
+
+
+def _without_seed(settings: Mapping[str, Any]) -> str:
+    return repr(sorted((name, repr(value)) for name, value in settings.items() if name != "seed"))
+
+
+def _column_name(option: str) -> str:
+    return option.replace("-", "_")

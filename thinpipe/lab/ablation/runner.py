@@ -1,0 +1,203 @@
+"""Carries out runs, several at a time, each a ``thinpipe train`` in a process of its own."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinpipe.comm.signals import end_with_parent
+from thinpipe.lab.ablation.plan import Run
+from thinpipe.lab.ablation.results import Result
+from thinpipe.lab.records.record import Record
+from thinpipe.links.spec import encoding
+from thinpipe.options import flag
+
+TRAIN = (sys.executable, "-m", "thinpipe", "train")  # not the console script: it may not be installed
+_POLL_S = 0.05
+REPORT_S = 600.0  # between two reports on the runs that have not ended
+_DETAILS = ("links", "workers", "epochs")  # lists in the row of a record that no table shows
+_NEEDED = ("metric", "validation_loss", "train_loss")
+_WARM_VALUES = 1 << 16  # enough that codecs take the way of large tensors
+_PATIENCE_S = 30  # for a training to end after Ctrl-C: it finishes its step and its workers leave
+
+
+@dataclass(frozen=True)
+class _Started:
+    run: Run
+    process: subprocess.Popen[bytes]
+    since: float
+    threads: int
+    record: Path
+    output: Path
+
+    def state(self) -> str:
+        """Return a line on a run that has not ended: its time, and the last line that it printed."""
+        lines = self.output.read_text(errors="replace").splitlines()
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output yet")
+        return f"{self.run.name}: running for {(time.monotonic() - self.since) / 60:.0f} min; {last}"
+
+
+def compile_kernels(runs: Sequence[Run]) -> None:
+    """Encode and decode once with every codec of runs on the CPU; what numba compiles stays in its cache on disk.
+
+    Otherwise the first runs all compile, and their speed is that of a compiler.
+    """
+    x = torch.randn(16, 16, _WARM_VALUES // 256, generator=torch.Generator().manual_seed(0))
+    here = [run.settings for run in runs if run.settings["device"] == "cpu" or not torch.cuda.is_available()]
+    for spec in {str(settings[f"compress_{side}"]) for settings in here for side in ("forward", "backward")}:
+        for used in encoding(spec).codecs:
+            used.decode(used.encode(x), torch.empty_like(x))
+
+
+def threads_of(run: Run, jobs: int) -> int:
+    """Threads of each worker, so that all runs together have no more than there are cores."""
+    if "threads" in run.options:
+        return int(run.options["threads"])
+    return max(1, cores() // (jobs * processes_of(run)))
+
+
+def processes_of(run: Run) -> int:
+    """That compute: its workers, or the one that has the stages of all."""
+    return 1 if run.options.get("in-process") else int(run.settings["workers"])
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def carry_out(
+    runs: Sequence[Run],
+    *,
+    jobs: int = 1,
+    train: Sequence[str] = TRAIN,
+    report: Callable[[str], None] = lambda line: None,
+) -> Generator[Result, None, None]:
+    """Yield the results of the runs as they end. Whatever ends this, no training outlives it.
+
+    ``report`` is called with a line on each run under way every REPORT_S.
+    """
+    waiting = list(reversed(runs))
+    reported_at = time.monotonic()
+    running: list[_Started] = []
+    with tempfile.TemporaryDirectory(prefix="thinpipe-ablate-") as folder, _ended_afterwards(running):
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                number = len(runs) - len(waiting)
+                running.append(_start(waiting.pop(), jobs, train, Path(folder) / str(number)))
+            ended = [started for started in running if started.process.poll() is not None]
+            for started in ended:
+                running.remove(started)
+                yield _result(started, jobs)
+            if not ended:
+                time.sleep(_POLL_S)
+            if time.monotonic() - reported_at >= REPORT_S:
+                reported_at = time.monotonic()
+                for started in running:
+                    report(started.state())
+
+
+def _start(run: Run, jobs: int, train: Sequence[str], stem: Path) -> _Started:
+    threads = threads_of(run, jobs)
+    record, output = stem.with_suffix(".json"), stem.with_suffix(".txt")
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*train, *run.arguments(), flag("json"), str(record)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            process_group=0,  # Ctrl-C is ours to pass on, to it and its workers together
+            preexec_fn=end_with_parent,
+        )
+    return _Started(run, process, time.monotonic(), threads, record, output)
+
+
+def _result(started: _Started, jobs: int) -> Result:
+    figures = figures_of(started.record) if started.process.returncode == 0 else {}
+    error = None if figures else last_error(started.process.returncode, started.output)
+    started.record.unlink(missing_ok=True)
+    started.output.unlink(missing_ok=True)
+    return Result(
+        name=started.run.name,
+        settings=started.run.settings,
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        wall_s=time.monotonic() - started.since,
+        threads=started.threads,
+        jobs=jobs,
+        error=error,
+        **figures,
+    )
+
+
+@contextmanager
+def _ended_afterwards(running: Sequence[_Started]) -> Iterator[None]:
+    """End what still runs: as Ctrl-C would, then for good."""
+    try:
+        yield
+    finally:
+        for started in running:
+            _signal(started, signal.SIGINT)
+        until = time.monotonic() + _PATIENCE_S
+        try:
+            for started in running:
+                started.process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # also when somebody presses Ctrl-C again
+            for started in running:
+                _signal(started, signal.SIGKILL)
+                started.process.wait()
+
+
+def _signal(started: _Started, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # nobody of it is left
+        os.killpg(started.process.pid, number)
+
+
+def figures_of(record: Path) -> dict[str, Any]:
+    """The fields of a Result that a record fills; nothing if there is no record with finite figures."""
+    try:
+        read = Record.read(record)
+    except ValueError:
+        return {}
+    row = read.rows[0] if read.rows else {}
+    if not all(isinstance(row.get(name), int | float) and math.isfinite(row[name]) for name in _NEEDED):
+        return {}
+    metric = next((column for column in read.columns if column.name == "metric"), None)
+    if metric is None:
+        return {}
+    return {
+        "figures": {name: value for name, value in row.items() if name not in _DETAILS},
+        "metric": metric.heading,
+        "metric_format": metric.format,
+        "metric_better": metric.better or "higher",
+        "environment": read.environment,
+        "thinpipe": read.thinpipe,
+    }
+
+
+def last_error(code: int, output: Path) -> str:
+    """The last thing a training said that sounds like its error, or how it ended."""
+    if code == 0:
+        return "ended without finite figures"
+    ending = f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+    lines = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    told = [place for place, line in enumerate(lines) if line.startswith("thinpipe: ")]
+    if told:  # an error that ends with a colon goes on in the next line
+        words = lines[told[-1]].removeprefix("thinpipe: ")
+        return " ".join([words, *lines[told[-1] + 1 : told[-1] + 2]]) if words.endswith(":") else words
+    return f"{ending}: {lines[-1]}" if lines else ending

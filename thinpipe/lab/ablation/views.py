@@ -1,0 +1,153 @@
+"""Methods as people read them: a table per task, what failed, and the metric against bits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from thinpipe.codecs.recipes import RECIPES
+from thinpipe.lab.ablation.results import FIGURES, KEYS, Method, method_row, places, rows_of, varied_columns
+from thinpipe.lab.records.plot import Plot
+from thinpipe.lab.records.record import Column, Row
+from thinpipe.lab.records.report import Table
+
+_NOTE = (
+    "wire ratio: bytes sent / bytes of float32, both directions, all that travels. ±: standard deviation over seeds.\n"
+    "p: chance of a difference to none this large if there were none, by a paired t-test over seeds.\n"
+    "loss added: validation loss minus that of none with the same seed."
+)
+_FAILED = (Column(name="name", heading="run", key=True), Column(name="error", heading="error", key=True))
+_Point = tuple[float, float, float, float]  # bits; the metric's mean, worst and best seed
+
+
+def result_tables(found: Sequence[Method], waiting: int = 0) -> list[Table]:
+    """``waiting`` runs of the plan have no result yet, which the tables say."""
+    tables = [_task_table(task, of_task) for task, of_task in _by_task(found).items()]
+    notes = [_NOTE]
+    if waiting:
+        notes.append(f"Runs of the plan that are not in yet: {waiting}.")
+    if len(places(found)) > 1:
+        notes.append("From several machines or settings, so speeds are not comparable:")
+        notes += [f"  {count} runs: {place}" for place, count in places(found).items()]
+    if tables:
+        tables[-1] = replace(tables[-1], note="\n".join(notes))
+    failed = [{"name": result.name, "error": result.error} for method in found for result in method.failed]
+    return [*tables, *([Table(title="What failed", columns=_FAILED, rows=failed)] if failed else [])]
+
+
+def with_spread(middle: float, spread: float | None, form: str) -> str:
+    """``98.1% ± 0.3%``; without a spread if there is one seed."""
+    text = format(middle, form)
+    return text if spread is None else f"{text} ± {format(spread, form.removeprefix('+'))}"
+
+
+def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
+    """Two panels per task and setting, the second close to the uncompressed run, which is a band; a line per family."""
+    panels: dict[str, dict[str, list[_Point]]] = {}
+    bands: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
+    labels = []
+    for method in found:
+        row = method_row(method)
+        name = " ".join([row["task"], *(f"{option} {value}" for option, value in method.runs[0].varied.items())])
+        panel = panels.setdefault(name, {})
+        if not method.done:
+            continue
+        metric = method.done[0].metric
+        scale = 100 if method.done[0].metric_format.endswith("%") else 1
+        labels.append(f"{metric}, %" if scale == 100 else metric)
+        middle, worst, best = (scale * row[f"{metric}_{figure}"] for figure in ("mean", "worst", "best"))
+        if row["codec"] == "none":
+            bands[name] = (middle, scale * (row[f"{metric}_std"] or 0.0))
+            ranges[name] = _near(bands[name], method.done[0].metric_better)
+        elif row["bits_per_value"] is not None:
+            bits = row["bits_per_value"]
+            panel.setdefault(_line(row["codec"], bits, panel), []).append((bits, middle, worst, best))
+    failed = sum(len(method.failed) for method in found)
+    close = {f"{name}, close to none": name for name in bands}
+    return Plot(
+        title=f"{title} ({failed} failed runs are not in it)" if failed else title,
+        x_label="bits per value on the wire",
+        y_label=" / ".join(dict.fromkeys(labels)),
+        panels={
+            shown: panels[close.get(shown, shown)]
+            for name in panels
+            for shown in (name, *(zoom for zoom, whole in close.items() if whole == name))
+        },
+        x_log=True,
+        x_ticks=_ticks([point[0] for panel in panels.values() for line in panel.values() for point in line]),
+        y_log=False,
+        y_ranges={zoom: ranges[whole] for zoom, whole in close.items()},
+        bands=bands | {zoom: bands[whole] for zoom, whole in close.items()},
+        band_label="none ± std",
+    )
+
+
+def _near(band: tuple[float, float], better: str) -> tuple[float, float]:
+    """From a few percent worse than the uncompressed run to a little better than its spread."""
+    middle, spread = band
+    worse, than = max(6 * spread, 0.04 * middle), max(3 * spread, 0.015 * middle)
+    return (middle - worse, middle + than) if better == "higher" else (middle - than, middle + worse)
+
+
+def _ticks(bits: Sequence[float]) -> dict[float, str]:
+    """Powers of two around these."""
+    if not bits:
+        return {}
+    low, high = math.floor(math.log2(min(bits))), math.ceil(math.log2(max(bits)))
+    return {2.0**power: f"{2.0**power:g}" for power in range(low, high + 1)}
+
+
+def _line(codec: str, bits: float, panel: Mapping[str, Sequence[_Point]]) -> str:
+    """The family; a second codec of a family with as many bits (2+2 beside 3+1) stands for itself."""
+    if codec in RECIPES:
+        return "recipe"
+    family = re.sub(r":[^/,)]*(/\d[^/,)]*)?", "", codec)  # a slash may be a tile's, or between the directions
+    taken = any(abs(other[0] - bits) < 0.01 * bits for other in panel.get(family, []))
+    return codec if taken else family
+
+
+def _task_table(task: str, found: Sequence[Method]) -> Table:
+    done = next((result for method in found for result in method.done), None)
+    metric = done.metric if done else "metric"
+    varied = dict.fromkeys(name for method in found for name in method.runs[0].varied)
+    rows = []
+    for method, row in zip(found, rows_of(found), strict=True):
+        shown: dict[str, Any] = {**row, "seeds": _seeds_text(method)}
+        if done and method.done:
+            shown[metric] = with_spread(row[f"{metric}_mean"], row.get(f"{metric}_std"), done.metric_format)
+        if row["loss_added"] is not None:
+            shown["loss_added"] = with_spread(row["loss_added"], row["loss_added_std"], FIGURES["loss_added"].format)
+        rows.append(shown)
+    columns = (
+        KEYS[1],
+        *varied_columns(varied),
+        FIGURES["wire_ratio"],
+        Column(name=metric, heading=f"{metric}\nmean ± std"),
+        Column(name=f"{metric}_worst", heading="worst\nseed", format=done.metric_format if done else ""),
+        FIGURES["p_value"],
+        Column(name="loss_added", heading="loss added\nmean ± std"),
+        Column(name="seeds", heading="seeds"),
+        FIGURES["samples_per_s"],
+        FIGURES["wire_mb_per_step"],
+    )
+    return Table(title=task, columns=columns, rows=rows, style=_style)
+
+
+def _seeds_text(method: Method) -> str:
+    count = f"{len(method.done)} of {len(method.runs)}"
+    return f"{count}, {len(method.failed)} failed" if method.failed else count
+
+
+def _style(row: Row, column: Column) -> str:
+    return "bold red" if column.name == "seeds" and row["seeds_failed"] else ""
+
+
+def _by_task(found: Sequence[Method]) -> dict[str, list[Method]]:
+    tasks: dict[str, list[Method]] = {}
+    for method in found:
+        tasks.setdefault(method.runs[0].settings["task"], []).append(method)
+    return tasks

@@ -1,0 +1,122 @@
+"""Guests: codecs that only the codec benchmark knows, to be held against.
+
+Quantizers of bitsandbytes stand behind the contract of codecs. ``axes:B`` without a link is shown one tensor and given
+another; on a link moments of many steps are learned from, so axes are better known there, and older.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.base import Codec, as_bytes, as_dtype
+from thinpipe.links.learned import transform as axes
+from thinpipe.links.learned.principal import Learner
+
+
+@dataclass(frozen=True)
+class Outside(Codec):
+    """Codes of whole blocks of values, then each block's largest magnitude as float32."""
+
+    name: str
+    bits: int
+    block: int  # what bitsandbytes takes for weights (nf4) and for the states of optimizers (8 bits)
+
+    @property
+    def spec(self) -> str:
+        return self.name
+
+    def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        count = math.prod(shape)
+        return self._code_bytes(count) + 4 * -(-count // self.block)
+
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
+        functional, values = _functional(), x.reshape(-1).float()
+        if self.bits == 4:
+            codes, found = functional.quantize_4bit(values, blocksize=self.block, quant_type=self.name)
+        else:
+            codes, found = functional.quantize_blockwise(values, blocksize=self.block)
+        split = self._code_bytes(x.numel())
+        wire[:split].copy_(codes.reshape(-1))
+        wire[split:].copy_(as_bytes(found.absmax))
+
+    def decode_floats(self, wire: Tensor, out: Tensor) -> None:
+        functional = _functional()
+        split = self._code_bytes(out.numel())
+        codes, largest = wire[:split], as_dtype(wire[split:], torch.float32)
+        if self.bits == 4:
+            found = functional.QuantState(
+                largest, torch.Size([out.numel()]), blocksize=self.block, quant_type=self.name, dtype=torch.float32
+            )
+            values = functional.dequantize_4bit(codes[:, None], found)
+        else:
+            values = functional.dequantize_blockwise(codes, absmax=largest, blocksize=self.block)
+        out.view(-1).copy_(values.reshape(-1))
+
+    def _code_bytes(self, count: int) -> int:
+        return -(-count * self.bits // 8)
+
+
+_OUTSIDE = {each.name: each for each in (Outside("nf4", 4, 64), Outside("int8-blockwise", 8, 256))}
+OUTSIDE_NAMES = tuple(_OUTSIDE)
+
+
+def outside_codec(name: str) -> Codec:
+    """The quantizer of that name; ValueError where bitsandbytes is not installed."""
+    if find_spec("bitsandbytes") is None:
+        raise ValueError(f"{name} is a quantizer of bitsandbytes, which is missing: pip install 'thinpipe[compare]'")
+    return _OUTSIDE[name]
+
+
+def _functional() -> Any:
+    return importlib.import_module("bitsandbytes.functional")
+
+
+@dataclass(frozen=True)
+class Learned(Codec):
+    """axes:B without a link: what travels, and of what was learned the part that a step has of it on average."""
+
+    bits: float
+    _bases: dict[torch.Size, axes.Basis] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def spec(self) -> str:
+        return f"axes:{self.bits:g}"
+
+    def takes(self, shape: torch.Size) -> bool:
+        """Whether tensors of a shape have rows with axes; a link sends others otherwise."""
+        return axes.rows_of(shape, self.bits, 1) is not None
+
+    def learn(self, x: Tensor) -> None:
+        """Take the axes of a tensor for all of its shape."""
+        rows, kept = self._rows(x.shape), dict[str, Tensor]()
+        learner = Learner(kept, rows, self.bits)
+        learner.add(rows.columns(x))
+        learner.fold()
+        learner.start()
+        told, forth = learner.take()
+        self._bases[x.shape] = axes.Basis.read(told, rows, self.bits, forth)
+
+    def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        rows = self._rows(shape)
+        return rows.wire_bytes(self.bits) + math.ceil(rows.learned_bytes / rows.every(self.bits, 1))
+
+    def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
+        rows = self._rows(x.shape)
+        axes.encode(rows.columns(x), self._bases[x.shape], rows, wire[: rows.wire_bytes(self.bits)])
+
+    def decode_floats(self, wire: Tensor, out: Tensor) -> None:
+        rows = self._rows(out.shape)
+        axes.decode(wire[: rows.wire_bytes(self.bits)], self._bases[out.shape], rows, out)
+
+    def _rows(self, shape: torch.Size) -> axes.Rows:
+        rows = axes.rows_of(shape, self.bits, 1)
+        assert rows is not None
+        return rows

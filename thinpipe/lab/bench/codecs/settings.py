@@ -1,0 +1,139 @@
+"""What the codec benchmark is asked for, checked before the long run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from thinpipe.codecs import FAMILIES, Codec
+from thinpipe.codecs.recipes import RECIPES
+from thinpipe.lab.bench.codecs.guests import OUTSIDE_NAMES
+from thinpipe.lab.bench.codecs.synthetic import (
+    CONTENTS,
+    DEFAULT_CONTENTS,
+    DEFAULT_GPU_CONTENTS,
+    Case,
+    cases_from_file,
+    made_cases,
+)
+from thinpipe.lab.bench.inputs import HOW, RESULTS, WHAT, find_device, parse_codecs, shared
+from thinpipe.options import OptionError, check, option
+from thinpipe.system.sizes import check_fits
+
+DEFAULT_SHAPES = ((32, 32, 112, 112), (32, 1280, 7, 7), (8, 128, 768), (16, 24, 56, 56))
+DEFAULT_GPU_SHAPES = ((256, 32, 112, 112), (32, 128, 768))
+DEFAULT_CODECS = (
+    f"none,fp16,bf16,{','.join(RECIPES)},uniform:4,uniform:8,sort:4,sort:8,sort:12,sort:16,fast:4,fast:8,"
+    "tile:4,kmeans:2,kmeans:4,kmeans:8,gauss:2,gauss:4,svd:14,power:14,topk:0.01,topk:0.1"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is measured and how."""
+
+    compress: str = shared(
+        "compress",
+        f"Codecs by their specs, separated by commas; a recipe, {', '.join(RECIPES)}, is its two. The families: "
+        f"{', '.join(FAMILIES)}; axes, learned from the tensor of the step before. To compare with: "
+        f"{', '.join(OUTSIDE_NAMES)} of bitsandbytes, if installed.",
+        shown="the recipes, and several of each family",
+        default=DEFAULT_CODECS,
+        was="codecs",
+    )
+    shape: tuple[str, ...] = option(
+        "Shape of the tensors; repeat for several.",
+        panel=WHAT,
+        metavar="N,...",
+        kind=list[str],
+        parse=tuple,
+        shown=" ".join(",".join(map(str, shape)) for shape in DEFAULT_SHAPES),
+        default=(),
+    )
+    content: tuple[str, ...] = option(
+        "What they hold; repeat for several. relu6: an activation, half zeros. outliers: normal, six channels 20 "
+        "times larger. laplace: a gradient. heavy: the same with longer tails. masked: a gradient, half zeros.",
+        panel=WHAT,
+        metavar="NAME",
+        kind=list[str],
+        parse=tuple,
+        shown=f"{' '.join(DEFAULT_CONTENTS)}; on a GPU {' '.join(DEFAULT_GPU_CONTENTS)}",
+        default=(),
+    )
+    from_: Path | None = option(
+        "Compress the float tensors of this .safetensors file instead. Of captured ones, such as "
+        "forward/0-1/0/step000003/chunk0, tables show the mean of each link.",
+        panel=WHAT,
+        metavar="FILE",
+        default=None,
+    )
+    verify: bool = option(
+        "Hold the codecs against the literal algorithms and scikit-learn too; adds minutes. Exit code 1 if a promise "
+        "is broken.",
+        panel=WHAT,
+        default=False,
+    )
+    reference: Literal["largest", "all", "none"] = option(
+        "On which tensors to time the literal algorithms, seconds each.", panel=HOW, default="largest"
+    )
+    device: str = shared("device")
+    threads: int | None = shared("threads", "CPU threads.", shown="all cores")
+    repeat: int = shared("repeat", "Runs of a call, at most.", default=20)
+    budget: float = shared("budget", "Time for the runs of a call, about.", default=0.2)
+    by_bits: bool = option(
+        "Order tables by the bits per value on the wire: what sends the same stands together.",
+        panel=RESULTS,
+        default=False,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def codecs(self) -> list[Codec]:
+        """OptionError for what is no codec."""
+        return parse_codecs(self.compress, outside=True)
+
+    @property
+    def found_device(self) -> torch.device:
+        """OptionError where it is not here, or the codecs do not run on it."""
+        return find_device(self.device, self.codecs)
+
+    def cases(self) -> list[Case]:
+        """The tensors of a file, or every shape with every content; nothing given means all of the defaults."""
+        return choose_cases(self.shape, self.content, self.from_, self.found_device.type)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """``32,32,112,112`` or ``32x32x112x112``, brackets or not."""
+    sizes = re.split(r"[,x]", text.replace(" ", "").strip("[]()"))
+    if not all(re.fullmatch(r"0*[1-9]\d{0,17}", size, re.ASCII) for size in sizes):  # below 2^63
+        raise OptionError(f"{{shape}} takes whole numbers from 1 to 10^18, as in 32,32,112,112; got {text[:80]!r}")
+    return tuple(map(int, sizes))
+
+
+def choose_cases(
+    shapes: Sequence[str], contents: Sequence[str], from_file: Path | None, device: str = "cpu"
+) -> list[Case]:
+    if from_file is not None:
+        if shapes or contents:
+            raise OptionError("{from_} brings its own shapes and contents: give it, or {shape} and {content}, not both")
+        return cases_from_file(from_file)
+    unknown = [name for name in contents if name not in CONTENTS]
+    if unknown:
+        raise OptionError(f"{{content}} is one of {', '.join(CONTENTS)}; got {unknown[0]!r}")
+    defaults = DEFAULT_SHAPES if device == "cpu" else DEFAULT_GPU_SHAPES
+    chosen = list(dict.fromkeys(map(parse_shape, shapes))) or list(defaults)
+    for shape in chosen:
+        words = ",".join(map(str, shape))
+        check_fits(
+            f"{{shape}} {words}: the tensor, and what is decoded,", 8 * math.prod(shape), "take a smaller one", device
+        )
+    usual = DEFAULT_CONTENTS if device == "cpu" else DEFAULT_GPU_CONTENTS
+    return made_cases(chosen, list(dict.fromkeys(contents)) or usual)

@@ -1,0 +1,349 @@
+"""What the codecs promise, held against the literal algorithms and scikit-learn; and what they should cost.
+
+Costs are held against the rows of a benchmark, and are missed where the machine is unlike: on a CPU counted in copies
+of the tensor, which carry from machine to machine better than milliseconds do; on a GPU in milliseconds of an H200.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+import torch
+from torch import Tensor
+
+from thinpipe.codecs import codec
+from thinpipe.codecs.base import as_dtype
+from thinpipe.codecs.buckets import Buckets
+from thinpipe.codecs.recipes import RECIPES
+from thinpipe.codecs.tile import Tile
+from thinpipe.lab.bench.codecs.measure import relative_squared_error
+from thinpipe.lab.bench.codecs.synthetic import Case
+from thinpipe.lab.bench.inputs import parse_codecs
+from thinpipe.lab.records.record import Check, Row
+
+LEVEL_BITS = 6
+SPLITS = range(5)
+ROUNDINGS = 1.0
+SKLEARN_VALUES = 24 * 56 * 56  # one sample of the smallest default shape: seconds for scikit-learn, not minutes
+SKLEARN_BITS = range(1, 5)
+SKLEARN_LIMIT = 1.01
+RATIO_BYTES = 1_000_000  # below this a header may be more than 1%
+_RECIPES = tuple(dict.fromkeys(spec for pair in RECIPES.values() for spec in pair))
+TILES = (*(spec for spec in _RECIPES if spec.startswith("tile:")), "tile:4", "tile:2/64")
+GAUSS = (*(spec for spec in _RECIPES if spec.startswith("gauss:")), "gauss:3.35+coded+unbiased", "gauss:4")
+HALF_A_STEP = 0.5 + 1e-3  # what float32 makes of (x - low) / step, of which there are at most 255
+RECIPE_BITS_MORE = 0.6  # than its name, which rounds down; of headers, of axes, and for a last tile that is short
+
+TARGETS_NOTE = "MISS: a target that depends on the machine."
+NOTE = (
+    f"FAIL: a broken promise. {TARGETS_NOTE}\n"
+    "ulp: distance of the bucket's largest value to the next float32.\n"
+    f"scikit-learn: KMeans, 10 starts, converged, on {SKLEARN_VALUES} values."
+)
+TARGET_GPU = "H200"  # what GPU_TARGETS were measured on
+SHAPE = "32x32x112x112"  # large enough that caches do not help
+EXTRA_MEMORY_RATIO = 0.25
+EXTRA_MEMORY_BYTES = 8_000_000  # of smaller tensors the measurement's own error is too large a part
+
+
+def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
+    """Every promise as a check, as each is done. The literal algorithms make this a matter of minutes.
+
+    Tensors with NaN or infinity are left out: the promises are about numbers.
+    """
+    cases = [case for case in cases if bool(case.load().isfinite().all())]
+    contents = {case.content: [other for other in cases if other.content == case.content] for case in cases}
+    for content, tensors in contents.items():
+        for family, algorithm in (("sort", 1), ("fast", 2)):
+            yield from _buckets_against_algorithm(family, algorithm, content, tensors, device)
+    for content, tensors in contents.items():
+        smallest = min(tensors, key=lambda case: case.count)
+        if smallest.count >= 1 << SKLEARN_BITS[-1]:  # scikit-learn wants a value for each cluster
+            yield _kmeans_against_sklearn(content, smallest.load().reshape(-1)[:SKLEARN_VALUES].to(device))
+    for content, tensors in contents.items():
+        yield _kmeans_against_uniform_and_sort(content, tensors, device)
+    for content, tensors in contents.items():
+        yield from _tiles_against_algorithm(content, tensors, device)
+    for content, tensors in contents.items():
+        yield _gauss_against_algorithm(content, tensors, device)
+    yield from _wire_ratios([case for case in cases if 4 * case.count >= RATIO_BYTES])
+
+
+def roundings_apart(decoded: Tensor, right: Tensor, mins: Tensor, steps: Tensor, levels: int) -> float:
+    """The largest difference between two decoded tensors, in float32 roundings of the bucket it lies in.
+
+    One rounding (ulp) is the distance from the largest magnitude of the bucket to the next float32: what
+    min + level * step can be off by when it is computed in another order. With one bucket from 0 to 6,
+    one rounding is 2^-21.
+    """
+    largest = torch.maximum(mins.abs(), (mins + levels * steps).abs())
+    ulp = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 24)
+    ulp = ulp.clamp(min=torch.finfo(torch.float32).smallest_normal * torch.finfo(torch.float32).eps)
+    bucket = torch.bucketize(right.float(), mins[1:].contiguous(), right=True)
+    return ((decoded.float() - right.float()).abs() / ulp[bucket]).max().item()
+
+
+def _buckets_against_algorithm(
+    family: str, algorithm: int, content: str, cases: Sequence[Case], device: torch.device
+) -> Iterator[Check]:
+    different, roundings = _Worst(), _Worst()
+    for case in cases:
+        x = case.load().to(device)
+        for split_bits in SPLITS:
+            spec = f"{family}:{LEVEL_BITS}+{split_bits}"
+            ours, literal = codec(spec), codec(spec, kernels="reference")
+            assert isinstance(ours, Buckets)
+            wire, right_wire = ours.encode(x), literal.encode(x)
+            mins, steps = ours.mins_and_steps(wire)
+            right_mins, right_steps = ours.mins_and_steps(right_wire)
+            decoded, right = ours.decode(wire, torch.empty_like(x)), literal.decode(right_wire, torch.empty_like(x))
+            apart = roundings_apart(decoded, right, right_mins, right_steps, (1 << LEVEL_BITS) - 1)
+            where = f"{spec} on {case.shape_text}"
+            different.add(int((mins != right_mins).sum() + (steps != right_steps).sum()), where)
+            roundings.add(apart, where)
+    claim = f"{family}:{LEVEL_BITS}+0..{SPLITS[-1]}, {content}"
+    yield different.check(f"{claim}: mins, steps unlike Algorithm {algorithm}", 0)
+    yield roundings.check(f"{claim}: decoded, off Algorithm {algorithm}", ROUNDINGS, " ulp")
+
+
+def _kmeans_against_sklearn(content: str, values: Tensor) -> Check:
+    from sklearn.cluster import KMeans
+
+    worst = _Worst()
+    points = values.double().cpu().numpy()[:, None]
+    for bits in SKLEARN_BITS:
+        best = KMeans(1 << bits, n_init=10, max_iter=1000, tol=1e-6, random_state=0).fit(points)
+        spec = f"kmeans:{bits}"
+        error = relative_squared_error(values, _round_trip(spec, values))
+        worst.add(_over(error, best.inertia_ / float((points**2).sum())), spec)
+    return worst.check(f"kmeans:1..4, {content}: error / scikit-learn's", SKLEARN_LIMIT)
+
+
+def _kmeans_against_uniform_and_sort(content: str, cases: Sequence[Case], device: torch.device) -> Check:
+    worst = _Worst()
+    for case in cases:
+        x = case.load().to(device)
+        for bits in range(5, 9):
+            error = relative_squared_error(x, _round_trip(f"kmeans:{bits}", x))
+            for rival in (f"sort:{bits}", f"uniform:{bits}"):
+                rival_error = relative_squared_error(x, _round_trip(rival, x))
+                worst.add(_over(error, rival_error), f"kmeans:{bits} and {rival} on {case.shape_text}")
+    return worst.check(f"kmeans:5..8, {content}: error / sort's or uniform's", 1)
+
+
+def _tiles_against_algorithm(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
+    """The bytes of the literal algorithm, and every value within half a step."""
+    different, steps = _Worst(), _Worst()
+    for case in cases:
+        x = case.load().to(device)
+        for spec in TILES:
+            ours = codec(spec)
+            assert isinstance(ours, Tile)
+            wire = ours.encode(x)
+            where = f"{spec} on {case.shape_text}"
+            different.add(int((wire != codec(spec, kernels="reference").encode(x)).sum()), where)
+            steps.add(steps_apart(ours, wire, x, ours.decode(wire, torch.empty_like(x))), where)
+    claim = f"{TILES[0]}..{TILES[-1]}, {content}"
+    yield different.check(f"{claim}: bytes unlike the algorithm's", 0)
+    yield steps.check(f"{claim}: decoded, off", HALF_A_STEP, " steps")
+
+
+def _gauss_against_algorithm(content: str, cases: Sequence[Case], device: torch.device) -> Check:
+    different = _Worst()
+    for case in cases:
+        x = case.load().to(device)
+        for spec in GAUSS:
+            unlike = codec(spec).encode(x) != codec(spec, kernels="reference").encode(x)
+            different.add(int(unlike.sum()), f"{spec} on {case.shape_text}")
+    return different.check(f"{GAUSS[0]}..{GAUSS[-1]}, {content}: bytes unlike the algorithm's", 0)
+
+
+def steps_apart(tile: Tile, wire: Tensor, x: Tensor, decoded: Tensor) -> float:
+    """The largest error in steps of the tile it lies in, beyond one float32 rounding of the tile's largest value."""
+    count = -(-x.numel() // tile.tile)
+    steps = as_dtype(wire[: 2 * count].clone(), torch.bfloat16).double()
+    values, errors = x.reshape(-1).double(), (decoded.double() - x.double()).abs().reshape(-1)
+    missing = count * tile.tile - x.numel()
+    values, errors = (torch.nn.functional.pad(each, (0, missing)).view(count, -1) for each in (values, errors))
+    rounding = values.abs().amax(1) * torch.finfo(torch.float32).eps
+    beyond = (errors.amax(1) - rounding).clamp(min=0)
+    # A step of 0 says that all values of the tile are the same: any error then is too large.
+    return torch.where(beyond > 0, beyond / steps, beyond).max().item()
+
+
+def _wire_ratios(cases: Sequence[Case]) -> Iterator[Check]:
+    for bits in (16, 12, 8, 4):
+        worst = _Worst()
+        for case in cases:
+            for family in ("uniform", "sort", "fast", *(["kmeans"] if bits <= 8 else [])):
+                ratio = codec(f"{family}:{bits}").wire_bytes(case.shape, torch.float32) / (4 * case.count)
+                worst.add(100 * abs(ratio / (bits / 32) - 1), f"{family}:{bits} on {case.shape_text}")
+        if cases:
+            yield worst.check(f"{bits} bits, from 1 MB on: wire, off {bits / 32:g}", 1, "%")
+    for recipe in RECIPES:
+        worst, both = _Worst(), parse_codecs(recipe, outside=True)
+        for case in cases:
+            sent = sum(used.wire_bytes(case.shape, torch.float32) for used in both)
+            worst.add(8 * sent / len(both) / case.count, case.shape_text)
+        if cases:
+            most = int(recipe.removesuffix("bit")) + RECIPE_BITS_MORE
+            yield worst.check(f"{recipe}, from 1 MB on: sent for a value, both directions", most, " bits")
+
+
+def _round_trip(spec: str, x: Tensor) -> Tensor:
+    each = codec(spec)
+    return each.decode(each.encode(x), torch.empty_like(x))
+
+
+def _over(error: float | None, other: float | None) -> float:
+    """error / other, where nothing over nothing is even."""
+    if error is None or other is None:
+        return math.nan
+    if other == 0:
+        return 1.0 if error == 0 else math.inf
+    return error / other
+
+
+@dataclass
+class _Worst:
+    """The largest of several figures, and where it was."""
+
+    figure: float | None = None
+    where: str = ""
+
+    def add(self, figure: float, where: str) -> None:
+        # NaN is the worst there can be, and stays: nothing compares as larger.
+        if self.figure is None or math.isnan(figure) or figure > self.figure:
+            self.figure, self.where = figure, where
+
+    def check(self, claim: str, limit: float, unit: str = "") -> Check:
+        return Check(claim=claim, measured=self.figure, limit=limit, unit=unit, detail=self.where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Limits for one codec."""
+
+    codec: str
+    encode_copies: float  # at most
+    decode_copies: float  # at most
+    speedup: float | None = None  # over the literal algorithm, at least
+    literal: str | None = None  # the codec whose literal algorithm that is, where it is not this one
+
+
+# Of tiles two to three times what two cores took (benchmarks/codecs_few_bits_2cores_2026-11-15.md): machines differ in
+# how fast they copy.
+TARGETS = (
+    Target(codec="tile:8", encode_copies=2, decode_copies=2.5),
+    Target(codec="tile:8+zero", encode_copies=3, decode_copies=4),
+    Target(codec="tile:4", encode_copies=2, decode_copies=3.5),
+    Target(codec="tile:4+zero", encode_copies=3, decode_copies=4),
+    Target(codec="gauss:4", encode_copies=6, decode_copies=4),
+    Target(codec="uniform:8", encode_copies=6, decode_copies=3),
+    Target(codec="sort:6+2", encode_copies=12, decode_copies=3, speedup=40),
+    Target(codec="fast:6+2", encode_copies=12, decode_copies=3, speedup=40, literal="sort:6+2"),
+    Target(codec="kmeans:4", encode_copies=15, decode_copies=4, speedup=100),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTarget:
+    """Limits for one codec on one tensor, in milliseconds of an H200 whose caches are flushed before every call."""
+
+    codec: str
+    shape: str
+    encode_ms: float
+    decode_ms: float | None = None
+
+
+LARGE, SMALL = "256x32x112x112", "32x128x768"  # 411 and 12.6 MB
+GPU_TARGETS = (
+    GpuTarget(codec="tile:8", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
+    GpuTarget(codec="tile:8+zero", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
+    GpuTarget(codec="tile:4", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
+    GpuTarget(codec="tile:4+zero", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
+    GpuTarget(codec="tile:2/64", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
+    GpuTarget(codec="tile:2/64+zero", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
+    GpuTarget(codec="gauss:4", shape=LARGE, encode_ms=0.35, decode_ms=0.25),
+    GpuTarget(codec="uniform:8", shape=LARGE, encode_ms=0.24, decode_ms=0.15),
+    GpuTarget(codec="sort:6+2", shape=LARGE, encode_ms=0.33, decode_ms=0.15),
+    GpuTarget(codec="fast:6+2", shape=LARGE, encode_ms=0.33, decode_ms=0.15),
+    GpuTarget(codec="sort:9+3", shape=LARGE, encode_ms=0.50, decode_ms=0.20),
+    GpuTarget(codec="sort:12+4", shape=LARGE, encode_ms=0.50, decode_ms=0.20),
+    GpuTarget(codec="kmeans:4", shape=LARGE, encode_ms=0.45, decode_ms=0.15),
+    GpuTarget(codec="topk:0.1", shape=LARGE, encode_ms=0.60, decode_ms=0.30),
+    GpuTarget(codec="tile:8", shape=SMALL, encode_ms=0.015),
+    GpuTarget(codec="tile:4", shape=SMALL, encode_ms=0.015),
+    GpuTarget(codec="tile:2/64", shape=SMALL, encode_ms=0.015),
+    GpuTarget(codec="sort:6+2", shape=SMALL, encode_ms=0.06),
+    GpuTarget(codec="kmeans:4", shape=SMALL, encode_ms=0.1),
+    GpuTarget(codec="topk:0.1", shape=SMALL, encode_ms=0.08),
+)
+
+
+def targets_for(device: torch.device, rows: Sequence[Row]) -> list[Check]:
+    """Return the targets of this device; milliseconds of one GPU say nothing about another."""
+    if device.type == "cpu":
+        return list(check_targets(rows))
+    return list(check_gpu_targets(rows)) if TARGET_GPU in torch.cuda.get_device_name(device) else []
+
+
+def check_gpu_targets(rows: Sequence[Row]) -> Iterator[Check]:
+    """Yield the targets of the codecs and shapes in these rows, each at its worst content."""
+    for target in GPU_TARGETS:
+        found = [row for row in rows if (row["codec"], row["shape"]) == (target.codec, target.shape)]
+        for name in ("encode_ms", "decode_ms"):
+            if found and getattr(target, name) is not None:
+                worst = max(found, key=itemgetter(name))
+                yield Check(
+                    claim=f"{target.codec}, {target.shape}: {name.removesuffix('_ms')}",
+                    measured=worst[name],
+                    limit=getattr(target, name),
+                    unit=" ms",
+                    detail=worst["content"],
+                    required=False,
+                )
+
+
+def check_targets(rows: Sequence[Row]) -> Iterator[Check]:
+    """Yield the targets of the codecs in these rows, each at its worst content."""
+    for target in TARGETS:
+        of_codec = [row for row in rows if row["codec"] == target.codec and row["shape"] == SHAPE]
+        if not of_codec:
+            continue
+        for name in ("encode_copies", "decode_copies"):
+            yield Check(
+                claim=f"{target.codec}, {SHAPE}: {name.replace('_', ' in ')}",
+                measured=max(row[name] for row in of_codec),
+                limit=getattr(target, name),
+                required=False,
+            )
+        literal = target.literal or target.codec
+        literal_ms = {
+            row["content"]: row["reference_encode_ms"]
+            for row in rows
+            if row["codec"] == literal and row["shape"] == SHAPE and row["reference_encode_ms"] is not None
+        }
+        speedups = [literal_ms[row["content"]] / row["encode_ms"] for row in of_codec if row["content"] in literal_ms]
+        if target.speedup and speedups:
+            yield Check(
+                claim=f"{target.codec}, {SHAPE}: times the speed of the literal {literal}",
+                measured=min(speedups),
+                limit=target.speedup,
+                bound="at least",
+                required=False,
+            )
+    large = [row for row in rows if row["tensor_bytes"] >= EXTRA_MEMORY_BYTES]
+    seen = [row for row in large if row["encode_extra_ratio"] is not None]
+    if seen:
+        worst = max(seen, key=lambda row: row["encode_extra_ratio"])
+        yield Check(
+            claim="every codec, from 8 MB on: encode, extra memory",
+            measured=worst["encode_extra_ratio"],
+            limit=EXTRA_MEMORY_RATIO,
+            detail=f"{worst['codec']}, {worst['content']}, {worst['shape']}",
+            required=False,
+        )

@@ -1,0 +1,114 @@
+"""The iteration time of DistributedDataParallel: every model on every group of replicas, in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+from thinpipe.comm.shaping import link_facts
+from thinpipe.ddp import DDPState
+from thinpipe.lab.bench.barrier import Barrier
+from thinpipe.lab.bench.ddp.rows import COLUMNS, KIND, Group, Sample, make_groups, make_row
+from thinpipe.lab.bench.ddp.settings import DTYPES, POWERSGD_START, Settings
+from thinpipe.lab.bench.models import Shapes, Workload, build, check_model
+from thinpipe.lab.records.environment import environment, gpu_topology
+from thinpipe.lab.records.record import Record, Row
+from thinpipe.system.meter import time_iterations
+from thinpipe.train.engines.replica import replicate
+from thinpipe.train.engines.step import bare_step
+from thinpipe.train.engines.world import World, join_world
+
+_TORCH_HOOKS: dict[str, Callable[[dist.ProcessGroup | None], tuple[Any, Any]]] = {
+    "fp16": lambda group: (group, default_hooks.fp16_compress_hook),
+    "bf16": lambda group: (group, default_hooks.bf16_compress_hook),
+    "powersgd": lambda group: (PowerSGDState(group, start_powerSGD_iter=POWERSGD_START), powerSGD_hook),
+}
+
+
+def measure_iterations(
+    settings: Settings, command: Sequence[str], on_start: Callable[[Record], None], on_row: Callable[[Row], None]
+) -> Record | None:
+    """Measure on this replica, while the others do the same; the record on the first, None elsewhere.
+
+    The first replica hears of the record before its rows are known, and of every row as it is.
+    """
+    device = settings.found_device.type
+    world = join_world(device)
+    # Workers are joined by NCCL where each has a GPU of its own.
+    backend = settings.backend or (dist.get_backend() if device == "cuda" else "gloo")
+    barrier = Barrier()
+    machines = barrier.gather(world.machine)
+    groups = make_groups(machines, backend, "G" if device == "cuda" else "C")
+    first = world.is_client
+    config = {
+        **{name: value for name, value in asdict(settings).items() if name != "link"},
+        **link_facts(settings.link),
+        "command": list(command),
+        "device": device,
+        "backend": backend,
+        "replicas": world.workers,
+        "machines": 1 + max(machines),
+    }
+    facts = {
+        **environment(),
+        "libraries": list(dict.fromkeys(map(check_model, settings.models))),
+        "cuda": torch.version.cuda,
+        "topology": gpu_topology() if first else None,
+    }
+    record = Record(kind=KIND, config=config, columns=COLUMNS, rows=(), environment=facts)
+    if first:
+        on_start(record)
+    rows = []
+    for model in settings.models:
+        for group in groups:
+            mine = _measure(model, settings, group, world) if world.worker < group.size else None
+            told = barrier.gather(None if mine is None else asdict(mine))[: group.size]  # here the others wait
+            if first:
+                samples = [Sample(**each) for each in told]
+                rows.append(make_row(model, group, settings.batch_size, device, samples))
+                on_row(rows[-1])
+    return replace(record, rows=tuple(rows)) if first else None
+
+
+def _measure(model: str, settings: Settings, group: Group, world: World) -> Sample:
+    shapes = Shapes(batch_size=settings.batch_size, image_size=settings.image_size, tokens=settings.tokens)
+    device = world.device
+    workload = build(model, shapes, dtype=DTYPES[settings.dtype], device=device)
+    parallel, state = _wrap(workload, settings, group, world) if group.ddp else (workload.model, None)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
+
+    def iterate() -> None:
+        # Not the whole step of training, which waits for the GPU to look at the loss: torch's DDP and nothing else.
+        bare_step(optimizer, lambda: workload.loss(parallel(*workload.inputs)))
+
+    for _ in range(settings.warmup):
+        iterate()
+    if group.ddp:
+        dist.barrier(group.process_group, device_ids=None if device.index is None else [device.index])
+    times = time_iterations(iterate, iterations=settings.iterations, device=device)
+    return Sample(
+        samples_s=tuple(sample / 1e3 for sample in times.samples_ms),
+        gradient_bytes=sum(p.numel() * p.element_size() for p in parallel.parameters() if p.requires_grad),
+        wire_bytes=None if state is None else state.wire_bytes // state.steps,
+    )
+
+
+def _wrap(workload: Workload, settings: Settings, group: Group, world: World) -> tuple[nn.Module, DDPState | None]:
+    parallel, state = replicate(
+        workload.model,
+        replace(world, workers=group.size, group=group.process_group),
+        settings.compress,
+        bucket_cap_mb=settings.bucket_cap_mb,
+        static_graph=settings.static_graph,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+    )
+    if settings.hook is not None:
+        parallel.register_comm_hook(*_TORCH_HOOKS[settings.hook](group.process_group))
+    return parallel, state

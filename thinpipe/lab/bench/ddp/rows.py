@@ -1,0 +1,112 @@
+"""Which replicas run together, and what they measured -> the rows of the benchmark: percentiles of the iteration time.
+
+The first replica runs without DDP, then 1, 2, 4, ... and all do, while the others wait.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch.distributed as dist
+
+from thinpipe.lab.records.record import Row, columns_of, figure, row_of
+
+NO_DDP = "no ddp"
+KIND = "bench ddp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Percentiles:
+    """Of the time of an iteration."""
+
+    p50_s: float = figure("p50\nsec/iter", format=".3f", better="lower")
+    p50_examples_per_s: float = figure("p50\nex/sec", format=".0f", better="higher")
+    p75_s: float = figure("p75\nsec/iter", format=".3f", better="lower")
+    p75_examples_per_s: float = figure("p75\nex/sec", format=".0f", better="higher")
+    p90_s: float = figure("p90\nsec/iter", format=".3f", better="lower")
+    p90_examples_per_s: float = figure("p90\nex/sec", format=".0f", better="higher")
+    p95_s: float = figure("p95\nsec/iter", format=".3f", better="lower")
+    p95_examples_per_s: float = figure("p95\nex/sec", format=".0f", better="higher")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """A row."""
+
+    model: str = figure("model", key=True)
+    ddp: str = figure("ddp", key=True)
+    replicas: int = figure("replicas", key=True)
+    group: str = figure("group")
+    device: str = figure("device")
+    batch_size: int = figure("batch\nsize", format="d")
+    percentiles: Percentiles
+    gradient_bytes: int = figure("gradient\nbytes", format="d")
+    wire_bytes: int | None = figure("wire\nbytes", format="d", better="lower")
+    samples_s: Sequence[float]
+
+
+COLUMNS = columns_of(Figures)
+PERCENTILES = tuple(int(found[1]) for column in COLUMNS if (found := re.fullmatch(r"p(\d+)_s", column.name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The first so many replicas."""
+
+    name: str  # machines and replicas on each, as in 2M/8G
+    size: int
+    ddp: bool
+    process_group: dist.ProcessGroup | None = None  # of the replicas in it, where there is DDP
+
+
+def group_sizes(world: int) -> list[int]:
+    """Powers of two and all: 6 -> 1, 2, 4, 6."""
+    return sorted({world, *(1 << i for i in range(world.bit_length()))})
+
+
+def group_name(machines: Sequence[int], letter: str) -> str:
+    """Machines that take part and the most replicas on one of them: [0, 0, 1, 1] -> 2M/2G."""
+    return f"{len(set(machines))}M/{max(Counter(machines).values())}{letter}"
+
+
+def make_groups(machines: Sequence[int], backend: str, letter: str) -> list[Group]:
+    """All groups, made on every replica in the same order, given the machine of each."""
+    groups = [Group(name=NO_DDP, size=1, ddp=False)]
+    for size in group_sizes(len(machines)):
+        made = dist.new_group(list(range(size)), backend=backend)
+        groups.append(Group(name=group_name(machines[:size], letter), size=size, ddp=True, process_group=made))
+    return groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What one replica measured."""
+
+    samples_s: tuple[float, ...]
+    gradient_bytes: int
+    wire_bytes: int | None  # of one iteration; None where nobody counts
+
+
+def make_row(model: str, group: Group, batch_size: int, device: str, samples: Sequence[Sample]) -> Row:
+    """An iteration takes as long as it takes the slowest replica; examples are those of one replica, as it is fed."""
+    slowest_s = [max(each) for each in zip(*(sample.samples_s for sample in samples), strict=True)]
+    seconds = {p: float(np.percentile(slowest_s, p)) for p in PERCENTILES}
+    rates = {f"p{p}_examples_per_s": batch_size / each for p, each in seconds.items()}
+    return row_of(
+        Figures(
+            model=model,
+            ddp="ddp" if group.ddp else NO_DDP,
+            replicas=group.size,
+            group=group.name,
+            device=device,
+            batch_size=batch_size,
+            percentiles=Percentiles(**rates, **{f"p{p}_s": each for p, each in seconds.items()}),
+            gradient_bytes=samples[0].gradient_bytes,
+            wire_bytes=samples[0].wire_bytes,
+            samples_s=slowest_s,
+        )
+    )

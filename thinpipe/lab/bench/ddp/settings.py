@@ -1,0 +1,108 @@
+"""What the benchmark of iteration times measures and how, checked before any replica starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from thinpipe.codecs.spec import codec
+from thinpipe.comm.shaping import Shaping, parse_link
+from thinpipe.lab.bench.inputs import COUNT, HOW, WHAT, find_device, shared
+from thinpipe.lab.bench.models import MODELS, Shapes, check_model, least_bytes
+from thinpipe.options import OptionError, above, between, check, option
+from thinpipe.system.sizes import check_fits
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MOST_BUCKET_MB = 1_000_000  # torch counts buckets in bytes of 64 bits
+POWERSGD_START = 2  # the first iteration torch lets PowerSGD compress: the one before rebuilds the buckets
+
+
+def _models(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names)) or ("resnet50",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is measured and how; the same on every replica."""
+
+    models: tuple[str, ...] = option(
+        f"{', '.join(MODELS)}, or your own as package.module:function: given the batch size, it returns a model, a "
+        "tuple of inputs, and a function from output to loss. Repeat for several.",
+        name="model",
+        panel=WHAT,
+        metavar="NAME",
+        kind=list[str],
+        parse=_models,
+        default=("resnet50",),
+    )
+    batch_size: int = shared("batch_size", "Of each replica.", default=32)
+    image_size: int = option(
+        "Width and height of images.", panel=WHAT, metavar="PIXELS", rule=between(32, 1_000_000), default=224
+    )
+    tokens: int = option("Length of texts.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=128)
+    dtype: Literal["float32", "bfloat16", "float16"] = option("Of weights and data.", panel=WHAT, default="float32")
+    device: str = shared("device", "Where replicas compute.")
+    backend: Literal["gloo", "nccl"] | None = option(
+        "What joins them.", panel=HOW, shown="nccl if each has its own GPU, else gloo", default=None
+    )
+    link: Shaping | None = shared(  # between machines, where it is known
+        "link",
+        "Replicas here with such links, as in 100mbit or 100mbit/20mbit,40ms,0.1%; needs root. Under torchrun: what "
+        "the link is, for the record.",
+        metavar="LINK",
+        parse=parse_link,
+        shown="as it is",
+        default=None,
+    )
+    bucket_cap_mb: float = option(
+        "Gradients that travel together.", panel=HOW, metavar="MIB", rule=above(0, MOST_BUCKET_MB), default=25.0
+    )
+    static_graph: bool = option("Promise that every iteration is alike.", panel=HOW, default=False)
+    gradient_as_bucket_view: bool = option("Gradients live in the buckets.", panel=HOW, default=False)
+    compress: str | None = shared(
+        "compress",
+        "Gradients through thinpipe's hook with this codec and error feedback, as in uniform:8 or power:4.",
+        metavar="SPEC",
+        shown="no hook",
+        default=None,
+    )
+    hook: Literal["fp16", "bf16", "powersgd"] | None = option(
+        "Through a hook of torch's instead.", panel=WHAT, shown="no hook", default=None
+    )
+    warmup: int = shared("skip_steps", rule=COUNT, default=5)
+    iterations: int = shared("steps", default=20)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.compress is not None and self.hook is not None:
+            raise OptionError(
+                f"gradients go through one hook: {{compress}} {self.compress} for thinpipe's or {{hook}} {self.hook} "
+                "for torch's, not both"
+            )
+        if self.hook == "powersgd" and self.warmup <= POWERSGD_START:
+            raise OptionError(
+                f"{{hook}} powersgd compresses from iteration {POWERSGD_START + 1} on: give {{skip_steps}} "
+                f"{POWERSGD_START + 1} or more, not {self.warmup}"
+            )
+
+    def check_here(self) -> None:
+        """OptionError for what cannot be measured on this machine."""
+        for model in self.models:
+            check_model(model)
+            shapes = Shapes(batch_size=self.batch_size, image_size=self.image_size, tokens=self.tokens)
+            check_fits(f"{{model}} {model} with a batch of this size", least_bytes(model, shapes), "take a smaller one")
+        on_gpus = self.found_device.type == "cuda"
+        if self.backend == "nccl" and not on_gpus:
+            raise OptionError("{backend} nccl joins GPUs; with {device} cpu give {backend} gloo")
+        if self.hook == "bf16" and (self.backend == "gloo" or not on_gpus):
+            raise OptionError(
+                "{hook} bf16 adds in bfloat16, which torch leaves to nccl; {compress} bf16 runs everywhere"
+            )
+
+    @property
+    def found_device(self) -> torch.device:
+        """OptionError where it is not here, or the codec does not run on it."""
+        return find_device(self.device, [] if self.compress is None else [codec(self.compress)])

@@ -1,0 +1,106 @@
+"""What several benchmarks ask for in the same way: codecs, devices, threads; checked before the long run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thinpipe.codecs import Codec, codec
+from thinpipe.codecs.base import KernelCodec
+from thinpipe.codecs.recipes import codecs_of, directions
+from thinpipe.codecs.spec import split_specs
+from thinpipe.comm.shaping import parse_links
+from thinpipe.lab.bench.codecs.guests import OUTSIDE_NAMES, Learned, outside_codec
+from thinpipe.links.learned.axes import Axes
+from thinpipe.links.spec import encoding
+from thinpipe.options import OptionError, Rule, between, option
+
+PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "Output"  # of the help, in this order
+MOST_THREADS, MOST_REPEATS = 1024, 1_000_000_000
+COUNT = between(1, MOST_REPEATS)
+SECONDS = Rule("from 0 to 1000000 seconds", between(0, 1_000_000).holds)
+
+
+# Options that several benchmarks have, which mean the same in all of them; each says more about its own.
+_SHARED: dict[str, dict[str, Any]] = {
+    "compress": {"panel": WHAT, "metavar": "SPEC,..."},
+    "link": {
+        "help": "Emulate links in network namespaces: rates, as in 10mbit,100mbit,1gbit; 100mbit/20mbit,40ms,0.1% for "
+        "rates to and from the client, one-way delay and loss; FILE.toml for a link per pair; none for the machine's "
+        "own. Needs root.",
+        "panel": WHAT,
+        "metavar": "LINK,...",
+        "parse": lambda text: tuple(parse_links(text)),
+        "shown": "none",
+        "default": (None,),
+    },
+    "workers": {"panel": WHAT, "metavar": "N", "rule": between(1, 4096)},
+    "batch_size": {"help": "Samples per batch, over all workers.", "panel": WHAT, "metavar": "N", "rule": COUNT},
+    "device": {
+        "help": "Device of the tensors.",
+        "panel": HOW,
+        "metavar": "auto|cpu|cuda",
+        "shown": "auto: cuda if there is one",
+        "default": "auto",
+    },
+    "threads": {"panel": HOW, "metavar": "N", "rule": between(1, MOST_THREADS), "default": None},
+    "steps": {"help": "Timed steps.", "panel": HOW, "metavar": "N", "rule": COUNT, "was": "iterations"},
+    "skip_steps": {
+        "help": "Warm-up steps before {steps}, which are not timed.",
+        "panel": HOW,
+        "metavar": "N",
+        "rule": between(0, MOST_REPEATS),
+        "was": "warmup",  # which in training is a part of all steps
+    },
+    "repeat": {"panel": HOW, "metavar": "N", "rule": COUNT},
+    "budget": {"panel": HOW, "metavar": "SECONDS", "rule": SECONDS},
+}
+
+
+def shared(name: str, help: str = "", **facts: Any) -> Any:
+    """The field of an option that several benchmarks have; ``facts`` are this one's own, as in ``option``."""
+    told = {**_SHARED[name], "name": name, **facts}
+    return option(help or told.pop("help"), **{key: value for key, value in told.items() if key != "help"})
+
+
+def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
+    """Specs separated by commas, a recipe for its two; none twice.
+
+    ``outside``: also what only the codec benchmark knows, quantizers of others and axes without a link.
+    """
+    chosen: dict[Codec, None] = {}
+    for spec in split_specs(text):
+        if outside and spec in OUTSIDE_NAMES:
+            chosen[outside_codec(spec)] = None
+        else:
+            chosen |= dict.fromkeys(map(_codec_or_axes, directions(spec)) if outside else codecs_of(spec))
+    if not chosen:
+        raise OptionError("{compress} takes specs and recipes separated by commas, as in 8bit,sort:8; got none")
+    return list(chosen)
+
+
+def _codec_or_axes(spec: str) -> Codec:
+    found = encoding(spec)
+    return Learned(found.bits) if isinstance(found, Axes) else codec(spec)
+
+
+def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:
+    """The device of that name, if it is here and the codecs run on it."""
+    if text == "auto":
+        text = "cuda" if torch.cuda.is_available() else "cpu"
+    rule = "{device} is auto, cpu, or cuda or cuda:N where torch and the codecs can use that GPU"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise OptionError(f"{rule}; got {text!r}")
+    try:
+        device = torch.device(text)
+        torch.empty(0, device=device)
+        for each in codecs:
+            if isinstance(each, KernelCodec):
+                each.kernels_on(device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+        reason = str(error).partition("\n")[0]
+        raise OptionError(f"{rule}; {text}: {reason}") from None
+    return device

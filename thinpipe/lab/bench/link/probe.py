@@ -1,0 +1,206 @@
+"""What a link is before anything of ours travels over it: round trip, loss and rate of both directions.
+
+    (1)  worker 0 sends small numbered packets (UDP) at an even pace; worker 1 sends each back
+    (2)  worker 0 sends as much as one connection takes (TCP), then worker 1 does
+
+Packets that did not arrive are lost, those that did say how long the way is. Where a firewall lets none through, round
+trip and losses stay unknown. A rate is that of the second half, when the connection has found its pace.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch.distributed as dist
+
+from thinpipe.comm.backend import CPU
+from thinpipe.comm.exchange import gather
+from thinpipe.comm.membership import own_address
+from thinpipe.comm.shaping import Shaping
+from thinpipe.lab.records.record import Check, figure
+
+_PACKET = struct.Struct("!QQd84x")  # whose run it is, its number, when it was sent
+_WIRE_BYTES = _PACKET.size + 28  # with the headers of UDP and IP
+_MOST_PER_S = 2000
+_SHARE = 0.25  # of the link's rate: packets must not wait for each other
+_ANSWER_S = 1.0  # that the last packets are waited for, beside four round trips
+_BUFFER_BYTES = 4 << 20
+_POLL_S = 0.05
+_PIECE = bytes(1 << 16)
+# How far a link may be off what was asked for: headers take up to 4.5 % of a rate, and a timer is late now and then.
+_RATE_OFF, _TRIP_OFF_MS, _ERRORS_OFF = 0.07, 2.0, 3.0
+_NO_LOSS = 1e-9  # the error of a loss of none
+_TRIPS = 40  # that a connection is watched for, at least: it doubles its pace with every one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """Of one link; down is from worker 1 to worker 0, up the other way."""
+
+    round_trip_ms: float | None = figure("round\ntrip ms", format=".2f", better="lower", default=None)
+    packets: int | None = figure("packets\neach way", format="d", default=None)
+    loss_down: float | None = figure("loss\ndown", format=".3%", better="lower", default=None)
+    loss_up: float | None = figure("loss\nup", format=".3%", better="lower", default=None)
+    down_mbit_per_s: float | None = figure("down\nMbit/s", format=".1f", better="higher", default=None)
+    up_mbit_per_s: float | None = figure("up\nMbit/s", format=".1f", better="higher", default=None)
+
+
+def probe(link: Shaping | None, seconds: float, between: Any) -> Probed:
+    """A collective of two workers: (1) and (2), ``seconds`` for each of three measurements; nothing with none."""
+    if not seconds:
+        return Probed()
+    echoed = _Packets(link, seconds, between).measure()
+    trip_s = (echoed.get("round_trip_ms") or 0.0) / 1e3
+    seconds = max(seconds, _TRIPS * trip_s)
+    up, down = (_stream(source, seconds, between) for source in (0, 1))
+    return Probed(**echoed, down_mbit_per_s=down, up_mbit_per_s=up)
+
+
+class _Packets:
+    """(1)"""
+
+    def __init__(self, link: Shaping | None, seconds: float, between: Any) -> None:
+        self._between, self._seconds = between, seconds
+        ways = {} if link is None else link.ways(2)
+        rates = [queue.mbit_per_s for way in ways.values() for queue in way.queues if queue.mbit_per_s is not None]
+        most = min(rates, default=float("inf")) * 1e6 / 8 * _SHARE / _WIRE_BYTES
+        self._gap_s = 1 / min(most, _MOST_PER_S)
+        address = own_address()
+        self._socket = socket.socket(_family(address), socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        self._socket.bind((address, 0))
+        self._run = time.monotonic_ns()  # strangers, and packets of an earlier run, do not know it
+        places = gather([*self._socket.getsockname()[:2], self._run], between, CPU)
+        (*self._peer, _), self._run = places[1 - dist.get_rank()], places[0][2]
+
+    def measure(self) -> dict[str, Any]:
+        """The figures, on both workers."""
+        over = threading.Event()
+        with self._socket:
+            if dist.get_rank() == 0:
+                sent, trips = self._send()
+                gather(None, self._between, CPU)
+                mine = {"sent": sent, "came": len(trips), "trip_ms": median(trips) * 1e3 if trips else None}
+            else:
+                came: set[int] = set()
+                answering = threading.Thread(target=self._answer, args=(over, came), daemon=True)
+                answering.start()
+                gather(None, self._between, CPU)  # worker 0 has all that will come
+                over.set()
+                answering.join()
+                mine = {"came": len(came)}
+        client, server = gather(mine, self._between, CPU)
+        if not client["came"]:
+            return {}
+        return {
+            "round_trip_ms": client["trip_ms"],
+            "packets": client["sent"],
+            "loss_up": 1 - server["came"] / client["sent"],
+            "loss_down": 1 - client["came"] / server["came"],
+        }
+
+    def _send(self) -> tuple[int, list[float]]:
+        """How many were sent, and the round trips of those that came back, in seconds."""
+        trips: dict[int, float] = {}
+        began, sent = time.monotonic(), 0
+        while (at := began + sent * self._gap_s) < began + self._seconds:
+            self._hear(trips, at)
+            self._socket.sendto(_PACKET.pack(self._run, sent, time.monotonic()), tuple(self._peer))
+            sent += 1
+        last = time.monotonic() + _ANSWER_S + 4 * max(trips.values(), default=0.0)
+        while len(trips) < sent and time.monotonic() < last:
+            self._hear(trips, last)
+        return sent, list(trips.values())
+
+    def _hear(self, trips: dict[int, float], until: float) -> None:
+        """What comes back until then, or until all has."""
+        while (left := until - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+            try:
+                packet = self._socket.recv(_PACKET.size)
+            except TimeoutError:
+                return
+            except ConnectionRefusedError:
+                continue
+            run, number, sent_at = _PACKET.unpack(packet) if len(packet) == _PACKET.size else (None, 0, 0.0)
+            if run == self._run:
+                trips.setdefault(number, time.monotonic() - sent_at)
+
+    def _answer(self, over: threading.Event, came: set[int]) -> None:
+        self._socket.settimeout(_POLL_S)
+        while not over.is_set():
+            try:
+                packet, sender = self._socket.recvfrom(_PACKET.size)
+            except (TimeoutError, ConnectionRefusedError):
+                continue
+            if len(packet) == _PACKET.size and _PACKET.unpack(packet)[0] == self._run:
+                came.add(_PACKET.unpack(packet)[1])
+                self._socket.sendto(packet, sender)
+
+
+def check_probed(link: Shaping, probed: Mapping[str, Any]) -> Iterator[Check]:
+    """Whether a link between two workers is what was asked for."""
+    down, up = link.ways(2)[1, 0], link.ways(2)[0, 1]
+    least_ms = 0.0
+    for name, way in (("down", down), ("up", up)):
+        rate = way.queues[0].mbit_per_s
+        least_ms += way.shape.delay_ms
+        if rate is not None:
+            least_ms += _WIRE_BYTES * 8e-3 / rate
+            off = probed[f"{name}_mbit_per_s"] / rate - 1
+            yield Check(claim=f"{link.text}: rate {name}", measured=abs(off), limit=_RATE_OFF, detail=f"{off:+.3f}")
+    trip_ms = probed["round_trip_ms"]
+    most_ms = least_ms + 2 * down.shape.jitter_ms
+    off_ms = None if trip_ms is None else max(least_ms - trip_ms, trip_ms - most_ms, 0.0)
+    yield Check(claim=f"{link.text}: round trip", measured=off_ms, limit=_TRIP_OFF_MS, unit=" ms")
+    for name in ("down", "up"):
+        loss, asked, packets = probed[f"loss_{name}"], down.shape.loss, probed["packets"]
+        error = None if packets is None else max(math.sqrt(asked * (1 - asked) / packets), _NO_LOSS)
+        yield Check(
+            claim=f"{link.text}: loss {name}, in standard errors",
+            measured=None if error is None else abs(loss - asked) / error,
+            limit=_ERRORS_OFF,
+            detail=f"{loss}",
+        )
+
+
+def _stream(source: int, seconds: float, between: Any) -> float:
+    """(2) Mbit/s of one direction, on both workers."""
+    address, me = own_address(), dist.get_rank()
+    rate = None
+    with socket.create_server((address, 0), family=_family(address)) as listener:
+        places = gather(list(listener.getsockname()[:2]), between, CPU)
+        if me == source:
+            with socket.create_connection(tuple(places[1 - source])) as connection:
+                ends = time.monotonic() + seconds
+                while time.monotonic() < ends:
+                    connection.sendall(_PIECE)
+        else:
+            connection, _ = listener.accept()
+            with connection:
+                rate = _received_mbit_per_s(connection)
+        rates: list[Any] = gather(rate, between, CPU)
+    return float(rates[1 - source])
+
+
+def _received_mbit_per_s(connection: socket.socket) -> float:
+    buffer, total = bytearray(1 << 18), 0
+    seen: list[tuple[float, int]] = []
+    while size := connection.recv_into(buffer):
+        total += size
+        seen.append((time.monotonic(), total))
+    middle = (seen[0][0] + seen[-1][0]) / 2
+    half = next(each for each in seen if each[0] >= middle)
+    return (seen[-1][1] - half[1]) * 8 / max(seen[-1][0] - half[0], 1e-9) / 1e6
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,143 @@
+"""Sends messages of every size between two workers, one way and both ways at once, through the pipeline's links."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinpipe.codecs import codec
+from thinpipe.comm.backend import CPU
+from thinpipe.comm.exchange import gather
+from thinpipe.comm.shaping import Shaping
+from thinpipe.lab.bench.codecs.synthetic import laplace
+from thinpipe.lab.bench.link.probe import probe
+from thinpipe.lab.bench.link.rows import make_row
+from thinpipe.lab.bench.link.settings import WORKERS, Settings
+from thinpipe.lab.netem.network import thin_network
+from thinpipe.lab.records.record import Row
+from thinpipe.launch.workers import run_workers
+from thinpipe.links.counters import LinkEnd
+from thinpipe.links.link import Link
+from thinpipe.links.recv import RecvLink
+from thinpipe.links.send import SendLink
+from thinpipe.links.slot import Route, Slot
+from thinpipe.links.spec import encoding
+from thinpipe.pipeline.report import gather_links
+from thinpipe.train.engines.world import join_world
+
+_ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs want matrices
+_WAIT = timedelta(hours=1)  # for one message: 100 MB take 15 minutes at 1 Mbit/s
+
+
+def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator[Row]:
+    """The rows of all links. ``on_row`` hears of each as it is known, in the process of the first worker."""
+    for link in settings.links:
+        backend = settings.backend(link)
+        if backend == "nccl":
+            os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # stamps say when a message was there, not when it was queued
+        with thin_network(link, WORKERS) as network:
+            arguments = (settings, link, backend, on_row)
+            yield from run_workers(_exchange, *arguments, workers=WORKERS, network=network, backend=backend)[0] or ()
+
+
+def _exchange(
+    settings: Settings, link: Shaping | None, backend: str, on_row: Callable[[Row], None]
+) -> list[Row] | None:
+    """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
+    world = join_world(settings.found_device.type, threads=max(1, (os.cpu_count() or 1) // WORKERS))
+    worker, device = world.worker, world.device
+    between = dist.new_group(backend="gloo", timeout=_WAIT)  # where workers meet, whatever messages travel by
+    # NCCL may pass by the network.
+    probed = probe(link, settings.probe_s if backend == "gloo" else 0.0, between)
+    rows = []
+    for spec in settings.codecs:
+        for both_ways in (False, True):
+            for size in settings.sizes:
+                ends = _Ends(spec, size, both_ways, device, between)
+                measured = ends.measure(settings)
+                for ways, chosen in _directions(link, both_ways, measured) if worker == 0 else ():
+                    rows.append(make_row(link, backend, spec, ways, ends.tensor_bytes, chosen, probed))
+                    on_row(rows[-1])
+    return rows if worker == 0 else None
+
+
+def _directions(link: Shaping | None, both_ways: bool, ends: list[LinkEnd]) -> Iterator[tuple[str, list[LinkEnd]]]:
+    """What was measured, each direction by itself where their rates are not the same; worker 0 sends up."""
+    if not both_ways:
+        yield "one way", ends
+    elif link is None or link.ways(2)[0, 1].queues[0].mbit_per_s == link.ways(2)[1, 0].queues[0].mbit_per_s:
+        yield "both ways", ends
+    else:
+        for source, name in enumerate(("up", "down")):
+            yield f"both, {name}", [end for end in ends if end.source == source]
+
+
+class _Ends:
+    """This worker's ends of one link, or of the two directions of it."""
+
+    def __init__(self, spec: str, size: int, both_ways: bool, device: torch.device, between: Any) -> None:
+        worker = dist.get_rank()
+        self._between, self._device = between, device
+        self._tensor = _content(size).to(device)
+        self.tensor_bytes = self._tensor.numel() * self._tensor.element_size()
+        self._links: list[Link] = []
+        for source in (0, 1) if both_ways else (0,):
+            kind = SendLink if worker == source else RecvLink
+            route = Route(source, 1 - source, worker == source, device, dist.group.WORLD, peer=1 - worker)
+            end = kind(encoding(spec), route, [])
+            end.configure([Slot.of(self._tensor)], 1)
+            if both_ways and isinstance(end, RecvLink):
+                end.trace = True  # a worker that is still encoding does not see a message come
+            self._links.append(end)
+        warm = codec(spec)  # compiles at its first call
+        warm.decode(warm.encode(self._tensor), torch.empty_like(self._tensor))
+
+    def measure(self, settings: Settings) -> list[LinkEnd]:
+        """What both workers counted and stamped for the messages that count."""
+        dist.barrier(self._between)  # the other worker may still compile its codec
+        began = time.perf_counter()
+        self._send_and_receive(0, settings.sender_delay_s)
+        took_s = time.perf_counter() - began
+        # The first message warms up and does not count, unless it alone outlasts the budget.
+        repeat = max(1, min(settings.repeat, math.floor(settings.budget_s / took_s)))
+        repeat = min(gather(repeat, self._between, CPU))
+        outlasts = max(gather(took_s, self._between, CPU)) > settings.budget_s
+        if not outlasts:
+            for link in self._links:
+                link.reset_counters()
+            for step in range(1, repeat + 1):
+                self._send_and_receive(step, settings.sender_delay_s)
+        return gather_links(self._links, self._between, CPU)
+
+    def _send_and_receive(self, step: int, sender_delay_s: float) -> None:
+        sends = [link for link in self._links if isinstance(link, SendLink)]
+        receives = [link for link in self._links if isinstance(link, RecvLink)]
+        for link in self._links:
+            link.begin_step(step)
+            link.events.clear()
+        for receive in receives:
+            receive.post()
+        dist.barrier(self._between)
+        for send in sends:
+            if send.source == 0:
+                time.sleep(sender_delay_s)
+            send.send(0, [self._tensor])
+        for receive in receives:
+            receive.receive(0)
+            receive.release(0)
+        for send in sends:
+            send.finish()
+
+
+def _content(size: int) -> Tensor:
+    count = size // 4
+    shape = (count,) if count % _ROW else (count // _ROW, _ROW)
+    return laplace(shape, torch.Generator().manual_seed(0))

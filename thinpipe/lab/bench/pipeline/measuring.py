@@ -1,0 +1,330 @@
+"""Measures the rows of the benchmark on the workers of one launch: all of them together, alternating step by step.
+
+    row       A        B        C        C        A        B        B ...
+    step    -- **    -- **    -- **    -- **    -- **    -- **    -- **
+
+Each turn (1) waits until all workers are there, (2) takes a step that is not timed (``--``), so that caches, the
+optimizer and TCP's congestion window are as in training, and (3) times the step that follows it (``**``). So load from
+other processes, and clocks that change, affect all rows alike. The order of the rows is shuffled in every round.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed import pipelining
+
+from thinpipe.codecs.recipes import directions
+from thinpipe.comm.membership import member
+from thinpipe.lab.bench.barrier import Barrier
+from thinpipe.lab.bench.models import build_cuttable, build_named
+from thinpipe.lab.bench.pipeline.rows import Measured, make_row
+from thinpipe.lab.bench.pipeline.settings import Run, Settings
+from thinpipe.lab.bench.pipeline.worlds import Networks, make_worlds, networks_of, place
+from thinpipe.lab.records.record import Row
+from thinpipe.launch.workers import run_workers
+from thinpipe.links.counters import DeviceClock
+from thinpipe.links.slot import Slot
+from thinpipe.links.spec import at_once, encoding
+from thinpipe.pipeline.partition import StageModule, UnitCost, measure_units
+from thinpipe.pipeline.report import LinkReport
+from thinpipe.pipeline.units import units_of
+from thinpipe.system.meter import elapsed_ms, peak_extra_bytes
+from thinpipe.train.engines.engine import Engine
+from thinpipe.train.engines.finite import Checked
+from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
+from thinpipe.train.engines.replica import ReplicaEngine
+from thinpipe.train.engines.step import train_step
+from thinpipe.train.engines.units import Units, cut_model, meta_of
+from thinpipe.train.engines.world import World, join_world
+from thinpipe.train.tasks.task import Batch
+
+_STEPS_PER_TURN = 2  # of which the last is timed
+_REPORT_S = 10.0  # between two lines on progress
+
+Report = Callable[[str], None]
+
+
+def measure_all(settings: Settings, on_row: Callable[[Row], None], report: Report) -> Iterator[Row]:
+    """Yield all rows. ``on_row`` is called with each, ``report`` with progress, in the process of the first worker."""
+    runs = settings.runs()
+    with networks_of(runs) as networks:
+        # gloo even where every worker has a GPU: bytes are to pass the link, not the memory of the machine.
+        arguments = (settings, networks, on_row, report)
+        workers = max(run.workers for run in runs)
+        yield from run_workers(measure_runs, *arguments, workers=workers, network=networks, backend="gloo")[0] or ()
+
+
+def measure_runs(
+    settings: Settings, networks: Networks | None, on_row: Callable[[Row], None], report: Report
+) -> list[Row] | None:
+    """Measure on this worker, while the others do the same; the rows on the first, None elsewhere."""
+    world, runs = join_world(settings.found_device.type, threads=settings.threads), settings.runs()
+    worlds, barrier = make_worlds(world, runs, networks), Barrier()
+    # A user's model may be too large for one worker: its operations are counted, by the engine.
+    is_measured = settings.source is None and any(run.parallel == "pipeline" for run in runs)
+    costs = _measure_costs(settings, world) if is_measured else None
+    progress = _Progress(report if world.is_client else lambda line: None)
+    count, rows = settings.interleave or len(runs), []
+    for start in range(0, len(runs), count):
+        together = runs[start : start + count]
+        gc.collect()  # stages and their schedule hold each other: those of the last rows would stay in memory
+        trainers: list[_Trainer | None] = []
+        for number, run in enumerate(together, start + 1):
+            barrier.wait()  # workers without a part in this row wait here, however long it takes
+            mine = world.worker < run.workers
+            trainers.append(_Trainer(run, settings, worlds[place(run)], costs) if mine else None)
+            progress.note(f"{number} of {len(runs)} rows have taken their first steps")
+        for step in range(settings.steps):
+            for index in random.Random(step).sample(range(len(together)), len(together)):
+                barrier.wait()
+                if (trainer := trainers[index]) is not None:
+                    trainer.turn()
+            progress.note(f"timed step {step + 1} of {settings.steps} of rows {start + 1} to {start + len(together)}")
+        for run, trainer in zip(together, trainers, strict=True):
+            told = barrier.gather(None if trainer is None else trainer.measured().to_json())[: run.workers]
+            if world.is_client:
+                rows.append(make_row(settings, run, [Measured.from_json(each) for each in told]))
+                on_row(rows[-1])
+    return rows if world.is_client else None
+
+
+class _Progress:
+    """Reports progress, at most once in _REPORT_S."""
+
+    def __init__(self, report: Report) -> None:
+        self._report, self._reported_at = report, time.monotonic()
+
+    def note(self, line: str) -> None:
+        if time.monotonic() - self._reported_at >= _REPORT_S:
+            self._report(line)
+            self._reported_at = time.monotonic()
+
+
+def _measure_costs(settings: Settings, world: World) -> list[UnitCost]:
+    """Return the costs of the model's units on the first worker, to all: all rows are cut by the same costs."""
+    model, batch = build_cuttable(settings.model, settings.shapes)
+    chunk = [part.chunk(max(settings.chunks))[0] for part in batch.inputs]
+    costs = measure_units(units_of(model), *chunk) if world.is_client else []
+    return [UnitCost(**cost) for cost in world.gather([asdict(cost) for cost in costs])[0]]
+
+
+class _Trainer:
+    """One row on this worker: its model after the first steps, and the measurements of its turns."""
+
+    def __init__(self, run: Run, settings: Settings, world: World, costs: Sequence[UnitCost] | None) -> None:
+        self._run, self._threads, self._world = run, _threads(run, settings), world
+        torch.set_num_threads(self._threads)
+        _warm_codecs(run, world.device)
+        model, batch = _build(run, settings, world)
+        self._step_number = 0
+
+        def first_steps() -> None:
+            self._engine = _make_engine(run, settings, world, costs, model, batch)
+            replica, replicas = self._engine.shares
+            mine = [part.chunk(replicas)[replica].to(world.device) for part in (*batch.inputs, batch.labels)]
+            self._batch = Batch(inputs=tuple(mine[:-1]), labels=mine[-1])
+            self._optimizer = torch.optim.SGD(self._engine.parameters(), lr=1e-3)
+            self._engine.warm_up()
+            settled_after = max((each.settled_after for each in self._engine.link_plans()), default=0)
+            for left in reversed(range(max(settings.warmup, settled_after))):
+                self._step(another=left > 0)
+
+        self._peak_bytes = peak_extra_bytes(first_steps, device=world.device)
+        parameters = list(self._engine.parameters())
+        self._parameter_bytes = sum(each.numel() * each.element_size() for each in parameters)
+        is_built = not isinstance(model, Units) or model.fill is None
+        if self._peak_bytes is not None and world.device.type == "cpu" and is_built:
+            self._peak_bytes += self._parameter_bytes  # which were there before, and on a GPU were not
+        self._engine.collect_links()  # what the first steps cost is left out
+        self._samples_ms: list[float] = []
+        self._module_ms: list[float] = []
+        self._update_ms: list[float] = []
+        self._stage_ms: dict[int, list[tuple[float, float]]] = {}
+
+    def turn(self) -> None:
+        """Take a step, and time the one that follows it as in training: from the end of the one before."""
+        engine = self._engine
+        torch.set_num_threads(self._threads)
+        for _ in range(_STEPS_PER_TURN - 1):
+            self._step(another=True)
+        updates_ms, stages_ms = engine.updates.total_ms(), self._compute_ms()
+        began = time.perf_counter()
+        self._step(another=False)
+        self._samples_ms.append((time.perf_counter() - began) * 1e3)
+        self._update_ms.append(engine.updates.total_ms() - updates_ms)
+        taken = [(stage, _difference(after, stages_ms[stage])) for stage, after in self._compute_ms().items()]
+        for stage, each in taken:
+            self._stage_ms.setdefault(stage, []).append(each)
+        self._module_ms.append(sum(sum(each) for _, each in taken) if taken else self._alone_ms())
+
+    def measured(self) -> Measured:
+        """Return the measurements of all turns. A collective of the workers of this row."""
+        chunks, engine = self._run.chunks or 1, self._engine
+        stage_ms = {stage: np.median(each, axis=0) / chunks for stage, each in self._stage_ms.items()}
+        return Measured(
+            samples_ms=tuple(self._samples_ms),
+            compute_samples_ms=tuple(map(sum, zip(self._module_ms, self._update_ms, strict=True))),
+            peak_bytes=self._peak_bytes,
+            parameter_bytes=self._parameter_bytes,
+            threads=self._threads,
+            module_ms=float(np.median(self._module_ms)),
+            update_ms=float(np.median(self._update_ms)),
+            stage_ms={stage: (float(forward), float(backward)) for stage, (forward, backward) in stage_ms.items()},
+            links=tuple(engine.collect_links()[0]),
+            link_steps=_STEPS_PER_TURN * len(self._samples_ms),
+            cuts=engine.cuts if isinstance(engine, PipelineEngine) else (),
+            order=engine.order,
+        )
+
+    def _step(self, *, another: bool) -> None:
+        self._step_number += 1
+        train_step(self._engine, self._optimizer, self._batch, step=self._step_number, another=another)
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+
+    def _compute_ms(self) -> dict[int, tuple[float, float]]:
+        return self._engine.compute_ms() if isinstance(self._engine, PipelineEngine) else {}
+
+    def _alone_ms(self) -> float:
+        """Return the time of forward and backward of a replica, without the exchange of gradients."""
+        engine = self._engine
+        assert isinstance(engine, ReplicaEngine)
+        return elapsed_ms(lambda: engine.compute_alone(self._batch), device=self._world.device)
+
+
+def _difference(after: tuple[float, float], before: tuple[float, float]) -> tuple[float, float]:
+    return after[0] - before[0], after[1] - before[1]
+
+
+def _threads(run: Run, settings: Settings) -> int:
+    """Return the threads of each worker of a row: those asked for, or its share of the cores of this machine."""
+    me = member()
+    assert me is not None
+    if settings.threads is not None or "OMP_NUM_THREADS" in os.environ or me.local_size < me.size:
+        return torch.get_num_threads()  # as ``join_world`` and ``joined`` left it
+    return max(1, (os.cpu_count() or 1) // run.workers)
+
+
+def _build(run: Run, settings: Settings, world: World) -> tuple[torch.nn.Module | Units, Batch]:
+    """Return the model, without weights if it is a user's own, and the batch of all workers."""
+    if settings.source is None:
+        return build_cuttable(settings.model, settings.shapes)
+    model, batch, fill = build_named(settings.source, settings.shapes)
+    parts = run.chunks or (world.workers if run.parallel == "data" else 1)
+    return cut_model(model, meta_of([part.chunk(parts)[0] for part in batch.inputs]), fill), batch
+
+
+def _make_engine(
+    run: Run,
+    settings: Settings,
+    world: World,
+    costs: Sequence[UnitCost] | None,
+    model: torch.nn.Module | Units,
+    batch: Batch,
+) -> Engine:
+    """Return this worker's part of a run, on its device."""
+    if run.parallel != "pipeline":
+        return ReplicaEngine(model, world)
+    assert run.layout is not None
+    assert run.schedule is not None
+    assert run.chunks is not None
+    assert run.compress is not None
+    cutting = Cutting(
+        layout=run.layout,
+        order=run.schedule,
+        chunks=run.chunks,
+        client_layers=settings.client_layers if run.layout == "client-server" else None,
+        costs=costs,
+    )
+    forward, backward = directions(run.compress)
+    links = Links(forward=at_once(forward), backward=backward, shaping=run.link)
+    chunk = meta_of([part.chunk(run.chunks)[0] for part in batch.inputs])
+    kind = PipelineEngine if run.stage is None else TorchStageEngine
+    return kind(model, chunk, cutting, links, world)
+
+
+def _warm_codecs(run: Run, device: torch.device) -> None:
+    """Compile what codecs compile: that takes memory once, which is not a step's."""
+    for spec in () if run.compress is None else set(directions(run.compress)):
+        encoding(spec).warm_up(Slot(torch.Size((64, 1024)), torch.float32), run.chunks or 1, device)
+
+
+class _Timed(pipelining.PipelineStage):
+    """What our stage counts of itself, and no links: torch sends tensors as they are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.clocks = {kind: DeviceClock(self.device) for kind in ("forward", "backward")}
+        self.links: list[Any] = []
+        self.needs_samples = False
+
+    def compute_ms(self) -> dict[str, float]:
+        return {kind: clock.total_ms() for kind, clock in self.clocks.items()}
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self.clocks["forward"].measure():
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        with self.clocks["backward"].measure():
+            super().backward_one_chunk(*args, **kwargs)
+
+
+class _TorchStage(Checked, _Timed):
+    """Stops for numbers that are not finite, as ours does."""
+
+
+class TorchStageEngine(PipelineEngine):
+    """torch's own stages, to hold ours against: the same model, order and step, another way to send.
+
+    Uncompressed. They do not say how long messages took, but their bytes are known beforehand.
+    """
+
+    _steps = 0  # since ``collect_links``
+
+    def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
+        return _TorchStage(*self._stage_arguments(module, index, training=training), group=self.world.group)
+
+    def compute(self, *batches: Batch | None) -> tuple[float, float]:
+        self._steps += len(batches)
+        return super().compute(*batches)
+
+    def expect_step(self) -> None:
+        """torch's stage posts a receive when it waits for it."""
+
+    def call_off(self) -> None:
+        """There is nothing to call off."""
+
+    def collect_links(self) -> tuple[list[LinkReport], float]:
+        super().collect_links()
+        steps, self._steps = self._steps, 0
+        unknown = float("nan")
+        reports = [
+            LinkReport(
+                source=plan.source,
+                target=plan.target,
+                source_worker=plan.source_worker,
+                target_worker=plan.target_worker,
+                direction=plan.direction,
+                messages=steps * self._cutting.chunks * len(plan.shapes),
+                tensor_bytes=steps * plan.tensor_bytes,
+                wire_bytes=steps * plan.tensor_bytes,
+                encode_ms=0.0,
+                decode_ms=0.0,
+                blocked_ms=unknown,
+                wait_ms=unknown,
+                transfer_ms=unknown,
+                link_mb_per_s=None,
+            )
+            for plan in self.link_plans()
+        ]
+        return reports, 0.0

@@ -1,0 +1,335 @@
+"""What the workers of one run measured -> its row: speed, bytes, memory, where the time goes, how near the bound.
+
+The bound is the least time that a step can take: what its busiest worker or link needs, and the delays around that.
+Client and server, one way 20 ms. A chunk passes four hops, one after the other::
+
+    client  F |--20-->          >--20--|  F B  |--20-->          >--20--|  B   client
+    server             | F |                            | B |
+
+Nothing happens on the server in the first 20 ms of a step and in the last, so what it computes takes 40 ms more. The
+link towards it is busy from the beginning, but what it brings last must be answered: 40 ms more, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from thinpipe.comm.shaping import Queue, Shape, Shaping, link_text
+from thinpipe.lab.bench.pipeline.settings import Run, Settings
+from thinpipe.lab.records.record import Row, columns_of, figure, row_of
+from thinpipe.pipeline.flight import makespan, passages_of
+from thinpipe.pipeline.order import Action, Order, in_flight, make_order
+from thinpipe.pipeline.report import LinkReport
+
+KIND = "bench pipeline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Where the time of a step goes, ms: of a worker, or the mean of all. None where torch's stage does not say."""
+
+    compute_ms: float | None = figure("compute\nms", format=".1f", default=None)
+    encode_ms: float | None = figure("encode\nms", format=".1f", default=None)
+    wait_ms: float | None = figure("wait\nms", format=".1f", default=None)
+    transfer_ms: float | None = figure("transfer\nms", format=".1f", default=None)
+    decode_ms: float | None = figure("decode\nms", format=".1f", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """A row; what data-parallel training has not is None."""
+
+    link: str = figure("link", key=True)
+    workers: int = figure("workers", key=True, format="d")
+    parallel: str = figure("parallel", key=True)
+    layout: str | None = figure("layout", key=True)
+    schedule: str | None = figure("schedule", key=True)
+    chunks: int | None = figure("chunks", key=True, format="d")
+    codec: str | None = figure("codec", key=True)
+    stage: str | None = figure("stage", key=True)  # torch's, where it is not ours
+    threads: int = figure("threads\neach", format="d")
+    in_flight: int | None = figure("chunks on\ntheir way", format="d")
+    samples_per_s: float = figure("samples\nper s", format=".1f", better="higher")
+    of_data_parallel: float | None = figure("of data-\nparallel", format=".2f", better="higher", default=None)
+    of_uncompressed: float | None = figure("of un-\ncompressed", format=".2f", better="higher", default=None)
+    of_torch: float | None = figure("of torch's\nstage", format=".2f", better="higher", default=None)
+    step_p25_ms: float = figure("step\np25 ms", format=".1f")
+    step_ms: float = figure("step\nms", format=".1f", better="lower")
+    step_p75_ms: float = figure("step\np75 ms", format=".1f")
+    step_p95_ms: float = figure("step\np95 ms", format=".1f", better="lower")
+    busiest_compute_p25_ms: float = figure("busiest\np25 ms", format=".1f")
+    busiest_compute_ms: float = figure("busiest\nworker ms", format=".1f")
+    busiest_compute_p75_ms: float = figure("busiest\np75 ms", format=".1f")
+    busiest_wire_ms: float = figure("busiest\nlink ms", format=".1f")
+    delay_ms: float = figure("delays\nms", format=".1f")
+    bound_ms: float = figure("bound\nms", format=".1f")
+    order_ms: float | None = figure("order\nms", format=".1f", default=None)
+    of_bound: float = figure("bound /\nstep", format=".2f", better="higher")
+    tensor_bytes: int = figure("tensor\nbytes", format="d")
+    wire_bytes: int = figure("wire\nbytes", format="d", better="lower")
+    busiest_wire_bytes: int = figure("busiest\nbytes", format="d", better="lower")
+    peak_mib: float | None = figure("peak MiB\nper worker", format=".0f", better="lower")
+    parts: Parts = Parts()
+    bubble: float | None = figure("bubble", format=".2f", better="lower", default=None)
+    bubble_theory: float | None = figure("bubble\nin theory", format=".2f", default=None)
+    samples_ms: tuple[float, ...]
+    cuts: tuple[int, ...]
+    per_worker: Sequence[Mapping[str, Any]]
+
+
+COLUMNS = columns_of(Figures)
+PARTS = tuple(column.name for column in columns_of(Parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Measurements of one worker in one run; times are medians of the timed steps."""
+
+    samples_ms: tuple[float, ...]  # timed steps, the same on all workers: one is over when it is for all
+    compute_samples_ms: tuple[float, ...]  # of the same steps: forward, backward and update on this worker
+    peak_bytes: int | None
+    parameter_bytes: int
+    threads: int
+    module_ms: float  # of a step: forward and backward
+    update_ms: float
+    stage_ms: dict[int, tuple[float, float]]  # of a pipeline: of every stage here, a chunk's forward and backward
+    links: tuple[LinkReport, ...]  # of the whole pipeline, sums of ``link_steps`` steps
+    link_steps: int
+    cuts: tuple[int, ...]
+    order: Order | None = None  # of a pipeline: the schedule with the number of chunks that it has on their way
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(told: dict[str, Any]) -> Measured:
+        stages = {int(stage): (forward, backward) for stage, (forward, backward) in told["stage_ms"].items()}
+        links = tuple(LinkReport(**each) for each in told["links"])
+        lists = {name: tuple(told[name]) for name in ("samples_ms", "compute_samples_ms", "cuts")}
+        return Measured(**(told | lists | {"stage_ms": stages, "links": links}))
+
+
+def make_row(settings: Settings, run: Run, workers: Sequence[Measured]) -> Row:
+    """Return the row of a run from the measurements of its workers."""
+    first, link, steps = workers[0], run.link, workers[0].link_steps
+    step_ms = float(np.median(first.samples_ms))
+    details = [_worker_parts(number, measured, steps) for number, measured in enumerate(workers)]
+    busy = [Busy(measured.module_ms, measured.update_ms) for measured in workers]
+    busiest = max(workers, key=lambda measured: measured.module_ms + measured.update_ms)
+    if run.parallel == "data":
+        bound = bound_of_replicas(link, first.parameter_bytes, busy)
+        tensor_bytes = wire_bytes = ring_bytes(first.parameter_bytes, len(workers)) * len(workers)
+    else:
+        bound = bound_of_pipeline(link, hops_of(first.links, steps), busy)
+        tensor_bytes = sum(each.tensor_bytes for each in first.links) // steps
+        wire_bytes = sum(each.wire_bytes for each in first.links) // steps
+    figures = Figures(
+        link=link_text(link),
+        workers=len(workers),
+        parallel=run.parallel,
+        layout=run.layout,
+        schedule=run.schedule,
+        chunks=run.chunks,
+        codec=run.compress,
+        stage=run.stage,
+        threads=first.threads,
+        in_flight=_in_flight(run, workers),
+        samples_per_s=settings.shapes.batch_size / step_ms * 1e3,
+        step_p25_ms=float(np.percentile(first.samples_ms, 25)),
+        step_ms=step_ms,
+        step_p75_ms=float(np.percentile(first.samples_ms, 75)),
+        step_p95_ms=float(np.percentile(first.samples_ms, 95)),
+        busiest_compute_p25_ms=float(np.percentile(busiest.compute_samples_ms, 25)),
+        busiest_compute_ms=bound.compute_ms,
+        busiest_compute_p75_ms=float(np.percentile(busiest.compute_samples_ms, 75)),
+        busiest_wire_ms=bound.wire_ms,
+        delay_ms=bound.delay_ms,
+        bound_ms=bound.least_ms,
+        of_bound=bound.least_ms / step_ms,
+        tensor_bytes=tensor_bytes,
+        wire_bytes=wire_bytes,
+        busiest_wire_bytes=bound.wire_bytes,
+        peak_mib=max((d["peak_mib"] for d in details if d["peak_mib"] is not None), default=None),
+        samples_ms=first.samples_ms,
+        cuts=first.cuts,
+        per_worker=details,
+    )
+    if run.parallel == "pipeline":
+        parts = Parts(**{name: _known(float(np.mean([d[name] for d in details], dtype=float))) for name in PARTS})
+        order_ms, in_theory = _theory(run, workers)
+        bubble = _bubble(workers, step_ms)
+        figures = replace(figures, parts=parts, order_ms=order_ms, bubble=bubble, bubble_theory=in_theory)
+    return row_of(figures)
+
+
+def compare(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their speed against data-parallel training, no codec and torch's stage, over the same link."""
+
+    def speed_of(row: Row, **wanted: Any) -> float | None:
+        same = {name: row[name] for name in ("link", "workers")} | wanted
+        found = (other["samples_per_s"] for other in rows if all(other[name] == value for name, value in same.items()))
+        return next(found, None)
+
+    compared: list[Row] = []
+    for row in rows:
+        pipeline = {name: row[name] for name in ("parallel", "layout", "schedule", "chunks")}
+        data, plain = speed_of(row, parallel="data"), speed_of(row, **pipeline, codec="none", stage=None)
+        torchs, speed = speed_of(row, **pipeline, stage="torch"), row["samples_per_s"]
+        compared.append(
+            {
+                **row,
+                "of_data_parallel": speed / data if data and row["parallel"] != "data" else None,
+                "of_uncompressed": speed / plain if plain and row["codec"] not in (None, "none") else None,
+                "of_torch": speed / torchs if torchs and row["stage"] is None else None,
+            }
+        )
+    return compared
+
+
+def _worker_parts(number: int, measured: Measured, steps: int) -> dict[str, Any]:
+    """Where the time of one worker goes, and what it sends."""
+    sent = [link for link in measured.links if link.source_worker == number]
+    received = [link for link in measured.links if link.target_worker == number]
+    parts = Parts(
+        compute_ms=measured.module_ms + measured.update_ms,
+        encode_ms=sum(link.encode_ms for link in sent) / steps,
+        wait_ms=_known(sum(link.wait_ms for link in received) / steps),
+        transfer_ms=_known(sum(link.transfer_ms for link in received) / steps),
+        decode_ms=sum(link.decode_ms for link in received) / steps,
+    )
+    return {
+        "worker": number,
+        **row_of(parts),
+        "sent_bytes": sum(link.wire_bytes for link in sent) // steps,
+        "received_bytes": sum(link.wire_bytes for link in received) // steps,
+        "parameter_mib": measured.parameter_bytes / 2**20,
+        "peak_mib": None if measured.peak_bytes is None else measured.peak_bytes / 2**20,
+    }
+
+
+def _known(ms: float) -> float | None:
+    """torch's stage does not say how long messages took."""
+    return None if math.isnan(ms) else ms
+
+
+def _in_flight(run: Run, workers: Sequence[Measured]) -> int | None:
+    """How many chunks of a pipeline are on their way at once."""
+    order, stages = workers[0].order, sum(len(measured.stage_ms) for measured in workers)
+    return None if order is None or run.chunks is None else min(in_flight(order, stages, run.chunks), run.chunks)
+
+
+def _bubble(workers: Sequence[Measured], step_ms: float) -> float:
+    """The part of all workers' time in which they compute nothing."""
+    return 1 - sum(measured.module_ms for measured in workers) / (len(workers) * step_ms)
+
+
+def _theory(run: Run, workers: Sequence[Measured]) -> tuple[float, float]:
+    """Return the time of the schedule on these workers and links, with free codecs and without headers, in ms.
+
+    And its bubble on links that take no time.
+    """
+    order, chunks, steps = workers[0].order, run.chunks, workers[0].link_steps
+    assert order is not None
+    assert chunks is not None
+    cost = {stage: times for measured in workers for stage, times in measured.stage_ms.items()}
+    placement = [stage % len(workers) for stage in range(len(cost))]
+
+    def cost_of(action: Action) -> float:
+        return cost[action.stage]["FB".index(action.kind)]
+
+    orders = make_order(order, placement, chunks)
+    work = sum(cost_of(action) for actions in orders.values() for action in actions)
+    sizes = {(each.source, each.target): each.wire_bytes // (steps * chunks) for each in workers[0].links}
+    order_ms = makespan(orders, cost_of, passages_of(run.link, placement, sizes))
+    return order_ms, 1 - work / (len(workers) * makespan(orders, cost_of))
+
+
+@dataclass(frozen=True)
+class Hop:
+    """What one worker sends to another in a step."""
+
+    source: int
+    target: int
+    wire_bytes: int
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What keeps one worker busy in a step."""
+
+    module_ms: float
+    update_ms: float  # after all else, when others need not wait for it
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time of a step, and what it follows from."""
+
+    compute_ms: float  # of the busiest worker
+    wire_ms: float  # of the busiest queue of a link, at its rate
+    wire_bytes: int  # that pass it
+    delay_ms: float  # of all hops of a chunk
+    least_ms: float
+
+
+def hops_of(links: Sequence[LinkReport], steps: int) -> list[Hop]:
+    """In the order in which a chunk passes them: activations to the last stage, gradients back."""
+    forward = sorted((link for link in links if link.target > link.source), key=lambda link: link.source)
+    backward = sorted((link for link in links if link.target < link.source), key=lambda link: -link.source)
+    return [Hop(link.source_worker, link.target_worker, link.wire_bytes // steps) for link in (*forward, *backward)]
+
+
+def bound_of_pipeline(link: Shaping | None, hops: Sequence[Hop], workers: Sequence[Busy]) -> Bound:
+    """Every worker and every queue is busy for so long; before its first work and after its last come delays."""
+    ways = (link or Shaping(Shape())).ways(len(workers))
+    delays = [ways[hop.source, hop.target].shape.delay_ms for hop in hops]
+    before = [0.0, *accumulate(delays)]  # of the hops up to each place of a chunk's way
+    after = [before[-1] - passed for passed in before]
+    wire_bytes: dict[Queue, int] = {}
+    least = [before[-1]]
+    for queue in dict.fromkeys(queue for hop in hops for queue in ways[hop.source, hop.target].queues):
+        places = [place for place, hop in enumerate(hops) if queue in ways[hop.source, hop.target].queues]
+        wire_bytes[queue] = sum(hops[place].wire_bytes for place in places)
+        least.append(before[places[0]] + queue.wire_ms(wire_bytes[queue]) + after[places[-1]])
+    for worker, busy in enumerate(workers):
+        places = [place for place in range(len(before)) if worker in _workers_at(hops, place)] or [0]
+        begun_ms = before[places[0]] + busy.module_ms
+        least.append(begun_ms + max(busy.update_ms, after[places[-1]]))
+    return _bound(workers, wire_bytes, before[-1], max(least))
+
+
+def bound_of_replicas(link: Shaping | None, parameter_bytes: int, workers: Sequence[Busy]) -> Bound:
+    """Gradients go around in a ring, and the last of them must arrive."""
+    size = len(workers)
+    ways = (link or Shaping(Shape())).ways(size)
+    wire_bytes: dict[Queue, int] = {}
+    delay_ms = 0.0
+    for source in range(size if size > 1 else 0):
+        way = ways[source, (source + 1) % size]
+        wire_bytes |= dict.fromkeys(way.queues, ring_bytes(parameter_bytes, size))
+        delay_ms = max(delay_ms, way.shape.delay_ms)
+    wires = [queue.wire_ms(size) for queue, size in wire_bytes.items()]
+    return _bound(workers, wire_bytes, delay_ms, max(wires, default=0.0) + delay_ms)
+
+
+def _bound(workers: Sequence[Busy], wire_bytes: Mapping[Queue, int], delay_ms: float, least_ms: float) -> Bound:
+    compute_ms = max(busy.module_ms + busy.update_ms for busy in workers)
+    busiest = max(((queue.wire_ms(size), size) for queue, size in wire_bytes.items()), default=(0.0, 0))
+    return Bound(compute_ms, *busiest, delay_ms, max(least_ms, compute_ms))
+
+
+def _workers_at(hops: Sequence[Hop], place: int) -> set[int]:
+    """Who computes on a chunk after so many hops."""
+    arrived = {hops[place - 1].target} if place else set()
+    return arrived | ({hops[place].source} if place < len(hops) else set())
+
+
+def ring_bytes(gradient_bytes: int, workers: int) -> int:
+    """What each replica sends to average gradients with all others in a ring: all but its own part, twice."""
+    return 2 * (workers - 1) * gradient_bytes // workers

@@ -1,0 +1,251 @@
+"""What the pipeline benchmark measures, checked before any worker starts: every error says the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from thinpipe.codecs import Codec
+from thinpipe.codecs.recipes import RECIPES, directions
+from thinpipe.codecs.spec import split_specs
+from thinpipe.comm.shaping import Shaping
+from thinpipe.lab.bench.inputs import COUNT, HOW, MOST_REPEATS, WHAT, find_device, shared
+from thinpipe.lab.bench.models import CUTTABLE, Shapes, check_named, least_bytes
+from thinpipe.lab.netem.network import check_launch
+from thinpipe.links.spec import check_directions, encoding
+from thinpipe.options import OptionError, Rule, check, option, pair
+from thinpipe.pipeline.order import ORDERS, Order, is_order
+from thinpipe.pipeline.partition import Layout
+from thinpipe.system.sizes import check_fits
+from thinpipe.train.tasks.task import Source
+
+Parallel = Literal["none", "data", "pipeline"]
+Stage = Literal["thinpipe", "torch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One row of the benchmark: a way to train, on a number of workers, over a link."""
+
+    workers: int
+    link: Shaping | None = None  # None: not shaped
+    parallel: Parallel
+    layout: Layout | None = None  # this and what follows: of a pipeline
+    schedule: Order | None = None
+    chunks: int | None = None
+    compress: str | None = None  # a spec, or a recipe by its name
+    stage: Literal["torch"] | None = None  # None: ours, as in records from before there was a choice
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+
+
+def _numbers(name: str) -> Callable[[str], tuple[int, ...]]:
+    def parse(text: str) -> tuple[int, ...]:
+        if not all(word.isdecimal() for word in _words(text)):
+            raise OptionError(f"{{{name}}} takes whole numbers separated by commas, as in 1,2,4; got {text!r}")
+        return tuple(map(int, _words(text)))
+
+    return parse
+
+
+def _several(help: str, kind: Any, *usual: str, **facts: Any) -> Any:
+    """An option that takes several words of a Literal."""
+    known = get_args(kind)
+    rule = Rule(f"{', '.join(known)}, separated by commas", lambda given: set(given) <= set(known))
+    return option(help, panel=WHAT, metavar="NAME,...", parse=_words, rule=rule, default=usual, **facts)
+
+
+_COUNTS = Rule("whole numbers, 1 or more", lambda given: all(1 <= each <= MOST_REPEATS for each in given))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is measured and how; the same on every worker."""
+
+    shapes: Shapes
+    model: str = option(
+        f"One of {', '.join(CUTTABLE)}; or a causal language model as thinpipe train takes it, with random weights.",
+        panel=WHAT,
+        metavar="NAME",
+        default="roberta",
+    )
+    config: str | None = option(
+        "The same by its description alone: a folder, a name of the hub, or a model type, as in llama.",
+        panel=WHAT,
+        metavar="NAME",
+        default=None,
+    )
+    config_set: str | None = option(
+        "What {config} says otherwise, as in hidden_size=256,num_hidden_layers=4.",
+        panel=WHAT,
+        metavar="NAME=X,...",
+        default=None,
+    )
+    trust_remote_code: bool = option("Run code that comes with a model.", panel=WHAT, default=False)
+    workers: tuple[int, ...] = shared(
+        "workers",
+        "1 is a single process.",
+        metavar="N,...",
+        parse=_numbers("workers"),
+        rule=_COUNTS,
+        default=(1, 2),
+    )
+    parallel: tuple[Parallel, ...] = _several(
+        "none: a single process. data: DistributedDataParallel, the batch shared among workers. pipeline.",
+        Parallel,
+        *get_args(Parallel),
+    )
+    layouts: tuple[Layout, ...] = _several("linear, client-server.", Layout, "client-server", name="layout")
+    schedules: tuple[Order, ...] = option(
+        "gpipe; 1f1b has as many chunks on their way as the delay of a link asks for; 1f1b:N has N.",
+        panel=WHAT,
+        metavar="NAME,...",
+        parse=_words,
+        rule=Rule(f"{ORDERS}, separated by commas", lambda given: all(map(is_order, given))),
+        default=("gpipe",),
+        name="schedule",
+    )
+    chunks: tuple[int, ...] = option(
+        "Microbatches that a batch is cut into.",
+        panel=WHAT,
+        aliases=("microbatches",),
+        metavar="N,...",
+        parse=_numbers("chunks"),
+        rule=_COUNTS,
+        default=(8,),
+    )
+    compress: tuple[str, ...] = shared(
+        "compress",
+        f"Codecs of both directions, or {', '.join(RECIPES)}.",
+        parse=lambda text: tuple(dict.fromkeys(split_specs(text))),
+        default=("none", "8bit"),
+    )
+    stages: tuple[Stage, ...] = _several(
+        "thinpipe; torch: its own stage, uncompressed.", Stage, "thinpipe", name="stage"
+    )
+    client_layers: tuple[int, int] | None = option(
+        "Units that the client keeps at both ends.",
+        panel=WHAT,
+        metavar="FIRST,LAST",
+        parse=pair("client_layers", int, "1,1"),
+        shown="balanced by measured cost",
+        default=None,
+    )
+    links: tuple[Shaping | None, ...] = shared("link")  # None: not shaped
+    device: str = shared("device", "Workers share GPUs where there are too few.")
+    threads: int | None = shared("threads", "Of every worker.", shown="cores / workers")
+    warmup: int = shared("skip_steps", rule=COUNT, default=2)
+    steps: int = shared("steps", "Timed steps of each row.", was="", default=5)
+    interleave: int | None = option(
+        "Rows that are measured together, alternating step by step so that other load on the machine affects all of "
+        "them alike. All of these models are in memory at once; 1 measures one row after the other.",
+        panel=HOW,
+        metavar="N",
+        rule=COUNT,
+        shown="all rows",
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.config is not None and self.model != type(self).model:
+            raise OptionError("{model} and {config} both name the model: give one of them")
+        if self.config_set is not None and self.config is None:
+            raise OptionError("{config_set} changes what {config} says: name a model type or a folder with {config}")
+        for parts, what in ((self.chunks, "chunks"), (self.workers, "workers")):
+            for count in parts:
+                if self.shapes.batch_size % count:
+                    raise OptionError(
+                        f"all parts of a batch are of one size: {{batch_size}} is a multiple of {count} {what}, "
+                        f"not {self.shapes.batch_size}"
+                    )
+        list(self._codecs())  # raises for what is none
+        if not self.runs():
+            raise OptionError(
+                "nothing to measure: {parallel} none runs with {workers} 1, data and pipeline with 2 or more"
+            )
+
+    def check_here(self) -> None:
+        """OptionError for what cannot be measured on this machine."""
+        if self.source is not None:
+            check_named(self.source)
+        together = min(self.interleave or len(self.runs()), len(self.runs()))
+        check_fits(
+            f"{{model}} {self.model} of this size, in {max(self.workers)} workers and for {together} rows at once,",
+            max(*self.workers, together) * (0 if self.source is not None else least_bytes(self.model, self.shapes)),
+            "take a smaller model, smaller or fewer samples, fewer workers, or fewer rows at once with {interleave}",
+        )
+        if "torch" in self.stages and self.found_device.type != "cpu":
+            raise OptionError(
+                "{stage} torch sends tensors where they are, and gloo none from a GPU: take {device} cpu, not "
+                f"{self.device}"
+            )
+        check_launch(self.workers, self.links)
+
+    @property
+    def source(self) -> Source | None:
+        """The user's own model; None for one of ours."""
+        if self.config is None and self.model in CUTTABLE:
+            return None
+        return Source(
+            model=self.model if self.config is None else None,
+            config=self.config,
+            config_set=self.config_set,
+            trust_remote_code=self.trust_remote_code,
+            pretrained=False,
+        )
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.config or self.model
+
+    @property
+    def found_device(self) -> torch.device:
+        """OptionError where it is not here, or the codecs do not run on it."""
+        return find_device(self.device, list(self._codecs()))
+
+    def _codecs(self) -> Iterator[Codec]:
+        """Of both directions of every one that is asked for."""
+        for text in self.compress:
+            if text.startswith("delta("):
+                raise OptionError(
+                    f"{text} sends what changed of a sample since the last epoch, and here all steps have one batch: "
+                    "measure it with thinpipe train, or take another codec"
+                )
+            check_directions(*directions(text))
+            for spec in directions(text):
+                yield from encoding(spec).codecs
+
+    def _senders(self) -> Iterator[tuple[str, Literal["torch"] | None]]:
+        """What tensors travel through: torch's stage sends them as they are, ours through every codec."""
+        if "torch" in self.stages:
+            yield "none", "torch"
+        if "thinpipe" in self.stages:
+            for text in self.compress:
+                yield text if text in RECIPES else encoding(text).spec, None
+
+    def runs(self) -> list[Run]:
+        """Return the rows in the order of the tables: every way to train on every number of workers over every link."""
+        pipelines: list[dict[str, Any]] = [
+            {"layout": layout, "schedule": schedule, "chunks": chunks, "compress": spec, "stage": stage}
+            for layout in self.layouts
+            for schedule in self.schedules
+            for chunks in self.chunks
+            for spec, stage in self._senders()
+        ]
+        found = []
+        for workers in self.workers:
+            if workers == 1 and "none" in self.parallel:
+                found.append(Run(workers=1, parallel="none"))
+            for link in self.links if workers > 1 else ():
+                if "data" in self.parallel:
+                    found.append(Run(workers=workers, link=link, parallel="data"))
+                if "pipeline" in self.parallel:
+                    found += [Run(workers=workers, link=link, parallel="pipeline", **each) for each in pipelines]
+        return found

@@ -1,0 +1,75 @@
+"""The workers and links of all rows: one set of worker processes, with a process group over every link.
+
+    worker 0 ---- loopback ---- worker 1      default group: barriers and measurements
+             ==== 100 Mbit/s ====             a group that was made in the namespaces of this network
+             ==== 10 Mbit/s =====             another one
+
+A socket stays in the network namespace where it was opened. So a worker visits the namespace of each network, opens a
+process group there, and returns; rows over different links can then alternate step by step in the same processes.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+from thinpipe.comm.shaping import Shaping
+from thinpipe.lab.bench.pipeline.settings import Run
+from thinpipe.lab.netem.network import Network, thin_network
+from thinpipe.train.engines.world import World
+
+Place = tuple[int, Shaping | None]  # a number of workers and the link between them
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The networks of all rows. Workers start outside of them, and visit them to connect."""
+
+    by_place: Mapping[Place, Network]
+    broken: int | None = None  # a file descriptor: readable when the links of one of them are gone
+
+    def enter(self, worker: int) -> None:
+        """Stay where this process is: the default group is on loopback."""
+
+
+def place(run: Run) -> Place:
+    return run.workers, run.link
+
+
+@contextmanager
+def networks_of(runs: Sequence[Run]) -> Iterator[Networks | None]:
+    """Make a network for every number of workers and shaped link; None where no link is shaped."""
+    with ExitStack() as stack:
+        found = {
+            each: network
+            for each in dict.fromkeys(map(place, runs))
+            if (network := stack.enter_context(thin_network(each[1], each[0]))) is not None
+        }
+        broken = None
+        forwarders = [network.broken for network in found.values() if network.broken is not None]
+        if forwarders:
+            any_of_them = stack.enter_context(select.epoll())
+            for forwarder in forwarders:
+                any_of_them.register(forwarder)
+            broken = any_of_them.fileno()
+        yield Networks(found, broken) if found else None
+
+
+def make_worlds(world: World, runs: Sequence[Run], networks: Networks | None) -> dict[Place, World]:
+    """Open the process groups of all rows on this worker. A collective of all workers."""
+    found = {}
+    for each in dict.fromkeys(map(place, runs)):
+        workers, link = each
+        if link is None and workers == world.workers:
+            found[each] = world
+            continue
+        network = None if networks is None else networks.by_place.get(each)
+        takes_part = network is not None and world.worker < workers
+        with network.visit(world.worker) if network is not None and takes_part else nullcontext():
+            group = dist.new_group(list(range(workers)), backend="gloo")
+        found[each] = replace(world, workers=workers, group=group, control_group=group)
+    return found

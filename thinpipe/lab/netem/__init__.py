@@ -1,0 +1,1 @@
+"""Network emulation: namespaces whose links have a rate, a delay and loss."""

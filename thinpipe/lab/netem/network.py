@@ -1,0 +1,330 @@
+"""Thin networks on one machine: workers in network namespaces of their own, joined by links that are shaped.
+
+    two workers     worker 0 |=======================| worker 1
+    more            worker 0 |=====| bridge |=====| worker 1
+                                            |=====| worker 2 ...
+
+``=`` is a pair of virtual interfaces; ``|`` is an end of it, and lets through what it sends at the rate of the link
+(``tc tbf``). So every worker sends and receives at that rate at the same time, as through a cable into a switch.
+
+    more than a rate     worker 0 | forwarder | worker 1 ...
+
+``|`` is a TUN device, whose packets a process beside the workers reads, delays and loses: ``forwarder.py``. That
+process also removes the network, of either kind, if this one is killed. What crosses is real TCP through the kernel.
+
+    with thin_network(100, workers=2) as network:
+        run_workers(function, workers=2, network=network)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from thinpipe.comm.membership import member
+from thinpipe.comm.shaping import Shaping, Way, shaping_of
+from thinpipe.comm.signals import signals_blocked
+from thinpipe.lab.netem import forwarder
+from thinpipe.lab.netem.forwarder import CLONE_NEWNET, NAMESPACES
+from thinpipe.options import OptionError
+
+INTERFACE = "thinpipe"  # of every worker, in a namespace where there is no other but loopback
+_TUN = Path("/dev/net/tun")
+_TUN_PACKETS = "2000"  # that may wait for the forwarder: 18 MB at most, 140 ms at 1 Gbit/s
+
+# What may pass at once: three Ethernet frames, so that small messages are shaped, too. The kernel then cuts what TCP
+# hands over into frames, which it can do at some hundred Mbit/s; above that a packet of TCP's must fit, and a
+# millisecond's worth, so that late timers lose nothing. What may wait: enough that TCP, which keeps a local queue short
+# by itself, loses nothing here. Seen with these, from 10 Mbit/s to 1 Gbit/s: no frame lost, 95.5 % of the rate for the
+# payload, which is what headers leave of 1514 bytes.
+_BURST_BYTES, _FAST_BURST_BYTES, _FAST_BURST_S, _FAST_MBIT = 4608, 70_000, 1e-3, 250
+_QUEUE_S, _QUEUE_BYTES = 50e-3, 262_144
+
+_serial = itertools.count()
+
+
+def missing_for_networks(links: Shaping | None = None) -> str | None:
+    """What thin networks, or those with these links, need and this machine lacks; None where nothing is missing."""
+    forwarded = links is not None and links.plain_mbit_per_s is None
+    lacks = [
+        *(["Linux"] if not sys.platform.startswith("linux") else ["root"] if os.geteuid() else []),
+        *(f"`{command}` of iproute2" for command in ("ip", "tc") if shutil.which(command) is None),
+        *([str(_TUN)] if forwarded and not _TUN.exists() else []),
+    ]
+    return " and ".join(lacks) or None
+
+
+def check_links(several: Sequence[Shaping | None], workers: int = 3) -> None:
+    """OptionError where these links cannot be made: found out before a long run, by making one of either kind."""
+    shaped = [links for links in several if links is not None]
+    for links in shaped:
+        links.check(workers)
+    for links in {links.plain_mbit_per_s is None: links for links in reversed(shaped)}.values():
+        with thin_network(links, min(workers, 3)):
+            pass
+
+
+def check_launch(workers: Sequence[int], links: Sequence[Shaping | None]) -> None:
+    """OptionError where torchrun has started other workers than are asked for, or links there cannot be shaped."""
+    me = member()
+    if me is None:
+        check_links(links, max(2, *workers))
+        return
+    if set(workers) != {me.size}:
+        asked = ", ".join(map(str, workers))
+        raise OptionError(f"torchrun has started {me.size} workers, this would run with {asked}")
+    if any(link is not None for link in links):
+        raise OptionError("workers on several machines have their links already: leave out {link}")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A namespace for every worker, each with an interface into the network."""
+
+    namespaces: tuple[str, ...]
+    broken: int | None = None  # a file descriptor of the process that made it: readable when the links are gone
+
+    def enter(self, worker: int) -> None:
+        """Move this process into the namespace of a worker: call it before there are threads and sockets.
+
+        Sockets that exist stay where they were opened; threads that exist stay, too. gloo is told its interface.
+        """
+        with open(Path(NAMESPACES, self.namespaces[worker])) as namespace:
+            _enter(namespace)
+        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+
+    @contextmanager
+    def visit(self, worker: int) -> Iterator[None]:
+        """Enter the namespace of a worker and return at the end; sockets opened and threads started inside stay there.
+
+        So a process can hold process groups over several networks.
+        """
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        with open("/proc/thread-self/ns/net") as home:
+            self.enter(worker)
+            try:
+                yield
+            finally:
+                _enter(home)
+                os.environ.pop("GLOO_SOCKET_IFNAME")
+                os.environ |= {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+
+    def command(self, worker: int, *command: str) -> list[str]:
+        """The command that runs another one where a worker is."""
+        return ["ip", "netns", "exec", self.namespaces[worker], *command]
+
+
+@contextmanager
+def thin_network(links: Shaping | float | None, workers: int) -> Iterator[Network | None]:
+    """A network of so many workers, gone with the context; None for None, where nothing is shaped.
+
+    ``links``: a number is a rate in Mbit/s. Networks of other processes do not see this one. It is removed if this
+    process is killed; should its forwarder be killed, too, the next network removes it.
+    """
+    if links is None:
+        yield None
+        return
+    links = links if isinstance(links, Shaping) else shaping_of(links)
+    lacks = missing_for_networks(links)
+    if lacks is not None:
+        tun = f", and {_TUN} for more than a rate" if links.plain_mbit_per_s is None else ""
+        raise OptionError(
+            "{link} shapes traffic between network namespaces, which needs Linux, root, and ip and tc of iproute2"
+            f"{tun}; here is no {lacks}: run as root on such a machine, or leave {{link}} out"
+        )
+    _remove(name for name in _existing() if not _owner_lives(name))
+    prefix = f"thinpipe-{os.getpid()}-{next(_serial)}-"
+    names = [f"{prefix}{worker}" for worker in range(workers)]
+    with _ending_on_signals(), _beside(prefix) as keeper:
+        for name in names:
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        rate = links.plain_mbit_per_s
+        if rate is None:
+            _forward(keeper, names, links.ways(workers))
+        else:
+            _cable(prefix, names, rate)
+        for worker, name in enumerate(names if workers > 1 else []):
+            _run("ip", "-n", name, "address", "add", f"{_address(worker)}/16", "dev", INTERFACE)
+        if rate is None:
+            _route(names, links.ways(workers))
+        assert keeper.stdout is not None
+        yield Network(tuple(names), None if rate is not None else keeper.stdout.fileno())
+
+
+@contextmanager
+def _beside(prefix: str) -> Iterator[subprocess.Popen[str]]:
+    """The process that removes a network, whatever becomes of this one; with the context, the network is removed."""
+    # -I and -S: nothing of the user's is imported, so that it starts at once.
+    command = [sys.executable, "-I", "-S", forwarder.__file__, prefix]
+    with signals_blocked():
+        keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    try:
+        yield keeper
+    finally:
+        with signals_blocked():  # a second Ctrl-C must not leave half
+            with suppress(OSError):  # it was killed
+                keeper.stdin.close()
+            keeper.wait()
+            keeper.stdout.close()
+            _remove(name for name in _existing() if name.startswith(prefix))
+
+
+def _cable(prefix: str, names: Sequence[str], mbit_per_s: float) -> None:
+    """Pairs of virtual interfaces between the workers."""
+    if len(names) == 2:
+        _join(names[0], INTERFACE, names[1], INTERFACE, mbit_per_s)
+    elif len(names) > 2:
+        hub = f"{prefix}hub"
+        _run("ip", "netns", "add", hub)
+        _run("ip", "-n", hub, "link", "add", "bridge", "up", "type", "bridge")
+        for worker, name in enumerate(names):
+            _join(name, INTERFACE, hub, f"port{worker}", mbit_per_s)
+            _run("ip", "-n", hub, "link", "set", f"port{worker}", "master", "bridge")
+
+
+def _forward(keeper: subprocess.Popen[str], names: Sequence[str], ways: dict[tuple[int, int], Way]) -> None:
+    """A TUN device for every worker, with the process that forwards between them."""
+    queues = {
+        queue.name: {"bytes_per_s": queue.mbit_per_s * 1e6 / 8, "room_s": way.room_s(queue)}
+        for way in ways.values()
+        for queue in way.queues
+        if queue.mbit_per_s is not None
+    }
+    told: dict[str, Any] = {
+        "interface": INTERFACE,
+        "namespaces": names,
+        "addresses": [_address(worker) for worker in range(len(names))],
+        "queues": queues,
+        "ways": [
+            {
+                "source": source,
+                "target": target,
+                "queues": [queue.name for queue in way.queues if queue.name in queues],
+                "delay_s": way.shape.delay_ms / 1e3,
+                "jitter_s": way.shape.jitter_ms / 1e3,
+                "loss": way.shape.loss,
+                "seed": f"{source} to {target}",  # the same packets are lost whenever the same are sent
+            }
+            for (source, target), way in ways.items()
+        ],
+    }
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    with suppress(BrokenPipeError):
+        keeper.stdin.write(json.dumps(told) + "\n")
+        keeper.stdin.flush()
+    answer = keeper.stdout.readline().strip()
+    if answer != "ready":
+        raise OptionError(
+            "{link} with more than a rate forwards packets between TUN devices, which this machine does not allow: "
+            f"{answer or 'the forwarder was killed'}"
+        )
+    for name in names:
+        _run("ip", "-n", name, "link", "set", INTERFACE, "mtu", _largest(ways), "txqueuelen", _TUN_PACKETS, "up")
+
+
+def _route(names: Sequence[str], ways: dict[tuple[int, int], Way]) -> None:
+    """Packets of every pair as large as suits its rate."""
+    for (source, target), way in ways.items():
+        if str(way.mtu) != _largest(ways):
+            to = f"{_address(target)}/32"
+            _run("ip", "-n", names[source], "route", "add", to, "dev", INTERFACE, "mtu", str(way.mtu))
+
+
+def _largest(ways: dict[tuple[int, int], Way]) -> str:
+    return str(max((way.mtu for way in ways.values()), default=1500))
+
+
+def _address(worker: int) -> str:
+    high, low = divmod(worker + 1, 250)
+    return f"10.213.{high}.{low}"
+
+
+def _join(here: str, my_end: str, there: str, its_end: str, mbit_per_s: float) -> None:
+    """A pair of interfaces between two namespaces, shaped at both ends."""
+    _run("ip", "link", "add", my_end, "netns", here, "type", "veth", "peer", "name", its_end, "netns", there)
+    bytes_per_s = mbit_per_s * 1e6 / 8
+    fast = mbit_per_s > _FAST_MBIT
+    burst = max(_FAST_BURST_BYTES, int(bytes_per_s * _FAST_BURST_S)) if fast else _BURST_BYTES
+    limit = burst + max(int(bytes_per_s * _QUEUE_S), _QUEUE_BYTES)
+    for namespace, end in ((here, my_end), (there, its_end)):
+        _run("tc", "-n", namespace, "qdisc", "add", "dev", end, "root", "tbf",
+             "rate", f"{round(mbit_per_s * 1e6)}bit", "burst", str(burst), "limit", str(limit))  # fmt: skip
+        _run("ip", "-n", namespace, "link", "set", end, "up")
+
+
+def _enter(namespace: IO[str]) -> None:
+    """Move this thread to an open network namespace."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace.name}")
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OptionError(
+            f"{{link}} makes network namespaces and shapes traffic between them, which this machine does not allow: "
+            f"{' '.join(command)}: {done.stderr.strip()}"
+        )
+
+
+def _existing() -> list[str]:
+    """Namespaces that thinpipe made."""
+    return [path.name for path in Path(NAMESPACES).glob("thinpipe-*")]
+
+
+def _owner_lives(name: str) -> bool:
+    match = re.match(r"thinpipe-(\d+)-", name)
+    if match is None:
+        return True
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _remove(names: Iterator[str]) -> None:
+    with signals_blocked():  # a second Ctrl-C must not leave half
+        for name in names:
+            # Another process may have removed a dead one's already.
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as an exception would, so that what it made is removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)

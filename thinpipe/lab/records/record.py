@@ -1,0 +1,263 @@
+"""Record <-> JSON: what ran, on what, and what came out, with units in the names.
+
+A row is a dataclass whose figures are declared once; the columns follow from its fields:
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    codec: str = figure("codec", key=True)
+    encode_ms: float = figure("encode\\nms", format=".2f", better="lower")
+
+Record(..., columns=columns_of(Sent), rows=(row_of(Sent(codec="none", encode_ms=1.5)),))
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from thinpipe.lab.records.environment import environment
+from thinpipe.system.files import read_json, temporary_beside, written_whole
+from thinpipe.system.sanitize import printable_json
+from thinpipe.version import __version__
+
+FORMAT = 1  # raised when a reader of the old shape would misread the new one
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One named figure of a row, described once for every table, page and comparison."""
+
+    name: str  # its key in a row, unit included: encode_ms
+    heading: str  # how a table heads it; a line break makes two lines
+    format: str = ""  # of the number, as in format(value, ".2f")
+    better: Literal["higher", "lower"] | None = None  # None: neither
+    key: bool = False  # part of what the row is about, not a result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One claim that a run held against what it measured."""
+
+    claim: str
+    measured: float | None
+    limit: float
+    bound: Literal["at most", "at least"] = "at most"
+    unit: str = ""
+    detail: str = ""  # where the worst case was
+    required: bool = True  # False: a target that depends on the machine
+
+    @property
+    def passed(self) -> bool:
+        if self.measured is None:
+            return False
+        # NaN passes neither comparison.
+        return self.measured <= self.limit if self.bound == "at most" else self.measured >= self.limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Everything one run has to say."""
+
+    kind: str  # what was measured; only records of one kind can be compared
+    config: Mapping[str, Any]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    checks: tuple[Check, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=environment)
+    thinpipe: str = __version__
+
+    def to_json(self) -> str:
+        """The record as its file has it."""
+        return _dump(_without_nonfinite({"format": FORMAT, **asdict(self)}))
+
+    def write(self, path: Path) -> None:
+        """Write the record whole or not at all."""
+        text = self.to_json()
+        with written_whole(path) as temporary:
+            temporary.write_text(text)
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Read what ``write`` wrote; ValueError that names the file and what is wrong in it for everything else."""
+        what = "a record, a JSON file that `thinpipe ... --json FILE` wrote"
+        data = printable_json(read_json(path, what, finite=True))  # it may come from elsewhere, and goes to terminals
+        try:
+            return cls(**_parts(data))
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be read as {what}: {error}; make it anew, or name another") from None
+
+
+def check_writable(path: Path) -> None:
+    """ValueError unless a file can be put at ``path``: asked before a long run, not after it."""
+    if path.is_dir():
+        raise ValueError(f"{path}: results go to a file, this is a directory; name a file in it")
+    if path.exists() and not path.is_file():  # renaming onto /dev/null would do away with it
+        raise ValueError(f"{path}: results go to a file, this is a device or a pipe; name another")
+    try:
+        temporary = temporary_beside(path)
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"{path}: results go to a file in a directory that can be written; {path.parent}: {error.strerror}"
+        ) from None
+
+
+def _dump(data: Mapping[str, Any]) -> str:
+    """JSON with a line for every row, column and fact: readable, and a change of one row is a change of one line."""
+    parts = []
+    for name, value in data.items():
+        if isinstance(value, list) and value:
+            text = "[\n  " + ",\n  ".join(json.dumps(item, allow_nan=False) for item in value) + "\n ]"
+        else:
+            text = json.dumps(value, allow_nan=False)
+        parts.append(f' "{name}": {text}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _without_nonfinite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null, rather than losing the run that produced them."""
+    if isinstance(value, Mapping):
+        return {name: _without_nonfinite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nonfinite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parts(data: Any) -> dict[str, Any]:
+    """The fields of a record, each of its kind; ValueError that says which is not."""
+    if not isinstance(data, dict) or not _is(data.get("format"), int) or data["format"] < 1:
+        raise ValueError("it has no format number")
+    if data["format"] > FORMAT:
+        raise ValueError(
+            f"it is in format {data['format']}, from thinpipe {data.get('thinpipe')}, and this one reads format "
+            f"{FORMAT} or older: upgrade thinpipe"
+        )
+    parts = {
+        **{name: _part(data, name, str, "a text") for name in ("kind", "thinpipe")},
+        **{name: _part(data, name, dict, "an object") for name in ("config", "environment")},
+    }
+    for name in ("columns", "rows", "checks"):
+        items = _part(data, name, list, "a list of objects")
+        parts[name] = tuple(items)
+        for number, item in enumerate(items):
+            if not isinstance(item, dict):
+                raise ValueError(f"{name}[{number}] should be an object, it is {_shown(item)}")
+    parts["columns"] = tuple(_column(number, item) for number, item in enumerate(parts["columns"]))
+    for number, row in enumerate(parts["rows"]):
+        _check_figures(f"rows[{number}]", row, parts["columns"])
+    parts["checks"] = tuple(_fields(Check, f"checks[{n}]", item, {}) for n, item in enumerate(parts["checks"]))
+    return parts
+
+
+def _part(data: Mapping[str, Any], name: str, kind: type, words: str) -> Any:
+    if name not in data:
+        raise ValueError(f"it lacks {name}")
+    if not _is(data[name], kind):
+        raise ValueError(f"{name} should be {words}, it is {_shown(data[name])}")
+    return data[name]
+
+
+def _column(number: int, item: Mapping[str, Any]) -> Column:
+    where = f"columns[{number}]"
+    kinds: dict[str, tuple[type, str]] = {
+        "name": (str, "a text"),
+        "heading": (str, "a text"),
+        "format": (str, "a text"),
+        "key": (bool, "true or false"),
+    }
+    column: Column = _fields(Column, where, item, kinds)
+    if column.better not in ("higher", "lower", None):
+        raise ValueError(f"{where}: better should be higher, lower or null, it is {_shown(column.better)}")
+    if not is_number_format(column.format):
+        raise ValueError(
+            f"{where}: format should be one of a number, as in .2f, of less than 100 characters; it is "
+            f"{_shown(column.format)}"
+        )
+    return column
+
+
+def is_number_format(text: Any) -> bool:
+    """Return whether numbers can be written in a format, and none of them takes gigabytes, as in .999999999f."""
+    if not isinstance(text, str) or re.search(r"\d{3}", text):
+        return False
+    try:
+        format(1, text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_figures(where: str, row: Row, columns: Sequence[Column]) -> None:
+    """ValueError unless every figure can be written as its column says."""
+    for column in columns:
+        value = row.get(column.name)
+        if value is None or isinstance(value, str) or not column.format:
+            continue
+        try:
+            format(value, column.format)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{where}: {column.name} should be a number that reads as {column.format}, it is {_shown(value)}"
+            ) from None
+
+
+def _fields(kind: type, where: str, item: Mapping[str, Any], kinds: Mapping[str, tuple[type, str]]) -> Any:
+    for name, (each, words) in kinds.items():
+        if name in item and not _is(item[name], each):
+            raise ValueError(f"{where}: {name} should be {words}, it is {_shown(item[name])}")
+    try:
+        return kind(**item)
+    except TypeError as error:
+        raise ValueError(f"{where} lacks or misnames a part: {error}") from None
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))  # to Python true is a number
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def figure(
+    heading: str,
+    *,
+    format: str = "",
+    better: Literal["higher", "lower"] | None = None,
+    key: bool = False,
+    default: Any = MISSING,
+) -> Any:
+    """A field whose name, unit included, is that of a column; the rest is as in ``Column``."""
+    return field(
+        default=default, metadata={"column": {"heading": heading, "format": format, "better": better, "key": key}}
+    )
+
+
+def columns_of(kind: type) -> tuple[Column, ...]:
+    """A column for every figure, those of dataclasses in it included; other fields stay in the row alone."""
+    hints = get_type_hints(kind)
+    columns: list[Column] = []
+    for each in fields(kind):
+        if "column" in each.metadata:
+            columns.append(Column(name=each.name, **each.metadata["column"]))
+        elif is_dataclass(hints[each.name]):
+            columns += columns_of(hints[each.name])
+    return tuple(columns)
+
+
+def row_of(figures: Any) -> dict[str, Any]:
+    """The figures by their names, as a table or a record has them; those of a dataclass in it stand beside the rest."""
+    row: dict[str, Any] = {}
+    for each in fields(figures):
+        value = getattr(figures, each.name)
+        row |= row_of(value) if is_dataclass(value) else {each.name: value}
+    return row

@@ -1,0 +1,1 @@
+"""Starting workers: local ones, or this process as one of several machines."""

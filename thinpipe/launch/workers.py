@@ -1,0 +1,391 @@
+"""Starts local workers, or joins those that were started elsewhere; ends all when one fails, and says why.
+
+    this process                    a server that forks                the workers
+    (1)  asks for workers  ------>  has imported torch once  ------>   (2) join each other, call the function
+    (3)  waits for results <---------------------------------------------- and send back what it returned
+    (4)  one fails: the others have GRACE_S to exit by themselves, then are killed
+    (5)  a signal is passed on: workers complete and save the step under way, as long as it takes; a second one kills
+
+The server is Python's own (``multiprocessing``, forkserver): what is imported before the workers are forked is imported
+once, and they share its memory. Only here does anything travel as a pickle, between processes of one user over pipes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from thinpipe.comm.control import GRACE_S
+from thinpipe.comm.errors import Interrupted, Terminated, WorkerError, debugging, is_effect, leave, noted_cause
+from thinpipe.comm.membership import PATIENCE_S, joined, member, say, set_member
+from thinpipe.comm.signals import (
+    ENDING,
+    REPEAT_S,
+    SECOND,
+    RaisedSignal,
+    end_with_parent,
+    raise_signals,
+    unblock_signals,
+)
+from thinpipe.launch.forking import ensure_server, import_ahead, lives, parent_of, temporary_folder
+
+_serial = itertools.count()
+
+
+@dataclass
+class _Worker:
+    """A worker that was started, and how it ended."""
+
+    rank: int
+    process: Any
+    results: connection.Connection
+    server: int | None = None  # the process that forked it
+    result: tuple[Any] | None = None
+    cause: str | None = None  # why it failed
+    failed_at: float = 0.0
+    code: int = 1
+    is_effect: bool = False  # of another's failure
+
+    @property
+    def ended(self) -> bool:
+        return self.result is not None or self.cause is not None
+
+    @property
+    def lives(self) -> bool:
+        """Looked up by its number: if the server of workers was killed, multiprocessing takes them for dead, too."""
+        return lives(self.process.pid)
+
+    def hear(self) -> None:
+        """Something has happened: its word, or its death."""
+        try:
+            good, word = self.results.recv() if self.results.poll() else (False, None)
+        except (EOFError, OSError):
+            good, word = False, None
+        if good:
+            self.result = (word,)
+        elif word is not None:
+            self.cause, self.code, self.is_effect = word
+        elif not self.lives:
+            self.process.join(GRACE_S)
+            self.cause, self.code = _end_of(self.process.exitcode)
+            self.cause = f"worker {self.rank}: {self.cause}"
+        self.failed_at = time.monotonic()
+
+
+def run_workers(
+    function: Callable[..., Any],
+    *args: Any,
+    workers: int | None = None,
+    network: Network | None = None,
+    backend: str | None = None,
+    patience_s: float = PATIENCE_S,
+    end: Callable[[str], Any] | None = None,
+    private: Any = None,
+) -> list[Any]:
+    """Call ``function(*args)`` on every worker, inside a process group; return the results of the workers here.
+
+    Where this process is a worker already (torchrun, ``become_member``) it joins the others; ``end`` then ends it, with
+    words, when another one is silent for longer than ``patience_s``. Otherwise ``workers`` local ones are started, and
+    ``function`` must be importable: defined at the top level of a module. ``private`` is one more argument, of worker 0
+    alone. In a ``network`` each starts in its own place and counts as a machine. ``backend``: as ``joined``. Ctrl-C
+    ends all of them, and is a KeyboardInterrupt here once they have ended; SIGTERM and SIGHUP are ``Terminated``; a
+    worker that fails is a ``WorkerError``.
+    """
+    me = member()
+    if me is not None:
+        if workers not in (None, me.size):
+            raise ValueError(f"this is one of {me.size} workers, but {workers} were asked for; leave one of them out")
+        if network is not None:
+            raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
+        mine = _arguments(args, private, me.rank)
+        return [_join(function, mine, me.rank, backend, patience_s, end or _end_here)]
+    if workers is None or workers < 1:
+        raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
+    import_ahead()
+    folder = temporary_folder()
+    job = _Job(
+        function=function,
+        args=args,
+        workers=workers,
+        network=network,
+        backend=backend,
+        patience_s=patience_s,
+        folder=folder,
+        meeting_file=str(Path(folder) / f"meeting-{next(_serial)}"),
+        ignored=frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN),
+        environment=dict(os.environ),
+    )
+    with _signals_raised() as signals:
+        started: list[_Worker] = []
+        try:
+            for rank in range(workers):
+                started.append(_start(replace(job, args=_arguments(args, private, rank)), rank))
+            _await(started, None if network is None else network.broken)
+        except Interrupted as error:
+            _stop(started, error.number, signals)
+            if error.number == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise Terminated(128 + error.number) from None
+        except BaseException:
+            _end(started, signal.SIGTERM)
+            raise
+        finally:
+            Path(job.meeting_file).unlink(missing_ok=True)
+    return [worker.result[0] for worker in started if worker.result is not None]
+
+
+def _arguments(args: tuple[Any, ...], private: Any, rank: int) -> tuple[Any, ...]:
+    return args if private is None or rank > 0 else (*args, private)
+
+
+def _join(
+    function: Callable[..., Any], args: Sequence[Any], rank: int, backend: Any, patience_s: float, end: Any
+) -> Any:
+    """As a worker that was started elsewhere."""
+    if threading.current_thread() is threading.main_thread():
+        ignored = frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN)
+        raise_signals(leave, ignored)
+    end_with_parent()
+    try:
+        with joined(backend, patience_s=patience_s, end=end):
+            return function(*args)
+    except (Interrupted, ValueError):
+        raise
+    except Exception as error:
+        if debugging():
+            traceback.print_exc()
+        raise WorkerError(noted_cause(error, rank), getattr(error, "code", 1)) from None
+
+
+def _end_here(cause: str) -> None:
+    print(f"thinpipe: {cause}", file=sys.stderr)
+    leave(1)
+
+
+def _start(job: _Job, rank: int) -> _Worker:
+    context = multiprocessing.get_context("forkserver")
+    results, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=_work, args=(job, rank, sender), name=f"thinpipe-worker-{rank}")
+    try:
+        ensure_server()  # it may have been killed
+        worker.start()
+    except (EOFError, ConnectionError):
+        raise WorkerError(
+            "the process that starts workers was killed while it started one; start the run again", 1
+        ) from None
+    finally:
+        sender.close()
+    return _Worker(rank, worker, results, parent_of(worker.pid))
+
+
+def _await(workers: Sequence[_Worker], broken: int | None) -> None:
+    """Return when all have a result. When one fails, or the links between them are gone, end the others and raise."""
+    while not all(worker.ended for worker in workers):
+        if broken in _listen(workers, None, broken):
+            _end(workers, signal.SIGTERM)
+            raise WorkerError(
+                "the process that forwards what workers send to each other was killed, and the links are gone; "
+                "start the run again"
+            )
+        if any(worker.cause is not None for worker in workers):
+            _end(workers, signal.SIGTERM)
+            raise _error_of(workers)
+    _end(workers, None)
+
+
+def _listen(workers: Sequence[_Worker], seconds: float | None, also: int | None = None) -> list[Any]:
+    """Wait until something is heard of a worker, or ``also`` is readable; note it, and return what was heard."""
+    ends: dict[Any, _Worker] = {}
+    for worker in workers:
+        if not worker.ended:
+            ends |= {worker.results: worker, worker.process.sentinel: worker}
+    heard = connection.wait([*ends, *([] if also is None else [also])], seconds)
+    for ready in heard:
+        if ready in ends and not ends[ready].ended:
+            ends[ready].hear()
+    return heard
+
+
+def _end(workers: Sequence[_Worker], number: int | None) -> None:
+    """See to it that no worker is left: they have GRACE_S to end by themselves, asked by a signal if there is one."""
+    deadline = time.monotonic() + GRACE_S
+    # A worker whose neighbour died finds out by itself, at once if it is waiting for it; it is asked if it does not.
+    ask_at = time.monotonic() + (1.0 if any(worker.cause for worker in workers) else 0.0)
+    while any(worker.lives for worker in workers):
+        if number is not None and time.monotonic() >= ask_at:
+            _signal(workers, number)
+            number, deadline = None, time.monotonic() + GRACE_S
+        if number is None and time.monotonic() >= deadline:
+            _signal(workers, signal.SIGKILL)
+        _listen(workers, 0.05)
+        time.sleep(0.02)
+    for worker in workers:
+        worker.process.join(GRACE_S)
+        if not worker.ended:
+            worker.hear()
+
+
+def _stop(workers: Sequence[_Worker], number: int, signals: RaisedSignal) -> None:
+    """(5) Pass a signal on, and wait until the workers have stopped, one fails, or another signal comes."""
+    _signal(workers, number)
+    began, announced = time.monotonic(), False
+    while any(worker.lives for worker in workers) and not any(worker.cause for worker in workers):
+        if signals.repeated:
+            _signal(workers, signal.SIGKILL)
+        if not announced and time.monotonic() - began > REPEAT_S:
+            announced = True
+            say(f"waiting for the workers to stop; {SECOND}")
+        _listen(workers, 0.05)
+        time.sleep(0.02)
+    _end(workers, None)
+
+
+def _signal(workers: Sequence[_Worker], number: int) -> None:
+    for worker in workers:
+        if worker.lives:
+            try:
+                os.kill(worker.process.pid, number)
+            except ProcessLookupError:
+                continue
+
+
+def _error_of(workers: Sequence[_Worker]) -> WorkerError:
+    """Return the first cause, then which workers ended too; neighbours of a dead worker often fail before it is found.
+
+    If the process that forked them was killed, they all ended with it.
+    """
+    if any(worker.server is not None and not lives(worker.server) for worker in workers):
+        return WorkerError("the process that forks workers was killed, and all workers ended with it", 1)
+    failed = sorted((w for w in workers if w.cause is not None), key=lambda w: (w.is_effect, w.failed_at))
+    first = failed[0]
+    # The one that says it may speak of another: worker 0 of one that has been silent.
+    named = re.match(r"worker (\d+)", first.cause or "")
+    culprit = int(named[1]) if named else None
+    others = [str(worker.rank) for worker in workers if worker.rank != culprit]
+    also = f"; worker{'s' * (len(others) > 1)} {', '.join(others)} ended with it" if others else ""
+    return WorkerError(f"{first.cause}{also}", first.code)
+
+
+def _end_of(code: int | None) -> tuple[str, int]:
+    """What an exit code without a word says, and the exit code that follows for all."""
+    if code is not None and code < 0:
+        return f"killed by signal {-code} ({signal.Signals(-code).name})", 1
+    if code is not None and code - 128 in ENDING:
+        return f"ended by {signal.Signals(code - 128).name}", code
+    return f"ended without a result, exit code {code}", 1
+
+
+@contextmanager
+def _signals_raised() -> Iterator[RaisedSignal]:
+    """Raise the first of SIGINT, SIGTERM and SIGHUP as an exception; later ones must not interrupt what it starts."""
+    handler = RaisedSignal()
+    if threading.current_thread() is not threading.main_thread():
+        yield handler
+        return
+    taken = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in taken}
+    try:
+        yield handler
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+class Network(Protocol):
+    """A network of our own, with a place for every worker."""
+
+    @property
+    def broken(self) -> int | None:
+        """A file descriptor of the process that made it: readable when its links are gone. None: they stay."""
+
+    def enter(self, worker: int) -> None:
+        """Move this process to the place of a worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What every worker is to do."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    workers: int
+    network: Network | None
+    backend: str | None
+    patience_s: float
+    folder: str  # this process's
+    meeting_file: str
+    ignored: frozenset[int]  # signals
+    environment: dict[str, str]  # of the process that starts it, which may have changed it since the server runs
+
+
+def _work(job: _Job, rank: int, sender: connection.Connection) -> None:
+    """What a worker's process does. It always says how it ended, unless it is killed."""
+    os.environ |= job.environment
+    report = _Report(sender, job.folder)
+    raise_signals(report.leave, job.ignored, launched=True)
+    unblock_signals()  # as the server has done, if it could import its part
+    end_with_parent()  # the server
+    threading.Thread(target=_end_with_launcher, name="thinpipe-launcher", daemon=True).start()
+    backend = job.backend
+    try:
+        machine, local = 0, (rank, job.workers)
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # nothing listens to other machines
+        if job.network is not None:
+            job.network.enter(rank)  # first: threads and sockets stay where they were made
+            machine = rank
+            backend = backend or "gloo"  # NCCL would pass by the network, through the memory of the machine
+        set_member(rank, job.workers, machine=machine, local=local, master=("127.0.0.1", "0"))
+        options: dict[str, Any] = {"meeting_file": job.meeting_file, "patience_s": job.patience_s}
+        with joined(backend, end=report.failed, **options):
+            result = job.function(*job.args)
+        report.done(result)
+        report.leave(0)  # threads of gloo that still need Python would abort an ordinary exit
+    except BaseException as error:
+        if debugging():
+            traceback.print_exc()
+        code = 128 + error.number if isinstance(error, Interrupted) else getattr(error, "code", 1)
+        report.failed(noted_cause(error, rank), code, is_effect(error))
+
+
+class _Report:
+    """The way back to the process that started this worker; the first word counts, whichever thread says it."""
+
+    def __init__(self, sender: connection.Connection, folder: str) -> None:
+        self._sender, self._folder, self._lock = sender, folder, threading.Lock()
+
+    def done(self, result: Any) -> None:
+        with self._lock:
+            self._sender.send((True, result))
+
+    def failed(self, cause: str, code: int = 1, is_effect: bool = False) -> None:
+        with self._lock:
+            with suppress(OSError):  # nobody is there to hear it
+                self._sender.send((False, (cause, code, is_effect)))
+            self.leave(code)
+
+    def leave(self, code: int) -> None:
+        parent = multiprocessing.parent_process()
+        if parent is None or not parent.is_alive():
+            shutil.rmtree(self._folder, ignore_errors=True)  # nobody is there to do it
+        leave(code)
+
+
+def _end_with_launcher() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,1 @@
+"""Links that learn a PCA basis from what they carry."""

@@ -1,0 +1,285 @@
+"""Principal axes: the moments of rows that travelled, and from them the axes and bits that ``axes`` sends with.
+
+Moments follow what changes while a model is trained: a step counts a fifth, those before it the rest. On hidden states
+of a language model a twentieth had a quarter more squared error. Rows that are not finite teach nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from itertools import repeat
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinpipe.codecs.kernels import select
+from thinpipe.codecs.normal import MAX_BITS, distortion
+from thinpipe.links.learned.blas import one_thread
+from thinpipe.links.learned.transform import Basis, Rows, decode, deviations, encode, forth_of, product, views
+
+Values = TypeVar("Values", Tensor, np.ndarray)
+
+RATE = 0.2  # of a step among all
+LEAST_WEIGHT = 1e-9  # of all together, where none was finite
+LEAST_DEVIATION = 1e-12  # of what never changed
+ENOUGH = 4  # rows for each axis before there is a first basis
+PLENTY = 8  # rows for each axis in a step: more of them say nothing new
+# Steps from where learning starts to the one whose messages carry what it found. The thread takes 32 ms for two groups
+# of 384 axes beside an H200, and a step of such a model may take little more than ten.
+LEAD = 3
+
+
+class Lesson(NamedTuple):
+    """What was learned, on the device that sends."""
+
+    told: Tensor  # uint8: what travels of it
+    forth: Tensor  # see ``axes.Basis``
+
+
+class Learner:
+    """The moments of what one link sends, in a mapping that the link saves, and what is learned from them."""
+
+    def __init__(self, kept: MutableMapping[str, Tensor], rows: Rows, bits: float, chunks: int = 1) -> None:
+        self.kept, self.rows, self.bits, self.chunks = kept, rows, bits, chunks
+        self._stride = stride_of(rows, chunks)
+        self._step_rows = -(-rows.count // self._stride) * chunks
+        self._seen = 0  # rows of the step under way
+        self._thread: ThreadPoolExecutor | None = None
+        self._future: Future[Lesson] | None = None
+        if "products" in kept:  # of a checkpoint that has them apart
+            kept["moments"] = torch.cat([kept.pop(name).flatten() for name in ("products", "mean")])
+
+    def add(self, columns: Tensor) -> None:
+        """A tensor of the step under way, as ``Rows.columns`` has it."""
+        if "origin" not in self.kept:
+            # Of what is far from zero beside its deviation, float32 holds no mean square less a squared mean.
+            self.kept["origin"] = columns.mean(2, keepdim=True).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            self.kept["moments"] = torch.zeros(_size(self.rows), device=columns.device)
+            self.kept["weight"] = torch.zeros((), device=columns.device)
+        columns = columns[:, :, :: self._stride]
+        if not self._seen:
+            self._total.fill(columns, self.kept["origin"])
+        else:
+            self._more.fill(columns, self.kept["origin"])
+            self._total.flat += self._more.flat
+        self._seen += columns.shape[2]
+
+    @cached_property
+    def _total(self) -> _Moments:
+        """Of the step under way."""
+        return _Moments(self.rows, self.kept["origin"].device)
+
+    @cached_property
+    def _more(self) -> _Moments:
+        """Of a chunk that is not the first."""
+        return _Moments(self.rows, self.kept["origin"].device)
+
+    def fold(self) -> None:
+        """The step under way has ended. Nobody waits for a GPU; tensors that were kept stay what they are."""
+        if not self._seen:
+            return
+        before = self.kept["moments"], self.kept["weight"]
+        moments, weight = map(torch.empty_like, before)
+        fold = select("auto", weight.device).fold_moments
+        fold(self._total.flat, self.rows.size, RATE, self._seen, *before, moments, weight)
+        self.kept["moments"], self.kept["weight"] = moments, weight
+        self._seen = 0
+
+    def center(self) -> None:
+        """Moments around the mean so far: of values that have moved far from where it was, none has their deviation."""
+        moments = torch.empty_like(self.kept["moments"])
+        (before, mean), (products, sums) = (_parts(flat, self.rows) for flat in (self.kept["moments"], moments))
+        shift = mean / self.kept["weight"].clamp(min=LEAST_WEIGHT)
+        torch.baddbmm(before, mean, shift.mT, alpha=-1, out=products)
+        sums.zero_()
+        self.kept["moments"], self.kept["origin"] = moments, self.kept["origin"] + shift
+
+    def start(self) -> None:
+        """Learn from all steps that have ended, in a thread."""
+        self.center()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="thinpipe-axes")
+        moments, device = dict(self.kept), self.kept["weight"].device
+        ready = torch.cuda.Event(blocking=True) if device.type == "cuda" else None
+        if ready is not None:
+            ready.record(torch.cuda.current_stream(device))
+
+        def work() -> Lesson:
+            if ready is None:
+                return self._lesson(moments)
+            ready.synchronize()  # and not the copies: while one waits, no other thread can launch anything
+            with torch.cuda.stream(self._stream):
+                found = self._lesson({name: each.cpu() for name, each in moments.items()})
+                there = Lesson(*(each.pin_memory().to(device, non_blocking=True) for each in found))
+                self._stream.synchronize()
+            return there
+
+        self._future = self._thread.submit(work)
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """The thread's own, and of higher priority: what it copies need not stand behind what the worker has queued."""
+        return torch.cuda.Stream(self.kept["weight"].device, priority=-1)
+
+    def _lesson(self, moments: dict[str, Tensor]) -> Lesson:
+        arrays = {name: each.numpy() for name, each in moments.items()}
+        return Lesson(*map(torch.from_numpy, learn(arrays, self.rows, self.bits, self._step_rows)))
+
+    def take(self) -> Lesson:
+        """What was learned, here or before this run was taken up."""
+        if self._future is None:
+            told = self.kept.pop("next")
+            return Lesson(told, sender_side(told, self.rows))
+        lesson, self._future = self._future.result(), None
+        if lesson.told.is_cuda:
+            for each in lesson:  # of the thread's stream
+                each.record_stream(torch.cuda.current_stream(each.device))
+        return lesson
+
+    def settle(self) -> None:
+        """Leave everything in the mapping."""
+        self.fold()
+        if self._future is not None:
+            self.kept["next"], self._future = self._future.result().told, None
+
+
+class _Moments:
+    """Sums over rows, in memory that every step uses again: one piece, and what it is made of."""
+
+    def __init__(self, rows: Rows, device: torch.device) -> None:
+        self.flat = torch.empty(_size(rows), dtype=torch.float32, device=device)
+        self.products, self.sums = _parts(self.flat, rows)
+
+    def fill(self, columns: Tensor, origin: Tensor) -> None:
+        """Of so many columns, in place of what there was."""
+        # A GPU multiplies bfloat16 several times as fast, and sums in float32. Rounding takes a value away from itself
+        # by 2^-8 at most, in a direction that other values know nothing of: means of products stay what they are, and
+        # those of squares grow by less than 2^-18. Even with eight bits for a value, more than 2^-15 is lost.
+        dtype = torch.bfloat16 if columns.is_cuda else torch.float32
+        apart = deviations(columns, origin, dtype)
+        torch.sum(apart, 2, keepdim=True, dtype=torch.float32, out=self.sums)
+        product(apart, apart.mT, self.products)
+
+
+def _size(rows: Rows) -> int:
+    return rows.groups * rows.size * (rows.size + 1)
+
+
+def _parts(flat: Values, rows: Rows) -> tuple[Values, Values]:
+    """Products [groups, size, size] and sums [groups, size, 1]: views of what is kept in one piece."""
+    end = rows.groups * rows.size**2
+    return flat[:end].reshape(rows.groups, rows.size, rows.size), flat[end:].reshape(rows.groups, rows.size, 1)
+
+
+def is_due(step: int, rows: Rows, bits: float, chunks: int, start: int) -> bool:
+    """Whether learning starts with a step, counted from 0.
+
+    First when there were rows enough, but not before ``start``; then after 2, 4, 8 ... steps, then every so many; but
+    not while another one is under way or about to start.
+    """
+    since, every = step - first_due(rows, chunks, start), rows.every(bits, chunks)
+    return since >= 0 and (since % every == 0 or (LEAD <= since <= every - LEAD and since & (since - 1) == 0))
+
+
+def first_due(rows: Rows, chunks: int, start: int) -> int:
+    return max(start, math.ceil(ENOUGH * rows.size / (rows.count * chunks)))
+
+
+def stride_of(rows: Rows, chunks: int) -> int:
+    """Of so many rows one is enough to learn from. All places of a sample have their turn: what is at its border, or at
+    the start of a sentence, is not like the rest."""
+    places = rows.count // rows.shape[0]
+    stride = max(1, rows.count * chunks // (PLENTY * rows.size))
+    while math.gcd(stride, places) > 1:
+        stride += 1
+    return stride
+
+
+def rehearse(x: Tensor, rows: Rows, bits: float, chunks: int) -> None:
+    """What both ends do with every tensor, so that nothing compiles while a step waits for it. x becomes anything."""
+    columns = rows.columns(x)
+    learner = Learner({}, rows, bits, chunks)
+    learner.add(columns)
+    learner.fold()
+    told = torch.zeros(rows.learned_bytes, dtype=torch.uint8, device=x.device)
+    basis = Basis.read(told, rows, bits, torch.zeros(rows.groups, rows.size, rows.size, device=x.device))
+    wire = torch.empty(rows.wire_bytes(bits), dtype=torch.uint8, device=x.device)
+    encode(columns, basis, rows, wire)
+    decode(wire, basis, rows, x)
+
+
+@one_thread()
+def sender_side(told: Tensor, rows: Rows) -> Tensor:
+    """What a sender makes of what it told the other end, or had told before this run was taken up."""
+    return torch.from_numpy(forth_of(told.cpu().numpy(), rows)).to(told.device)
+
+
+@one_thread()
+def learn(moments: dict[str, np.ndarray], rows: Rows, bits: float, step_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """What travels of a basis, and ``forth``: see ``axes.Basis``. From moments as ``Learner.center`` leaves them.
+
+    NumPy's: torch's would run on threads of their own in this one, and where there are more of those than cores, the
+    OpenMP that both have makes all of them sleep between any two loops. Training on two cores took twice as long.
+    """
+    weight = max(float(moments["weight"]), LEAST_WEIGHT)
+    told = np.empty(rows.learned_bytes, np.uint8)
+    mean, deviations, axes, bits_of = views(told, rows)
+    mean[...] = moments["origin"]
+    products, _ = _parts(moments["moments"], rows)
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # the others have a model to train
+        found = pool.map(_find_axes, products, repeat(step_rows / RATE * weight), axes)
+        inverse, units, variances = map(np.stack, zip(*found, strict=True))
+    # No deviation is less than what float32 makes of the mean, so that no component overflows.
+    least = max(LEAST_DEVIATION, float(np.abs(mean).max()) * float(np.finfo(np.float32).eps))
+    exact = np.maximum(np.sqrt(variances / weight), least * units)
+    deviations[...] = exact
+    bits_of[...] = allocate(np.square(exact / units).reshape(-1), rows.planes(bits)).reshape(bits_of.shape)
+    return told, forth_of(told, rows, inverse)
+
+
+def _find_axes(products: np.ndarray, rows: float, axes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fills in a group's axes as they travel, each 1 / unit long; gives their inverse, units, and variances in that.
+
+    Few operations, in little memory: after each one a thread waits for Python, and some machines take longer to find
+    memory than to fill it. float32 where it loses less than the 8 bits of an axis do; NumPy inverts in float64.
+    """
+    eigenvalues, vectors = np.linalg.eigh(products.astype(np.float64))
+    vectors = vectors.astype(np.float32)
+    units = np.abs(vectors).max(0) / 127
+    whole = vectors / units
+    np.rint(whole, out=whole)
+    axes[...] = whole.T
+    inverse = np.linalg.inv(whole)
+    shares = np.square(inverse @ vectors, out=whole)  # and no difference, of which float32 has few digits
+    variances = shares @ _shrunk(eigenvalues, rows).astype(np.float32)
+    return inverse, units[:, None], variances.astype(np.float64)[:, None]
+
+
+def allocate(variances: np.ndarray, total: int) -> np.ndarray:
+    """So many bits over normal variables, 0 to 8 each, for the least sum of squared errors; uint8.
+
+    A bit takes less error away than the one before it, so the best ones are the best of all.
+    """
+    errors = np.array([distortion(bits) for bits in range(MAX_BITS + 1)])
+    gains = variances[:, None] * (errors[:-1] - errors[1:])
+    chosen = np.zeros(gains.size, np.uint8)
+    chosen[np.argsort(-gains.reshape(-1), kind="stable")[:total]] = 1
+    return chosen.reshape(gains.shape).sum(1, dtype=np.uint8)
+
+
+def _shrunk(variances: np.ndarray, rows: float) -> np.ndarray:
+    """Of all axes, nearer to their mean the fewer rows they are of (Chen et al., 2010: the oracle approximation).
+
+    So no axis has no deviation at all: a value that was constant so far may change.
+    """
+    variances = variances.astype(np.float64).clip(0, np.finfo(np.float32).max)
+    size, total, squares = len(variances), variances.sum(), np.square(variances).sum()
+    most = (1 - 2 / size) * squares + total**2
+    part = most / max(most, (rows + 1 - 2 / size) * (squares - total**2 / size), 1e-300)
+    return variances + part * (total / size - variances)

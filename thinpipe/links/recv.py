@@ -1,0 +1,125 @@
+"""The receiving end of a link: waits for wires, decodes them, and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinpipe.links.counters import Event, Stamp, now
+from thinpipe.links.link import Link
+from thinpipe.links.message import Message
+
+
+class RecvLink(Link):
+    """Receives into buffers it keeps, decodes into tensors that it lends and takes back."""
+
+    trace = False  # stamp arrivals too: one thread per message
+
+    def forget(self) -> None:
+        self._messages: dict[tuple[int, int], Message] = {}  # by chunk and slot
+        self._spare: dict[int, list[Tensor]] = {}  # by slot, to decode into
+
+    def expect_step(self) -> None:
+        """(0) Post the receives of the next step before it begins; how long its messages are is not known yet."""
+        for chunk, index in self.all_messages() if self.transport.ahead else ():
+            message = self._message(chunk, index)
+            message.buffer = message.room
+            self.transport.memory.reuse(message)
+            self.transport.start(message)
+
+    def call_off(self) -> None:
+        """That step does not come: wait for what the sender says instead."""
+        for message in self._messages.values():
+            if message.work is not None:
+                self.transport.await_work(message)
+
+    def post(self) -> None:
+        """(1) Expect the messages of a whole step, where the transport does so ahead."""
+        self.transport.post((self._expect(chunk, index) for chunk, index in self.all_messages()), self.trace)
+
+    def recv_ops(self, chunk: int) -> list[dist.P2POp]:
+        """The receives of one chunk, where a schedule orders and awaits them."""
+        return self.transport.recv_ops(self._expect(chunk, index) for index in range(len(self.slots)))
+
+    def receive(self, chunk: int) -> list[Tensor]:
+        """(3) Wait for a chunk and decode it."""
+        tensors = []
+        for index, slot in enumerate(self.slots):
+            message = self._messages[chunk, index]
+            self.transport.receive(message)
+            tensors.append(self._decode(message))
+            size, needed, usable = len(message.buffer), message.needed, message.usable
+            self.ledger.packing_ms += message.packing_ms
+            self.ledger.counters.count(slot.tensor_bytes, size)
+            self.ledger.counters.blocked_ms += (usable - needed) * 1e3
+            self.ledger.stamps.append(Stamp(self.step, chunk, index, needed, usable, message.arrived, size))
+            self.events.append(Event("wait", self.target, chunk, needed, usable))
+            if not message.raw:
+                self.events.append(Event("decode", self.target, chunk, usable, now()))
+        return tensors
+
+    def begin_step(self, step: int) -> None:
+        """Take back what a step without a backward, an evaluation, still has."""
+        super().begin_step(step)
+        for message in self._messages.values():
+            self._take_back(message)
+
+    def release(self, chunk: int) -> None:
+        """(5) Take back the tensors of a chunk whose backward is done."""
+        for index in range(len(self.slots)):
+            if not self._messages[chunk, index].kept:
+                self._take_back(self._messages[chunk, index])
+
+    def keep_shared(self, chunk: int, values: Iterable[Any]) -> None:
+        """Keep the memory of a chunk to the end of the step if any of these tensors lies in it.
+
+        Outputs and input gradients do where a module returns its input or a view of it (``nn.Identity``).
+        """
+        addresses = {value.untyped_storage().data_ptr() for value in values if type(value) is Tensor}
+        for index in range(len(self.slots)):
+            message = self._messages[chunk, index]
+            message.kept = message.lent is not None and message.lent.untyped_storage().data_ptr() in addresses
+
+    def _take_back(self, message: Message) -> None:
+        if message.lent is not None:
+            self._spare.setdefault(message.slot, []).append(message.lent)
+            message.lent = None
+        message.kept = False
+
+    def _message(self, chunk: int, index: int) -> Message:
+        """Of any step, with a place to arrive in."""
+        memory, message = self.transport.memory, self._messages.get((chunk, index))
+        if message is None:
+            integers = self.integers(self.slots[index])
+            message = self._messages[chunk, index] = Message(self.step, chunk, index, integers=integers)
+            if self.route.handover is None:  # or the sender's memory is used
+                most = memory.most_bytes(self.encoding.most_bytes(index), packed=integers is not None)
+                message.room = memory.buffer(most)
+        return message
+
+    def _expect(self, chunk: int, index: int) -> Message:
+        """The message of this step."""
+        memory, message = self.transport.memory, self._message(chunk, index)
+        form = self.encoding.form(chunk, index)
+        message.step, message.size, message.raw = self.step, form.wire_bytes, form.raw
+        message.buffer = message.room[: memory.most_bytes(form.wire_bytes, packed=message.integers is not None)]
+        return message
+
+    def _decode(self, message: Message) -> Tensor:
+        chunk, index, memory = message.chunk, message.slot, self.transport.memory
+        slot, wire = self.slots[index], memory.open(message)
+        if message.raw and memory.in_place:
+            received = wire.view(slot.dtype).view(slot.shape).detach()  # autograd refuses to detach views in place
+            self.encoding.remember(chunk, index, received)
+            return received
+        spares = self._spare.get(index)
+        message.lent = spares.pop() if spares else torch.empty(slot.shape, dtype=slot.dtype, device=self.device)
+        with self.clock.measure() if not message.raw else nullcontext():
+            self.encoding.decode(chunk, index, wire, message.lent)
+        memory.close(message)
+        return message.lent.detach()  # a new leaf every time: gradients of the last user are not this one's

@@ -1,0 +1,85 @@
+"""The sending end of a link: encodes each tensor, sends the wire, and counts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinpipe.codecs.base import as_bytes
+from thinpipe.links.counters import Event, now
+from thinpipe.links.link import Link
+from thinpipe.links.message import Message
+from thinpipe.links.slot import Slot
+
+Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, what is to be sent
+
+
+class SendLink(Link):
+    """Encodes into buffers that are used again."""
+
+    warns = True  # if nothing is compressed; False where the user learns it in another way
+    tap: Tap | None = None  # is shown every tensor before it is encoded
+    window = 4  # chunks under way before the worker waits for the oldest, whose wire takes memory
+
+    def forget(self) -> None:
+        self.transport.memory.forget()
+
+    def configure(self, slots: list[Slot], chunks: int) -> None:
+        super().configure(slots, chunks)
+        why = self.encoding.uncompressed(slots, chunks) if self.warns else None
+        if why:
+            self.warns = False
+            warnings.warn(f"nothing is compressed on the {self}: {why}", stacklevel=2)
+
+    def send(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
+        """(2) Encode and send, or return the operations that send. Waits only if a window of chunks is under way."""
+        if len(tensors) != len(self.slots) or not all(isinstance(each, Tensor) for each in tensors):
+            found = [str(Slot.of(each)) if isinstance(each, Tensor) else type(each).__name__ for each in tensors]
+            raise ValueError(
+                f"all chunks of all steps have the same tensors: the {self} was set up for "
+                f"({', '.join(map(str, self.slots))}), but chunk {chunk} is ({', '.join(found)}). "
+                "Return as many tensors for every chunk"
+            )
+        self.transport.await_sends(but=self.window - 1)
+        return self.transport.send([self._encode(chunk, index, tensor) for index, tensor in enumerate(tensors)])
+
+    def finish(self) -> None:
+        """(4) Wait until everything sent has left."""
+        self.transport.await_sends()
+
+    def call_off(self) -> None:
+        """The step that the other end expects does not come: a byte in place of each message."""
+        for numbers in self.all_messages() if self.transport.ahead else ():
+            message = Message(self.step, *numbers, buffer=torch.zeros(1, dtype=torch.uint8))
+            self.transport.start(message)
+            self.transport.await_work(message)
+
+    def _encode(self, chunk: int, index: int, tensor: Tensor) -> Message:
+        slot, form = self.slots[index], self.encoding.form(chunk, index)
+        if tensor.shape != slot.shape or tensor.dtype != slot.dtype:
+            raise ValueError(
+                f"all chunks of all steps have one shape: the {self} was set up for {slot}, but tensor {index} of "
+                f"chunk {chunk} is {Slot.of(tensor)}. Pad or drop a batch that does not fill its chunks."
+            )
+        if self.tap is not None:
+            self.tap(self, chunk, index, tensor)
+        began = now()
+        memory = self.transport.memory
+        message = Message(
+            self.step, chunk, index, slot.tensor_bytes, form.wire_bytes, form.raw, integers=self.integers(slot)
+        )
+        if form.raw:
+            wire = as_bytes(tensor.detach().contiguous())
+            self.encoding.remember(chunk, index, tensor)
+        else:
+            wire = memory.wire(message)
+            with self.clock.measure():
+                self.encoding.encode(chunk, index, tensor, wire)
+        memory.load(message, wire)
+        if not form.raw:
+            self.events.append(Event("encode", self.source, chunk, began, now()))
+        return message

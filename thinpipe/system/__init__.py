@@ -1,0 +1,1 @@
+"""The machine: files, sizes in bytes, time and memory of a call."""

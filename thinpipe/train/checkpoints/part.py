@@ -1,0 +1,196 @@
+"""One worker's part of a checkpoint: named tensors as a safetensors file, with the hash of its bytes.
+
+The file is written as a stream of pieces. So a part takes no memory beside the tensors, its hash is that of what was in
+memory, and the same stream goes to the client where the client keeps all parts (``send_pieces``). The library reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from xxhash import xxh3_128
+
+from thinpipe.codecs.base import as_bytes
+from thinpipe.comm.control import ACTIVITY
+from thinpipe.comm.exchange import needing_peers
+from thinpipe.system.files import regular_size
+from thinpipe.train.engines.world import World
+from thinpipe.train.models.save import TensorFile
+
+PIECE = 4 << 20  # bytes that are written, hashed or sent at once
+
+
+class DamagedError(ValueError):
+    """A checkpoint is not what was saved: the message names the file and says what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What the manifest knows of a part."""
+
+    name: str
+    bytes: int
+    xxh3_128: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"part-\d+\.safetensors", self.name):
+            raise ValueError(f"a part is part-N.safetensors, got {self.name!r}")
+
+
+def part_name(worker: int) -> str:
+    return f"part-{worker}.safetensors"
+
+
+class PartStream:
+    """The bytes of a safetensors file: a header that says where each tensor is, then the tensors."""
+
+    def __init__(self, state: dict[str, Tensor]) -> None:
+        file = TensorFile(state)
+        self._header, self.bytes = file.header, file.bytes
+        self._tensors = [state[name] for name in file.names]
+
+    def pieces(self) -> Iterator[Tensor]:
+        """uint8 on the CPU, at most ``PIECE`` each."""
+        yield from torch.frombuffer(bytearray(self._header), dtype=torch.uint8).split(PIECE)
+        yield from tensor_pieces(self._tensors)
+
+
+def tensor_pieces(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The bytes of these tensors, uint8 on the CPU, at most ``PIECE`` at once."""
+    for tensor in tensors:
+        if tensor.numel():
+            yield from as_bytes(tensor.detach().cpu().contiguous()).split(PIECE)
+
+
+def filled(tensors: Iterable[Tensor], pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Tensors on the CPU, each when its bytes have come; pieces may end anywhere in them."""
+    coming, piece = iter(pieces), torch.empty(0, dtype=torch.uint8)
+    for tensor in tensors:
+        room = as_bytes(tensor) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+        while room.numel():
+            piece = piece if piece.numel() else next(coming)
+            taken = min(piece.numel(), room.numel())
+            room[:taken] = piece[:taken]
+            room, piece = room[taken:], piece[taken:]
+        yield tensor
+
+
+class HashedPieces:
+    """Pieces that are counted and hashed as they pass."""
+
+    def __init__(self, pieces: Iterable[Tensor]) -> None:
+        self._pieces, self._hash, self.bytes = pieces, xxh3_128(), 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for piece in self._pieces:
+            self._hash.update(_memory(piece))
+            self.bytes += piece.numel()
+            ACTIVITY.done += 1  # a slow disk is no standstill
+            yield piece
+
+    def hexdigest(self) -> str:
+        return str(self._hash.hexdigest())
+
+
+def write_pieces(path: Path, pieces: Iterable[Tensor]) -> Part:
+    """A new file of these pieces, on the disk when this returns; nothing of it is left after an error."""
+    hashed = HashedPieces(pieces)
+    try:
+        with path.open("xb", buffering=0) as file:  # a buffer would try once more to write what a full disk refused
+            for piece in hashed:
+                _write_all(file, _memory(piece))
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    return Part(name=path.name, bytes=hashed.bytes, xxh3_128=hashed.hexdigest())
+
+
+def _memory(piece: Tensor) -> memoryview:
+    return memoryview(piece.numpy())  # type: ignore[arg-type]
+
+
+def _write_all(file: FileIO, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+def read_part(directory: Path, part: Part, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Return the wanted tensors of a part, on the CPU; a part that has any is verified first."""
+    path = directory / part.name
+    _check_size(path, part)
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if wanted(name)]  # noqa: SIM118, it is no dict
+            if names:
+                verify_part(directory, part)
+            # What the library returns is the file, mapped: it must not change when the file goes.
+            return {name: file.get_tensor(name).clone() for name in names}
+    except OSError as error:
+        raise DamagedError(f"{part.name}: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise DamagedError(f"{part.name}: {error}") from None
+
+
+def verify_part(directory: Path, part: Part) -> None:
+    """Raise DamagedError unless the file is what was saved, by its size and its hash."""
+    _check_size(directory / part.name, part)
+    found = xxh3_128()
+    try:
+        with (directory / part.name).open("rb", buffering=0) as file:
+            buffer = memoryview(bytearray(PIECE))
+            while count := file.readinto(buffer):
+                found.update(buffer[:count])
+    except OSError as error:
+        raise DamagedError(f"{part.name}: {error.strerror or error}") from None
+    if found.hexdigest() != part.xxh3_128:
+        raise DamagedError(f"{part.name}: hash {found.hexdigest()}, and {part.xxh3_128} was saved")
+
+
+def _check_size(path: Path, part: Part) -> None:
+    """Raise DamagedError unless there is a regular file of the size that was saved."""
+    try:
+        size = regular_size(path)
+    except OSError as error:
+        raise DamagedError(f"{part.name}: {error.strerror or error}") from None
+    if size != part.bytes:
+        raise DamagedError(f"{part.name} has {size} bytes, and {part.bytes} were saved")
+
+
+def send_pieces(pieces: Iterable[Tensor], worker: int, world: World) -> None:
+    """Send bytes to a worker, which receives as many. ``pieces`` of any length travel as full ones."""
+    buffer, filled = torch.empty(PIECE, dtype=torch.uint8), 0
+    for piece in pieces:
+        while piece.numel():
+            taken = min(PIECE - filled, piece.numel())
+            buffer[filled : filled + taken] = piece[:taken]
+            filled, piece = filled + taken, piece[taken:]
+            if filled == PIECE:
+                _send(buffer, worker, world)
+                filled = 0
+    if filled:
+        _send(buffer[:filled], worker, world)
+
+
+def _send(piece: Tensor, worker: int, world: World) -> None:
+    with needing_peers(f"sending tensors to worker {worker}"):
+        dist.send(piece, group=world.control_group, group_dst=worker)
+
+
+def receive_pieces(count: int, worker: int, world: World) -> Iterator[Tensor]:
+    """So many bytes from a worker, piece by piece; each is gone when the next one comes."""
+    buffer = torch.empty(min(count, PIECE), dtype=torch.uint8)
+    for start in range(0, count, PIECE):
+        piece = buffer[: min(PIECE, count - start)]
+        with needing_peers(f"receiving tensors from worker {worker}"):
+            dist.recv(piece, group=world.control_group, group_src=worker)
+        yield piece

@@ -1,0 +1,278 @@
+"""Going on from a checkpoint: the newest that is whole on all workers, whatever their number.
+
+1  the client reads the manifest of the newest candidate and tells it
+2  every worker verifies and reads what it needs of the parts; or the client does, and sends it (``save_local``)
+3  all tell what is damaged; if anything is, the next older one is tried, on all workers alike
+4  every worker takes over its tensors
+
+Tensors are named as in the whole model, so any worker finds its own however the model was cut. What belongs to a link
+(a codec's memory, copies of samples) goes to the link between the same two units, if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinpipe.links.spec import encoding
+from thinpipe.options import OptionError, named
+from thinpipe.train.checkpoints.folder import all_damaged, candidates, is_complete, load, newest_whole
+from thinpipe.train.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
+from thinpipe.train.checkpoints.part import (
+    DamagedError,
+    HashedPieces,
+    filled,
+    read_part,
+    receive_pieces,
+    send_pieces,
+    tensor_pieces,
+)
+from thinpipe.train.checkpoints.state import Cuts, belongs_here, frozen_hash, load_model_state, load_worker_state
+from thinpipe.train.data import difference
+from thinpipe.train.engines.engine import Engine
+from thinpipe.train.engines.world import World
+from thinpipe.train.resolve import fixed_differences
+from thinpipe.train.running import Running
+from thinpipe.train.settings import Settings, per_machine_settings
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """Where a run goes on, and what the user should know about it."""
+
+    progress: Progress
+    notices: list[str]
+
+
+def take_clients_word(settings: Settings, running: Running, world: World) -> tuple[Settings, Running]:
+    """What the run is, where the client alone has its checkpoints and so its settings. A collective."""
+    if not running.save_local or world.workers == 1:
+        return settings, running
+    told, goes_on = world.gather([settings.to_json(), running.resume is not None])[0]
+    if not goes_on:
+        return settings, replace(running, resume=None)
+    # Where files are on this machine, the client does not know.
+    own = {name: value for name in per_machine_settings() if (value := getattr(settings, name)) is not None}
+    settings = replace(Settings.from_json(told), **own)
+    return settings, running if running.resume else replace(running, resume=running.save)
+
+
+def resume(
+    running: Running,
+    settings: Settings,
+    engine: Engine,
+    optimizer: torch.optim.Optimizer,
+    data: Mapping[str, Any],
+    frozen: str | None = None,
+) -> Resumed:
+    """Load the newest checkpoint that is whole; ValueError, alike on all workers, if there is none. A collective.
+
+    ``frozen`` is the hash of what is not trained.
+    """
+    assert running.resume is not None
+    world = engine.world
+    damages: list[tuple[Path, str]] = []
+    for path, facts, damage in _offers(running.resume, world):
+        if damage is None:
+            manifest = manifest_of(facts, path)
+            _check_same_run(manifest, settings, data, path)
+            check_frozen(manifest, frozen)
+            cuts = Cuts(
+                manifest.first_units,
+                first_units(engine),
+                same_replicas=manifest.settings.replicas == settings.replicas,
+            )
+            read = _receive_state if running.save_local else _read_state
+            state, damage = read(path, manifest, engine, cuts)
+        if damage is None:
+            load_worker_state(engine, optimizer, state)
+            return Resumed(progress=manifest.progress, notices=_notices(damages, path, manifest, settings, cuts))
+        damages.append((path, damage))
+    raise ValueError(all_damaged(running.resume, damages))
+
+
+def load_newest(run: Path, engine: Engine) -> None:
+    """The model's tensors of the newest checkpoint that is whole, as the client sees it, and what links learned."""
+    world, frozen = engine.world, frozen_hash(engine)
+
+    def newest() -> str | None:
+        if not world.is_client:
+            return None
+        path, manifest, _ = newest_whole(run)
+        check_frozen(manifest, frozen)
+        return path.name
+
+    name = world.gather(world.together(newest))[0]
+    path = run if is_complete(run) else run / name
+    manifest = world.together(lambda: manifest_of(read_facts(path), path))
+    cuts = Cuts(manifest.first_units, first_units(engine))
+    # Copies of samples are of no use to others.
+    kinds = ("model/",) if encoding(manifest.settings.compress_forward).needs_samples else ("model/", "link/")
+
+    def is_wanted(key: str) -> bool:
+        return key.startswith(kinds) and belongs_here(engine, cuts.moved(key))
+
+    state = world.together(lambda: load(path, is_wanted))
+    world.together(lambda: load_model_state(engine, state))
+    remembered = {cuts.moved(key): value for key, value in state.items() if key.startswith("link/")}
+    if remembered:
+        engine.recall(remembered)
+
+
+def _offers(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
+    """The checkpoints to try, the newest first, as the client sees them: path, manifest, what is wrong with that."""
+    names: list[str] = []
+    problem = None
+    if world.is_client:
+        try:
+            found = candidates(where)
+            names = [""] if found == [where] else [path.name for path in found]
+        except ValueError as error:
+            problem = str(error)
+    names, problem = world.gather([names, problem])[0]
+    if problem is not None:
+        raise ValueError(problem)
+    for name in names:
+        path, facts, damage = where / name, {}, None
+        if world.is_client:
+            try:
+                facts = read_facts(path)
+            except DamagedError as error:
+                damage = str(error)
+            except ValueError as error:
+                problem = str(error)
+        facts, damage, problem = world.gather([facts, damage, problem])[0]
+        if problem is not None:
+            raise ValueError(problem)
+        yield path, facts, damage
+
+
+def _check_same_run(manifest: Manifest, settings: Settings, data: Mapping[str, Any], path: Path) -> None:
+    differing = fixed_differences(manifest.settings, settings)
+    if differing:
+        raise OptionError(f"{path} is of another run: {{{differing[0]}}} was another")
+    other = difference(manifest.data, data)
+    if other is not None:
+        raise OptionError(
+            f"a run goes on with the data it began with, and these are others: {other}. Put them back as they were, "
+            "or start a new run without {resume}"
+        )
+
+
+def check_frozen(manifest: Manifest, here: str | None) -> None:
+    """OptionError unless what is not trained, by its hash, is what it was when the run was saved."""
+    if manifest.data.get("frozen") not in (None, here):
+        raise OptionError(
+            "a run goes on with the weights it began with, and those that are frozen, which a checkpoint does not "
+            "have, are others now: name the {model} it began with"
+        )
+
+
+def _read_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> tuple[State, str | None]:
+    """What this worker needs, and what is wrong with it on any worker."""
+    world, damage = engine.world, None
+    state: State = {}
+    if not path.is_dir():
+        damage = named("does not see it; name a folder that all machines share, or give {save_local}")
+    else:
+        try:
+            for part in manifest.parts:
+                found = read_part(path, part, lambda name: belongs_here(engine, cuts.moved(name)))
+                state |= {cuts.moved(name): tensor for name, tensor in found.items()}
+        except DamagedError as error:
+            damage = str(error)
+    return state, _first_damage(world.gather(damage))
+
+
+def _first_damage(told: list[str | None]) -> str | None:
+    """One worker's word for all, and who says it unless the client does."""
+    for worker, damage in enumerate(told):
+        if damage is not None:
+            return f"{damage} (worker {worker})" if worker else damage
+    return None
+
+
+def _receive_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> tuple[State, str | None]:
+    """The same where the client has all parts: it verifies them, and sends every worker what that asks for."""
+    world, damage = engine.world, None
+    everything: State = {}
+    if world.is_client:
+        try:
+            for part in manifest.parts:
+                everything |= read_part(path, part, lambda name: True)
+        except DamagedError as error:
+            damage = str(error)
+    described = {
+        name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in everything.items()
+    }
+    described, damage = world.gather([described, damage])[0]
+    if damage is not None:
+        return {}, damage
+    mine = [name for name in described if belongs_here(engine, cuts.moved(name))]
+    asked = world.gather(mine)
+    if world.is_client:
+        theirs = [[everything[name] for name in asked[worker]] for worker in _servers(world)]
+        hashes = [_send_state(tensors, worker, world) for worker, tensors in enumerate(theirs, start=1)]
+        state = {name: everything[name] for name in mine}
+    else:
+        state = {name: _empty(*described[name]) for name in mine}
+        hashes = [_fill(list(state.values()), world)]
+    told = world.gather(hashes)
+    changed = [worker for worker in _servers(world) if told[worker] != [told[0][worker - 1]]]
+    if changed:
+        raise ValueError(f"the tensors of worker {changed[0]} were changed on their way from the client; try again")
+    return {cuts.moved(name): tensor for name, tensor in state.items()}, None
+
+
+def _servers(world: World) -> range:
+    return range(1, world.workers)
+
+
+def _empty(shape: list[int], dtype: str) -> Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype))
+
+
+def _send_state(tensors: list[Tensor], worker: int, world: World) -> str:
+    pieces = HashedPieces(tensor_pieces(tensors))
+    send_pieces(pieces, worker, world)
+    return pieces.hexdigest()
+
+
+def _fill(tensors: list[Tensor], world: World) -> str:
+    """Tensors from the bytes that the client sends, in this order."""
+    pieces = HashedPieces(receive_pieces(sum(each.numel() * each.element_size() for each in tensors), 0, world))
+    for _ in filled(tensors, pieces):
+        pass
+    return pieces.hexdigest()
+
+
+def first_units(engine: Engine) -> tuple[int, ...]:
+    return tuple(sorted({holding.first_unit for holding in engine.holdings()}))
+
+
+def _notices(
+    damages: list[tuple[Path, str]], path: Path, manifest: Manifest, settings: Settings, cuts: Cuts
+) -> list[str]:
+    lines = [
+        f"step {int(damaged.name.rpartition('-')[2])} is damaged: {damage}; going on from step {manifest.progress.step}"
+        for damaged, damage in damages
+    ]
+    versions = manifest.versions()
+    if versions is not None:
+        lines.append(f"{path} was {versions}")
+    before, now = manifest.settings.workers, settings.workers
+    lost = sorted(cuts.dropped)
+    if before > now:
+        lost.append("the random state of " + ("worker" if before == now + 1 else "workers"))
+        lost[-1] += " " + ", ".join(map(str, range(now, before)))
+    if before != now or cuts.saved != cuts.here:
+        moved = "the model is cut elsewhere" if before == now else f"saved with {before} workers, goes on with {now}"
+        lines.append(f"{moved}: the end will not be the same to the bit; dropped: {', '.join(lost) or 'nothing'}")
+    return lines

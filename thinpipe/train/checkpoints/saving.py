@@ -1,0 +1,203 @@
+"""Writing a checkpoint: all workers together, and either all know that it is there or all know why it is not.
+
+1  the client makes a fresh .partial folder
+2  every worker writes its part, synced to disk; or sends it to the client, which writes it (``local``)
+3  all tell name, size and hash, or what went wrong
+4  the client sees that every part is there with its size, writes the manifest, renames the folder
+5  it lets go of older ones, and tells how it went
+
+What goes wrong with the disk ends no run: the folder is removed, and the next save is another try.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from thinpipe.system.files import sync
+from thinpipe.train.checkpoints.best import mark_best
+from thinpipe.train.checkpoints.folder import (
+    PARTIAL,
+    checkpoint_path,
+    checkpoints,
+    delete,
+    is_complete,
+    keep_companions,
+)
+from thinpipe.train.checkpoints.manifest import Habits, Manifest, Progress
+from thinpipe.train.checkpoints.part import (
+    HashedPieces,
+    Part,
+    PartStream,
+    part_name,
+    receive_pieces,
+    send_pieces,
+    write_pieces,
+)
+from thinpipe.train.engines.world import World
+from thinpipe.train.settings import Settings
+
+_SLACK = 64 << 20  # bytes that a part may have more than twice what was told before the first step
+
+
+class UnsavedError(RuntimeError):
+    """A run came to its end, and its last checkpoint could not be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """How a save went: the path of a checkpoint, or why there is none."""
+
+    path: Path
+    problem: str | None = None
+
+
+class Saver:
+    """Writes the checkpoints of one run; the same on every worker."""
+
+    def __init__(
+        self,
+        directory: Path,
+        world: World,
+        *,
+        settings: Settings,
+        habits: Habits,
+        first_units: tuple[int, ...],
+        data: Mapping[str, Any],
+        expected_bytes: list[int],  # of each worker's part, about
+        companions: Mapping[str, bytes],  # of the client's data
+    ) -> None:
+        self.directory, self.world = directory, world
+        self.settings, self.habits, self.first_units, self.data = settings, habits, first_units, data
+        self.expected_bytes, self.companions = expected_bytes, companions
+
+    def save(self, progress: Progress, state: dict[str, Tensor], *, is_best: bool = False) -> Saved:
+        """Write a checkpoint, or return why there is none. A collective; all workers return the same.
+
+        ``is_best``: it has the best validation metric of the run so far.
+        """
+        path = checkpoint_path(self.directory, progress.step)
+        before = self._best_before(progress)
+        progress.best = (progress.step, progress.metric) if is_best else before
+        partial = path.with_name(path.name + PARTIAL)
+        problems = self._on_client(lambda: _make_fresh(partial))
+        if not problems:
+            parts, problems = (self._collect if self.habits.save_local else self._write)(partial, state)
+        if not problems:
+            problems = self._on_client(lambda: self._complete(path, partial, progress, parts))
+        if problems and self.world.is_client:
+            shutil.rmtree(partial, ignore_errors=True)
+        if problems:
+            progress.best = before
+        return Saved(path=path, problem=problems[0] if problems else None)
+
+    def _best_before(self, progress: Progress) -> tuple[int, float] | None:
+        """Return the best checkpoint so far, if it is in this folder: a resumed run may save elsewhere."""
+        best = progress.best
+        return best if best is not None and is_complete(checkpoint_path(self.directory, best[0])) else None
+
+    def _on_client(self, function: Callable[[], None]) -> list[str]:
+        """What the client could not do, told to all."""
+        problem = None
+        if self.world.is_client:
+            try:
+                function()
+            except OSError as error:
+                problem = self._words(error)
+        return _heard(self.world.gather(problem))
+
+    def _write(self, partial: Path, state: dict[str, Tensor]) -> tuple[list[Part], list[str]]:
+        part, problem = None, None
+        try:
+            part = write_pieces(partial / part_name(self.world.worker), PartStream(state).pieces())
+        except OSError as error:
+            problem = self._words(error)
+        return self._told(part, problem)
+
+    def _told(self, part: Part | None, problem: str | None) -> tuple[list[Part], list[str]]:
+        told = self.world.gather([None if part is None else asdict(part), problem])
+        problems = _heard([problem for _, problem in told])
+        return [] if problems else [Part(**each) for each, _ in told], problems
+
+    def _collect(self, partial: Path, state: dict[str, Tensor]) -> tuple[list[Part], list[str]]:
+        """Like ``_write``, but all files are the client's."""
+        world, stream = self.world, PartStream(state)
+        sizes = world.gather(stream.bytes)
+        problems = [
+            f"worker {worker} would send {size} bytes, and about {expected} were expected"
+            for worker, (size, expected) in enumerate(zip(sizes, self.expected_bytes, strict=True))
+            if size > 2 * expected + _SLACK
+        ]
+        if problems:
+            return [], problems
+        if not world.is_client:
+            hashed = HashedPieces(stream.pieces())
+            send_pieces(hashed, 0, world)
+            return self._compared([], hashed.hexdigest(), None)
+        files, problem = [], None
+        for worker, size in enumerate(sizes):
+            pieces = stream.pieces() if worker == 0 else receive_pieces(size, worker, world)
+            try:
+                files.append(write_pieces(partial / part_name(worker), pieces))
+            except OSError as error:
+                problem = problem or self._words(error)
+                for _ in pieces:  # the worker sends on, whatever has become of it
+                    pass
+        return self._compared(files, None, problem)
+
+    def _compared(self, files: list[Part], sent: str | None, problem: str | None) -> tuple[list[Part], list[str]]:
+        """What the client has written, if it is what the workers have sent."""
+        told = self.world.gather([[file.xxh3_128 for file in files], sent, problem])
+        written, _, problem = told[0]
+        if problem is not None:
+            return [], [problem]
+        changed = [worker for worker in range(1, len(told)) if told[worker][1] != written[worker]]
+        return files, [f"the part of worker {worker} was changed on its way to the client" for worker in changed]
+
+    def _complete(self, path: Path, partial: Path, progress: Progress, parts: list[Part]) -> None:
+        for worker, part in enumerate(parts):
+            size = (partial / part.name).stat().st_size
+            if size != part.bytes:
+                raise OSError(0, f"worker {worker} wrote {part.bytes} bytes, the client sees {size}", part.name)
+        keep_companions(self.directory, self.companions)
+        Manifest(
+            settings=self.settings,
+            habits=self.habits,
+            progress=progress,
+            first_units=self.first_units,
+            data=self.data,
+            parts=tuple(parts),
+        ).write(partial)
+        sync(partial)
+        if path.exists():  # of a run that was resumed from an older one
+            delete(path)
+        partial.rename(path)
+        sync(self.directory)
+        best = None if progress.best is None else checkpoint_path(self.directory, progress.best[0])
+        mark_best(self.directory, None if best is None else best.name)
+        found = checkpoints(self.directory)
+        here = found.index(path)
+        # Later ones are of a run that was resumed from before them: it comes by there again.
+        for other in found[: max(here + 1 - self.habits.keep, 0)] + found[here + 1 :]:
+            if other != best:
+                with suppress(OSError):  # this one is saved, and the next one tries again
+                    delete(other)
+
+    def _words(self, error: OSError) -> str:
+        where = self.directory if error.filename is None else error.filename
+        return f"worker {self.world.worker}: {where}: {error.strerror or error}"
+
+
+def _make_fresh(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _heard(problems: list[str | None]) -> list[str]:
+    return [problem for problem in problems if problem is not None]

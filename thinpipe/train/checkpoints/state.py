@@ -1,0 +1,186 @@
+"""Everything a worker must remember, as named tensors: model, optimizer, what codecs remember, random state.
+
+    model/<name>                  a parameter that is trained, or a buffer, by its name in the whole model
+    optimizer/<name>/<what>       what the optimizer keeps for a parameter
+    link/..., replica/...         what the codecs of this worker's links, or of its replica, remember
+    random/<worker>/cpu, cuda     torch's generators
+
+Names are unique over all workers, so that one checkpoint holds them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+from xxhash import xxh3_128
+
+from thinpipe.train.batches import mixed_seed
+from thinpipe.train.engines.engine import Engine
+from thinpipe.train.optimize import kept_for, optimizer_bytes, take_back
+from thinpipe.train.settings import Settings
+
+
+class Cuts:
+    """Where a model was cut when it was saved, and where it is cut here: the first unit of every stage."""
+
+    def __init__(self, saved: tuple[int, ...], here: tuple[int, ...], *, same_replicas: bool = True) -> None:
+        self.saved, self.here, self.same_replicas = saved, here, same_replicas
+        self.dropped: set[str] = set()  # what had a memory and is not here, in words
+
+    def moved(self, key: str) -> str:
+        """The name here of what was saved under a name: a link is known by the two units that it joins.
+
+        Empty for what belonged to a link that is not here, or to one of another number of replicas.
+        """
+        kind, _, rest = key.partition("/")
+        if kind == "replica" and not self.same_replicas:
+            self.dropped.add("what replicas had not sent yet")
+            return ""
+        if kind != "link" or self.saved == self.here:
+            return key
+        stage, _, what = rest.partition("/")
+        # A stage sends activations to the next one, and gradients to the one before.
+        behind = int(not what.startswith("backward/"))
+        unit = self.saved[int(stage) + behind]
+        if unit in self.here:
+            return f"link/{self.here.index(unit) - behind}/{what}"
+        if not what.endswith("/steps"):  # every link counts those
+            self.dropped.add(f"what codecs remembered of the link before unit {unit}")
+        return ""
+
+
+def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What this worker saves: on replicas the model is worker 0's to save, only the rest is their own."""
+    state = dict(engine.memory())
+    for kind, value in random_state(engine.world.device).items():
+        state[f"random/{engine.world.worker}/{kind}"] = value
+    if engine.owns_state:
+        state |= {f"model/{name}": tensor.detach() for name, tensor in trained_tensors(engine).items()}
+        for name, parameter in _parameters(engine).items():
+            for what, value in kept_for(optimizer, parameter).items():
+                if isinstance(value, Tensor):
+                    state[f"optimizer/{name}/{what}"] = value
+    return state
+
+
+def belongs_here(engine: Engine, key: str) -> bool:
+    """Whether this worker wants to load what a checkpoint has under this name."""
+    kind, _, rest = key.partition("/")
+    if kind == "model":
+        return rest in trained_tensors(engine)
+    if kind == "optimizer":
+        return rest.rpartition("/")[0] in _parameters(engine)
+    owner, _, what = rest.partition("/")
+    if kind in ("random", "replica"):
+        return int(owner) == engine.world.worker
+    if kind != "link":
+        return False
+    # Copies of samples are the same at both ends of a link: the sender saves them, the receiver loads them too.
+    is_receiver = what.startswith("sent/") and int(owner) + 1 in engine.stages
+    return int(owner) in engine.stages or is_receiver
+
+
+def load_model_state(engine: Engine, state: dict[str, Tensor]) -> None:
+    tensors = trained_tensors(engine)
+    for name, tensor in tensors.items():
+        saved = state.get(f"model/{name}")
+        if saved is None or saved.shape != tensor.shape:
+            found = "it does not have" if saved is None else f"{list(saved.shape)} instead of {list(tensor.shape)} has"
+            raise ValueError(f"the checkpoint was saved from another model: {found} {name}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(state[f"model/{name}"])
+
+
+def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
+    load_model_state(engine, state)
+    parameters = _parameters(engine)
+    for key, value in state.items():
+        kind, _, rest = key.partition("/")
+        if kind == "optimizer":
+            name, _, what = rest.rpartition("/")
+            take_back(optimizer, parameters[name], what, value)
+    engine.recall({key: value for key, value in state.items() if key.startswith(("link/", "replica/"))})
+    mine = f"random/{engine.world.worker}/"
+    set_random_state(
+        {key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)}, engine.world.device
+    )
+
+
+def state_bytes(engine: Engine, settings: Settings) -> int:
+    """About what this worker has in a checkpoint."""
+    mine = 0
+    if engine.owns_state:
+        mine += sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(engine).values())
+        for stage in engine.stages.values():
+            trained = (each for each in stage.parameters().values() if each.requires_grad)
+            mine += optimizer_bytes(trained, settings.optimizer)
+    if settings.parallel == "data" and settings.compress_backward != "none" and settings.error_feedback:
+        # What is lost on the way, for each.
+        mine += sum(each.numel() * each.element_size() for each in engine.parameters() if each.requires_grad)
+    return mine + sum(value.numel() * value.element_size() for value in engine.memory().values())
+
+
+def digest(engine: Engine) -> str:
+    """One SHA-256 of all parameters and buffers of the whole model, whoever holds them. A collective."""
+    mine = {name: _sha256(tensor) for name, tensor in model_tensors(engine).items()} if engine.owns_state else {}
+    everyone = {name: sha for known in engine.world.gather(mine) for name, sha in known.items()}
+    return hashlib.sha256("".join(f"{name} {everyone[name]}\n" for name in sorted(everyone)).encode()).hexdigest()
+
+
+def frozen_hash(engine: Engine) -> str | None:
+    """Of all that no checkpoint has, since it is not trained; None if there is nothing such. A collective."""
+    frozen = model_tensors(engine).keys() - trained_tensors(engine).keys()
+    mine = {
+        name: xxh3_128(_bytes(tensor).numpy().data).hexdigest()
+        for name, tensor in model_tensors(engine).items()
+        if name in frozen and tensor.numel()
+    }
+    everyone = {name: each for known in engine.world.gather(mine) for name, each in known.items()}
+    told = "".join(f"{name} {everyone[name]}\n" for name in sorted(everyone))
+    return xxh3_128(told.encode()).hexdigest() if everyone else None
+
+
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(_bytes(tensor).numpy().tobytes()).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def trained_tensors(engine: Engine) -> dict[str, Tensor]:
+    """Those of ``model_tensors`` that a run changes. The others are where the run took them from."""
+    held = model_tensors(engine)
+    return {name: each for name, each in held.items() if each.requires_grad or not isinstance(each, nn.Parameter)}
+
+
+def model_tensors(engine: Engine) -> dict[str, Tensor]:
+    """Parameters and buffers of this worker's stages, by their names in the whole model."""
+    return {name: tensor for stage in engine.stages.values() for name, tensor in stage.tensors().items()}
+
+
+def _parameters(engine: Engine) -> dict[str, nn.Parameter]:
+    return {name: parameter for stage in engine.stages.values() for name, parameter in stage.parameters().items()}
+
+
+def seed_worker(seed: int, worker: int) -> None:
+    """What dropout draws differs on every worker; the model was built before, from the same seed everywhere."""
+    torch.manual_seed(mixed_seed(seed, -1, worker))
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """What is not in it, of a worker or a device that was not there when it was saved, stays as it is."""
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

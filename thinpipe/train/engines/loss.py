@@ -1,0 +1,110 @@
+"""Cross-entropy over the labelled positions of a whole step, chunk by chunk.
+
+Logits of texts are as wide as the vocabulary: of a large one those of a chunk take more memory than all else. So the
+last unit of a language model hands on what its logits are computed from, and they are computed here, some positions at
+a time, and again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from thinpipe.train.models.units import Tail
+from thinpipe.train.tasks.task import IGNORED
+
+PIECE = 1 << 26  # logits that are there at once
+
+
+class Deferred(nn.Module):
+    """The last unit of a language model: has the weights of the head, and leaves logits to ``Loss``."""
+
+    def __init__(self, tail: Tail) -> None:
+        super().__init__()
+        self.tail = tail
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tensors
+
+
+class Loss:
+    """Of logits, or of what ``head`` makes them from; labels are [N] classes, or [N, T] tokens."""
+
+    def __init__(self, head: Tail | None, *, device: torch.device, amp: bool = False, piece: int = PIECE) -> None:
+        self._head, self._device, self._amp, self._piece = head, device, amp, piece
+        self._share = 1.0  # of one labelled position in the mean over a step, times chunks
+        self._right: list[Tensor] = []
+        self._samples = 0.0  # that one right position counts as
+
+    def begin(self, labels: Tensor, chunks: int, labelled: int | None = None, replicas: int = 1) -> None:
+        """A step; ``labels`` of this worker's share of its batches, ``labelled`` positions in all shares."""
+        total = max(count_labelled(labels) if labelled is None else labelled, 1)
+        self._share = chunks * replicas / total
+        self._samples = len(labels) * replicas / total
+        self._right = []
+
+    def __call__(self, outputs: Tensor | tuple[Tensor, ...], labels: Tensor) -> Tensor:
+        """A chunk's part of the mean over the step, times the number of its chunks."""
+        if labels.dim() == 1:
+            assert isinstance(outputs, Tensor)
+            self._right.append((outputs.argmax(-1) == labels).sum())
+            return functional.cross_entropy(outputs.float(), labels)
+        pieces = list(self._pieces(labels))
+        total: Tensor | None = None
+        for places in pieces:
+            if len(pieces) == 1:
+                loss, predicted = self._of(outputs, labels, places)
+            else:
+                loss, predicted = checkpoint(self._of, outputs, labels, places, use_reentrant=False)
+            self._right.append((predicted == labels[:, places]).sum())
+            total = loss if total is None else total + loss
+        assert total is not None
+        return total * self._share
+
+    def correct(self) -> float:
+        """Samples of the step; one with several labels, a text, counts by the part of them that was right."""
+        return float(torch.stack(self._right).sum()) * self._samples
+
+    def score(self, outputs: Tensor | tuple[Tensor, ...], labels: Tensor) -> tuple[float, Tensor]:
+        """Summed loss and predictions of the first samples of a batch, as many as there are labels; on the CPU."""
+        labels = labels.to(self._device)
+        if labels.dim() == 1:
+            assert isinstance(outputs, Tensor)
+            logits = outputs[: len(labels)].float()
+            return functional.cross_entropy(logits, labels, reduction="sum").item(), logits.argmax(-1).cpu()
+        first = outputs if isinstance(outputs, Tensor) else outputs[0]
+        rest = labels.new_full((len(first) - len(labels), *labels.shape[1:]), IGNORED)
+        padded, losses, predictions = torch.cat([labels, rest]), [], []
+        with torch.no_grad():
+            for places in self._pieces(padded):
+                loss, predicted = self._of(outputs, padded, places)
+                losses.append(loss.double())
+                predictions.append(predicted)
+        return torch.stack(losses).sum().item(), torch.cat(predictions, dim=1)[: len(labels)].cpu()
+
+    def _of(self, outputs: Any, labels: Tensor, places: slice) -> tuple[Tensor, Tensor]:
+        """Summed loss, and predictions, of these positions."""
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._amp):
+            logits = outputs[:, places] if self._head is None else self._head.logits(outputs, places)
+        here = labels[:, places]
+        loss = functional.cross_entropy(
+            logits.float().flatten(0, 1), here.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return loss, logits.detach().argmax(-1)
+
+    def _pieces(self, labels: Tensor) -> Iterator[slice]:
+        rows, length = labels.shape
+        width = 1 if self._head is None else self._head.cut.logits.shape[-1]
+        step = max(self._piece // (rows * width), 1)
+        step = math.ceil(length / math.ceil(length / step))  # all of about one size
+        return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def count_labelled(labels: Tensor) -> int:
+    return int((labels != IGNORED).sum())

@@ -1,0 +1,228 @@
+"""A model as units that stages are made of: what each returns for one chunk, and what it costs.
+
+Every worker finds the same by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from thinpipe.options import OptionError
+from thinpipe.pipeline.partition import StageModule, UnitCost
+from thinpipe.pipeline.units import is_known, unit_names, units_of
+from thinpipe.train.engines.loss import Deferred
+from thinpipe.train.models.cut import CutModel
+from thinpipe.train.models.units import Tail, cut_into_units
+
+Fill = Callable[[nn.Module, Iterable[str]], None]  # gives the parameters of these names their values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """A model's units in their order. Every worker finds the same by itself, whether it has the weights or not."""
+
+    model: nn.Module
+    units: list[nn.Module]
+    names: tuple[str, ...]
+    outputs: list[Traced] | None = None  # of each for one chunk; None: to be found out by running them
+    fill: Fill | None = None  # None: the model has its weights
+    tail: Tail | None = None  # of a language model whose last unit leaves logits to the loss
+    input_names: tuple[str, ...] = ()  # of the model, for units that ask for some of them
+
+    def beside(self, asked: Iterable[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What units ask for beside what the one before them returned."""
+        named = dict(zip(self.input_names, inputs, strict=False))
+        return {name: named[name] for name in asked}
+
+    def traced(self, inputs: Sequence[Meta], *, amp: bool, device: torch.device) -> list[Traced]:
+        if self.outputs is None:
+            return trace_units(self.units, inputs, amp=amp, device=device)
+        return self.outputs
+
+    def bring(self, device: torch.device) -> None:
+        """What a model's code between units computes with, rotary frequencies for instance, goes where units are."""
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[name] = buffer.to(device)
+
+    def fill_own(self, modules: Iterable[nn.Module]) -> None:
+        """Give what these modules are saved with its values, and nothing else; each tensor under all of its names."""
+        if self.fill is None:
+            return
+        mine = {id(tensor) for module in modules for tensor in module.state_dict(keep_vars=True).values()}
+        named = self.model.state_dict(keep_vars=True)
+        self.fill(self.model, [name for name, tensor in named.items() if id(tensor) in mine])
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            tensor.requires_grad_(named[name].requires_grad)  # a parameter that was filled is a new one
+
+
+def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None, *, amp: bool = False) -> Units:
+    """Any model of transformers, by its own forward on a chunk of such inputs; others as ``units_of`` knows them."""
+    if (is_known(model) and fill is None) or not hasattr(model, "base_model_prefix"):
+        known = units_of(model)
+        return Units(model=model, units=known, names=unit_names(model, known), fill=fill)
+    example = _example(inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the types of what travels
+        cut = CutModel(model, example)
+        travelling = [meta_of(tensors) for tensors in cut.travelling(example)]
+    _check_whole_numbers(type(model).__name__, [metas[: len(metas) - len(cut.known)] for metas in travelling[:-1]])
+    *units, tail = cut_into_units(cut)
+    deferred = _deferred(tail, travelling[-2], len(example["input_ids"]) if "input_ids" in example else None)
+    if deferred is not None:
+        travelling[-1] = travelling[-2]
+    return Units(
+        model=model,
+        units=[*units, deferred or tail],
+        names=_names(cut),
+        outputs=[Traced(metas, flops) for metas, flops in zip(travelling, cut.flops, strict=True)],
+        fill=fill,
+        tail=None if deferred is None else deferred.tail,
+        input_names=cut.input_names,
+    )
+
+
+def _deferred(tail: nn.Module, metas: Sequence[Meta], samples: int | None) -> Deferred | None:
+    """The last unit, without its logits, of a model that can be told which ones are wanted."""
+    assert isinstance(tail, Tail)
+    of_all = all(meta.shape[:1] == (samples,) for meta in metas)  # nothing that chunks share
+    return Deferred(tail) if tail.cut.takes_positions and of_all and not tail.asks else None
+
+
+def cut(model: nn.Module | Sequence[nn.Module], inputs: Mapping[str, Tensor] | None = None) -> list[nn.Module]:
+    """Return a model as units, for your own stages: each takes what the one before returns, the first the inputs.
+
+    Of a list its modules, of an ``nn.Sequential`` its children. Of a model of transformers, which is cut by its own
+    forward: what comes before its blocks, each block, what comes after; ``inputs`` are an example of what it is called
+    with, by name, as in ``{"input_ids": ids, "attention_mask": mask}``. Units share their parameters with the model.
+    One that has names in ``asks`` takes these inputs as well: ``unit(*values, input_ids=ids)``.
+    """
+    if isinstance(model, list | tuple | nn.Sequential):
+        units = list(model)
+        wrong = [type(unit).__name__ for unit in units if not isinstance(unit, nn.Module)]
+        if wrong or not units:
+            raise ValueError(f"units are modules, one or more; got {wrong[0] if wrong else 'none'}")
+        return units
+    if not hasattr(model, "base_model_prefix"):
+        raise ValueError(
+            "models that can be cut are those of transformers, nn.Sequential, and lists of modules; got "
+            f"{type(model).__name__}"
+        )
+    if inputs is None:
+        raise ValueError(f"{type(model).__name__} is cut by its forward: give an example of its inputs, by name")
+    return list(cut_into_units(CutModel(cast(nn.Module, model), inputs)))
+
+
+def _check_whole_numbers(name: str, travelling: Sequence[Sequence[Meta]]) -> None:
+    """ValueError if something travels that can only be tokens, or what was made of them."""
+    if any(meta.dtype == torch.int64 for metas in travelling for meta in metas):
+        raise ValueError(f"{name} hands its tokens from block to block, so they would travel to the servers: not cut")
+
+
+def check_private(modules: Sequence[StageModule], between: Sequence[Sequence[Meta]]) -> None:
+    """OptionError if a stage asks for inputs that is not at an end, where the data is, or asks for nothing else."""
+    for index, module in enumerate(modules[1:], 1):
+        if module.asks and (index < len(modules) - 1 or not between[index]):
+            raise OptionError(
+                f"the model asks for {' and '.join(sorted(module.asks))} in layers that stage {index} has, so tokens "
+                "or images would travel to the servers: leave more layers with the client ({client_layers}), or take "
+                "another model"
+            )
+
+
+def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
+    """OptionError if two workers would train one parameter, each a copy of its own."""
+    owner: dict[int, int] = {}
+    for index, module in enumerate(modules):
+        for parameter in module.parameters():
+            if owner.setdefault(id(parameter), index % workers) != index % workers:
+                raise OptionError(
+                    "the model uses some weights in its first and in its last units (tied embeddings), so one worker "
+                    "must have both: take {layout} client-server"
+                )
+
+
+def _example(inputs: Sequence[Meta]) -> Mapping[str, Tensor]:
+    """Of transformers' models: images; or token ids, with a mask where texts are padded, and types for pairs."""
+    if inputs[0].dtype.is_floating_point:
+        return {"pixel_values": torch.zeros(inputs[0].shape, dtype=inputs[0].dtype)}
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return {name: torch.ones(meta.shape, dtype=meta.dtype) for name, meta in zip(names, inputs, strict=False)}
+
+
+def _names(cut: CutModel) -> tuple[str, ...]:
+    paths = {id(module): path for path, module in cut.model.named_modules()}
+    prefix = getattr(cut.model, "base_model_prefix", "") + "."
+    return ("embeddings", *(paths[id(block)].removeprefix(prefix) for block in cut.blocks), "head")
+
+
+@dataclass(frozen=True)
+class Meta:
+    """A tensor's shape and type, without its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    trained: bool = True  # whether anything is that it was made by
+
+    @property
+    def has_gradient(self) -> bool:
+        return self.trained and self.dtype.is_floating_point
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def example(self, device: torch.device, *, gradient: bool = True) -> Tensor:
+        tensor = torch.empty(self.shape, dtype=self.dtype, device=device)
+        return tensor.requires_grad_(gradient and self.has_gradient)
+
+    def zeros(self, device: torch.device, *, gradient: bool = False) -> Tensor:
+        """An example that any unit can compute with: zero is a token, too."""
+        return self.example(device, gradient=False).zero_().requires_grad_(gradient and self.has_gradient)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One unit, run on one chunk."""
+
+    outputs: tuple[Meta, ...]
+    flops: int  # forward
+
+
+def meta_of(tensors: Sequence[Tensor]) -> tuple[Meta, ...]:
+    return tuple(Meta(tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+
+
+def trace_units(units: Sequence[nn.Module], inputs: Sequence[Meta], *, amp: bool, device: torch.device) -> list[Traced]:
+    """Run a chunk of zeros through all units, without gradients and as in evaluation, which changes nothing.
+
+    Operations are counted rather than timed, so that all workers, and a run that is taken up again, cut the model
+    alike.
+    """
+    modes = [unit.training for unit in units]
+    values: tuple[Tensor, ...] = tuple(meta.zeros(device) for meta in inputs)
+    traced = []
+    try:
+        with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=amp):
+            for unit in units:
+                # One at a time: the whole model need not fit this worker's device.
+                with FlopCounterMode(display=False) as counter:
+                    output = unit.to(device).eval()(*values)
+                unit.cpu()
+                values = output if isinstance(output, tuple) else (output,)
+                traced.append(Traced(meta_of(values), counter.get_total_flops()))
+    finally:
+        for unit, mode in zip(units, modes, strict=True):
+            unit.train(mode)
+    return traced
+
+
+def costs_of(traced: Sequence[Traced]) -> list[UnitCost]:
+    """What ``choose_cuts`` balances: only proportions count, so operations stand in for time."""
+    return [UnitCost(max(unit.flops, 1) * 1e-6, sum(meta.bytes for meta in unit.outputs)) for unit in traced]

@@ -1,0 +1,145 @@
+"""What a run tells those who watch it: the plan, every step, every epoch, the end.
+
+The loop calls a ``Listener`` on the client alone; progress bars, log lines, curves and records are listeners. A
+listener never changes the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Literal, Protocol
+
+from thinpipe.train.engines.plan import Holding, LinkPlan
+from thinpipe.train.tasks.task import Metric
+
+Parallel = Literal["pipeline", "data", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The run before its first step."""
+
+    task: str
+    metric: Metric
+    parallel: Parallel
+    workers: int
+    chunks: int
+    batch_size: int
+    epochs: int
+    steps_per_epoch: int
+    first_step: int  # 0, or where a resumed run goes on
+    last_step: int  # where this run ends: after all epochs, or before
+    evaluate_every: int | None  # steps, beside the end of an epoch
+    train_samples: int
+    validation_samples: int
+    parameters: int
+    trained: int  # of them
+    holdings: tuple[Holding, ...]
+    links: tuple[LinkPlan, ...]  # of a batch; empty unless parallel is pipeline
+    accumulate: int = 1  # batches to a step
+    tokens: int | None = None  # of a sample, padding included; None for images
+    schedule: str | None = None  # of a pipeline, with the number of chunks on their way where links asked for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of training, just done."""
+
+    step: int  # from 1, over all epochs
+    epoch: int  # from 1
+    samples: int
+    loss: float
+    accuracy: float  # of this batch, 0 to 1
+    lr: float
+    gradient_norm: float | None  # of all stages together; None unless it was asked for
+    wire_bytes: int  # sent by all workers in this step
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One epoch, or as much of it as there was when it was evaluated."""
+
+    epoch: int  # from 1
+    step: int
+    train_loss: float
+    train_accuracy: float
+    validation_loss: float
+    validation_metric: float  # what Plan.metric says
+    samples_per_s: float  # of training, evaluation and saving not counted
+    seconds: float  # all in all
+    bits_per_byte: float | None = None  # of the validation part, where it is text
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkUse:
+    """One direction of one link over the run's training steps: totals."""
+
+    source: int
+    target: int
+    direction: Literal["forward", "backward"]
+    spec: str
+    tensor_bytes: int = 0
+    wire_bytes: int = 0
+    encode_ms: float = 0.0
+    decode_ms: float = 0.0
+    wait_ms: float = 0.0  # the receiver stood still because the sender had nothing to send yet
+    transfer_ms: float = 0.0  # the receiver stood still because the message was on its way
+
+    def plus(self, more: object) -> LinkUse:
+        """With what a report of the same link counted since: its totals have the same names."""
+        totals = [each.name for each in fields(self) if each.default is not MISSING]
+        return replace(self, **{name: getattr(self, name) + getattr(more, name) for name in totals})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerUse:
+    """One worker over the run's training steps."""
+
+    worker: int
+    stages: tuple[int, ...]
+    compute_ms: float  # total of the steps, less encoding, decoding, waiting and transfer
+    peak_mib: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The run after its last step."""
+
+    steps: int  # of this run, without those before it was resumed
+    metric: float  # of the last evaluation
+    best_metric: float
+    validation_loss: float
+    train_loss: float
+    samples_per_s: float
+    seconds: float
+    workers: tuple[WorkerUse, ...]
+    links: tuple[LinkUse, ...]
+    bits_per_byte: float | None = None  # of the last evaluation, where it was of text
+    parameters_sha256: str = ""  # of all parameters and buffers: equal where two runs ended alike, bit for bit
+    best_step: int | None = None  # of the checkpoint that is kept as the best
+    exported: str = ""  # the folder that the model is in, if that was asked for
+
+
+class Listener(Protocol):
+    """Hears of a run as it goes; called on the client."""
+
+    def planned(self, plan: Plan) -> None: ...
+
+    def stepped(self, step: Step) -> None: ...
+
+    def evaluated(self, epoch: Epoch) -> None: ...
+
+    def noticed(self, line: str) -> None:
+        """What the user should know about how the run was taken up; before ``planned``."""
+        ...
+
+    def saved(self, step: int, path: str) -> None: ...
+
+    def save_failed(self, step: int, problem: str) -> None:
+        """There is no checkpoint of this step; the run goes on."""
+        ...
+
+    def finished(self, end: Finished) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...

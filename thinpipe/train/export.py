@@ -1,0 +1,344 @@
+"""Taking a trained model home: the folder that transformers loads, with a card, from a run's end or a checkpoint.
+
+At the end of a run:
+
+1  before the first step the client has found all that could be wrong but the disk: config, tokenizer, who has what
+2  every worker sends its tensors to the client, which writes them as they come
+3  all tell the hash of what they sent, or what went wrong; only then the folder gets its name
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from thinpipe.comm.control import ACTIVITY
+from thinpipe.options import OptionError
+from thinpipe.system.sizes import size_text
+from thinpipe.train.checkpoints.manifest import Manifest, Progress
+from thinpipe.train.checkpoints.part import (
+    DamagedError,
+    HashedPieces,
+    filled,
+    receive_pieces,
+    send_pieces,
+    tensor_pieces,
+)
+from thinpipe.train.checkpoints.state import model_tensors
+from thinpipe.train.engines.engine import Engine
+from thinpipe.train.engines.units import Fill
+from thinpipe.train.models.adapters import (
+    Adapted,
+    AdapterForm,
+    adapter_names,
+    exported_names,
+    merge,
+    merged,
+    plain_name,
+    without_adapters,
+)
+from thinpipe.train.models.save import ModelFolder, ModelForm
+from thinpipe.train.models.weights import empty
+from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.task import Shape, Task
+from thinpipe.version import __version__
+
+_MODEL = "model/"  # what names of the model's tensors begin with in a checkpoint
+# Class of transformers that loads a model, and what the hub calls what it does, by the end of the model's class.
+_KINDS = {
+    "ForCausalLM": ("AutoModelForCausalLM", "text-generation"),
+    "LMHeadModel": ("AutoModelForCausalLM", "text-generation"),
+    "ForSequenceClassification": ("AutoModelForSequenceClassification", "text-classification"),
+    "ForImageClassification": ("AutoModelForImageClassification", "image-classification"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """All that is known of an exported folder before there are trained weights."""
+
+    directory: Path
+    form: ModelForm
+    settings: Settings
+    files: Mapping[str, bytes]  # that belong to the model: a tokenizer's
+    fill: Fill | None  # gives parameters of the model their values; None: it was built with them
+    tensors: int  # of the model
+
+    @staticmethod
+    def of(directory: Path, model: nn.Module, task: Task, settings: Settings, kept: Mapping[str, bytes]) -> Export:
+        """Of a model as it was built for a run. ValueError for what cannot be exported.
+
+        ``kept`` are the companions that the run has of its own: a tokenizer that it has trained.
+        """
+        return Export(
+            directory=directory,
+            form=ModelForm(model),
+            settings=settings,
+            files={**task.companions(settings.source), **kept},
+            fill=task.fill(settings.source, settings.seed),
+            tensors=len(model.state_dict()),
+        )
+
+    def of_adapter(self, adapted: Adapted) -> Export:
+        """Of a model's adapters alone, as peft saves them."""
+        form = AdapterForm(adapted, self.settings.model)
+        return replace(self, form=form, fill=adapted.fill(self.fill))
+
+    @property
+    def is_adapter(self) -> bool:
+        return isinstance(self.form, AdapterForm)
+
+    def card(self, progress: Progress) -> str:
+        """The README of the folder, as the hub shows it: where the model is from, how it was trained, what came out."""
+        form, settings = self.form, self.settings
+        loader, purpose = next((kind for end, kind in _KINDS.items() if form.name.endswith(end)), ("AutoModel", ""))
+        origin = _bare(settings.model or settings.weights or "")
+        front = [] if form.twin is None else ["library_name: transformers"]
+        front += [f"pipeline_tag: {purpose}"] if purpose and form.twin is not None else []
+        front += ["library_name: peft"] if self.is_adapter else []
+        if self.is_adapter and settings.model is not None and origin == settings.model:  # a name of the hub
+            front.append(f"base_model: {origin}")
+        begun = f"from `{origin}`" if origin and settings.pretrained else f"on task `{settings.task}`"
+        lines = ["---", *front, "tags:", "- thinpipe", "---", "", f"# {self.directory.resolve().name}", ""]
+        what = f"Adapters of {form.name}" if self.is_adapter else form.name
+        lines += [f"{what}, trained {begun} by thinpipe {__version__}.", ""]
+        use = self._use_adapter(loader, origin) if self.is_adapter else self._use(loader)
+        lines += ["```python", *use, "```", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in _figures(settings, progress, form.parameters).items()]
+        given = {name: value for name, value in settings.to_json().items() if value is not None}
+        given = {name: _bare(value) if isinstance(value, str) else value for name, value in given.items()}
+        return "\n".join([*lines, "", "## Settings", "", "```json", json.dumps(given, indent=2), "```", ""])
+
+    def _use(self, loader: str) -> list[str]:
+        name, has_tokenizer = self.directory.resolve().name, "tokenizer_config.json" in self.files
+        if self.form.twin is None:
+            file = next(iter(self.form.files))
+            return ["from safetensors.torch import load_model", "", f'load_model(model, "{name}/{file}")']
+        lines = [f"from transformers import {loader}{', AutoTokenizer' if has_tokenizer else ''}", ""]
+        lines += [f'model = {loader}.from_pretrained("{name}")']
+        return lines + ([f'tokenizer = AutoTokenizer.from_pretrained("{name}")'] if has_tokenizer else [])
+
+    def _use_adapter(self, loader: str, origin: str) -> list[str]:
+        lines = ["from peft import PeftModel", f"from transformers import {loader}", ""]
+        lines += [f'model = {loader}.from_pretrained("{origin or "..."}")']
+        return [*lines, f'model = PeftModel.from_pretrained(model, "{self.directory.resolve().name}")']
+
+    @property
+    def bytes(self) -> int:
+        """What the folder takes."""
+        return self.form.bytes + sum(map(len, self.files.values()))
+
+    @property
+    def notice(self) -> str | None:
+        """What a user should know of it."""
+        if self.form.twin is not None or self.is_adapter:
+            return None
+        return (
+            f"{self.form.name} is not a model that transformers could build from a config: {self.directory} gets its "
+            "weights and a card, and no config.json"
+        )
+
+    def missing(self, held: Iterable[str]) -> list[str]:
+        """What the model has and nobody holds, by the names of what is held: its forward does not use it, or it is
+        frozen and in no checkpoint."""
+        known = self.form.held.keys() & set(held)
+        return sorted(self.form.tensors.keys() - {self.form.kept(name) for name in known})
+
+    def untrained(self, names: Sequence[str], built: nn.Module) -> dict[str, Tensor]:
+        """Tensors as they were when the run began; ``built`` is the model as it was built for the run."""
+        if not names:
+            return {}
+        if self.form.twin is not None and self.fill is not None:
+            built = self.form.twin  # which nobody trains
+        with nullcontext() if self.is_adapter else without_adapters(built):
+            if self.fill is not None:
+                self.fill(built, names)
+            values = built.state_dict()
+        return {name: values[name].to(self.form.tensors[name].dtype) for name in names}
+
+    def write(self, tensors: Iterable[tuple[str, Tensor]], progress: Progress, confirm: Callable[[], None]) -> None:
+        """The folder. ``confirm`` is asked when all tensors have come, and raises if they are not what they should be.
+
+        OSError if the disk does not take it.
+        """
+        with ModelFolder(self.directory, self.form) as folder:
+            folder.add(self.files)
+            folder.add({"README.md": self.card(progress).encode()})
+            for name, tensor in tensors:
+                folder.put(name, tensor)
+            confirm()
+
+
+class Exporter:
+    """Exports at the end of a run; the same on every worker."""
+
+    def __init__(self, engine: Engine, export: Export | None, built: nn.Module, *, with_adapters: bool = False) -> None:
+        """``export`` is the client's. ValueError there if the workers do not hold the model. A collective.
+
+        ``built`` has no adapters, or they are exported alone; or ``with_adapters``, as a part of the model's weights.
+        """
+        self._engine, self._world, self._export, self._merge = engine, engine.world, export, with_adapters
+        self._adapters = frozenset(adapter_names(built) if with_adapters else exported_names(built))
+        self.path = "" if export is None else str(export.directory)
+        self.bytes = 0 if export is None else export.bytes
+        self.notices = [] if export is None or export.notice is None else [export.notice]
+        self._told: list[dict[str, Any]] = self._world.gather(
+            {name: [list(each.shape), str(each.dtype).removeprefix("torch.")] for name, each in self._mine().items()}
+        )
+        self._rest: dict[str, Tensor] = {}
+        if export is not None:
+            self._check(export.form)
+            missing = export.missing(name for theirs in self._told for name in theirs)
+            self._rest = export.untrained(missing, built)
+
+    def _mine(self) -> dict[str, Tensor]:
+        tensors = model_tensors(self._engine) if self._engine.owns_state else {}
+        if self._merge:
+            return {plain_name(name): each for name, each in tensors.items() if name not in self._adapters}
+        return {name: each for name, each in tensors.items() if name in self._adapters} if self._adapters else tensors
+
+    def _check(self, form: ModelForm) -> None:
+        """ValueError unless what workers announce is the model's: so much will be received, and no more."""
+        for theirs in self._told:
+            for name, (shape, dtype) in theirs.items():
+                form.check(name, shape, getattr(torch, dtype))
+
+    def export(self, progress: Progress) -> str | None:
+        """Why there is no folder, if so: one line, the same on all workers. A collective."""
+        ACTIVITY.note("exporting")
+        if self._merge:
+            for stage in self._engine.stages.values():
+                merge(stage.module)  # which takes no more memory, and nobody needs them apart any more
+        if self._export is None:
+            pieces = HashedPieces(tensor_pieces(self._mine().values()))
+            send_pieces(pieces, 0, self._world)
+            self._world.gather(pieces.hexdigest())
+            return self._heard(None)
+        received = [HashedPieces(self._receive(worker)) for worker in range(1, self._world.workers)]
+        told: list[str] = []
+
+        def confirm() -> None:
+            if not told:
+                told.extend(self._world.gather(None)[1:])
+                changed = [worker for worker, each in enumerate(received, 1) if each.hexdigest() != told[worker - 1]]
+                if changed:
+                    raise OSError(0, f"the tensors of worker {changed[0]} were changed on their way to the client")
+
+        problem = None
+        try:
+            self._export.write(self._tensors(received), progress, confirm)
+        except (OSError, ValueError) as error:
+            problem = _words(error)
+            for pieces in received:
+                for _ in pieces:  # workers send on, whatever has become of it
+                    pass
+            if not told:
+                self._world.gather(None)
+        return self._heard(problem)
+
+    def _receive(self, worker: int) -> Iterator[Tensor]:
+        size = sum(math.prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in self._told[worker].values())
+        return receive_pieces(size, worker, self._world)
+
+    def _tensors(self, received: list[HashedPieces]) -> Iterator[tuple[str, Tensor]]:
+        yield from self._rest.items()
+        yield from self._mine().items()
+        coming = []
+        for theirs, pieces in zip(self._told[1:], received, strict=True):
+            empty = (torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in theirs.values())
+            coming.append(zip(theirs, filled(empty, pieces), strict=True))
+        # One of each in turn: over thin links all of one worker's take longer than torch lets another wait to send.
+        for in_turn in zip_longest(*coming):
+            yield from (each for each in in_turn if each is not None)
+
+    def _heard(self, problem: str | None) -> str | None:
+        found: str | None = self._world.gather(problem)[0]
+        return found
+
+
+def export_checkpoint(
+    export: Export, built: nn.Module, path: Path, manifest: Manifest, *, with_adapters: bool = False
+) -> None:
+    """Export what a checkpoint holds, whose parts have been verified; ``with_adapters``, in the model's weights.
+
+    OSError if the disk does not take it.
+    """
+    before, now = manifest.data.get("tensors"), export.tensors
+    if before not in (None, now):  # what is missing could not be told from what nothing trains
+        raise OptionError(
+            f"the run's model had {before} tensors, and {export.form.name} has {now} here: name the run's own {{model}}"
+        )
+    added = set(adapter_names(built)) if with_adapters else set()
+    held = [name for name, _ in _saved_tensors(path, manifest, values=False) if name not in added]
+    missing = set(export.missing(held))
+    adapters = {name: each for name, each in _saved_tensors(path, manifest) if name in added}
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        yield from (each for each in _saved_tensors(path, manifest) if each[0] not in added)
+        for group in export.form.groups.values():  # of which one at a time is in memory
+            names = [name for name in group if name in missing]
+            values = export.untrained(names, built)
+            yield from (merged(built, values, adapters) if added else values).items()
+            if export.form.twin is not None and export.fill is not None:
+                empty(export.form.twin, names)
+
+    export.write(tensors(), manifest.progress, lambda: None)
+
+
+def saved_shape(manifest: Manifest, task: Task, settings: Settings) -> Shape:
+    """What the model of a checkpoint was built for."""
+    told = manifest.data.get("shape")
+    return Shape(**told) if told is not None else task.load(settings.source)[1]
+
+
+def _saved_tensors(path: Path, manifest: Manifest, *, values: bool = True) -> Iterator[tuple[str, Any]]:
+    """The model's tensors in a checkpoint, by their names in the model; mapped, not read."""
+    for part in manifest.parts:
+        try:
+            with safe_open(path / part.name, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118, it is no dict
+                    if name.startswith(_MODEL):
+                        yield name.removeprefix(_MODEL), file.get_tensor(name) if values else None
+        except SafetensorError as error:
+            raise DamagedError(f"{part.name}: {error}") from None
+
+
+def _figures(settings: Settings, progress: Progress, parameters: int) -> dict[str, str]:
+    figures = {
+        "steps": f"{progress.step} of {progress.steps}",
+        "validation loss": _figure(progress.validation_loss),
+        f"validation {progress.metric_name}": _figure(progress.metric),
+        "train loss": _figure(progress.train_loss),
+        "parameters": f"{parameters:,}",
+    }
+    if settings.parallel != "none":
+        if settings.parallel == "pipeline":
+            figures["codec of activations"] = f"`{settings.compress_forward}`"
+        figures["codec of gradients"] = f"`{settings.compress_backward}`"
+        figures["sent between workers"] = size_text(progress.wire_bytes)
+    return figures
+
+
+def _bare(text: str) -> str:
+    """A path without the folders it is in, which are nobody's business."""
+    return Path(text).name if Path(text).is_absolute() else text
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "not evaluated"
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error)

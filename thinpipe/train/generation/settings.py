@@ -1,0 +1,196 @@
+"""What is generated and by whom: the options of `thinpipe generate`; those that training has are declared there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from thinpipe.codecs.recipes import directions
+from thinpipe.codecs.spec import codec, needs_link
+from thinpipe.comm.membership import PATIENCE_S, member
+from thinpipe.comm.shaping import Shaping
+from thinpipe.options import OptionError, above, between, check, like, option
+from thinpipe.train.engines.units import Fill
+from thinpipe.train.models.pretrained import PretrainedModel
+from thinpipe.train.models.saved_adapter import SavedAdapter
+from thinpipe.train.running import Running
+from thinpipe.train.settings import PANELS as TRAINING_PANELS
+from thinpipe.train.settings import Settings as Training
+from thinpipe.train.tasks.sources import chosen_model
+from thinpipe.train.tasks.task import Source
+
+_, WHERE, LINKS, _, OUT, _, MACHINES = TRAINING_PANELS
+WHAT, CHOICE = "Model and prompts", "Sampling"
+PANELS = WHAT, CHOICE, WHERE, LINKS, OUT, MACHINES  # of the help, in this order
+
+
+def _activations(text: str) -> str:
+    """The codec of activations, which alone travel."""
+    spec = directions(text)[0]
+    if needs_link(spec):
+        raise OptionError(
+            f"{spec} learns from what is sent again and again, and texts are generated once: give {{compress}} a "
+            f"codec that learns nothing, as in 4bit or gauss:3; got {text}"
+        )
+    return codec(spec).spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all workers of a run are started with."""
+
+    model: str = like(
+        Training, "model", help="Causal language model: a folder of transformers, or a name of the hub.", panel=WHAT
+    )
+    adapter: str | None = option(
+        "LoRA adapters: a folder of peft, as {export} writes it. Names the {model} too, unless that is given.",
+        panel=WHAT,
+        metavar="DIR",
+        kind=Path,
+        parse=lambda path: str(path.resolve()),
+        shown="none",
+        default=None,
+    )
+    tokenizer: str | None = like(Training, "tokenizer", shown="the adapter's or the model's", panel=WHAT, default=None)
+    trust_remote_code: bool = like(Training, "trust_remote_code", panel=WHAT, default=False)
+    max_new_tokens: int = option(
+        "Maximum number of new tokens per prompt.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=64
+    )
+    batch_size: int | None = option(
+        "Prompts per batch.",
+        panel=WHAT,
+        metavar="N",
+        shown="all",
+        rule=between(1, 1_000_000),
+        default=None,
+    )
+    chat: bool = option(
+        "Put each prompt into the tokenizer's chat template, as a user's message.", panel=WHAT, default=False
+    )
+    temperature: float | None = option(
+        "Sampling temperature.",
+        panel=CHOICE,
+        metavar="X",
+        shown="greedy decoding",
+        rule=above(0, 1000),
+        default=None,
+    )
+    top_k: int | None = option(
+        "Sample from the N most likely tokens.",
+        panel=CHOICE,
+        metavar="N",
+        shown="all",
+        rule=between(1, 1_000_000_000),
+        default=None,
+    )
+    top_p: float | None = option(
+        "Sample from the most likely tokens whose probabilities add up to X.",
+        panel=CHOICE,
+        metavar="X",
+        shown="all",
+        rule=above(0, 1),
+        default=None,
+    )
+    seed: int = like(Training, "seed", help="Seed of sampling and of stochastic rounding.", panel=CHOICE,
+                     default=0)  # fmt: skip
+    parallel: Literal["pipeline", "none"] = option(
+        "Stages of the model on several workers, or one process.", panel=WHERE, default="pipeline"
+    )
+    workers: int | None = like(Training, "workers", default=None)
+    client_layers: tuple[int, int] | None = like(Training, "client_layers", default=(1, 1))
+    device: str | None = like(Training, "device", default=None)
+    threads: int | None = like(Training, "threads", default=None)
+    compress: str = option(
+        "Codec of hidden states, or a preset, as in 8bit or 4bit.",
+        panel=LINKS,
+        metavar="SPEC",
+        parse=_activations,
+        default="none",
+    )
+    compare: bool = option(
+        "Generate without compression too, and report the first differing token.", panel=LINKS, default=False
+    )
+    link: Shaping | None = like(Running, "link", default=None)
+    patience_s: float = like(Running, "patience_s", default=PATIENCE_S)
+
+    def __post_init__(self) -> None:
+        check(self)
+        _activations(self.compress)
+        if self.temperature is None and (self.top_k is not None or self.top_p is not None):
+            raise OptionError("{top_k} and {top_p} are for sampling: give a {temperature} too, as in 1")
+        if self.parallel == "none":
+            if self.compress != "none" or self.compare or self.link is not None:
+                raise OptionError(
+                    "{compress}, {compare} and {link} are about what travels, and {parallel} none is one process: "
+                    "leave them out"
+                )
+            if self.workers not in (None, 1):
+                raise OptionError(f"{{parallel}} none is one worker, got {self.workers}; leave out {{workers}}")
+        elif self.count < 2:
+            raise OptionError(
+                f"a pipeline has 2 workers or more, got {self.count}; {{parallel}} none generates in one process"
+            )
+        if self.compare and self.compress == "none":
+            raise OptionError("{compare} holds a codec against none: name one with {compress}, as in 4bit")
+        if len(self.devices) > self.count:
+            raise OptionError(f"{{device}} {self.device} names more than the {self.count} workers there are")
+
+    @property
+    def count(self) -> int:
+        """Of workers."""
+        me = member()
+        return self.workers or (1 if self.parallel == "none" else 2 if me is None else me.size)
+
+    @property
+    def devices(self) -> list[str]:
+        """Of every worker."""
+        named = (self.device or ("cuda" if torch.cuda.is_available() else "cpu")).split(",")
+        return named + named[-1:] * (self.count - len(named))
+
+    def check_here(self) -> None:
+        """OptionError for what cannot be on this machine."""
+        me = member()
+        here = self.devices if me is None else [self.devices[me.rank]]
+        if "cuda" in here and not torch.cuda.is_available():
+            raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
+
+    def must_agree(self) -> dict[str, Any]:
+        """What workers on several machines must have been started with; where the model is, is their own affair."""
+        chosen = asdict(self)
+        for name in ("model", "adapter", "tokenizer", "threads", "device", "link"):
+            chosen.pop(name)
+        return chosen
+
+    @property
+    def source(self) -> Source:
+        return Source(model=self.model, tokenizer=self.tokenizer, trust_remote_code=self.trust_remote_code)
+
+    @cached_property
+    def pretrained(self) -> PretrainedModel:
+        """The model, not yet read."""
+        found = chosen_model(self.source, "causal")
+        if not isinstance(found, PretrainedModel):
+            raise OptionError(
+                f"texts come from a model of transformers: {{model}} is a folder or a name of the hub; got {self.model}"
+            )
+        return found
+
+    @property
+    def saved_adapter(self) -> SavedAdapter | None:
+        return None if self.adapter is None else SavedAdapter(Path(self.adapter))
+
+    def built(self) -> tuple[nn.Module, Fill]:
+        """The model with its adapters, without weights, and what gives parameters their values; ValueError if the
+        adapters are not the model's."""
+        model, fill = self.pretrained.hollow(), self.pretrained.fill(pretrained=True, seed=0)
+        if self.saved_adapter is None:
+            return model.eval(), fill
+        adapted = self.saved_adapter.put_on(model)
+        both = adapted.fill(fill)
+        assert both is not None
+        return model.eval(), both

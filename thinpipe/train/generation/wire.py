@@ -1,0 +1,260 @@
+"""What travels in generating: around the ring from the client through all servers and back, a message for each step.
+
+    numbers | mask of the new tokens | their positions | wires of their states | checksum
+
+The size of a message follows from texts and tokens. A word, which is numbers alone, says how many there are of a new
+batch; after its first message every step has one token of each text. So who receives knows the size of the next message
+before it comes, and posts its receive while it computes: gloo moves nothing before that.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinpipe.codecs.base import Codec, as_bytes
+from thinpipe.codecs.rounding import rounding_key
+from thinpipe.comm.errors import ChecksumError
+from thinpipe.comm.exchange import needing_peers
+from thinpipe.links.encoding import Form
+from thinpipe.links.message import CHECKSUM_BYTES, is_intact, seal
+from thinpipe.links.slot import Slot
+from thinpipe.train.engines.world import World
+from thinpipe.train.models.decoding import Step
+
+_NUMBERS = struct.Struct("<7I")
+WORD_BYTES = _NUMBERS.size + CHECKSUM_BYTES
+_TAG = 1 << 29  # no link's, which have bit 30, and no user's, which are small
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    BEGIN = 1  # a word: a batch of so many texts begins, with prompts of so many tokens
+    STATES = 2
+    LAST = 3  # of a batch, with nothing in it
+    QUIT = 4  # a word: there are no more batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The numbers of a message."""
+
+    kind: Kind
+    number: int = 0  # of the message in its batch
+    texts: int = 0
+    tokens: int = 0
+    has_mask: bool = False
+    has_positions: bool = False
+    encoded: bool = False  # by the codec, or as they are
+
+    def write(self, message: Tensor) -> None:
+        fields = self.kind, self.number, self.texts, self.tokens, self.has_mask, self.has_positions, self.encoded
+        _NUMBERS.pack_into(message.numpy().data, 0, *fields)
+
+    @staticmethod
+    def read(message: Tensor) -> Head:
+        kind, number, texts, tokens, *flags = _NUMBERS.unpack_from(message.numpy().data)
+        has_mask, has_positions, encoded = map(bool, flags)
+        return Head(
+            kind=Kind(kind),
+            number=number,
+            texts=texts,
+            tokens=tokens,
+            has_mask=has_mask,
+            has_positions=has_positions,
+            encoded=encoded,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The largest batch of a run; no message of a peer makes this worker allocate more."""
+
+    texts: int
+    tokens: int  # of a text
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], *, batch_size: int | None, max_tokens: int | None) -> Limits:
+        """Return what the client announced (``prompts``, ``longest``), or less if options or the model allow less."""
+        texts, tokens = int(facts.get("prompts", 0)), int(facts.get("longest", 0))
+        return cls(texts=min(texts, batch_size or texts), tokens=min(tokens, max_tokens or tokens))
+
+    def check(self, head: Head, worker: int) -> None:
+        """Raise ChecksumError for a larger batch."""
+        if head.texts > self.texts or head.tokens > self.tokens:
+            raise ChecksumError(
+                f"worker {worker} announced {head.texts} texts of {head.tokens} tokens, and {self.texts} of "
+                f"{self.tokens} are the most of this run: rejected. Start all workers with the same options"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How steps become messages on one hop of the ring."""
+
+    states: tuple[Slot, ...]  # of one token
+    codec: Codec
+    seed: int
+    source: int  # the worker that sends
+
+    def size(self, head: Head) -> int:
+        wires = sum(form.wire_bytes for _, form in self._forms(head))
+        return _NUMBERS.size + 5 * head.texts * head.tokens + wires + CHECKSUM_BYTES
+
+    def pack(self, head: Head, step: Step | None) -> Tensor:
+        """A message in host memory, without its checksum."""
+        message = torch.zeros(self.size(head), dtype=torch.uint8)
+        head.write(message)
+        if step is None:
+            return message
+        mask, positions, wires = self._parts(message, head)
+        if step.mask is not None:
+            mask.copy_(step.mask)
+        if step.positions is not None:
+            positions.copy_(as_bytes(step.positions.to(torch.int32).contiguous()))
+        for number, (state, wire, (_, form)) in enumerate(zip(step.states, wires, self._forms(head), strict=True)):
+            if form.codec is None:
+                wire.copy_(as_bytes(state.detach().contiguous()))
+            else:
+                key = rounding_key(self.seed, self.source, number, head.number)
+                wire.copy_(form.codec.encode(state, key=key))
+        return message
+
+    def unpack(self, message: Tensor, head: Head, device: torch.device) -> Step:
+        mask, positions, wires = self._parts(message, head)
+        shape, states = (head.texts, head.tokens), []
+        for wire, (slot, form) in zip(wires, self._forms(head), strict=True):
+            state = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+            if form.codec is None:
+                as_bytes(state).copy_(wire)
+            else:
+                form.codec.decode(wire.clone().to(device), state)
+            states.append(state)
+        return Step(
+            states=tuple(states),
+            mask=mask.to(device, torch.int64) if head.has_mask else None,
+            positions=positions.clone().view(torch.int32).view(shape).to(device, torch.int64)
+            if head.has_positions
+            else None,
+        )
+
+    def _forms(self, head: Head) -> list[tuple[Slot, Form]]:
+        slots = [Slot(torch.Size((head.texts, head.tokens, *each.shape)), each.dtype) for each in self.states]
+        return [(slot, Form.of(slot, self.codec) if head.encoded else Form(None, slot.tensor_bytes)) for slot in slots]
+
+    def _parts(self, message: Tensor, head: Head) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        count = head.texts * head.tokens
+        sizes = [form.wire_bytes for _, form in self._forms(head)]
+        _, mask, positions, *wires, _ = message.split([_NUMBERS.size, count, 4 * count, *sizes, CHECKSUM_BYTES])
+        return mask.view(head.texts, head.tokens), positions, wires
+
+
+class Ring:
+    """This worker's place in it: messages come from the worker before, and go to the next one."""
+
+    def __init__(self, world: World, limits: Limits) -> None:
+        self._group, self._me, self._limits = world.control_group, world.worker, limits
+        self._before, self._next = (world.worker - 1) % world.workers, (world.worker + 1) % world.workers
+        self._coming: tuple[Tensor, dist.Work] | None = None
+        self._going: tuple[Tensor, dist.Work] | None = None
+        self.sent_bytes = 0
+        self.busy_s = [0.0, 0.0]  # this server's compute with prompts, and with the tokens that follow
+
+    def post(self, size: int) -> None:
+        """Expect a message of so many bytes."""
+        buffer = torch.empty(size, dtype=torch.uint8)
+        work = dist.irecv(buffer, group=self._group, group_src=self._before, tag=_TAG)
+        assert work is not None  # torch returns None to workers outside the group
+        self._coming = buffer, work
+
+    def take(self) -> tuple[Head, Tensor]:
+        """Wait for the message that was posted; ChecksumError for one that is damaged or too large."""
+        assert self._coming is not None
+        message, work = self._coming
+        self._coming = None
+        with needing_peers(f"receiving from worker {self._before}"):
+            work.wait()
+        head = Head.read(message) if is_intact(message, 0, 0, self._before) else None
+        if head is None:
+            raise ChecksumError(
+                f"what worker {self._before} sent was changed on its way: its checksum does not match. Look for errors "
+                "of the network or of memory, then start again"
+            )
+        self._limits.check(head, self._before)
+        return head, message
+
+    def send(self, message: Tensor) -> None:
+        """Let a message go, when the one before it has gone."""
+        self.flush()
+        seal(message, 0, 0, self._me)
+        with needing_peers(f"sending to worker {self._next}"):
+            work = dist.isend(message, group=self._group, group_dst=self._next, tag=_TAG)
+        assert work is not None
+        self._going = message, work
+        self.sent_bytes += message.numel()
+
+    def say(self, head: Head) -> None:
+        """A word."""
+        message = torch.zeros(WORD_BYTES, dtype=torch.uint8)
+        head.write(message)
+        self.send(message)
+
+    def flush(self) -> None:
+        if self._going is not None:
+            with needing_peers(f"sending to worker {self._next}"):
+                self._going[1].wait()
+            self._going = None
+
+
+class Servers:
+    """All servers as the client sees them: states go out, and come back."""
+
+    def __init__(self, ring: Ring, going: Packing, coming: Packing, device: torch.device) -> None:
+        self._ring, self._going, self._coming, self._device = ring, going, coming, device
+        self._head = Head(kind=Kind.LAST)
+        self.wait_s = [0.0, 0.0]  # for states to come back, with prompts and with the tokens that follow
+
+    def begin(self, *, encoded: bool) -> None:
+        """The next step is the first of a batch."""
+        self._head = Head(kind=Kind.BEGIN, encoded=encoded)
+
+    def __call__(self, step: Step) -> tuple[Tensor, ...]:
+        texts, tokens = step.states[0].shape[:2]
+        head = replace(self._head, texts=texts, tokens=tokens)
+        if head.kind is Kind.BEGIN:
+            self._ring.say(head)
+        else:
+            assert tokens == 1, "a key-value cache is continued token by token"
+        head = replace(
+            head,
+            kind=Kind.STATES,
+            number=head.number + 1,
+            has_mask=step.mask is not None,
+            has_positions=step.positions is not None,
+        )
+        self._head = head
+        self._ring.post(self._coming.size(head))
+        self._ring.send(self._going.pack(head, step))
+        began = time.perf_counter()
+        _, message = self._ring.take()
+        self.wait_s[head.number > 1] += time.perf_counter() - began
+        return self._coming.unpack(message, head, self._device).states
+
+    def end(self) -> None:
+        """The batch has ended."""
+        if self._head.kind is Kind.STATES:
+            self._ring.send(self._going.pack(replace(self._head, kind=Kind.LAST, tokens=1), None))
+        self._head = Head(kind=Kind.LAST)
+
+    def quit(self) -> None:
+        self._ring.say(Head(kind=Kind.QUIT))
+        self._ring.flush()

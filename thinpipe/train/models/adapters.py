@@ -1,0 +1,356 @@
+"""What of a model is trained: all of it, what is not frozen, or adapters of low rank on its blocks (LoRA, by peft).
+
+A layer that gets an adapter is put inside another one, in place:
+
+    model.layers.0.self_attn.q_proj.weight  ->  ....q_proj.base_layer.weight    frozen
+                                                ....q_proj.lora_A.default.weight
+                                                ....q_proj.lora_B.default.weight
+
+So the model stays one of transformers, and is cut as any other. Its own weights are filled under their plain names,
+with adapters taken out meanwhile. Those are drawn from the seed and the layer's name alone, so a model has the same
+ones however it is cut. peft is imported when adapters are asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from thinpipe.codecs.rounding import rounding_key
+from thinpipe.options import OptionError
+from thinpipe.train.models.blocks import candidates
+from thinpipe.train.models.save import ModelForm, TensorFile, saved_files
+from thinpipe.train.models.weights import hollow
+
+Fill = Callable[[nn.Module, Iterable[str]], None]
+ALL = "all-linear"  # in place of names, as peft has it
+MOST_RANK = 4096
+_NAME = "default"  # of the adapter, as peft has it
+ADAPTER_FILE = "adapter_model.safetensors"  # as peft calls it
+# Model types, and a layer of theirs whose weights are used without calling it: peft refuses that.
+_FUSED, _NOT_CALLED = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), "out_proj"
+# What a model of a class is for, as peft calls it, by the end of the class's name.
+_PURPOSES = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Adapters as they are asked for."""
+
+    rank: int
+    targets: tuple[str, ...] = ()  # names of layers in the blocks; empty: those usual for the architecture
+    alpha: float | None = None  # their product is scaled by alpha / rank; None: by 2
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A model of which a part is trained."""
+
+    model: nn.Module
+    config: Any  # peft's; None without adapters
+    seed: int
+    saved: Path | None = None  # the file that adapters, and a classifier's head, are read from; None: they are drawn
+
+    def fill(self, fill: Fill | None) -> Fill | None:
+        """What gives parameters their values, from what does so for the plain model."""
+        if fill is None or self.config is None:
+            return fill
+
+        def fill_both(model: nn.Module, names: Iterable[str]) -> None:
+            own = set(adapter_names(model) if self.saved is None else exported_names(model))
+            wanted = set(names)
+            with without_adapters(model):
+                fill(model, [plain_name(name) for name in sorted(wanted - own)])
+            if self.saved is None:
+                draw(model, wanted & own, self.seed)
+            else:
+                load_adapters(model, wanted & own, self.saved)
+
+        return fill_both
+
+
+def adapt(model: nn.Module, lora: Lora | None, frozen: Iterable[str], seed: int) -> Adapted:
+    """Freeze all but what is to be trained, in place; a hollow model is hollow still.
+
+    ``frozen`` are patterns of names of parameters. OptionError where one matches none, or nothing is left.
+    """
+    config = None if lora is None else _add(model, lora)
+    if config is not None and not is_hollow(model):
+        draw(model, adapter_names(model), seed)
+    parameters = {plain_name(name): each for name, each in model.named_parameters(remove_duplicate=False)}
+    for pattern in frozen:
+        found = [each for name, each in parameters.items() if fnmatchcase(name, pattern)]
+        if not found:
+            raise OptionError(
+                f"{{freeze}} is a pattern of names of parameters, as in '{_pattern(parameters)}'; {pattern!r} matches "
+                f"none of the {len(parameters)} of {type(model).__name__}"
+            )
+        for each in found:
+            each.requires_grad_(False)
+    if not any(each.requires_grad for each in parameters.values()):
+        raise OptionError("{freeze} leaves nothing to be trained: freeze less")
+    return Adapted(model, config, seed)
+
+
+def adapter_names(model: nn.Module) -> list[str]:
+    """Of all parameters of adapters."""
+    return [
+        f"{path}.{name}"
+        for path, layer in adapter_layers(model).items()
+        for name, _ in layer.named_parameters()
+        if not name.startswith("base_layer.")
+    ]
+
+
+def exported_names(model: Any) -> list[str]:
+    """Of all parameters that peft saves: of adapters, and of a classifier's head, which is new. Of others none."""
+    adapters = adapter_names(model)
+    if not adapters:
+        return []
+    heads = tuple(f"{name}." for name in model.peft_config[_NAME].modules_to_save or ())
+    return adapters + [name for name, _ in model.named_parameters() if name.startswith(heads)]
+
+
+def plain_name(name: str) -> str:
+    """The name that a parameter has in the model without adapters."""
+    return name.replace(".base_layer.", ".")
+
+
+def saved_name(name: str) -> str:
+    """The name that peft saves a parameter under: without that of the adapter."""
+    return f"base_model.model.{name.replace(f'.{_NAME}.', '.')}"
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """The plain model, with the very same parameters."""
+    layers = adapter_layers(model)
+    _put(model, {path: layer.base_layer for path, layer in layers.items()})
+    try:
+        yield
+    finally:
+        _put(model, layers)
+
+
+def merge(module: nn.Module) -> None:
+    """Add adapters to the weights that they belong to, in place."""
+    from peft.tuners.lora import LoraLayer
+
+    for layer in module.modules():
+        if isinstance(layer, LoraLayer):
+            layer.merge()
+
+
+def merged(model: nn.Module, plain: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Some weights of a hollow model, by their plain names, with the adapters that belong to them added."""
+    found = dict(plain)
+    for path, layer in adapter_layers(model).items():
+        given = {
+            name: adapters.get(f"{path}.{name}", plain.get(plain_name(f"{path}.{name}"))) for name in layer.state_dict()
+        }
+        if all(each is not None for each in given.values()):
+            layer.load_state_dict(given, assign=True)
+            layer.merge()
+            found |= {f"{path}.{name}": each for name, each in layer.base_layer.state_dict().items()}
+            layer.to("meta")
+    return found
+
+
+def draw(model: nn.Module, wanted: Iterable[str], seed: int) -> None:
+    """Give these adapters their values: as peft draws them, so that the model computes what it did before."""
+    own = set(wanted)
+    for path, layer in adapter_layers(model).items():
+        mine = {name for name, _ in layer.named_parameters() if f"{path}.{name}" in own}
+        if not mine:
+            continue
+        for owner, module in layer.named_modules():
+            for name, empty in module._parameters.items():
+                if empty is not None and empty.is_meta and f"{owner}.{name}" in mine:
+                    filled = torch.zeros(empty.shape, dtype=empty.dtype)
+                    module._parameters[name] = nn.Parameter(filled, requires_grad=empty.requires_grad)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rounding_key(seed, *f"{path}.lora".encode()))  # not what its weights are drawn from
+            layer.reset_lora_parameters(_NAME, True)
+
+
+@contextmanager
+def open_adapters(file: Path) -> Iterator[Any]:
+    """The tensors that peft saved, mapped, not read; ValueError if it is no such file."""
+    try:
+        with safe_open(file, framework="pt") as saved:
+            yield saved
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} cannot be read as adapters: {error}; bring the file that peft wrote") from None
+
+
+def load_adapters(model: nn.Module, wanted: Iterable[str], file: Path) -> None:
+    """Give these parameters the values that peft saved; no others are read."""
+    with open_adapters(file) as saved:
+        for name in sorted(wanted):
+            path, _, last = name.rpartition(".")
+            module = model.get_submodule(path)
+            before = module._parameters[last]
+            assert before is not None
+            values = saved.get_tensor(saved_name(name)).to(before.dtype, copy=True)  # not the file's own pages
+            module._parameters[last] = nn.Parameter(values, requires_grad=before.requires_grad)
+
+
+class AdapterForm(ModelForm):
+    """What adapters will be in files, as peft writes them: with the head of a classifier, which is new."""
+
+    def __init__(self, adapted: Adapted, base: str | None) -> None:
+        """``base`` is the name of the model that they belong to."""
+        model, self._config = adapted.model, adapted.config
+        self._config.base_model_name_or_path, self._config.inference_mode = base, True
+        self._config.target_modules = sorted(self._config.target_modules)  # a set, whose order is never the same
+        self.name, self.twin = type(model).__name__, None
+        kept = set(exported_names(model))
+        self.held = self.tensors = {
+            name: torch.empty(each.shape, dtype=each.dtype, device="meta")
+            for name, each in model.named_parameters()
+            if name in kept
+        }
+        self._kept = {name: name for name in self.held}
+        self.groups = {name: [name] for name in self.held}
+        self.files = {ADAPTER_FILE: TensorFile(self.converted(self.held), {"format": "pt"})}
+        self.file_of = dict.fromkeys(self.converted(self.held), ADAPTER_FILE)
+        self.parameters = sum(each.numel() for each in self.held.values())
+        self.bytes = self.files[ADAPTER_FILE].bytes
+
+    def converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Under the names that peft saves."""
+        return {saved_name(name): each for name, each in tensors.items()}
+
+    def small_files(self) -> dict[str, bytes]:
+        return saved_files(self._config.save_pretrained)
+
+
+def inject(model: nn.Module, config: Any) -> None:
+    """Let peft put its layers in place; those of a hollow model are hollow."""
+    from peft import inject_adapter_in_model
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with hollow() if is_hollow(model) else nullcontext():
+            inject_adapter_in_model(config, model)
+
+
+def is_hollow(model: nn.Module) -> bool:
+    return any(each.is_meta for each in model.parameters())
+
+
+def _add(model: Any, lora: Lora) -> Any:
+    if not hasattr(model, "base_model_prefix"):
+        raise OptionError(
+            f"{{lora}} adapts models of transformers, and this is a {type(model).__name__}: leave it out; {{freeze}} "
+            "freezes parts of any model"
+        )
+    from peft import LoraConfig
+    from transformers.pytorch_utils import Conv1D
+
+    heads = heads_of(model)
+    targets, layers = _targets(model, lora.targets)
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=cast(int, 2 * lora.rank if lora.alpha is None else lora.alpha),  # any number will do
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers),
+        task_type=next((kind for end, kind in _PURPOSES.items() if type(model).__name__.endswith(end)), None),
+    )
+    try:
+        inject(model, config)
+    except (ValueError, NotImplementedError) as error:
+        raise OptionError(f"{{lora}}: peft has no adapter for these layers: {error}") from None
+    config.modules_to_save = heads or None  # told now: peft would have put copies in their place
+    for name in heads:
+        model.get_submodule(name).requires_grad_(True)
+    return config
+
+
+def heads_of(model: Any) -> list[str]:
+    """What classifiers have beside their base model: new for every data set, and so trained."""
+    if not type(model).__name__.endswith("Classification"):
+        return []
+    blocks = list(candidates(model))
+    return [
+        name
+        for name, child in model.named_children()
+        if name != model.base_model_prefix
+        and any(True for _ in child.parameters())
+        and not any(path.startswith(f"{name}.") for path in blocks)
+    ]
+
+
+def _targets(model: Any, asked: tuple[str, ...]) -> tuple[list[str], list[nn.Module]]:
+    """Which layers get an adapter, as peft is told; and the layers."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+    from transformers.pytorch_utils import Conv1D
+
+    inside = {
+        f"{path}.{name}": layer
+        for path, block in candidates(model).items()
+        for name, layer in block.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D | nn.Conv2d)
+    }
+    kind = model.config.model_type
+    linear = [
+        path
+        for path, layer in inside.items()
+        if not isinstance(layer, nn.Conv2d) and not (kind in _FUSED and path.endswith(f".{_NOT_CALLED}"))
+    ]
+    known = sorted({path.rpartition(".")[2] for path in inside})
+    for name in asked:
+        if name != ALL and not _matching([name], inside):
+            raise OptionError(
+                f"{{lora_target}} names layers in the blocks of {type(model).__name__}: {ALL}, or some of "
+                f"{', '.join(known)}; got {name}"
+            )
+    wanted = _matching(asked or tuple(USUAL.get(kind, ())), inside)
+    if ALL in asked or not wanted:
+        wanted = list(dict.fromkeys([*wanted, *linear]))
+    if not wanted:
+        names = f": name some with {{lora_target}}, of {', '.join(known)}" if known else ""
+        raise OptionError(f"the blocks of {type(model).__name__} have no linear layers for {{lora}}{names}")
+    # By their last names where these mean no other layer: that is how people read, and share, a config.
+    short = sorted({path.rpartition(".")[2] for path in wanted})
+    meant = _matching(short, dict(model.named_modules()))
+    return short if set(meant) == set(wanted) else sorted(wanted), [inside[path] for path in wanted]
+
+
+def _matching(names: Iterable[str], paths: Iterable[str]) -> list[str]:
+    """As peft matches them."""
+    ends = tuple(f".{name}" for name in names)
+    return [path for path in paths if f".{path}".endswith(ends)] if ends else []
+
+
+def adapter_layers(model: nn.Module) -> dict[str, Any]:
+    """The layers that have an adapter, by their paths."""
+    if not hasattr(model, "peft_config"):
+        return {}
+    from peft.tuners.lora import LoraLayer
+
+    return {path: module for path, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    for path, layer in layers.items():
+        parent, _, name = path.rpartition(".")
+        model.get_submodule(parent)._modules[name] = layer
+
+
+def _pattern(names: Iterable[str]) -> str:
+    """A pattern that matches some of these: an example."""
+    first = next(iter(names))
+    return re.sub(r"[^.]+$", "*", first)

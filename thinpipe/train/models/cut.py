@@ -1,0 +1,397 @@
+"""Any model of transformers as units: what comes before its blocks, each block, what comes after.
+
+Between units travel only values that the next ones need and cannot know: hidden states, rarely more, and the inputs
+that all may see (the attention mask). What else a block is called with, its mask, rotary embeddings, window, every
+worker computes by running the model's own forward with unknown values (``unknown``). A value is known by where it came
+from: ("in", k, i) is leaf i of what block k is called with, made by the model's code in front of it; ("out", k, i)
+leaf i of what block k returned; ("input", 0, i) input i itself, where later code asks for it. Inputs do not travel: a
+unit that asks for one (``asks``) is given it, so whoever has that unit needs the inputs. Whatever a run needs and does
+not have stays unknown, and is an error, not a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from thinpipe.train.models.blocks import SHARED, UncuttableError, device_of, in_order
+from thinpipe.train.models.forward import run_until, shapes_returned, takes, without_cache, without_values
+from thinpipe.train.models.unknown import UnknownValueError, is_unknown, unknown_like
+from thinpipe.train.models.weights import zeros_for_hollow
+
+Value = tuple[str, int, int]  # "in" or "out", block, leaf; "input", 0, number
+Values = dict[Value, Tensor]
+
+
+@dataclass
+class Call:
+    """What a block is called with, by its leaves; a leaf that is a value is filled in when there is one."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    values: dict[int, Value]  # leaf -> what it is
+
+    def filled(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves = [values[self.values[i]] if i in self.values else leaf for i, leaf in enumerate(self.leaves)]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+
+@dataclass
+class Returned:
+    """What a block returns, without values."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+
+    def filled(self, block: int, values: Values, device: torch.device) -> Any:
+        leaves = [
+            values.get(("out", block, i), unknown_like(leaf, device)) if isinstance(leaf, Tensor) else leaf
+            for i, leaf in enumerate(self.leaves)
+        ]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+@dataclass
+class Trace:
+    """One forward with unknown values: what all blocks are called with, and what they return."""
+
+    calls: list[Call] = field(default_factory=list)
+    returns: list[Returned] = field(default_factory=list)
+    flops: list[int] = field(default_factory=list)  # of each block
+
+
+class CutModel:
+    """A model, its blocks in the order of their calls, and what travels between them."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+        """``inputs`` are an example: of the right names, types and shapes."""
+        self.model = model
+        without_cache(model)
+        self.input_names = tuple(inputs)
+        self.known = tuple(name for name in inputs if name in SHARED)
+        self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
+        self.blocks = in_order(model, inputs)
+        self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
+        # Some classifiers have the argument too, and logits of texts.
+        generates: Any = getattr(model, "can_generate", None)
+        self.takes_positions = takes(model, "logits_to_keep") and generates is not None and bool(generates())
+        self.logits: Tensor  # without values
+        with zeros_for_hollow(model):
+            self._example = trace = self.trace(inputs)
+            self.early = self._early(trace, inputs)
+            self.live, self.asked = self._liveness(trace, inputs)
+            self.parts, self.flops = self._parts(inputs)
+
+    # Runs
+
+    def inputs_without_values(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        device = device_of(inputs.values())
+        return {name: tensor if name in self.known else unknown_like(tensor, device) for name, tensor in inputs.items()}
+
+    def trace(self, inputs: Mapping[str, Tensor]) -> Trace:
+        """What all blocks are called with for these inputs, of which only those that are shared count."""
+        key = (device_of(inputs.values()), *((name, tuple(tensor.shape)) for name, tensor in inputs.items()))
+        shared = {name: inputs[name] for name in self.known}
+        kept = self._kept.get(key)
+        if kept is not None and all(_same(kept[0][name], shared[name]) for name in shared):
+            return kept[1]
+        trace = self._trace(inputs, kept[1].returns if kept else None)
+        self._kept[key] = ({name: tensor.clone() for name, tensor in shared.items()}, trace)
+        return trace
+
+    def _trace(
+        self, inputs: Mapping[str, Tensor], returns: list[Returned] | None, options: Mapping[str, Any] | None = None
+    ) -> Trace:
+        trace, device = Trace(), device_of(inputs.values())
+        hidden = self.inputs_without_values(inputs)
+        # By identity; the tensor keeps its own.
+        made: dict[int, tuple[Value, Tensor]] = {
+            id(tensor): (("input", 0, i), tensor) for i, (name, tensor) in enumerate(hidden.items())
+        }
+
+        def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if number != len(trace.calls):
+                raise UncuttableError(f"blocks are called in another order: block {number} after {len(trace.calls)}")
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            values: dict[int, Value] = {}
+            for i, leaf in enumerate(leaves):
+                if is_unknown(leaf) or isinstance(leaf, nn.Parameter):
+                    values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
+            trace.calls.append(Call(leaves, spec, values))
+            if returns is None:
+                result, flops = self._shapes_returned(number, args, kwargs)
+                trace.flops.append(flops)
+                trace.returns.append(Returned(*pytree.tree_flatten(result)))
+            else:
+                trace.returns.append(returns[number])
+                result = returns[number].filled(number, {}, device)
+            for i, leaf in enumerate(pytree.tree_leaves(result)):
+                if is_unknown(leaf):
+                    made[id(leaf)] = (("out", number, i), leaf)
+            return result
+
+        last = len(self.blocks) - 1
+        given: dict[str, Any] = {**hidden, **(options or {})}
+        with without_values(device):
+            args, kwargs = run_until(self.model, self.blocks, given, on_call, last)
+            on_call(last, args, kwargs)
+        return trace
+
+    def calls(self, inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Call]:
+        """What blocks are called with where the model is called with more than its inputs: a cache, positions.
+
+        Inputs may have other rows and tokens than the example.
+        """
+        return self._trace(inputs, self.returned(*inputs[self.input_names[0]].shape), options).calls
+
+    def returned(self, rows: int, tokens: int) -> list[Returned]:
+        """What blocks return for so many texts of so many tokens: of the example's, states of tokens resized."""
+
+        def resized(leaf: Any) -> Any:
+            is_state = isinstance(leaf, Tensor) and leaf.shape[:2] == self.shapes[0][1]
+            return torch.empty((rows, tokens, *leaf.shape[2:]), dtype=leaf.dtype, device="meta") if is_state else leaf
+
+        return [Returned([resized(leaf) for leaf in each.leaves], each.spec) for each in self._example.returns]
+
+    def _shapes_returned(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
+        """What a block returns, and what it computes, which is counted for the example alone."""
+        if self._kept:
+            return shapes_returned(self.blocks[number], args, kwargs), 0
+        with _flop_counter() as counter:
+            return shapes_returned(self.blocks[number], args, kwargs), counter.get_total_flops()
+
+    def between(
+        self, values: Values, inputs: Mapping[str, Tensor], until: int | None, positions: slice | None = None
+    ) -> Any:
+        """Run the model's code up to a block's call, or to its end, with these values known: leaves, or logits.
+
+        Logits of these positions of a text alone, where the model can be told so (``takes_positions``).
+        """
+        trace = self.trace(inputs)
+        device = device_of(values.values())
+        first = min((block for kind, block, _ in values if kind == "out"), default=-1)
+        known = {name: values[value] for i, name in enumerate(inputs) if (value := ("input", 0, i)) in values}
+        with without_values(device) as with_weights:
+
+            def on_call(number: int, args: Any, kwargs: Any) -> Any:
+                if number == first:
+                    with_weights()  # of what is in front of it other units have the weights
+                return trace.returns[number].filled(number, values, device)
+
+            given: dict[str, Any] = self.inputs_without_values(inputs) | known
+            if positions is not None:
+                given["logits_to_keep"] = positions
+            result = run_until(self.model, self.blocks, given, on_call, until)
+        return result if until is None else pytree.tree_leaves(result)
+
+    def from_inputs(self, wanted: Iterable[Value], inputs: Mapping[str, Tensor]) -> Values:
+        """Those of the wanted values, of what blocks are called with, that do not depend on any block."""
+        trace, device = self.trace(inputs), device_of(inputs.values())
+        found: Values = {}
+
+        def collect(number: int, leaves: list[Any]) -> None:
+            for value in wanted:
+                if value[1] == number and not is_unknown(leaves[value[2]]):
+                    found[value] = leaves[value[2]]
+
+        def on_call(number: int, args: Any, kwargs: Any) -> Any:
+            collect(number, pytree.tree_leaves((args, kwargs)))
+            return trace.returns[number].filled(number, {}, device)
+
+        last = max((block for _, block, _ in wanted), default=0)
+        with without_values(device) as with_weights:
+            with_weights()
+            collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))
+        return found
+
+    # Who holds what
+
+    def _parts(self, inputs: Mapping[str, Tensor]) -> tuple[list[list[nn.Module]], list[int]]:
+        """The modules that the model's code uses in front of block 0, 1, ... and behind the last one; and what each
+        unit computes.
+
+        They are the largest ones without a block inside, so that all that is below comes along.
+        """
+        blocks = {id(block) for block in self.blocks}
+        inside = {id(module) for module in self.model.modules() if blocks & {id(each) for each in module.modules()}}
+        containers = [module for module in self.model.modules() if id(module) in inside and id(module) not in blocks]
+        parts = [
+            child
+            for container in containers
+            for child in container.children()
+            if id(child) not in inside  # nor a block
+        ]
+        parts += [_own(container) for container in containers if container._parameters]
+        bare = [part for part in parts if not part.state_dict()]
+        self.in_no_unit = [*containers, *(module for part in bare for module in part.modules())]
+        owner = {id(tensor): part for part in parts for tensor in (*part.parameters(), *part.buffers())}
+        used: list[dict[int, nn.Module]] = [{} for _ in range(len(self.blocks) + 1)]
+        segment = 0
+
+        def on_tensor(tensor: Tensor) -> None:
+            if id(tensor) in owner:
+                used[segment].setdefault(id(owner[id(tensor)]), owner[id(tensor)])
+
+        trace, device = self.trace(inputs), device_of(inputs.values())
+
+        def on_call(number: int, args: Any, kwargs: Any) -> Any:
+            nonlocal segment
+            segment = number + 1
+            flops.append(counter.get_total_flops())
+            return trace.returns[number].filled(number, needed, device)
+
+        # What makes the logits may be code that asks for values.
+        known = {name: inputs[name] for name in self.asked[-1]}
+        needed = {value: zeros for value, zeros in _returned(trace, device).items() if value in self.live[-1]}
+        flops = [0]  # of the code before each block, and of all
+        with without_values(device, on_tensor), _flop_counter() as counter:
+            self.logits = run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, None)
+        head, *glue, tail = (after - before for before, after in pairwise([*flops, counter.get_total_flops()]))
+        blocks_flops = [own + more for own, more in zip(trace.flops, [*glue, 0], strict=True)]
+        return [list(modules.values()) for modules in used], [head, *blocks_flops, tail]
+
+    # What travels
+
+    def _early(self, trace: Trace, inputs: Mapping[str, Tensor]) -> set[Value]:
+        """What later blocks are called with and the head can make: embeddings for every layer, a decoder's input."""
+        wanted = {value for call in trace.calls for value in call.values.values() if value[0] == "in" and value[1] > 0}
+        with torch.no_grad():
+            return set(self.from_inputs(wanted, inputs)) if wanted else set()
+
+    def _liveness(
+        self, trace: Trace, inputs: Mapping[str, Tensor]
+    ) -> tuple[list[tuple[Value, ...]], list[tuple[str, ...]]]:
+        """What travels in front of block 0 to behind the last one; and for every unit the inputs that it asks for."""
+        count = len(self.blocks)
+        live: list[set[Value]] = [set() for _ in range(count + 1)]
+        live[count] = needed = self._needs(trace, inputs, None)
+        asked = [needed]  # of the units, from the last
+        for boundary in range(count - 1, -1, -1):
+            later = {value for value in live[boundary + 1] | needed if self._made_at(value) <= boundary}
+            called = set(trace.calls[boundary].values.values())
+            live[boundary] = later | called
+            asked.append(called if boundary == count - 1 else called | needed)
+            needed = self._needs(trace, inputs, boundary) if self.is_glued(boundary, trace) else set()
+        travel = [tuple(sorted(value for value in values if value[0] != "input")) for values in live]
+        asked.append(set())  # of the head, which is given all
+        names = [[self.input_names[i] for kind, _, i in sorted(values) if kind == "input"] for values in asked]
+        return travel, [tuple(each) for each in reversed(names)]
+
+    def _made_at(self, value: Value) -> int:
+        """The boundary from which on a value is there."""
+        kind, block, _ = value
+        return block + 1 if kind == "out" else 0 if value in self.early else block
+
+    def _needs(self, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> set[Value]:
+        """What the code in front of a block (None: what makes the logits) needs: returned values, and inputs."""
+        last = len(self.blocks) if until is None else until
+        device = device_of(inputs.values())
+        returned = {value: zeros for value, zeros in _returned(trace, device).items() if value[1] < last}
+        given: Values = {
+            ("input", 0, i): tensor for i, (name, tensor) in enumerate(inputs.items()) if name not in self.known
+        }
+        # Most often the block before it is enough, and then nothing else need be tried.
+        before = {value: tensor for value, tensor in returned.items() if value[1] == last - 1}
+        for values in (before, before | given, returned | given):
+            if self._is_enough(values, trace, inputs, until):
+                for value in list(values):
+                    fewer = {each: tensor for each, tensor in values.items() if each != value}
+                    values = fewer if self._is_enough(fewer, trace, inputs, until) else values
+                return set(values)
+        where = "what comes after the last block" if until is None else f"what block {until} is given"
+        raise UncuttableError(f"{where} depends on more than inputs and what blocks return")
+
+    def _is_enough(self, values: Values, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> bool:
+        with torch.no_grad():
+            try:
+                found = self.between(
+                    values, inputs, until, slice(-1, None) if until is None and self.takes_positions else None
+                )
+            except (UnknownValueError, NotImplementedError):
+                return False
+        if until is None:
+            return not is_unknown(found)
+        return not any(is_unknown(found[i]) for i in self.made_for(until, trace))
+
+    def made_for(self, number: int, trace: Trace) -> dict[int, Value]:
+        """The leaves of a block's call that the code between it and the block before it makes."""
+        values = trace.calls[number].values
+        return {i: value for i, value in values.items() if value[:2] == ("in", number) and value not in self.early}
+
+    def is_glued(self, number: int, trace: Trace) -> bool:
+        """Whether the model computes something between this block and the one before it."""
+        return number > 0 and bool(self.made_for(number, trace))
+
+    def travelling(self, inputs: Mapping[str, Tensor]) -> list[list[Tensor]]:
+        """What each unit returns for inputs of the example's shapes: tensors without values."""
+        trace = self.trace(inputs)
+        like = {"in": lambda k, i: trace.calls[k].leaves[i], "out": lambda k, i: trace.returns[k].leaves[i]}
+        shared = [inputs[name] for name in self.known]
+        return [[like[kind](k, i) for kind, k, i in live] + shared for live in self.live] + [[self.logits]]
+
+
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+
+
+def _flop_counter() -> FlopCounterMode:
+    """Torch's own does not know the product that experts are computed with, nor, in 2.11, that heads share keys; and
+    some models return what it cannot hook to tell modules apart, which is not asked for here."""
+    formulas: dict[Any, Any] = {getattr(torch.ops.aten, name): _attention_flops for name in _ATTENTION}
+    counter = FlopCounterMode(display=False, custom_mapping={**formulas, torch.ops.aten._grouped_mm: _grouped_flops})
+    counter.mod_tracker = _Nowhere()  # type: ignore[assignment]
+    return counter
+
+
+class _Nowhere:
+    """In place of torch's ``ModuleTracker`` (seen on 2.11 and 2.13): all is of one whole."""
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def _grouped_flops(tokens: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(tokens) * experts[-1]
+
+
+def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.device == other.device and torch.equal(one, other)
+
+
+def _own(container: nn.Module) -> nn.Module:
+    """The parameters that a module holds itself, as a module: in the very same dictionary, whoever fills it."""
+    own = nn.Module()
+    own._parameters = container._parameters
+    return own
+
+
+def _returned(trace: Trace, device: torch.device) -> Values:
+    """All that blocks return, as zeros."""
+    return {
+        ("out", block, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+        for block, returned in enumerate(trace.returns)
+        for i, leaf in enumerate(returned.leaves)
+        if is_unknown(leaf)
+    }

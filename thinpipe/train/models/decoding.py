@@ -1,0 +1,238 @@
+"""Texts from a model that was cut: transformers' own ``generate`` on the client, with blocks that are elsewhere.
+
+       client                                           servers
+
+  (1)  generate calls the model's forward
+  (2)  the first block that is elsewhere is called:
+       what travels is handed over            ------>  (3)  the model's forward, its tokens unknown, says what the
+                                                            blocks are called with: masks, positions, the cache
+       and comes back                         <------  (4)  the blocks compute
+  (5)  the last such block returns it, and generate chooses a token
+
+Every worker has a cache of transformers with all layers. Those of its own blocks have keys and values; the others only
+count tokens, by placeholders, so that the model's code finds the lengths that masks and positions are made of.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from thinpipe.train.models.blocks import UncuttableError
+from thinpipe.train.models.cut import CutModel, Returned, Values
+from thinpipe.train.models.forward import intercepted, takes
+from thinpipe.train.models.tiny import WORDS
+from thinpipe.train.models.unknown import unknown
+from thinpipe.train.models.verify import drop_weights
+
+EXAMPLE = 2, 8  # texts and tokens of the example that a model is cut with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one forward brings: new tokens of each text."""
+
+    states: tuple[Tensor, ...]  # [texts, tokens, ...] each
+    mask: Tensor | None = None  # [texts, tokens]: 0 for padding; None: the model takes no mask
+    positions: Tensor | None = None  # [texts, tokens]; None: the model finds them by itself
+
+
+Elsewhere = Callable[[Step], tuple[Tensor, ...]]
+
+
+def check_states(cut: CutModel) -> list[list[Tensor]]:
+    """What travels in front of every block and behind the last one, for the example, without values.
+
+    UncuttableError unless that is states of tokens, and blocks alone make them.
+    """
+    found = []
+    for boundary, (values, tensors) in enumerate(zip(cut.live, cut.travelling(_example(cut.model)), strict=False)):
+        states = tensors[: len(values)]
+        if boundary < len(cut.blocks) and cut.asked[boundary + 1]:  # of the units; the head is the first
+            problem = f"gives its tokens to block {boundary}, and they stay with the client"
+        elif any(kind == "in" and block > 0 for kind, block, _ in values):
+            problem = f"computes something in front of block {boundary}, which generating would leave out"
+        elif any(state.shape[:2] != EXAMPLE or not state.is_floating_point() for state in states):
+            problem = f"hands more than states of tokens to block {boundary}"
+        else:
+            found.append(states)
+            continue
+        raise UncuttableError(f"{type(cut.model).__name__} does not generate in pieces: it {problem}")
+    return found
+
+
+def _example(model: nn.Module) -> dict[str, Tensor]:
+    names = ["input_ids", *(["attention_mask"] if takes(model, "attention_mask") else [])]
+    return {name: torch.ones(EXAMPLE, dtype=torch.int64) for name in names}
+
+
+def _cut(model: nn.Module) -> CutModel:
+    cut = CutModel(model, _example(model))
+    check_states(cut)
+    return cut
+
+
+def new_cache(model: Any) -> Any:
+    """As ``generate`` makes it."""
+    from transformers import DynamicCache
+
+    return DynamicCache(config=model.config.get_text_config(decoder=True))
+
+
+def cache_name(model: nn.Module) -> str:
+    return "cache_params" if takes(model, "cache_params") else "past_key_values"
+
+
+def count_tokens(cache: Any, block: nn.Module, states: Tensor) -> None:
+    """The layers of a cache that belong to a block that is elsewhere have so many tokens more."""
+    from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+    rows, tokens = states.shape[:2]
+    numbers = {getattr(module, name, None) for module in block.modules() for name in ("layer_idx", "layer_id")}
+    for layer in sorted(number for number in numbers if isinstance(number, int)):
+        kind = cache.layers[layer] if layer < len(cache.layers) else None
+        if isinstance(kind, LinearAttentionCacheLayerMixin):
+            cache.update_conv_state(states.new_zeros(rows, 1, 1), layer)
+        if kind is None or hasattr(kind, "update"):
+            cache.update(states.new_zeros(rows, 1, tokens, 1), states.new_zeros(rows, 1, tokens, 1), layer)
+
+
+class ServedBlocks:
+    """(3) and (4): consecutive blocks of a model whose other weights are not here."""
+
+    def __init__(self, cut: CutModel, blocks: range) -> None:
+        self.cut, self.blocks = cut, blocks
+        self.begin()
+
+    def begin(self) -> None:
+        """New texts."""
+        self._cache = new_cache(self.cut.model)
+        self._mask: Tensor | None = None
+
+    @torch.no_grad()
+    def __call__(self, step: Step) -> tuple[Tensor, ...]:
+        cut, (rows, tokens) = self.cut, step.states[0].shape[:2]
+        inputs = {cut.input_names[0]: unknown((rows, tokens), torch.int64, step.states[0].device)}
+        options: dict[str, Any] = {cache_name(cut.model): self._cache, "use_cache": True}
+        if step.mask is not None:
+            self._mask = step.mask if self._mask is None else torch.cat([self._mask, step.mask], dim=1)
+            options["attention_mask"] = self._mask
+        if step.positions is not None:
+            options["position_ids"] = step.positions
+        calls = cut.calls(inputs, options)
+        values: Values = dict(zip(cut.live[self.blocks.start], step.states, strict=True))
+        for number in self.blocks:
+            args, kwargs = calls[number].filled(values)
+            leaves = pytree.tree_leaves(cut.blocks[number](*args, **kwargs))
+            values |= {("out", number, i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        for number, block in enumerate(cut.blocks):
+            if number not in self.blocks:
+                count_tokens(self._cache, block, step.states[0])
+        return tuple(values[value] for value in cut.live[self.blocks.stop])
+
+
+@contextmanager
+def blocks_elsewhere(cut: CutModel, blocks: range, elsewhere: Elsewhere) -> Iterator[None]:
+    """(1), (2) and (5): the model computes with these blocks somewhere else, by ``elsewhere``."""
+    given: dict[str, Any] = {}  # to the forward under way
+    values: Values = {}
+    returns: list[Returned] = []
+
+    def on_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given.clear()
+        given.update(kwargs)
+        values.clear()
+
+    def note(kind: str, number: int, tree: Any) -> None:
+        leaves = enumerate(pytree.tree_leaves(tree))
+        values.update({(kind, number, i): leaf for i, leaf in leaves if isinstance(leaf, Tensor)})
+
+    def hand_over() -> None:
+        states = tuple(values[value] for value in cut.live[blocks.start])
+        rows, tokens = states[0].shape[:2]
+        mask, positions = given.get("attention_mask"), given.get("position_ids")
+        step = Step(states=states, mask=None if mask is None else mask[:, -tokens:], positions=positions)
+        values.update(zip(cut.live[blocks.stop], elsewhere(step), strict=True))
+        returns[:] = cut.returned(rows, tokens)
+        for number in blocks:
+            for i, leaf in enumerate(returns[number].leaves):
+                if isinstance(leaf, Tensor):  # what is needed nowhere else; zeros that are only read take no memory
+                    zero = torch.zeros((), dtype=leaf.dtype, device=states[0].device)
+                    values.setdefault(("out", number, i), zero.expand(leaf.shape))
+
+    def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        block = cut.blocks[number]
+        if number not in blocks:
+            note("in", number, (args, kwargs))
+            result = type(block).forward(block, *args, **kwargs)
+            note("out", number, result)
+            return result
+        if number == blocks.start:
+            note("in", number, (args, kwargs))
+            hand_over()
+        states = values[cut.live[blocks.start][0]]
+        count_tokens(given[cache_name(cut.model)], block, states)
+        return returns[number].filled(number, values, states.device)
+
+    hook = cut.model.register_forward_pre_hook(on_forward, with_kwargs=True)
+    try:
+        with intercepted(cut.blocks, on_call):
+            yield
+    finally:
+        hook.remove()
+
+
+def check_generates(model: nn.Module) -> None:
+    """ValueError unless a small model generates the same with its blocks elsewhere, on two servers, as whole."""
+    torch.manual_seed(0)
+    tokens = torch.randint(WORDS.start, WORDS.stop, (2, 6))
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    name = type(model).__name__
+    try:
+        wanted = _logits(copy.deepcopy(model), tokens, mask)
+        cut = _cut(copy.deepcopy(model))
+        count = len(cut.blocks)
+        bounds = [0, (count + 1) // 2, count]  # servers that have blocks in front of theirs, and behind
+        servers = []
+        for blocks in map(range, bounds, bounds[1:]):
+            alone = _cut(copy.deepcopy(model))
+            kept = {id(each) for number in blocks for each in alone.blocks[number].parameters()}
+            drop_weights(alone.model, kept)
+            servers.append(ServedBlocks(alone, blocks))
+        drop_weights(cut.model, {id(each) for each in cut.model.parameters()} - _ids(cut.blocks))
+
+        def elsewhere(step: Step) -> tuple[Tensor, ...]:
+            for server in servers:
+                step = replace(step, states=server(step))
+            return step.states
+
+        with blocks_elsewhere(cut, range(count), elsewhere):
+            found = _logits(cut.model, tokens, mask)
+    except UncuttableError:
+        raise
+    except Exception as error:
+        raise UncuttableError(f"{name} does not generate in pieces: {type(error).__name__}: {error}") from error
+    if not torch.equal(found, wanted):
+        step = int((found != wanted).flatten(1).any(1).nonzero()[0]) + 1 if found.shape == wanted.shape else 1
+        raise UncuttableError(f"{name} does not generate in pieces what it does whole: token {step} differs")
+
+
+def _ids(modules: Iterable[nn.Module]) -> set[int]:
+    return {id(each) for module in modules for each in module.parameters()}
+
+
+def _logits(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+    """Of a few tokens: [token, text, word]. More than the windows of small models have, and than the first forward."""
+    config = copy.deepcopy(model.generation_config)
+    config.update(max_new_tokens=8, do_sample=False, return_dict_in_generate=True, output_logits=True, use_cache=True)
+    config.eos_token_id, config.pad_token_id = None, 0
+    with torch.no_grad():
+        return torch.stack(model.generate(tokens, attention_mask=mask, generation_config=config).logits)

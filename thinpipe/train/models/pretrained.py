@@ -1,0 +1,295 @@
+"""A model of transformers as its users have it: a folder with a description, weights, perhaps a tokenizer.
+
+Or a description alone, from which a model with random weights is made: a folder without weights, or the bare name of
+a model type.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from thinpipe.options import OptionError
+from thinpipe.system.files import check_folder, errors_named
+from thinpipe.system.sizes import check_fits
+from thinpipe.train.models.decoding import check_generates
+from thinpipe.train.models.description import WHAT, check_counts, read_description
+from thinpipe.train.models.tiny import LAYERS, shrunken
+from thinpipe.train.models.verify import TRAINING, batch, compare, types_of
+from thinpipe.train.models.weights import hollow, load_weights, random_weights, weight_files
+
+# Kind, as in ``verify.KINDS`` -> class of transformers that builds it, and what it is called.
+_BUILDERS = {
+    "causal": ("AutoModelForCausalLM", "causal language models"),
+    "sequence": ("AutoModelForSequenceClassification", "classifiers of text"),
+    "image": ("AutoModelForImageClassification", "classifiers of images"),
+}
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
+ADAPTER = "adapter_config.json"  # of a folder that peft wrote
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # begin, end, fill up a text
+
+
+@dataclass(frozen=True)
+class PretrainedModel:
+    """A folder that ``save_pretrained`` wrote, or its description, with a model of one kind; ValueError for others."""
+
+    folder: Path | None  # None: ``model_type`` alone
+    kind: str
+    model_type: str | None = None  # of transformers, as in "llama", in place of a folder
+    changes: Mapping[str, Any] = field(default_factory=dict)  # what the description says otherwise
+    tokens: Mapping[str, Any] = field(default_factory=dict)  # the same, where it follows from a tokenizer
+    has_weights: bool = True  # False: they are random, whatever lies in the folder
+    tokenizer_folder: Path | None = None  # None: the model's own
+    trusted: bool = False  # whether code that comes with the model is run
+    classes: int | None = None  # that a classifier is to tell apart; None: as the description says
+    labels: Sequence[str] | None = None  # what they are called; None: not known here
+    dtype: str = "float32"  # of its weights, as torch calls it
+
+    @property
+    def name(self) -> str:
+        return str(self.folder) if self.folder is not None else f"the model type {self.model_type}"
+
+    def config(self) -> Any:
+        config = self._of_type() if self.folder is None else self._of_folder(self.folder)
+        described = config.get_text_config()
+        for name, value in self.tokens.items():
+            setattr(described, name, value)
+        if self.classes is not None:
+            config.num_labels = self.classes
+            config.problem_type = "single_label_classification"
+        if self.labels is not None:
+            config.id2label = dict(enumerate(self.labels))
+            config.label2id = {label: number for number, label in enumerate(self.labels)}
+        return config
+
+    def _of_type(self) -> Any:
+        from transformers import AutoConfig
+
+        if self.model_type not in types_of(self.kind):
+            raise ValueError(f"{_BUILDERS[self.kind][1]} of transformers are trained here; {self.model_type!r} is none")
+        with quiet():
+            self._check_changes(AutoConfig.for_model(self.model_type))
+            with errors_named(self._changed(), WHAT, "give other values"):
+                return AutoConfig.for_model(self.model_type, **self.changes)
+
+    def _of_folder(self, folder: Path) -> Any:
+        from transformers import AutoConfig
+
+        file = self._described(folder)
+        facts = read_description(file, trusted=self.trusted)
+        self._check_kind(file, facts)
+        with errors_named(file, WHAT, "bring the model's own"), quiet():
+            config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=self.trusted)
+        if self.changes:
+            self._check_changes(config)
+            with errors_named(self._changed(), WHAT, "give other values"):
+                name, config = config._name_or_path, type(config)(**{**facts, **self.changes})
+            config._name_or_path = name  # where its code is, if that comes with it
+        return config
+
+    def _described(self, folder: Path) -> Path:
+        """Return the file with the description."""
+        check_folder(folder, "a model")
+        file = folder / "config.json"
+        if file.is_file():
+            return file
+        option, rest = "model" if self.has_weights else "config", f"no {file.name}"
+        if (folder / ADAPTER).is_file():
+            rest = "adapters alone: evaluate and generate take it as {adapter}, for all else export it with {merge}"
+        raise OptionError(f"{{{option}}} is a folder that save_pretrained wrote, and {folder} has {rest}")
+
+    def _check_kind(self, file: Path, facts: Mapping[str, Any]) -> None:
+        code, (builder, words) = facts.get("auto_map"), _BUILDERS[self.kind]
+        known = facts.get("model_type") in types_of(self.kind)
+        if not known and not (isinstance(code, dict) and builder in code):
+            raise ValueError(
+                f"{words} of transformers are trained here; {file} describes a {facts.get('model_type')!r}"
+            )
+
+    def _check_changes(self, config: Any) -> None:
+        unknown = [name for name in self.changes if not hasattr(config, name)]
+        if unknown:
+            raise OptionError(f"{{config_set}}: the config of a {config.model_type} has no {unknown[0]}")
+        check_counts("{config_set}", self.changes)
+
+    def _changed(self) -> str:
+        changes = ", ".join(f"{name}={value}" for name, value in self.changes.items())
+        return f"{self.name} with {changes}" if changes else self.name
+
+    @property
+    def has_tokenizer(self) -> bool:
+        folder = self.tokenizer_folder or self.folder
+        return folder is not None and has_tokenizer(folder)
+
+    def tokenizer(self) -> Any:
+        folder = self.tokenizer_folder or self.folder
+        assert folder is not None, "has_tokenizer is asked first"
+        return read_tokenizer(folder, trusted=self.trusted)
+
+    @property
+    def trains_tokenizer(self) -> bool:
+        """Whether there is none, and weights do not depend on one."""
+        return not self.has_weights and self.tokenizer_folder is None and not self.has_tokenizer
+
+    @property
+    def follows_tokenizer(self) -> bool:
+        """Whether vocabulary and special tokens are the tokenizer's: of a new model, and one that is not its own."""
+        return self.trains_tokenizer or (not self.has_weights and self.tokenizer_folder is not None)
+
+    def fitted(self, vocabulary: int, special: Sequence[int | None]) -> PretrainedModel:
+        """The same for a tokenizer with so many tokens, of which these begin, end and fill up a text."""
+        return replace(self, tokens={"vocab_size": vocabulary, **dict(zip(SPECIAL, special, strict=True))})
+
+    def check_weights(self, *, pretrained: bool = True) -> None:
+        """Raise ValueError unless every tensor fits into memory and, where weights are read, their files are there."""
+        self._check_sizes()
+        if pretrained and self.has_weights:
+            assert self.folder is not None
+            self._described(self.folder)
+            weight_files(self.folder)
+
+    def _check_sizes(self) -> None:
+        """Raise OptionError if a tensor does not fit into memory: every worker allocates each, if only for a moment."""
+        try:
+            with torch.device("meta"), torch.random.fork_rng(devices=[]), quiet():
+                model = self._built(self.config())
+        except ValueError as error:
+            if "meta" in str(error):  # code that uses values, which there are none of: it runs when they are there
+                return
+            raise
+        sizes = {
+            name: each.numel() * each.element_size()
+            for name, each in (*model.named_parameters(), *model.named_buffers())
+        }
+        largest = max(sizes, key=sizes.__getitem__)
+        check_fits(f"{self._changed()}: its tensor {largest}", sizes[largest], "describe another")
+
+    def hollow(self) -> nn.Module:
+        """The model without weights."""
+        with hollow(), quiet():
+            return self._built(self.config())
+
+    def fill(self, *, pretrained: bool, seed: int) -> Callable[[nn.Module, Iterable[str]], None]:
+        """What gives parameters of the hollow model, by their names, their values: the folder's, or random ones.
+
+        Random is also the head of a classifier if the folder has none, or one for other classes.
+        """
+        folder = self.folder if pretrained and self.has_weights else None
+        head_seed = None if self.kind == "causal" else seed
+
+        def fill(model: nn.Module, names: Iterable[str]) -> None:
+            if folder is not None:
+                with quiet():
+                    load_weights(model, folder, names, head_seed)
+            else:
+                random_weights(model, names, seed)
+
+        return fill
+
+    def generation_config(self, model: Any) -> Any:
+        """How the model's makers let it generate: which tokens end a text, what is not repeated."""
+        from transformers import GenerationConfig
+
+        file = None if self.folder is None else self.folder / "generation_config.json"
+        if file is None or not file.is_file():
+            return copy.deepcopy(model.generation_config)
+        with errors_named(file, "how a model generates", "bring the model's own"):
+            return GenerationConfig.from_pretrained(str(self.folder), local_files_only=True)
+
+    def check_generates(self) -> None:
+        """ValueError unless a small copy of the model generates the same in pieces as whole: seconds, before a run."""
+        config = self.config()
+        small = shrunken(config)
+        small._name_or_path = config._name_or_path
+        with torch.random.fork_rng(devices=[]), quiet():
+            torch.manual_seed(0)
+            check_generates(self._built(small).eval())
+
+    def check_cut(self) -> None:
+        """Raise ValueError unless all tensors fit into memory and a small copy computes the same in units as whole."""
+        self._check_sizes()
+        try:
+            check_cut(self.config(), self._built, self.kind)
+        except RuntimeError as error:  # of code that mixes types
+            if self.dtype == "float32":
+                raise
+            said = str(error).partition("\n")[0]
+            raise OptionError(f"the code of {self.name} does not go with {{dtype}} {self.dtype}: {said}") from None
+
+    def _built(self, config: Any) -> nn.Module:
+        import transformers
+
+        builder = getattr(transformers, _BUILDERS[self.kind][0])
+        with errors_named(self._changed(), "a model", "describe another"):
+            model: nn.Module = builder.from_config(
+                config, dtype=getattr(torch, self.dtype), trust_remote_code=self.trusted
+            )
+        return model
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def read_tokenizer(folder: Path, *, trusted: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    check_folder(folder, "a tokenizer")
+    remedy = "save the model's own there: tokenizer.save_pretrained(...)"
+    with errors_named(folder, "a tokenizer", remedy), quiet():
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusted)
+
+
+def check_vocabulary(known: int, embedded: int, where: str) -> None:
+    """ValueError if a tokenizer knows more tokens than a model."""
+    if known > embedded:
+        raise ValueError(
+            f"the tokenizer in {where} knows {known} tokens, and the model has embeddings for {embedded}: they are not "
+            "of one model"
+        )
+
+
+def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None:
+    """ValueError unless a small copy of what is described computes the same in units as whole."""
+    small = shrunken(config)
+    small._name_or_path = config._name_or_path
+    with torch.random.fork_rng(devices=[]), quiet():
+        torch.manual_seed(0)
+        model = build(small).train(small.model_type in TRAINING)
+        made = batch(model, kind)
+        dtype = next(model.parameters()).dtype
+        inputs = {name: each.to(dtype) if each.is_floating_point() else each for name, each in made.items()}
+    compared = compare(model, inputs, alone=LAYERS)
+    if not compared.is_exact or compared.needs_weights_elsewhere is not None:
+        where = compared.first_difference or compared.needs_weights_elsewhere or "its gradients"
+        raise ValueError(f"{type(model).__name__} cannot be cut: in units it computes something else ({where})")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' bars and reports: every worker would print them."""
+    from transformers.utils import logging
+
+    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bar:
+            logging.enable_progress_bar()

@@ -1,0 +1,332 @@
+"""A trained model as the folder that ``save_pretrained`` would write, made from its tensors one by one.
+
+1  a twin is built from the model's config, without weights: what ``from_pretrained`` will build
+2  the library's conversions run on tensors without values: they tell names and shapes, so files can be laid out
+3  files are written beside the folder as tensors come, in any order; no more than a block's are in memory
+4  all is synced to disk, and the folder gets its name
+
+So there is the whole folder or none. A model that transformers cannot build from a config becomes its weights alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.system.files import read_bytes, read_folder, sync
+from thinpipe.train.models.pretrained import quiet
+from thinpipe.train.models.weights import hollow
+
+SHARD_BYTES = 5_000_000_000  # that files have at the most, unless a tensor has more: as transformers long had it
+_PATTERN, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
+_PARTIAL = ".thinpipe-export"  # beside the folder, until it is whole
+# What safetensors calls them.
+_DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+
+
+class ModelForm:
+    """What a model will be in files, known from the model alone: it may be without weights."""
+
+    def __init__(self, model: nn.Module, *, shard_bytes: int = SHARD_BYTES) -> None:
+        from huggingface_hub import split_torch_state_dict_into_shards
+
+        self.name = type(model).__name__
+        self.twin = _twin(model)  # None: not what transformers would build
+        self._kept = _kept_names(model)
+        skipped = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+        self.held = {name: _empty(tensor) for name, tensor in model.state_dict().items()}
+        kept = dict.fromkeys(self._kept.values())
+        self.tensors = {name: self.held[name] for name in kept if name not in skipped}  # each once
+        self.groups = self._grouped()
+        made = {name: tensor for names in self.groups.values() for name, tensor in self._made(names).items()}
+        most = shard_bytes if self.twin is not None else sys.maxsize  # an index is transformers' own
+        split = split_torch_state_dict_into_shards(made, filename_pattern=_PATTERN, max_shard_size=most)
+        self.files = {
+            file: TensorFile({name: made[name] for name in names}, {"format": "pt"})
+            for file, names in split.filename_to_tensors.items()
+        }
+        self.file_of, self._totals = dict(split.tensor_to_filename), dict(split.metadata)
+        self.parameters = sum(tensor.numel() for tensor in self.tensors.values())
+        self.bytes = sum(file.bytes for file in self.files.values())
+
+    def kept(self, name: str) -> str | None:
+        """The name that a tensor is kept under: one of those that share it. None for what is not written."""
+        kept = self._kept[name]
+        return kept if kept in self.tensors else None
+
+    def check(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """ValueError unless the model has such a tensor."""
+        wanted = self.held.get(name)
+        if wanted is None:
+            raise ValueError(f"{self.name} has no tensor {name}: this is of another model")
+        if (list(shape), dtype) != (list(wanted.shape), wanted.dtype):
+            raise ValueError(
+                f"{name} of {self.name} is {_words(wanted.shape, wanted.dtype)}, and {_words(shape, dtype)} came: this "
+                "is of another model"
+            )
+
+    def converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As ``save_pretrained`` writes them: fused experts one by one, names as on the hub."""
+        if self.twin is None:
+            return dict(tensors)
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return dict(revert_weight_conversion(self.twin, dict(tensors)))
+
+    def small_files(self) -> dict[str, bytes]:
+        """Config and index, by their names."""
+        files: dict[str, bytes] = {}
+        if self.twin is not None:
+            config: Any = self.twin.config
+            files["config.json"] = config.to_json_string().encode()
+            if self.twin.can_generate():
+                files["generation_config.json"] = self.twin.generation_config.to_json_string().encode()
+        if len(self.files) > 1:
+            totals = {"total_parameters": self.parameters, **self._totals}
+            index = {"metadata": totals, "weight_map": self.file_of}
+            files[_INDEX] = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+        return files
+
+    def _grouped(self) -> dict[str, list[str]]:
+        """Which tensors are converted together: a block's. All of them, where that would make something else."""
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name in self.tensors:
+            groups[_block(name)].append(name)
+        whole = self._made(self.tensors)
+        apart = {name: tensor for names in groups.values() for name, tensor in self._made(names).items()}
+        same = {name: tensor.shape for name, tensor in whole.items()} == {
+            name: tensor.shape for name, tensor in apart.items()
+        }
+        return dict(groups) if same else {"": list(self.tensors)}
+
+    def _made(self, names: Iterable[str]) -> dict[str, Tensor]:
+        made = self.converted({name: self.tensors[name] for name in names})
+        return {name: _empty(tensor) for name, tensor in made.items()}  # not a view, whose storage has other sizes
+
+
+class ModelFolder:
+    """Writes the folder of a model: ``put`` every tensor, ``add`` files. It is there when the block ends.
+
+    OSError if the disk does not take it, ValueError for tensors that are not the model's; then nothing is left.
+    """
+
+    def __init__(self, path: Path, form: ModelForm) -> None:
+        self._path, self.form = path.resolve(), form
+        self._partial = partial_path(path)
+        self._handles: dict[str, int] = {}
+        self._group = {name: group for group, names in form.groups.items() for name in names}
+        self._waiting: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        self._missing = set(form.tensors)
+
+    def __enter__(self) -> ModelFolder:
+        shutil.rmtree(self._partial, ignore_errors=True)  # of a run that was killed
+        try:
+            with self._errors_named():
+                self._partial.mkdir()
+                for name, file in self.form.files.items():
+                    self._handles[name] = os.open(self._partial / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+                    self._write(name, memoryview(file.header), 0)
+            self.add(self.form.small_files())
+        except BaseException:
+            self._drop()
+            raise
+        return self
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """A tensor of the model, by any of its names."""
+        self.form.check(name, tensor.shape, tensor.dtype)
+        kept = self.form.kept(name)
+        if kept is None:
+            return
+        group = self._group[kept]
+        waiting = self._waiting[group]
+        waiting[kept] = tensor.detach()
+        self._missing.discard(kept)
+        if len(waiting) == len(self.form.groups[group]):
+            made = self.form.converted(self._waiting.pop(group))
+            with self._errors_named():
+                for name, value in made.items():
+                    file = self.form.file_of[name]
+                    data = value.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+                    self._write(file, memoryview(data), self.form.files[file].offset(name))  # type: ignore[arg-type]
+
+    def add(self, files: Mapping[str, bytes]) -> None:
+        """Files by their names; one of the same name is replaced."""
+        for name, content in files.items():
+            file = self._partial / name
+            with self._errors_named():
+                file.parent.mkdir(exist_ok=True)
+                file.write_bytes(content)
+                sync(file)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self._complete()
+        finally:
+            self._drop()
+
+    def _complete(self) -> None:
+        if self._missing:
+            raise ValueError(f"{min(self._missing)} of {self.form.name} is missing: this is of another model")
+        with self._errors_named():
+            for handle in self._handles.values():
+                os.fsync(handle)
+            sync(self._partial)
+            os.rename(self._partial, self._path)  # takes the place of an empty folder, and of nothing else
+            sync(self._path.parent)
+
+    def _write(self, name: str, data: memoryview, offset: int) -> None:
+        while data:
+            written = os.pwrite(self._handles[name], data, offset)
+            data, offset = data[written:], offset + written
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        """The user knows the folder, not what it is called before it is whole."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
+
+    def _drop(self) -> None:
+        for handle in self._handles.values():
+            os.close(handle)
+        self._handles = {}
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+
+def partial_path(path: Path) -> Path:
+    """Where a folder is written before it is there: on the same file system, with a name that no user would choose."""
+    whole = path.resolve()
+    return whole.with_name(f".{whole.name}{_PARTIAL}")
+
+
+def check_new_folder(path: Path) -> None:
+    """ValueError unless a folder can get this name: what is there is never replaced."""
+    rule = "a model is written into a new folder"
+    try:
+        if os.path.ismount(path):
+            raise ValueError(f"{rule}, and {path} is a mounted disk; name a folder in it")
+        if path.is_dir() and any(path.iterdir()):
+            raise ValueError(f"{rule}, and {path} is there and not empty; name another, or remove it")
+        if os.path.lexists(path) and not path.is_dir():
+            raise ValueError(f"{rule}, and {path} is something else; name another")
+    except OSError as error:
+        raise ValueError(f"{rule}, and {path} cannot be one: {error.strerror}; name another") from None
+
+
+def saved_files(save: Callable[[str], object]) -> dict[str, bytes]:
+    """What ``save_pretrained`` of a tokenizer or the like writes, by the names of the files."""
+    with tempfile.TemporaryDirectory(prefix="thinpipe-") as name, quiet():
+        save(name)
+        return read_folder(Path(name))
+
+
+def copied_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return those of these files that a folder has."""
+    files = [folder / name for name in names]
+    return {file.name: read_bytes(file, "a file of the model") for file in files if file.is_file()}
+
+
+def _twin(model: Any) -> Any:
+    """The model that its config describes, without weights; None where that computes something else, or is none."""
+    if not hasattr(model, "base_model_prefix"):
+        return None
+    with torch.random.fork_rng(devices=[]), hollow(), quiet():
+        twin = type(model)(deepcopy(model.config))
+    if _computation(twin) != _computation(model):
+        return None
+    twin.config.dtype = str(model.dtype).removeprefix("torch.")  # as ``save_pretrained`` sets both
+    twin.config.architectures = [type(model).__name__]
+    return twin
+
+
+def _computation(model: nn.Module) -> dict[str, str]:
+    """What every module computes in evaluation: not what is dropped in training, nor how statistics are kept."""
+    return {
+        name: re.sub(r"momentum=[^,)]*", "", f"{type(module).__name__}({module.extra_repr()})")
+        for name, module in model.named_modules()
+        if not isinstance(module, nn.Dropout)
+    }
+
+
+def _kept_names(model: nn.Module) -> dict[str, str]:
+    """The names of all tensors -> the one that those which share it are kept under: not one declared as a copy."""
+    copies = set(getattr(model, "all_tied_weights_keys", None) or ())
+    held = model.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    for name in sorted(held, key=copies.__contains__):
+        first.setdefault(id(held[name]), name)
+    return {name: first[id(tensor)] for name, tensor in held.items()}
+
+
+def _block(name: str) -> str:
+    """The path of a name up to its first number: a layer's. Without one, the name."""
+    found = re.match(r"(.*?\.)?\d+(?=\.)", name)
+    return found[0] if found else name
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _words(shape: Sequence[int], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+class TensorFile:
+    """The layout of a safetensors file, known before its tensors are, so that it can be written piece by piece.
+
+    Of these only shapes and types count: a header, then values.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+        # The widest first, so that each lies at a multiple of its width.
+        self.names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        described: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+        starts, end = {}, 0
+        for name in self.names:
+            tensor = tensors[name]
+            starts[name], end = end, end + tensor.numel() * tensor.element_size()
+            offsets = [starts[name], end]
+            described[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        text = json.dumps(described).encode()
+        text += b" " * (-len(text) % 8)
+        self.header = len(text).to_bytes(8, "little") + text
+        self.bytes = len(self.header) + end
+        self._starts = starts
+
+    def offset(self, name: str) -> int:
+        """Where the values of a tensor begin."""
+        return len(self.header) + self._starts[name]

@@ -1,0 +1,120 @@
+"""The units of a model that was cut: modules that each take what the one before returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from thinpipe.train.models.blocks import UncuttableError
+from thinpipe.train.models.cut import CutModel, Value, Values
+from thinpipe.train.models.unknown import is_unknown, unknown
+
+
+def cut_into_units(cut: CutModel) -> list[_Unit]:
+    return [Head(cut), *(Block(cut, number) for number in range(len(cut.blocks))), Tail(cut)]
+
+
+class _Unit(nn.Module):
+    def __init__(self, cut: CutModel, number: int, segment: int) -> None:
+        super().__init__()
+        self._cut = [cut]  # in a list: the whole model is no part of a unit
+        self.asks = cut.asked[number]  # inputs that it is to be called with, by their names
+        self.parts = nn.ModuleList(cut.parts[segment])
+
+    def train(self, mode: bool = True) -> _Unit:
+        """Also what the model's own code asks or calls and no part has, for it has no weights: dropout, say."""
+        for module in self.cut.in_no_unit:
+            module.training = mode
+        return super().train(mode)
+
+    @property
+    def cut(self) -> CutModel:
+        return self._cut[0]
+
+    def split(
+        self, boundary: int, tensors: Sequence[Tensor], given: Mapping[str, Tensor]
+    ) -> tuple[Values, dict[str, Tensor]]:
+        """The values that travelled or were given, and inputs of which the shared ones are real."""
+        live = self.cut.live[boundary]
+        values = dict(zip(live, tensors, strict=False))
+        values |= {("input", 0, self.cut.input_names.index(name)): given[name] for name in self.asks}
+        shared = dict(zip(self.cut.known, tensors[len(live) :], strict=True))
+        return values, self._inputs(shared, next(iter(values.values())))
+
+    def _inputs(self, shared: dict[str, Tensor], states: Tensor) -> dict[str, Tensor]:
+        inputs = {}
+        for name, shape, dtype in self.cut.shapes:
+            if name in shared:
+                inputs[name] = shared[name]
+            elif "attention_mask" in shared:
+                inputs[name] = unknown(shared["attention_mask"].shape, dtype, states.device)
+            else:
+                inputs[name] = unknown((states.shape[0], *shape[1:]), dtype, states.device)
+        return inputs
+
+
+class Head(_Unit):
+    """The model's code up to its first block."""
+
+    def __init__(self, cut: CutModel) -> None:
+        super().__init__(cut, 0, 0)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        cut = self.cut
+        inputs = dict(zip(cut.input_names, tensors, strict=True))
+        called = {value for value in cut.trace(inputs).calls[0].values.values() if value[0] == "in"}
+        values = cut.from_inputs(called | cut.early, inputs)
+        return (*(values[value] for value in cut.live[0]), *(inputs[name] for name in cut.known))
+
+
+class Block(_Unit):
+    """One block, and the model's code between it and the next one."""
+
+    def __init__(self, cut: CutModel, number: int) -> None:
+        glued = number + 1 < len(cut.blocks)
+        super().__init__(cut, number + 1, number + 1 if glued else 0)
+        if not glued:
+            self.parts = nn.ModuleList()  # what comes after the last block is the tail's
+        self.number = number
+        self.block = cut.blocks[number]
+
+    def forward(self, *tensors: Tensor, **given: Tensor) -> tuple[Tensor, ...]:
+        cut, number = self.cut, self.number
+        values, inputs = self.split(number, tensors, given)
+        trace = cut.trace(inputs)
+        args, kwargs = trace.calls[number].filled(values)
+        returned = pytree.tree_leaves(self.block(*args, **kwargs))
+        values |= {("out", number, i): leaf for i, leaf in enumerate(returned) if isinstance(leaf, Tensor)}
+        following = number + 1
+        if following < len(cut.blocks) and cut.is_glued(following, trace):
+            leaves = cut.between(values, inputs, following)
+            values |= {value: leaves[i] for i, value in cut.made_for(following, trace).items()}
+        shared = tensors[len(cut.live[number]) :]
+        return (*(_known(values, value, following) for value in cut.live[following]), *shared)
+
+
+class Tail(_Unit):
+    """The model's code behind its last block: logits."""
+
+    def __init__(self, cut: CutModel) -> None:
+        super().__init__(cut, len(cut.blocks) + 1, len(cut.blocks))
+
+    def forward(self, *tensors: Tensor, **given: Tensor) -> Tensor:
+        return self.logits(tensors, given=given)
+
+    def logits(
+        self, tensors: Sequence[Tensor], positions: slice | None = None, given: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Of all positions of a text, or of these."""
+        values, inputs = self.split(len(self.cut.blocks), tensors, given or {})
+        logits: Tensor = self.cut.between(values, inputs, None, positions)
+        return logits
+
+
+def _known(values: Values, value: Value, block: int) -> Tensor:
+    found = values.get(value)
+    if found is None or is_unknown(found):
+        raise UncuttableError(f"what block {block} is given depends on more than the block before it")
+    return found

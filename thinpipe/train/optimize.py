@@ -1,0 +1,184 @@
+"""Optimizers, and the learning rate as a pure function of the step.
+
+A name of torch's inside used here, seen on 2.11 and 2.13: ``AdamW._init_group``, which lists what a step updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.task import LrSchedule, Optimizer
+
+SLICE = 1 << 20  # values that AdamW updates at a time on a CPU
+PORTION = 1 << 24  # values, at the least, whose gradients are widened at a time
+MASTER = "master"  # the name of a float32 copy in checkpoints
+
+
+def learning_rate(step: int, *, steps: int, peak: float, schedule: LrSchedule, warmup: float) -> float:
+    """Return the learning rate of step ``step``, counted from 0, of ``steps``.
+
+    It rises linearly over the first ``warmup`` part of the steps; the step after them has ``peak``. Then it is
+    ``constant``, or decays along half a ``cosine`` or linearly (``linear``) to 0, which it would reach one step after
+    the last.
+
+    With 10 steps, a warm-up of 0.2 and linear decay: 0.5, 1, 1, 0.875, ... 0.125 of the peak.
+    """
+    rising = math.ceil(warmup * steps)
+    if step < rising:
+        return peak * (step + 1) / rising
+    if schedule == "constant":
+        return peak
+    part = (step - rising) / max(steps - rising, 1)
+    return peak * (0.5 * (1 + math.cos(math.pi * part)) if schedule == "cosine" else 1 - part)
+
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter],
+    *,
+    name: Optimizer,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    nesterov: bool = False,
+    adam_betas: tuple[float, float] = Settings.adam_betas,
+) -> torch.optim.Optimizer:
+    """SGD with momentum, or AdamW, which decays no biases and no scales of norms (what has one dimension or none).
+
+    Of parameters in bfloat16 it updates float32 copies.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if any(parameter.dtype == torch.bfloat16 for parameter in trained):
+        make = partial(
+            make_optimizer,
+            name=name,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            adam_betas=adam_betas,
+        )
+        return MasterWeights(trained, make)
+    if name == "sgd":
+        # As a group: a worker of which nothing is trained has none, and torch refuses an empty list.
+        group = [{"params": trained}]
+        return torch.optim.SGD(group, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return SlicedAdamW([group for group in groups if group["params"]] or groups[:1], lr=lr, betas=adam_betas)
+
+
+class SlicedAdamW(torch.optim.AdamW):
+    """torch's, to the bit, which on a CPU takes a large parameter slice by slice.
+
+    There an update makes tensors as large as the parameter, three at a time. A client's largest one, its embeddings, is
+    most of what it has: it would need half as much memory again.
+    """
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        has_complex: bool = super()._init_group(group, *lists)
+        *tensors, _, steps = lists  # parameters, gradients, averages, averages of squares
+        rows = list(zip(*tensors, steps, strict=True))
+        for each in lists:
+            each.clear()
+        for *row, step in rows:
+            cut = row[0].numel() > SLICE and all(each.device.type == "cpu" and each.is_contiguous() for each in row)
+            parts = [each.detach().view(-1).split(SLICE) if cut else (each,) for each in row]
+            for number, part in enumerate(zip(*parts, strict=True)):
+                for each, tensor in zip(tensors, part, strict=True):
+                    each.append(tensor)
+                steps.append(step.clone() if number else step)  # every slice counts up its own
+        return has_complex
+
+
+class MasterWeights(torch.optim.Optimizer):
+    """Updates float32 copies of narrower parameters, which are then rounded to what those hold.
+
+    An update is often smaller than half a step of bfloat16, whose numbers are 0.4 to 0.8% apart: rounded at once, it
+    would be lost every time. Gradients are widened some parameters at a time, so that not all are there twice.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], make: Callable[..., torch.optim.Optimizer]) -> None:
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        super().__init__(trained, {})
+        self._masters = {each: nn.Parameter(each.detach().float()) for each in trained}
+        self._wide = make(self._masters.values())
+        self.param_groups = self._wide.param_groups  # whose learning rates count
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for some in self._portions():
+            for parameter, master in some:
+                assert parameter.grad is not None
+                master.grad, parameter.grad = parameter.grad.float(), None
+            self._wide.step()  # which passes over what has no gradient
+            for parameter, master in some:
+                parameter.copy_(master)
+                master.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self._masters:
+            parameter.grad = None
+
+    def kept(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """All that is remembered for a parameter; nothing for one that is not trained."""
+        master = self._masters.get(parameter)
+        if master is None:
+            return {}
+        return {**self._wide.state.get(master, {}), MASTER: master.detach()}
+
+    @torch.no_grad()
+    def take_back(self, parameter: nn.Parameter, what: str, value: Tensor) -> None:
+        master = self._masters[parameter]
+        if what == MASTER:
+            master.copy_(value)
+        else:
+            self._wide.state[master][what] = value
+
+    def _portions(self) -> Iterator[list[tuple[nn.Parameter, nn.Parameter]]]:
+        some: list[tuple[nn.Parameter, nn.Parameter]] = []
+        for parameter, master in self._masters.items():
+            if parameter.grad is not None:
+                some.append((parameter, master))
+            if sum(each.numel() for each, _ in some) >= PORTION:
+                yield some
+                some = []
+        if some:
+            yield some
+
+
+def kept_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+    """What an optimizer remembers for a parameter, to be saved."""
+    if isinstance(optimizer, MasterWeights):
+        return optimizer.kept(parameter)
+    return dict(optimizer.state.get(parameter, {}))
+
+
+def take_back(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, what: str, value: Tensor) -> None:
+    """Load one of the tensors that ``kept_for`` returned."""
+    value = value.to(parameter.device) if value.dim() else value  # torch's keep counts of steps on the CPU
+    if isinstance(optimizer, MasterWeights):
+        optimizer.take_back(parameter, what, value)
+    else:
+        optimizer.state[parameter][what] = value
+
+
+def optimizer_bytes(parameters: Iterable[nn.Parameter], name: Optimizer) -> int:
+    """What an optimizer comes to keep for parameters: averages, and copies of those in bfloat16."""
+    averages = {"sgd": 1, "adamw": 2}[name]
+    return sum(
+        each.numel() * max(each.element_size(), 4) * (averages + (each.dtype == torch.bfloat16)) for each in parameters
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

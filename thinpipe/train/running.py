@@ -1,0 +1,267 @@
+"""How a run is carried out this time: may differ each time it is taken up (what it is: settings.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from thinpipe.comm.membership import PATIENCE_S, member
+from thinpipe.comm.shaping import Shaping, parse_links
+from thinpipe.links.spec import encoding
+from thinpipe.options import OptionError, Rule, between, check, option
+from thinpipe.system.sizes import parse_size
+from thinpipe.train.checkpoints.best import follow_best
+from thinpipe.train.checkpoints.interval import INTERVAL, parse_interval
+from thinpipe.train.settings import COUNT, HOW, LINKS, MACHINES, OUT, SAVE, Settings
+
+
+def _step_numbers(text: str) -> tuple[int, ...]:
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise OptionError(f"{{capture_steps}} are numbers of steps, as in 10,100; got {text}")
+    return tuple(sorted({int(number) for number in numbers}))
+
+
+def _one_link(text: str) -> Shaping | None:
+    links = parse_links(text)
+    if len(links) > 1:
+        raise OptionError(
+            f"a run has links of one rate, as in {{link}} 100mbit; got {text}. Give one: `thinpipe bench pipeline` "
+            "takes several, or start a run for each"
+        )
+    return links[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """What of a run is kept to try codecs on."""
+
+    path: Path = option(
+        "Write activations and gradients, before compression, for `bench codecs {from_}`.",
+        name="capture",
+        panel=OUT,
+        metavar="FILE",
+    )
+    steps: tuple[int, ...] | None = option(
+        "Steps to capture, as in 10,100.",
+        name="capture_steps",
+        panel=OUT,
+        metavar="N,...",
+        shown="3, spread over the run",
+        parse=_step_numbers,
+        rule=Rule("steps counted from 1", lambda steps: min(steps) >= 1),
+        default=None,
+    )
+    chunks: int = option(  # of each such step, the first ones
+        "Microbatches to capture per step.",
+        name="capture_chunks",
+        panel=OUT,
+        metavar="N",
+        rule=Rule("1 or more", lambda chunks: chunks >= 1),
+        default=1,
+    )
+    limit: int = option(  # bytes
+        "Maximum size of the file.",
+        name="capture_limit",
+        panel=OUT,
+        metavar="SIZE",
+        shown="1GiB",
+        parse=parse_size,
+        default=1 << 30,
+    )
+
+    def __post_init__(self) -> None:
+        if self.path.suffix != ".safetensors":
+            raise OptionError(f"{{capture}} writes FILE.safetensors; got {self.path}")
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How a run is carried out: may differ each time it is taken up, and changes nothing about where it ends."""
+
+    delta_cache: Path | None = option(
+        "Folder for the copies of samples that delta(...) keeps.",
+        panel=LINKS,
+        metavar="DIR",
+        shown="in memory",
+        default=None,
+    )
+    delta_cache_limit: int = option(  # bytes
+        "Maximum size of these copies per machine.",
+        panel=LINKS,
+        metavar="SIZE",
+        shown="4GiB",
+        parse=parse_size,
+        default=4 << 30,
+    )
+    link: Shaping | None = option(
+        "Emulate links in network namespaces: a rate, as in 100mbit; 100mbit/20mbit,40ms,0.1% for rates to and from "
+        "the client, one-way delay and loss; FILE.toml for a link per pair. Needs root.",
+        panel=LINKS,
+        metavar="LINK",
+        shown="as the machine is",
+        parse=_one_link,
+        default=None,
+    )
+    memory_limit: int | None = option(  # bytes
+        "Maximum memory per worker for microbatches in flight; it limits their number under 1f1b.",
+        panel=LINKS,
+        metavar="SIZE",
+        shown="none",
+        parse=parse_size,
+        default=None,
+    )
+    in_process: bool = option(
+        "Run all stages in one process, through the same codecs, for ablations on one GPU.",
+        panel=LINKS,
+        default=False,
+    )
+    steps: int | None = option(  # counted from the very first
+        "Stop after this many steps, counted from the first.",
+        panel=HOW,
+        metavar="N",
+        shown="all",
+        rule=COUNT,
+        default=None,
+    )
+    evaluate_every: int | None = option(
+        "Evaluate every N steps, in addition to the end of an epoch.",
+        panel=HOW,
+        metavar="N",
+        shown="an epoch",
+        rule=COUNT,
+        default=None,
+    )
+    trace: Path | None = option(
+        "Timeline of one step, as a picture (.png) or for chrome://tracing (.json).",
+        panel=OUT,
+        metavar="FILE",
+        default=None,
+    )
+    capture: Capture | None = None
+    save: Path | None = option("Folder for checkpoints.", panel=SAVE, metavar="DIR", default=None)
+    save_every: int | str | None = option(  # steps, or a time as it was written
+        "Interval between checkpoints: a number of steps, or a time such as 30s, 10min or 2h.",
+        panel=SAVE,
+        metavar="N|TIME",
+        shown="an epoch and 10min",
+        parse=parse_interval,
+        rule=INTERVAL,
+        default=None,
+    )
+    keep: int = option("Newest checkpoints to keep.", panel=SAVE, metavar="N", rule=COUNT, default=2)
+    keep_best: bool = option(
+        "Keep the checkpoint with the best validation metric too, as DIR/best.", panel=SAVE, negative=True, default=True
+    )
+    save_local: bool = option(
+        "Write checkpoints on the client only; its folder need not be shared.", panel=SAVE, default=False
+    )
+    export: Path | None = option(
+        "New folder for the trained model in the format of transformers, or for adapters in that of peft.",
+        panel=SAVE,
+        metavar="DIR",
+        default=None,
+    )
+    merge: bool = option("Merge adapters into the weights of the exported model.", panel=SAVE, default=False)
+    # One checkpoint, or a folder: the newest in it that is whole.
+    resume: Path | None = option(
+        "Resume a run from its newest checkpoint, or from the one named, with its options.",
+        panel=SAVE,
+        metavar="DIR",
+        kind=Path,
+        parse=follow_best,
+        default=None,
+    )
+    max_restarts: int = option(
+        "Restarts from the newest checkpoint after a worker died.",
+        panel=SAVE,
+        metavar="N",
+        rule=between(0, 1_000_000_000),
+        default=0,
+    )
+    patience_s: float = option(
+        "Seconds to wait for a missing or silent worker before the run is aborted.",
+        name="patience",
+        panel=MACHINES,
+        metavar="S",
+        shown=f"{PATIENCE_S:g}",
+        rule=between(2, 1_000_000),
+        default=PATIENCE_S,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.save is None and self.save_every is not None:
+            raise OptionError("{save_every} needs a folder for the checkpoints: name one with {save}")
+        if self.save is None and self.save_local:
+            raise OptionError("{save_local} says who keeps the checkpoints: name a folder for them with {save}")
+        if self.save is None and self.max_restarts:
+            raise OptionError("{max_restarts} goes on from checkpoints: name a folder for them with {save}")
+        if self.merge and self.export is None:
+            raise OptionError("{merge} is for {export}: name a folder with it, or leave it out")
+        if self.trace is not None and self.trace.suffix not in (".png", ".json"):
+            raise OptionError(
+                f"{{trace}} draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
+            )
+
+    def last_step(self, steps: int) -> int:
+        """Where this run ends, of so many steps in all."""
+        return min(steps, self.steps or steps)
+
+    def check_watchable(self, settings: Settings) -> None:
+        """OptionError where steps are to be watched that have no stages and no links."""
+        if settings.parallel == "pipeline":
+            return
+        leave_out = f"of a pipeline; leave it out with {{parallel}} {settings.parallel}"
+        if self.trace is not None:
+            raise OptionError(f"{{trace}} shows the stages {leave_out}")
+        if self.capture is not None:
+            raise OptionError(f"{{capture}} keeps what crosses the links {leave_out}")
+        if self.memory_limit is not None:
+            raise OptionError(f"{{memory_limit}} is for chunks on their way through the stages {leave_out}")
+
+    def check_with(self, settings: Settings) -> None:
+        """OptionError unless a run with these settings can be carried out so."""
+        parallel = settings.parallel
+        self.check_watchable(settings)
+        if self.export is not None:
+            settings.check_export(merge=self.merge)
+        cached = self.delta_cache is not None or self.delta_cache_limit != Running.delta_cache_limit
+        if cached and not encoding(settings.compress_forward).needs_samples:
+            raise OptionError(
+                "{delta_cache} and {delta_cache_limit} are for delta(...), and activations travel through "
+                f"{settings.compress_forward}; leave them out"
+            )
+        if self.in_process:
+            self._check_in_process(settings)
+        if self.link is not None and parallel == "none":
+            raise OptionError("{link} joins several workers, and {parallel} none is one process; leave one of them out")
+        if self.max_restarts and member() is not None:
+            raise OptionError(
+                "{max_restarts} is for workers that are started here; on several machines start all again"
+            )
+
+    def _check_in_process(self, settings: Settings) -> None:
+        for apart, what in (
+            (settings.parallel != "pipeline", f"{{parallel}} {settings.parallel}: it is for the stages of a pipeline"),
+            (self.link is not None or member() is not None, "other machines and {link}: nothing travels"),
+            (len(set(settings.devices)) > 1, f"{{device}} {settings.device}: it computes on one device"),
+            (self.trace is not None, "{trace}, which shows what workers do at the same time"),
+        ):
+            if apart:
+                raise OptionError(f"{{in_process}} does not go together with {what}; leave one of them out")
+
+    def processes(self, settings: Settings) -> int:
+        """Workers that are started."""
+        return 1 if self.in_process else settings.workers
+
+
+def check_devices(settings: Settings) -> None:
+    """OptionError where this machine has no GPU, and is to have one."""
+    me = member()
+    here = settings.devices if me is None else [settings.devices[me.rank]]
+    if "cuda" in here and not torch.cuda.is_available():
+        raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")

@@ -1,0 +1,334 @@
+"""Conversations for language models: prompts and answers, of which only the answers are learnt.
+
+Every line of a file is an example: ``messages``, which the tokenizer's chat template turns into a text, or ``prompt``
+and ``completion``, which are one as they are. An answer is a piece of that text, from one character to another; its
+tokens, and the one that ends it, are the labels. Examples are padded on the right to one length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from thinpipe.options import OptionError
+from thinpipe.system.files import read_jsonl, read_text
+from thinpipe.system.sizes import check_fits
+from thinpipe.train.tasks.corpus import HELD_OUT
+from thinpipe.train.tasks.lm import LanguageModel, Made, Model
+from thinpipe.train.tasks.sources import MODEL_OPTIONS
+from thinpipe.train.tasks.task import IGNORED, Batch, Source
+
+_MARKED = re.compile(r"\{%-?\s*generation\b")  # a template that says itself what an answer is
+_MEMORY = 4  # times the file: its text, what JSON makes of it, about four bytes for a token
+_FORMS = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]} or ' + (
+    '{"prompt": "...", "completion": "..."}'
+)
+Line = tuple[int, dict[str, Any]]  # its number in the file, counted from 1, and what it holds
+
+
+class Chat(LanguageModel):
+    """The same models as ``lm``; an answer's tokens are predicted from all that is before them."""
+
+    name = "chat"
+    summary = "your own conversations, {data} FILE.jsonl, with your own causal language model"
+    wants = "your own conversations", "FILE.jsonl of them"
+    takes = (*MODEL_OPTIONS, "chat_template", "data", "validation", "tokens", "samples")
+    usual_tokens = 1024
+
+    def check_data(self, source: Source, tokenizer: Any) -> None:
+        for (option, path), lines in zip(_files(source), self.read(source), strict=True):
+            size = _MEMORY * path.stat().st_size
+            check_fits(f"{{{option}}} {path}: its text and tokens", size, "bring less, or a part of it")
+            # Of each kind the first: what is wrong with a template is wrong with all.
+            for kind in ("messages", "prompt"):
+                first = next((line for line in lines if kind in line[1]), None)
+                if first is not None:
+                    _text_of(path, first, tokenizer)
+
+    def tokenizer(self, model: Model, source: Source) -> Any:
+        if model.trains_tokenizer:
+            raise OptionError(f"task chat trains no tokenizer, and {model.name} has none: name one with {{tokenizer}}")
+        found = model.tokenizer()
+        if not found.is_fast:
+            raise ValueError(
+                f"answers are found by the places of tokens in a text, and the tokenizer of {model.name} does not tell "
+                "them: bring a fast one (tokenizer.json)"
+            )
+        if source.chat_template is not None:
+            found.chat_template = read_text(source.chat_template, "a chat template")
+        return found
+
+    def read(self, source: Source) -> list[list[Line]]:
+        """Return the lines of the data, and those of the file that validates if one was given."""
+        return [_read(path, option) for option, path in _files(source)]
+
+    def splits(self, source: Source, read: list[list[Line]], tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
+        found, kept = [], []
+        for (option, path), lines in zip(_files(source), read, strict=True):
+            encoded = [Encoded.of(_text_of(path, line, tokenizer), tokenizer, tokens) for line in lines]
+            answered = [each for each in encoded if each.answers.any()]
+            if len(answered) < (2 if len(read) == 1 else 1):
+                needed = "one example trains and another validates, at the least" if len(read) == 1 else "one is needed"
+                raise OptionError(
+                    f"{{{option}}} {path}: {needed}; it has {len(lines)}, {len(answered)} with an answer within "
+                    f"{{tokens}} {tokens}: bring more, or take more tokens"
+                )
+            found.append(encoded)
+            kept.append(answered)
+        if len(read) == 1:
+            train = [each for number, each in enumerate(kept[0]) if number % HELD_OUT]
+            kept = [train, kept[0][::HELD_OUT]]
+        length = max(len(each.ids) for part in kept for each in part)
+        fill = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id  # is masked, any will do
+        made = [Examples(part, length, fill, takes_masks) for part in kept]
+        return Made(made[0], made[1], notices=_notices(list(chain(*found)), list(chain(*kept)), tokens, length))
+
+
+@dataclass(frozen=True)
+class Text:
+    """An example as a text."""
+
+    text: str
+    answers: Sequence[tuple[int, int]]  # from one character to another
+    is_whole: bool  # with all special tokens in it; otherwise the tokenizer adds them
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An example as tokens."""
+
+    ids: Tensor  # int32
+    answers: Tensor  # whether each is to be predicted
+    text_bytes: int  # that those stand for
+    is_cut: bool
+
+    @staticmethod
+    def of(example: Text, tokenizer: Any, tokens: int) -> Encoded:
+        """At most so many of them."""
+        made = tokenizer(
+            example.text, add_special_tokens=not example.is_whole, return_offsets_mapping=True, verbose=False
+        )
+        ids, places = list(made["input_ids"]), list(made["offset_mapping"])
+        # A token is of an answer if some of its characters are: it is predicted whole.
+        answers = [any(first < end and last > start for start, end in example.answers) for first, last in places]
+        eos = tokenizer.eos_token_id
+        if not example.is_whole and eos is not None:
+            if ids[-1:] != [eos] or places[-1][0] < places[-1][1]:  # the tokenizer adds none
+                ids, places, answers = [*ids, eos], [*places, (0, 0)], [*answers, True]
+            answers[-1] = True
+        answers[:1] = [False]  # there is nothing to predict it from
+        ids, answers, is_cut = ids[:tokens], answers[:tokens], len(ids) > tokens
+        marks = set(tokenizer.all_special_ids)
+        said = [
+            place for token, place, is_one in zip(ids, places, answers, strict=False) if is_one and token not in marks
+        ]
+        size = len("".join(example.text[first:last] for first, last in _apart(said)).encode())
+        return Encoded(torch.tensor(ids, dtype=torch.int32), torch.tensor(answers), size, is_cut)
+
+
+def _apart(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Without what was in an earlier one: tokens may be parts of one character."""
+    behind = 0
+    for first, last in places:
+        yield max(first, behind), last
+        behind = max(behind, last)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A split of conversations, padded when they are asked for."""
+
+    examples: Sequence[Encoded]
+    length: int  # of all
+    fill: int  # the token behind their ends
+    masked: bool  # whether the model is told where they end
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def text_bytes(self) -> int:
+        """Of answers."""
+        return sum(each.text_bytes for each in self.examples)
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        """The examples of these numbers; nothing about them is random."""
+        chosen = [self.examples[index] for index in indices.tolist()]
+        ids = self._padded([each.ids.long() for each in chosen], self.fill)
+        # A place's label is the token behind it.
+        labels = [each.ids[1:].long().masked_fill(~each.answers[1:], IGNORED) for each in chosen]
+        mask = self._padded([torch.ones(len(each.ids), dtype=torch.int64) for each in chosen], 0)
+        return Batch(inputs=(ids, mask) if self.masked else (ids,), labels=self._padded(labels, IGNORED))
+
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        """All tokens, and which are answers."""
+        chosen = [self.examples[index] for index in indices.tolist()]
+        return {
+            "labels": b"".join(each.answers.numpy().tobytes() for each in chosen),
+            "texts": b"".join(each.ids.numpy().tobytes() for each in chosen),
+        }
+
+    def _padded(self, rows: Sequence[Tensor], value: int) -> Tensor:
+        whole = pad_sequence([rows[0].new_empty(self.length), *rows], batch_first=True, padding_value=value)
+        return whole[1:].contiguous()
+
+
+def _notices(found: Sequence[Encoded], kept: Sequence[Encoded], tokens: int, length: int) -> list[str]:
+    lines = []
+    cut, lost = sum(each.is_cut for each in kept), len(found) - len(kept)
+    if cut:
+        lines.append(f"{cut} of {len(found)} examples were cut to {tokens} tokens")
+    if lost:
+        lines.append(f"{lost} of {len(found)} examples have no answer within {tokens} tokens and were left out")
+    filled = sum(len(each.ids) for each in kept) / (length * len(kept))
+    learnt = sum(int(each.answers.sum()) for each in kept) / (length * len(kept))
+    lines.append(
+        f"{len(kept)} examples of {length} tokens: {learnt:.0%} of them are answers, {1 - filled:.0%} are padding"
+    )
+    return lines
+
+
+# Lines to texts
+
+
+def _files(source: Source) -> list[tuple[str, Path]]:
+    """Return the files that a source names, with the option of each."""
+    if source.data is None:
+        raise OptionError("task chat needs {data} FILE.jsonl; none was given")
+    files = [("data", source.data)]
+    return files if source.validation is None else [*files, ("validation", source.validation)]
+
+
+def _read(path: Path, option: str) -> list[Line]:
+    """Return all examples; ValueError that names the first line that is none."""
+    if not path.is_file() or path.suffix != ".jsonl":
+        got = "another kind" if path.exists() else "not there"
+        raise OptionError(f"task chat needs {{{option}}} FILE.jsonl; {path} is {got}")
+    lines = []
+    for number, row in read_jsonl(path, "conversations in JSON lines"):
+        problem = _problem(row)
+        if problem is not None:
+            raise ValueError(f"{path}, line {number}: {problem}")
+        lines.append((number, row))
+    if not lines:
+        raise ValueError(f"{path} has no examples; every line is one, as in {_FORMS}")
+    return lines
+
+
+def _problem(row: Any) -> str | None:
+    """What is wrong with an example, if anything."""
+    if not isinstance(row, dict) or ("messages" not in row and not {"prompt", "completion"} <= row.keys()):
+        return f"an example is {_FORMS}"
+    if "messages" not in row:
+        for name in ("prompt", "completion"):
+            if not isinstance(row[name], str):
+                return f"{name} is a text; got {_shown(row[name])}"
+        return None if row["completion"].strip() else "its completion is empty: fill it in, or remove the line"
+    messages = row["messages"]
+    if not isinstance(messages, list) or not messages:
+        return f"messages is a list of objects with role and content; got {_shown(messages)}"
+    for place, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return f"message {place} should be an object with a role and a content; got {_shown(message)}"
+        calls = message.get("tool_calls")
+        if not isinstance(message.get("content"), str) and not calls:
+            return f"the content of message {place} is a text; got {_shown(message.get('content'))}"
+        if message["role"] == "assistant" and not calls and not message["content"].strip():
+            return f"message {place}, an answer, is empty: fill it in, or remove the line"
+    if not any(message["role"] == "assistant" for message in messages):
+        return "it has no answer, a message of the role assistant: add one, or remove the line"
+    return None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _text_of(path: Path, line: Line, tokenizer: Any) -> Text:
+    found = _made_of(path, line, tokenizer)
+    try:
+        found.text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path}, line {line[0]} has half a character (a lone surrogate): correct it") from None
+    return found
+
+
+def _made_of(path: Path, line: Line, tokenizer: Any) -> Text:
+    number, row = line
+    if "messages" not in row:
+        prompt, completion = row["prompt"], row["completion"]
+        return Text(prompt + completion, [(len(prompt), len(prompt) + len(completion))], is_whole=False)
+    if not tokenizer.chat_template:
+        raise OptionError(
+            f"{path}, line {number} has messages, and the tokenizer has no chat template to make a text of them: give "
+            "one with {chat_template} FILE.jinja, or lines with prompt and completion"
+        )
+    # What follows the last answer teaches nothing.
+    messages = row["messages"]
+    last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
+    try:
+        return _rendered(messages[: last + 1], row.get("tools"), tokenizer)
+    except _UnclearError as error:
+        raise OptionError(f"{path}, line {number}: {error.args[0]}") from None
+    except Exception as error:  # whatever a template raises
+        said = next((each.strip() for each in str(error).splitlines() if each.strip()), type(error).__name__)
+        raise ValueError(f"{path}, line {number}: the chat template does not take these messages: {said}") from None
+
+
+class _UnclearError(OptionError):
+    """Which part of a text is an answer cannot be told."""
+
+
+def _rendered(messages: Sequence[Mapping[str, Any]], tools: Any, tokenizer: Any) -> Text:
+    """The conversation as the template writes it, and where in it answers are.
+
+    Some templates mark them. Otherwise an answer is what a conversation up to its end has more than one up to where the
+    model is asked for it.
+    """
+
+    def text(count: int, *, asked: bool = False) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                list(messages[:count]), tools=tools, tokenize=False, add_generation_prompt=asked
+            )
+        )
+
+    whole = text(len(messages))
+    if _MARKED.search(tokenizer.get_chat_template(tools=tools)):
+        return Text(whole, _marked(messages, tools, tokenizer), is_whole=True)
+    answers = []
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = text(place, asked=True) if place else ""
+        after = text(place + 1)
+        if not (after.startswith(before) and whole.startswith(after) and len(after) > len(before)):
+            raise _UnclearError(
+                f"where message {place + 1}, an answer, begins and ends cannot be told, since the chat template writes "
+                "what is before it otherwise once it is there: give a template with {% generation %} marks "
+                "({chat_template}), or lines with one answer each"
+            )
+        answers.append((len(before), len(after)))
+    return Text(whole, answers, is_whole=True)
+
+
+def _marked(messages: Sequence[Mapping[str, Any]], tools: Any, tokenizer: Any) -> list[tuple[int, int]]:
+    made = tokenizer.apply_chat_template(
+        list(messages),
+        tools=tools,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        tokenizer_kwargs={"return_offsets_mapping": True},
+    )
+    pairs = zip(made["offset_mapping"], made["assistant_masks"], strict=True)
+    runs = ([place for place, _ in run] for marked, run in groupby(pairs, key=lambda pair: pair[1]) if marked)
+    return [(run[0][0], run[-1][1]) for run in runs]

@@ -1,0 +1,222 @@
+"""Your own classifier: any of transformers in place of a task's own model, its head made for the data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.options import OptionError
+from thinpipe.system.files import read_json
+from thinpipe.train.models.cut import CutModel
+from thinpipe.train.models.function import FunctionModel
+from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel, check_vocabulary
+from thinpipe.train.tasks.mobilenet import with_plain_statistics
+from thinpipe.train.tasks.pictures import HALF, Colours, to_model
+from thinpipe.train.tasks.sources import DESCRIBING_OPTIONS, chosen_model, reject_unused_options
+from thinpipe.train.tasks.task import Shape, Source, Task
+
+Model = PretrainedModel | FunctionModel
+_WEIGHTS = "a model that is named has its own size and weights"
+IMAGE_PROCESSOR = "preprocessor_config.json"
+_PROCESSOR = "the description of a model's images"
+_USUAL_SIZE = 224  # pixels, where neither a model nor its folder says
+
+
+class ClassifierTask(Task):
+    """What tasks with a model of their own share with those of any model: either may be asked for."""
+
+    kind: ClassVar[Literal["sequence", "image"]]
+    sizes: ClassVar[tuple[str, ...]]  # fields of Source that say how large samples are made, and of what
+    places: ClassVar[tuple[str, ...]] = ("data",)  # fields of Source that say where samples are
+
+    def model(self, source: Source) -> Model | None:
+        """The model that the source names; None if the task's own is trained."""
+        if source.model is None and source.config is None:
+            return None
+        reject_unused_options(self.name, source, (*self.places, *DESCRIBING_OPTIONS, *self.sizes, "samples"), _WEIGHTS)
+        return chosen_model(source, self.kind)
+
+    def check_options(self, source: Source) -> None:
+        """ValueError for options that make no sense, or for weights that are not there."""
+        if self.model(source) is None:
+            self.own_units(source)
+
+    def look_for(self, source: Source) -> int | None:
+        model = self.model(source)
+        if model is None:
+            return self.own_units(source)
+        if isinstance(model, FunctionModel):
+            model.function()
+            return None
+        model.check_weights(pretrained=source.pretrained)
+        self.check_size(model, source)
+        return None
+
+    def build(self, shape: Shape, source: Source) -> nn.Module:
+        """The task's own model; or the one that was named: without weights, unless a function makes it."""
+        model = self.model(replace(source, tokenizer=None))  # which the client alone has
+        if model is None:
+            return self.own_model(shape, source)
+        if isinstance(model, FunctionModel):
+            return with_plain_statistics(model.build())
+        made = replace(model, classes=shape.classes, labels=shape.labels)
+        if shape.special is not None:
+            assert shape.vocabulary is not None
+            made = made.fitted(shape.vocabulary, shape.special)
+        return with_plain_statistics(made.hollow())
+
+    def fill(self, source: Source, seed: int) -> Any:
+        model = self.model(replace(source, tokenizer=None))
+        return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
+
+    def hollow(self, source: Source) -> nn.Module | None:
+        model = self.model(source)
+        return model.hollow() if isinstance(model, PretrainedModel) else None
+
+    @abstractmethod
+    def own_units(self, source: Source) -> int:
+        """How many units the task's own model is cut into; ValueError for options that make no sense."""
+
+    @abstractmethod
+    def own_model(self, shape: Shape, source: Source) -> nn.Module:
+        """The task's own model with its weights."""
+
+    @abstractmethod
+    def check_size(self, model: PretrainedModel, source: Source) -> None:
+        """ValueError if the model cannot take samples of the size that is asked for."""
+
+
+# Texts
+
+
+def padded_tokenizer(model: Model) -> Any:
+    """The model's tokenizer, with a token to fill up texts; ValueError if there is none."""
+    if isinstance(model, PretrainedModel) and model.trains_tokenizer:
+        raise OptionError(f"{model.name} has no tokenizer: name one with {{tokenizer}}")
+    tokenizer = model.tokenizer()
+    if tokenizer.pad_token_id is None:
+        # What is behind a text is masked, so any token will do; models that only continue texts come without one.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token_id is None:
+        raise ValueError(
+            f"the tokenizer of {model.name} has no token to fill up texts with; give it one, "
+            "tokenizer.pad_token = ..., and save it again"
+        )
+    return tokenizer
+
+
+def fitted(model: PretrainedModel, tokenizer: Any, shape: Shape) -> tuple[PretrainedModel, Shape]:
+    """The model as this tokenizer needs it, and its shape; ValueError if the tokenizer is another model's."""
+    described = model.config().get_text_config()
+    vocabulary, special = int(described.vocab_size), [getattr(described, name, None) for name in SPECIAL]
+    if model.follows_tokenizer:
+        vocabulary, special = len(tokenizer), [getattr(tokenizer, name) for name in SPECIAL]
+    check_vocabulary(len(tokenizer), vocabulary, str(model.tokenizer_folder or model.name))
+    special[-1] = tokenizer.pad_token_id
+    return model.fitted(vocabulary, special), replace(shape, vocabulary=vocabulary, special=special)
+
+
+def check_positions(model: PretrainedModel, tokens: int) -> None:
+    """OptionError if texts are longer than the model has learned positions for."""
+    for name, module in model.hollow().named_modules():
+        learned = isinstance(module, nn.Embedding) and ("pos" in name or name.endswith("wpe"))
+        if learned:
+            before = int(getattr(module, "offset", 0))  # positions that stand for no token
+            if module.padding_idx is not None:
+                before = max(before, module.padding_idx + 1)
+            check_length(tokens, module.num_embeddings - before)
+
+
+def check_length(tokens: int, most: int) -> None:
+    """OptionError if texts are longer than a model takes."""
+    if tokens > most:
+        raise OptionError(f"these weights take texts of up to {most} tokens; got {{tokens}} {tokens}")
+
+
+# Images
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFormat:
+    """What images a model takes."""
+
+    size: int  # pixels, both ways
+    colours: Colours = HALF
+    dtype: torch.dtype = torch.float32
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Images of any size and range as the model takes them."""
+        return to_model(images, self.size, self.colours).to(self.dtype)
+
+
+def image_format(model: Model) -> ImageFormat:
+    """As the image processor beside the model says, or else the model's description."""
+    if isinstance(model, FunctionModel):
+        return ImageFormat(size=_USUAL_SIZE)
+    return replace(_described_format(model), dtype=getattr(torch, model.dtype))
+
+
+def _described_format(model: PretrainedModel) -> ImageFormat:
+    described = _edge(model.name, getattr(model.config(), "image_size", None)) or _USUAL_SIZE
+    file = None if model.folder is None else model.folder / IMAGE_PROCESSOR
+    if file is None or not file.is_file():
+        return ImageFormat(size=described)
+    facts = read_json(file, _PROCESSOR)
+    if not isinstance(facts, dict):
+        raise ValueError(f"{file} cannot be read as {_PROCESSOR}: it is no object; bring the model's own")
+    cut = facts.get("crop_size") if facts.get("do_center_crop", True) else None
+    size = _edge(file, cut) or _edge(file, facts.get("size")) or described
+    if facts.get("do_normalize") is False:
+        return ImageFormat(size=size, colours=Colours(mean=(0.0,) * 3, deviation=(1.0,) * 3))
+    mean, deviation = (_three(file, name, facts.get(name), default) for name, default in _COLOURS)
+    return ImageFormat(size=size, colours=Colours(mean=mean, deviation=deviation))
+
+
+_COLOURS = (("image_mean", HALF.mean), ("image_std", HALF.deviation))
+
+
+def _edge(file: Path | str, size: Any) -> int | None:
+    """A number of pixels: as it is, of both edges, or of the shorter one."""
+    if isinstance(size, dict):
+        edges = [size[name] for name in ("height", "width", "shortest_edge") if size.get(name) is not None]
+    else:
+        edges = list(size) if isinstance(size, list | tuple) else [size]
+    if not edges or edges[0] is None:
+        return None
+    if any(type(edge) is not int or edge < 1 or edge != edges[0] for edge in edges):
+        raise ValueError(f"{file} asks for images of {size}, and thinpipe makes square ones: name another model")
+    return int(edges[0])
+
+
+def _three(file: Path, name: str, values: Any, default: tuple[float, ...]) -> tuple[float, ...]:
+    if values is None:
+        return default
+    values = values if isinstance(values, list) else [values] * 3
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    if len(numbers) != 3 or len(values) != 3 or (name == "image_std" and min(numbers) <= 0):
+        raise ValueError(f"{file} should give {name} as three numbers, one for each colour; it has {values}")
+    return tuple(numbers)
+
+
+def check_images(model: PretrainedModel, size: int) -> None:
+    """OptionError if the model's code does not take such images."""
+    made = model.hollow()
+    try:
+        CutModel(made, {"pixel_values": torch.zeros(2, 3, size, size, dtype=getattr(torch, model.dtype))})
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise OptionError(
+            f"{model.name} does not take images of {size} x {size} pixels in three colours ({{image_size}}): {said}"
+        ) from None
+
+
+def ordered_names(names: Iterable[Any], classes: int) -> tuple[str, ...] | None:
+    """The names of all classes, by their numbers; None if there are not as many."""
+    found = tuple(map(str, names))
+    return found if len(found) == classes else None

@@ -1,0 +1,279 @@
+"""Running text for language models: files or a data set of the hub to documents, documents to windows of tokens.
+
+Documents are joined by the tokenizer's end token and cut into windows of equal length, so that nothing is padded. A
+window's labels are its own tokens, one further: the last label is the first token of what follows.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinpipe.options import OptionError
+from thinpipe.system.sizes import check_fits
+from thinpipe.train.tasks.hub import PublicData, load_public, load_saved
+from thinpipe.train.tasks.sources import HUB
+from thinpipe.train.tasks.task import Batch
+
+HELD_OUT = 20  # every so many documents, or the last such part of a text, validates
+_FEW = 2 * HELD_OUT  # documents; with fewer, each gives its end
+SUFFIXES = (".txt", ".md", ".rst", ".text", ".jsonl")
+_LOOKED_AT = 1 << 16  # bytes of every file, before there are workers
+# Of a text, at most so many characters are encoded at once, and so many together: a tokenizer needs some hundred bytes
+# for each token that it has just made.
+_PIECE, _BATCH = 200_000, 1_000_000
+_OWN_SPLITS = ("validation", "valid", "test")  # of a data set: the first that it has validates
+
+
+def text_files(path: Path) -> list[Path]:
+    """The files that a user means by a path, in a fixed order; ValueError if there are none."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ValueError(f"texts are read from a file or a folder, and {path} is none")
+    found = sorted(each for each in path.rglob("*") if each.is_file() and _suffix(each) in SUFFIXES)
+    if not found:
+        raise ValueError(
+            f"{path} has no texts: files that end in {', '.join(SUFFIXES)}, or in one of these and .gz, are read"
+        )
+    return found
+
+
+def check_texts(data: Path, option: str) -> None:
+    """ValueError for what a look at the beginning of every file tells: nothing to read, no text, too much of it.
+
+    ``option``: the one that names the path, for errors.
+    """
+    if _is_data_set(data):
+        _splits(data, option)
+        return
+    files = text_files(data)
+    beginnings = [(path, _read(path, _LOOKED_AT)) for path in files]
+    for path, text in beginnings:
+        if _suffix(path) == ".jsonl" and "\n" in text:
+            _lines(path, text[: text.index("\n")])
+    if not any(text.strip() for _, text in beginnings):
+        _check_some([], len(files))
+    # The text itself, and tokens: about four bytes of text each, held as four.
+    size = 2 * sum(path.stat().st_size for path in files)
+    check_fits(f"{{{option}}} {data}: its text and tokens", size, "bring less, or a part of it")
+
+
+def read_texts(data: Path, validation: Path | None = None) -> tuple[list[str], list[str]]:
+    """Return training and validation texts; ValueError that names what is no text.
+
+    Without ``validation``, the data set's own split validates, or a part of the data is held out.
+    """
+    train, own = _read_splits(data, "data")
+    if validation is not None:
+        texts, own = _read_splits(validation, "validation")
+        return train, own or texts
+    return (train, own) if own else held_out(train)
+
+
+def _read_splits(data: Path, option: str) -> tuple[list[str], list[str]]:
+    """Return all texts but those of a data set's own validation split, and these."""
+    if not _is_data_set(data):
+        return read_documents(text_files(data)), []
+    train, *own = (_texts(data, rows) for rows in _splits(data, option))
+    return train, own[0] if own else []
+
+
+def _is_data_set(data: Path) -> bool:
+    """Of the hub, or a folder as it is there."""
+    if str(data).startswith(HUB):
+        return True
+    return data.is_dir() and ((data / "dataset_dict.json").is_file() or any(data.rglob("*.parquet")))
+
+
+def _splits(data: Path, option: str) -> list[Any]:
+    """Return the rows that train, and those that validate if the data set has such."""
+    name = str(data).removeprefix(HUB)
+    if name == str(data):
+        there = {path.stem.split("-")[0] for path in data.rglob("*.parquet")} | {path.name for path in data.iterdir()}
+        own = [split for split in _OWN_SPLITS if split in there][:1]
+        whole = load_saved(data, ("train", *own))
+    else:
+        repository, part = "/".join(name.split("/")[:2]), "/".join(name.split("/")[2:]) or None
+        if repository.count("/") != 1 or not all(repository.split("/")):
+            raise OptionError(f"{{{option}}} hub:org/name, or hub:org/name/part, is a data set of the hub; got {data}")
+        whole = load_public("lm", PublicData(repository=repository, part=part))
+    if "train" not in whole:
+        raise OptionError(f"{{{option}}} {data} has no split `train`; it has {', '.join(whole)}")
+    for rows in whole.values():
+        if "text" not in rows.column_names:
+            found = ", ".join(rows.column_names)
+            raise OptionError(f"{{{option}}} {data}: texts are in a column `text`; it has {found}")
+    return [whole["train"], *([whole[split] for split in _OWN_SPLITS if split in whole][:1])]
+
+
+def _texts(data: Path, rows: Any) -> list[str]:
+    texts = rows["text"][:]
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{data}, row {number}: a text is expected, and this is {text!r}")
+    return _check_some(texts, 1)
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
+def read_documents(files: Iterable[Path]) -> list[str]:
+    """The texts of all files that are not empty; ValueError that names the first file that is no text."""
+    documents: list[str] = []
+    count = 0
+    for path in files:
+        count += 1
+        text = _read(path)
+        documents += _lines(path, text) if _suffix(path) == ".jsonl" else [text]
+    return _check_some(documents, count)
+
+
+def _check_some(documents: Sequence[str], files: int) -> list[str]:
+    """Those that are not empty; ValueError if none is."""
+    found = [text for text in documents if text.strip()]
+    if not found:
+        raise ValueError(f"there is no text in the {files} files that were read; all are empty")
+    return found
+
+
+def _read(path: Path, most: int | None = None) -> str:
+    """The text of a file, or of its first bytes."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data: bytes = file.read(-1 if most is None else most)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if b"\0" in data:
+        raise ValueError(f"{path} is not text: it holds zero bytes")
+    try:
+        # Without the mark that some editors put in front; a beginning may end within a character.
+        return codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=most is None or len(data) < most)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: byte {error.start} is {data[error.start]:#04x}") from None
+
+
+def _lines(path: Path, text: str) -> list[str]:
+    """The field ``text`` of every line of JSON."""
+    documents = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)["text"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            document = None
+        if not isinstance(document, str):
+            raise ValueError(f'{path}, line {number}: every line is an object with a text, as in {{"text": "..."}}')
+        documents.append(document)
+    return documents
+
+
+def held_out(documents: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Training and validation texts: every twentieth document, or the end of each where there are few."""
+    if len(documents) >= _FEW:
+        train = [text for number, text in enumerate(documents) if number % HELD_OUT]
+        return train, list(documents[::HELD_OUT])
+    cuts = [len(text) - len(text) // HELD_OUT for text in documents]
+    pairs = list(zip(documents, cuts, strict=True))
+    return [text[:cut] for text, cut in pairs], [text[cut:] for text, cut in pairs]
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text in pieces that a tokenizer encodes as it would the whole: cut where a line begins, or else a word."""
+    while len(text) > _PIECE:
+        cut = text.rfind("\n", _PIECE // 2, _PIECE) + 1 or text.rfind(" ", _PIECE // 2, _PIECE)
+        cut = cut if cut > 0 else _PIECE
+        yield text[:cut]
+        text = text[cut:]
+    if text:
+        yield text
+
+
+def batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    """The pieces of all documents, several together; an empty one marks the end of each document."""
+    batch: list[str] = []
+    size = 0
+    for text in documents:
+        for piece in (*pieces(text), ""):
+            batch.append(piece)
+            size += len(piece)
+            if size >= _BATCH:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Windows of one long row of tokens."""
+
+    stream: Tensor  # int32
+    tokens: int  # of a window
+    text_bytes: int  # that all labels together stand for, in UTF-8
+
+    @staticmethod
+    def of(documents: Iterable[str], tokenizer: Any, tokens: int) -> Windows:
+        """``tokenizer``: of transformers."""
+        end: list[int] = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        parts: list[Tensor] = []
+        encoded: list[tuple[str, int]] = []  # piece, and how many tokens it is
+        for batch in batches(documents):
+            ids = _encode(tokenizer, batch, end)
+            encoded += zip(batch, map(len, ids), strict=True)
+            parts.append(torch.tensor(list(chain.from_iterable(ids)), dtype=torch.int32))
+        windows = Windows(stream=torch.cat(parts), tokens=tokens, text_bytes=0)
+        last = len(windows) * tokens + 1  # behind the last label; the first is token 1
+        labelled = _bytes_before(last, encoded, tokenizer) - _bytes_before(min(1, last), encoded, tokenizer)
+        return Windows(stream=windows.stream, tokens=tokens, text_bytes=labelled)
+
+    def __len__(self) -> int:
+        return max((len(self.stream) - 1) // self.tokens, 0)
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        """The windows of these numbers; nothing about them is random, nor padded: they need no mask."""
+        places = indices[:, None] * self.tokens + torch.arange(self.tokens + 1)
+        rows = self.stream[places].long()
+        return Batch(inputs=(rows[:, :-1].contiguous(),), labels=rows[:, 1:].contiguous())
+
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        """All tokens."""
+        return {"texts": self.stream[: len(self) * self.tokens + 1].numpy().tobytes()}
+
+
+def _encode(tokenizer: Any, batch: Sequence[str], end: list[int]) -> list[list[int]]:
+    ids = tokenizer(list(batch), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    return [list(each) if piece else end for piece, each in zip(batch, ids, strict=True)]
+
+
+def _bytes_before(token: int, encoded: Sequence[tuple[str, int]], tokenizer: Any) -> int:
+    """Of the text that the first so many tokens stand for; the end of a document is none."""
+    ends = list(accumulate(count for _, count in encoded))
+    whole = sum(end <= token for end in ends)  # pieces
+    size = sum(len(piece.encode()) for piece, _ in encoded[:whole])
+    if whole == len(encoded):
+        return size
+    inside = token - (ends[whole - 1] if whole else 0)
+    return size + len(_beginning(encoded[whole][0], inside, tokenizer).encode())
+
+
+def _beginning(piece: str, tokens: int, tokenizer: Any) -> str:
+    """What the first tokens of a piece stand for."""
+    if not tokens:
+        return ""
+    if not tokenizer.is_fast:
+        return str(tokenizer.decode(_encode(tokenizer, [piece], [])[0][:tokens]))
+    places = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    return piece[: places[tokens][0]]

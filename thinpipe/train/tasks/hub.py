@@ -1,0 +1,231 @@
+"""Public data sets and checkpoints of the Hugging Face hub: from its cache, from the network, or a quick answer.
+
+Its libraries try a network that is not there for half a minute. So the first question is whether the hub can be
+reached; if not, they are kept to what is on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+
+from thinpipe.options import OptionError
+from thinpipe.system.files import check_folder, check_regular, errors_named
+
+PROBE_S = 3.0
+_DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")  # config, tokenizer, index of the weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicData:
+    """A data set of the hub."""
+
+    repository: str
+    part: str | None = None  # a data set of several has this one as a folder
+
+    @property
+    def folder(self) -> str:
+        """Where the error's download command puts it."""
+        return self.repository.split("/")[1]
+
+    @property
+    def download(self) -> str:
+        """The command that brings it to this folder."""
+        include = f' --include "{self.part}/*"' if self.part else ""
+        return f"hf download {self.repository} --repo-type dataset{include} --local-dir {self.folder}"
+
+
+def load_public(task: str, data: PublicData) -> Any:
+    """The data set with all its splits; ValueError within seconds if it cannot be had."""
+    datasets = datasets_library()
+    try:
+        with nullcontext() if reachable() else _kept_offline(datasets):
+            return datasets.load_dataset(data.repository, data.part)
+    except (OSError, ValueError) as error:  # not in the cache, not to be had; ConnectionError is an OSError
+        raise OptionError(
+            f"task {task}: the data set {data.repository} {_not_here(error)}. Where there is a network, run\n"
+            f"  {data.download}\n"
+            f"bring the folder here, and give {{data}} {data.folder}"
+        ) from None
+
+
+def load_checkpoint(task: str, checkpoint: str, load: Callable[..., Any], **options: Any) -> Any:
+    """What one of transformers' functions loads from a checkpoint; ValueError within seconds if it cannot be had."""
+    try:
+        return load(checkpoint, local_files_only=not reachable(), **options)
+    except OSError as error:
+        folder = checkpoint.split("/")[1]
+        raise OptionError(
+            f"task {task}: the checkpoint {checkpoint} {_not_here(error)}. Where there is a network, run\n"
+            f"  hf download {checkpoint} --local-dir {folder}\n"
+            f"bring the folder to every machine that trains, and give {{weights}} {folder}; "
+            f"or train from random weights with {{no_pretrained}}"
+        ) from None
+
+
+@cache
+def fetch_model(name: str, option: str, *, weights: bool, code: bool) -> Path:
+    """The folder with a repository's files in the hub's own cache; OptionError within seconds if it cannot be had.
+
+    Of its weights the safetensors files, if ``weights``; ``code``: also programs that come with it.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    if torch.distributed.is_initialized():
+        disable_progress_bars()  # every worker would show them
+    patterns = [*_DESCRIBING, *(["*.safetensors"] if weights else []), *(["*.py"] if code else [])]
+    try:
+        return Path(
+            # What is in folders of the repository is for other programs.
+            snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"], local_files_only=not reachable())
+        )
+    except (OSError, ValueError) as error:  # not in the cache, not to be had, no name of the hub
+        folder, nor = name.split("/")[-1], " and no model type of transformers" if option == "config" else ""
+        raise OptionError(
+            f"{{{option}}} {name} is no folder here{nor}, and as a name of the hub it {_not_here(error)}; where there "
+            f"is a network, run `hf download {name} --local-dir {folder}`, bring the folder to every machine, and give "
+            f"{{{option}}} {folder}"
+        ) from None
+
+
+def _not_here(error: Exception) -> str:
+    if reachable():
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return f"could not be downloaded ({said})"
+    return f"is not on this machine, and {_host()[0]} cannot be reached"
+
+
+def datasets_library() -> ModuleType:
+    """The library ``datasets``, imported when a task needs it."""
+    try:
+        return import_module("datasets")
+    except ImportError:
+        raise ValueError("public data sets are read with the library datasets: pip install 'datasets>=4'") from None
+
+
+@cache
+def reachable() -> bool:
+    """Whether the hub, or the proxy on the way to it, answers within seconds; asked once per process."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    answers: list[bool] = []
+    # In a thread, because looking up a name has no time limit of its own.
+    probe = Thread(target=lambda: answers.append(_answers(*_host())), daemon=True)
+    probe.start()
+    probe.join(PROBE_S)
+    return any(answers)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=PROBE_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _host() -> tuple[str, int]:
+    way = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or os.environ.get("HF_ENDPOINT")
+    parts = urlsplit(way or "https://huggingface.co")
+    return parts.hostname or "huggingface.co", parts.port or (80 if parts.scheme == "http" else 443)
+
+
+@contextmanager
+def _kept_offline(datasets: ModuleType) -> Iterator[None]:
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
+
+
+MOST_CLASSES = 100_000  # a classifier for more is a mistake: ids, or times, in place of labels
+
+
+def load_saved(path: Path, splits: tuple[str, ...], part: str | None = None) -> dict[str, Any]:
+    """These splits of a folder: one that ``save_to_disk`` wrote, or one of parquet files as on the hub."""
+    if not path.is_dir():
+        raise OptionError(f"{{data}} is a folder with a data set, and {path} is none")
+    found = _saved_by_datasets(path) if (path / "dataset_dict.json").is_file() else _parquet(path, splits, part)
+    missing = [split for split in splits if split not in found]
+    if missing:
+        raise OptionError(
+            f"{{data}} {path} needs the splits {', '.join(splits)}; it has {', '.join(found) or 'none'}. It should be "
+            "a folder of datasets' save_to_disk, or of parquet files named SPLIT-*.parquet as on the hub"
+        )
+    return {split: found[split] for split in splits}
+
+
+def columns_of(path: Path | None, data: PublicData, rows: Any, names: tuple[str, ...]) -> None:
+    """ValueError if a split has not these columns."""
+    missing = [name for name in names if name not in rows.column_names]
+    if missing:
+        raise ValueError(
+            f"{path or data.repository} should have the columns {', '.join(names)}, as {data.repository} has; "
+            f"it has {', '.join(rows.column_names)}"
+        )
+
+
+def class_numbers(where: Path | str, column: str, values: Sequence[Any]) -> Tensor:
+    """A column of labels as a tensor; ValueError that names the row if one is no class."""
+    for number, value in enumerate(values):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MOST_CLASSES:
+            raise ValueError(
+                f"{where}: {column} holds numbers of classes, 0 to {MOST_CLASSES - 1}; row {number} has {value!r}. "
+                f"Remove the row, or number the classes from 0"
+            )
+    return torch.tensor(values)
+
+
+def class_names(rows: Any, column: str) -> tuple[str, ...]:
+    """What the classes of a column are called, by their numbers; nothing if the data set does not say."""
+    return tuple(getattr(rows.features[column], "names", None) or ())
+
+
+def _saved_by_datasets(path: Path) -> dict[str, Any]:
+    datasets = datasets_library()
+    for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
+        check_folder(folder, "a data set that save_to_disk wrote")
+    with errors_named(path, "a data set that save_to_disk wrote", "bring the whole folder, or name another"):
+        return dict(datasets.load_from_disk(str(path)))
+
+
+def _parquet(path: Path, splits: tuple[str, ...], part: str | None) -> dict[str, Any]:
+    # Several data sets may share a repository, each in its folder: glue/rte, glue/cola.
+    root = path / part if part and (path / part).is_dir() else path
+    files = {
+        split: sorted(str(file) for file in root.rglob("*.parquet") if file.stem.split("-")[0] == split)
+        for split in splits
+    }
+    files = {split: each for split, each in files.items() if each}
+    if not files:
+        return {}
+    datasets = datasets_library()
+    for file in (Path(name) for each in files.values() for name in each):
+        _check_parquet(file)
+    with errors_named(root, "parquet files", "bring them anew, or name another folder"):
+        return dict(datasets.load_dataset("parquet", data_files=files))
+
+
+def _check_parquet(file: Path) -> None:
+    """ValueError if a file's start or end is not parquet's: ``datasets`` would not say which file it was."""
+    from pyarrow.parquet import read_metadata  # type: ignore[import-untyped]
+
+    check_regular(file, "parquet")
+    with errors_named(file, "parquet", "bring it anew"):
+        read_metadata(file)

@@ -1,0 +1,241 @@
+"""Language models on running text: any causal model of transformers, or units of your own; your own texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from thinpipe.options import OptionError
+from thinpipe.train.models.function import FunctionModel, is_of_transformers
+from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel, check_cut, check_vocabulary
+from thinpipe.train.models.save import copied_files, saved_files
+from thinpipe.train.tasks.corpus import Windows, batches, check_texts, read_texts
+from thinpipe.train.tasks.sources import MODEL_OPTIONS, chosen_model, positive, reject_unused_options
+from thinpipe.train.tasks.splits import at_most
+from thinpipe.train.tasks.task import Data, Recipe, Shape, Source, Split, Task
+
+TOKENS = 256
+Model = PretrainedModel | FunctionModel
+VOCABULARY = 8192  # of a tokenizer that is trained
+END = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Made:
+    """Splits of a task's data."""
+
+    train: Split
+    validation: Split
+    notices: Sequence[str] = ()
+
+
+class LanguageModel(Task):
+    """Every token but the first is predicted from those before it."""
+
+    name = "lm"
+    summary = "your own texts with your own causal language model of transformers"
+    wants = "your own texts", "a file or a folder of texts"  # in words
+    takes: tuple[str, ...] = (*MODEL_OPTIONS, "vocabulary", "data", "validation", "tokens", "samples")  # of Source
+    usual_tokens = TOKENS
+    metric = "perplexity"
+    modules = ("transformers",)
+    recipe = Recipe(
+        batch_size=16,
+        chunks=4,
+        epochs=1,
+        optimizer="adamw",
+        lr=2e-5,
+        lr_schedule="cosine",
+        warmup=0.05,
+        weight_decay=0.01,
+        clip_norm=1.0,
+        client_layers=(1, 1),
+    )
+
+    def look_for(self, source: Source) -> int | None:
+        model = self.model(source)
+        if isinstance(model, FunctionModel):
+            model.function()
+        else:
+            _check_positions(model, self._tokens(source))
+            model.check_weights(pretrained=source.pretrained)
+        tokenizer = self.tokenizer(model, source)
+        if tokenizer is not None:
+            _fitted(model, tokenizer)
+        self.check_data(source, tokenizer)
+        return None
+
+    def load(self, source: Source) -> tuple[Data, Shape]:
+        model = self.model(source)
+        tokens = self._tokens(source)
+        # Here too: on several machines nobody has looked before.
+        if isinstance(model, PretrainedModel):
+            _check_positions(model, tokens)
+        tokenizer = self.tokenizer(model, source)
+        model = model if tokenizer is None else _fitted(model, tokenizer)
+        read = self.read(source)
+        if tokenizer is None:
+            tokenizer = train_tokenizer(read[0], source.vocabulary or VOCABULARY)
+            model = _fitted(model, tokenizer)
+        vocabulary, takes_masks = self._check_model(model, len(tokenizer), tokens)
+        made = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks)
+        follows = isinstance(model, PretrainedModel) and model.follows_tokenizer
+        data = Data(
+            train=at_most(made.train, source.samples),
+            validation=made.validation,
+            classes=vocabulary,
+            companions=saved_files(tokenizer.save_pretrained) if follows else {},
+            notices=made.notices,
+        )
+        special = _special(tokenizer) if follows else None
+        return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
+
+    def check_data(self, source: Source, tokenizer: Any) -> None:
+        """ValueError for what can be told of the data before there are workers."""
+        assert source.data is not None
+        check_texts(source.data, "data")
+        if source.validation is not None:
+            check_texts(source.validation, "validation")
+
+    def tokenizer(self, model: Model, source: Source) -> Any:
+        """The one that is there; None: it will be trained."""
+        return None if model.trains_tokenizer else model.tokenizer()
+
+    def read(self, source: Source) -> Any:
+        """What ``splits`` are made of: here texts to train on, first, and to validate."""
+        assert source.data is not None
+        return read_texts(source.data, source.validation)
+
+    def splits(self, source: Source, read: Any, tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
+        """Samples of at most so many tokens; ``takes_masks``: the model can be told where texts end."""
+        windows = [Windows.of(part, tokenizer, tokens) for part in read]
+        for name, part in zip(("training", "validation"), windows, strict=True):
+            if not len(part):
+                where = f"{{data}} {source.data} is too short: its {name} part"
+                if source.validation is not None:
+                    path = source.data if name == "training" else source.validation
+                    where = f"{{{'data' if name == 'training' else 'validation'}}} {path} is too short: it"
+                raise OptionError(
+                    f"{where} has {len(part.stream)} tokens, fewer than the {tokens + 1} of one sample; bring more "
+                    "text, or take fewer {tokens}"
+                )
+        return Made(windows[0], windows[1])
+
+    def build(self, shape: Shape, source: Source) -> nn.Module:
+        """Without weights; what a function returns has its own."""
+        model = self._without_tokenizer(source)
+        if isinstance(model, PretrainedModel):
+            if shape.special is not None:
+                assert shape.vocabulary is not None
+                model = model.fitted(shape.vocabulary, shape.special)
+            return model.hollow()
+        return model.build()
+
+    def fill(self, source: Source, seed: int) -> Any:
+        model = self._without_tokenizer(source)
+        return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
+
+    def hollow(self, source: Source) -> nn.Module | None:
+        model = self._without_tokenizer(source)
+        return model.hollow() if isinstance(model, PretrainedModel) else None
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        model = self.model(source)
+        tokenizer = self.tokenizer(model, source)
+        files = {} if tokenizer is None else saved_files(tokenizer.save_pretrained)
+        if isinstance(model, PretrainedModel) and model.folder is not None and not model.follows_tokenizer:
+            files |= copied_files(model.folder, ["generation_config.json"])
+        if isinstance(model, PretrainedModel) and model.folder is not None and model.trusted:
+            files |= copied_files(model.folder, [file.name for file in model.folder.glob("*.py")])
+        return files
+
+    def model(self, source: Source, *, reads: bool = True) -> Model:
+        """Return the model that the source names; ValueError if there is none, or if this task cannot use the source.
+
+        ``reads``: this worker needs data.
+        """
+        reject_unused_options(self.name, source, self.takes)
+        model = chosen_model(source, "causal")
+        if model is None or (reads and source.data is None):
+            raise OptionError(
+                f"task {self.name} trains your own model on {self.wants[0]}: name a folder of transformers with "
+                f"{{model}}, or a model type with {{config}}, and {self.wants[1]} with {{data}}"
+            )
+        if source.vocabulary is not None and not model.trains_tokenizer:
+            raise OptionError(
+                "{vocabulary} is of a tokenizer that is trained, with {config} where none lies beside it, and here "
+                "there is one: leave it out"
+            )
+        return model
+
+    def _without_tokenizer(self, source: Source) -> Model:
+        """The same on any worker: the client alone has data and tokenizer."""
+        return self.model(replace(source, tokenizer=None, vocabulary=None), reads=False)
+
+    def _tokens(self, source: Source) -> int:
+        return positive("tokens", source.tokens, self.usual_tokens, least=2)
+
+    def _check_model(self, model: Model, known: int, tokens: int) -> tuple[int, bool]:
+        """How many tokens the model tells apart, and whether it can be told where texts end.
+
+        ValueError if it cannot be cut, or not trained on such texts.
+        """
+        if isinstance(model, PretrainedModel):
+            model.check_cut()
+            return int(model.config().get_text_config().vocab_size), True
+        with torch.random.fork_rng(devices=[]):
+            made = model.build()
+        vocabulary = model.vocabulary_of(made, tokens)
+        check_vocabulary(known, vocabulary, str(model.tokenizer_folder))
+        if is_of_transformers(made):
+            check_cut(made.config, type(made)._from_config, "causal")  # type: ignore[attr-defined]
+        return vocabulary, is_of_transformers(made)
+
+
+def _fitted(model: Model, tokenizer: Any) -> Model:
+    """The model that fits a tokenizer; ValueError if it has its own weights and too few embeddings."""
+    if isinstance(model, FunctionModel):
+        return model
+    if model.follows_tokenizer:
+        return model.fitted(len(tokenizer), _special(tokenizer))
+    embedded = int(model.config().get_text_config().vocab_size)
+    check_vocabulary(len(tokenizer), embedded, str(model.tokenizer_folder or model.name))
+    return model
+
+
+def _special(tokenizer: Any) -> Sequence[int | None]:
+    return [getattr(tokenizer, name) for name in SPECIAL]
+
+
+def _check_positions(model: PretrainedModel, tokens: int) -> None:
+    """OptionError where positions have weights, and too few; what is rotated has no end."""
+    config = model.config().get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if type(limit) is int and 0 < limit < tokens and getattr(config, "rope_parameters", None) is None:
+        raise OptionError(f"{{tokens}} {tokens} are more than the {limit} positions of {model.name}: take fewer")
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """Byte pairs, so that there is no text that it cannot encode; the same texts give the same tokenizer.
+
+    Of so many tokens, or of as many as the texts have pairs for.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(batches(texts), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END)

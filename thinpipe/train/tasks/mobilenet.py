@@ -1,0 +1,69 @@
+"""MobileNetV2 for classification: from scratch at any width, or a checkpoint's."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from thinpipe.train.tasks.checkpoint import Weights
+from thinpipe.train.tasks.task import Shape
+
+MOBILENET_MODULES = ("transformers.models.mobilenet_v2.modeling_mobilenet_v2",)
+SMALL_IMAGE = 96  # pixels; below, the original's strides leave 2 x 2 values of an image and fewer
+BATCH_NORM_MOMENTUM = 0.1  # torch's; transformers' 0.997 would keep the statistics of the last step alone
+BATCH_NORM_MOST = 0.5
+UNITS = 20  # first convolution, rest of the stem, 16 blocks, last convolution, classifier
+DROPOUT = 0.2  # the original paper's; transformers' 0.8 is its checkpoint's
+
+
+def mobilenet_bytes(width: float) -> int:
+    """What the weights take at the least: twice as wide is four times as many, as of 2.24 million at 1."""
+    return int(4 * 2.1e6 * width**2)
+
+
+def new_mobilenet(shape: Shape, width: float, *, small: bool | None = None) -> nn.Module:
+    """MobileNetV2 with random weights, made for the size of its images; ``small=False``: as published, for any size.
+
+    The original makes an image 32 times smaller: of 32 pixels one would be left, and the batch norms of half the layers
+    would see one value per image and channel. So small images are made 8 times smaller, without the dilations that
+    would keep the window of a layer as wide as the whole image. Padding is symmetric, which is faster, the last
+    convolution as narrow as the others, and nothing is dropped.
+    """
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    if width <= 0:
+        raise ValueError(f"a width is above 0, and 1 is the original's; got {width:g}")
+    assert shape.image_size is not None
+    small = shape.image_size < SMALL_IMAGE if small is None else small
+    config = MobileNetV2Config(
+        image_size=shape.image_size,
+        depth_multiplier=width,
+        output_stride=8 if small else 32,
+        finegrained_output=not small,
+        tf_padding=not small,
+        classifier_dropout_prob=0.0 if small else DROPOUT,
+    )
+    config.num_labels = shape.classes
+    model = MobileNetV2ForImageClassification(config)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out")
+            if small and module.dilation != (1, 1):
+                module.dilation = module.padding = (1, 1)
+    return with_plain_statistics(model)
+
+
+def pretrained_mobilenet(shape: Shape, weights: Weights) -> nn.Module:
+    """A checkpoint's MobileNetV2, with a new classifier where the classes are others."""
+    from transformers import MobileNetV2ForImageClassification
+
+    model = weights.load(MobileNetV2ForImageClassification, shape.classes)
+    model.dropout = nn.Dropout(DROPOUT)
+    return with_plain_statistics(model)
+
+
+def with_plain_statistics(model: nn.Module) -> nn.Module:
+    """Batch norms that keep nearly the last step alone, TensorFlow's convention read as torch's, keep more."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and (module.momentum or 0) > BATCH_NORM_MOST:
+            module.momentum = BATCH_NORM_MOMENTUM
+    return model

@@ -1,0 +1,178 @@
+"""Pictures to tensors: files decoded when a batch asks for them; batches resized, normalised, cropped and flipped.
+
+What is random comes from a generator that the caller seeds: the same seed gives the same images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from os import PathLike, cpu_count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample, interpolate, pad
+
+from thinpipe.system.files import check_regular, errors_named
+from thinpipe.train.tasks.splits import Images, Prepare
+from thinpipe.train.tasks.task import DataError
+
+MARGIN = 8 / 7  # a picture is read this much larger than the model sees it: 256 pixels for 224
+TINY_SHIFT = 4  # pixels that CIFAR's 32 are moved: the usual recipe
+REMEDY = "replace or remove it"
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}  # what files of these kinds end with
+_TAIL_BYTES = 4096  # some programs fill a file up with zeros
+
+
+def framed_images(
+    files: Callable[[Tensor], Sequence[Any]],
+    labels: Tensor,
+    size: int,
+    prepare: Prepare,
+    names: Callable[[Tensor], Sequence[str]] | None = None,
+) -> Images:
+    """Pictures of any size and shape; ``prepare`` makes a model's images of squares of the size.
+
+    Read, scaled and cut to their middle square of 8/7 of the size; to train, a random window of that, flipped or not;
+    to validate, its middle.
+    """
+    frame = round(size * MARGIN)
+    return Images(
+        read=lambda indices: read_pictures(files(indices), frame),
+        labels=labels,
+        prepare=lambda images: prepare(_middle(images, size)),
+        augment=partial(_window, size=size),
+        names=names,
+    )
+
+
+def tiny_images(read: Callable[[Tensor], Tensor], labels: Tensor, prepare: Prepare) -> Images:
+    """Pictures that are smaller than the model's: moved and flipped as they are, then made larger."""
+    return Images(
+        read=read,
+        labels=labels,
+        prepare=prepare,
+        augment=lambda images, random: flip(pad_and_crop(images, TINY_SHIFT, random), random),
+    )
+
+
+def read_pictures(files: Sequence[str | PathLike[str] | bytes], frame: int) -> Tensor:
+    """Pictures as bytes [N, 3, frame, frame]: scaled to fill the square, the middle of what is longer."""
+    with ThreadPoolExecutor(min(len(files), cpu_count() or 1)) as pool:  # decoding lets other threads run
+        return torch.stack(list(pool.map(partial(_read, frame=frame), files)))
+
+
+def _read(file: str | PathLike[str] | bytes, frame: int) -> Tensor:
+    from PIL import Image, ImageOps
+
+    path = None if isinstance(file, bytes) else Path(file)
+    try:
+        if path is not None:
+            check_regular(path, "a picture", REMEDY)
+        with (
+            errors_named(path or "a file of the data set", "a picture", REMEDY),
+            Image.open(BytesIO(file) if isinstance(file, bytes) else file) as picture,
+        ):
+            picture.draft("RGB", (frame, frame))  # JPEG can decode at a half or a quarter of its size
+            square = ImageOps.fit(picture.convert("RGB"), (frame, frame), Image.Resampling.BILINEAR)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+
+
+def check_picture(file: Path) -> None:
+    """ValueError if a file is no picture, is too large for one, or breaks off.
+
+    Only its ends are read: the start says how large it is, and nearly all that break off lack the bytes that their kind
+    ends with. Those that do, and kinds without such bytes, are decoded.
+    """
+    from PIL import Image
+
+    check_regular(file, "a picture", REMEDY)
+    with errors_named(file, "a picture", REMEDY), Image.open(file) as picture:  # refuses what has too many pixels
+        end = _ENDS.get(picture.format or "")
+        if end is None or not _last_bytes(file).rstrip(b"\0").endswith(end):
+            picture.load()
+
+
+def _last_bytes(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+        return opened.read()
+
+
+def _middle(images: Tensor, size: int) -> Tensor:
+    edge = (images.shape[-1] - size) // 2  # 0 for what is of the size already
+    return images[..., edge : edge + size, edge : edge + size]
+
+
+def _window(images: Tensor, random: torch.Generator, *, size: int) -> Tensor:
+    return flip(crop_and_resize(images, size, random), random)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colours:
+    """What is taken off red, green and blue from 0 to 1, and what the rest is divided by."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+HALF = Colours(mean=(0.5,) * 3, deviation=(0.5,) * 3)  # what Google's MobileNetV2 was trained with: -1 to 1
+
+
+def to_model(images: Tensor, size: int, colours: Colours = HALF) -> Tensor:
+    """Images [N, 1 or 3, h, w], bytes or floats from 0 to 1, as normalised [N, 3, size, size]."""
+    mean, deviation = (torch.tensor(each).view(3, 1, 1) for each in (colours.mean, colours.deviation))
+    return ((resized(images, size) - mean) / deviation).contiguous()
+
+
+def resized(images: Tensor, size: int) -> Tensor:
+    """Images [N, C, h, w] as [N, C, size, size], floats from 0 to 1; those of that size are not touched."""
+    floats = unit_floats(images)
+    if floats.shape[-2:] == (size, size):
+        return floats
+    return interpolate(floats, size=(size, size), mode="bilinear", antialias=True)
+
+
+def unit_floats(images: Tensor) -> Tensor:
+    """Bytes as floats from 0 to 1; floats as they are."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
+def pad_and_crop(images: Tensor, padding: int, random: torch.Generator) -> Tensor:
+    """Every image moved by up to ``padding`` pixels both ways; what comes in from outside is zero."""
+    count, _, height, width = images.shape
+    padded = pad(images, (padding,) * 4)
+    top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=random)
+    rows = (top[:, None] + torch.arange(height))[:, None, :, None]
+    columns = (left[:, None] + torch.arange(width))[:, None, None, :]
+    channels = torch.arange(images.shape[1])[None, :, None, None]
+    return padded[torch.arange(count)[:, None, None, None], channels, rows, columns]
+
+
+def flip(images: Tensor, random: torch.Generator) -> Tensor:
+    """Every other image or so, left to right."""
+    flipped = torch.rand(len(images), generator=random) < 0.5
+    return torch.where(flipped[:, None, None, None], images.flip(-1), images)
+
+
+def crop_and_resize(images: Tensor, size: int, random: torch.Generator, *, least: float = 0.35) -> Tensor:
+    """A square window of ``least`` to all of each image's area, anywhere in it, as float [N, C, size, size].
+
+    Windows hold more pixels than ``size`` only by a little, so bilinear sampling needs no filter against aliasing.
+    """
+    count = len(images)
+    side = (least + (1 - least) * torch.rand(count, generator=random)).sqrt()
+    shift = (2 * torch.rand(2, count, generator=random) - 1) * (1 - side)
+    theta = torch.zeros(count, 2, 3)
+    theta[:, 0, 0], theta[:, 1, 1] = side, side
+    theta[:, :, 2] = shift.T
+    grid = affine_grid(theta, [count, images.shape[1], size, size], align_corners=False)
+    return grid_sample(unit_floats(images), grid, mode="bilinear", padding_mode="border", align_corners=False)

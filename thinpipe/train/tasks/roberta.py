@@ -1,0 +1,117 @@
+"""RoBERTa for classification: a small one from scratch with a tokenizer of words, or a checkpoint's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.options import OptionError
+from thinpipe.train.tasks.checkpoint import Weights
+from thinpipe.train.tasks.task import Shape
+
+START, PADDING, END, UNKNOWN = range(4)  # RoBERTa's own numbers
+SPECIAL = 4
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large a RoBERTa from scratch is."""
+
+    states: int  # values of each token's state
+    layers: int
+    heads: int
+    inner: int  # times states: values inside a layer's feed-forward part
+    dropout: float
+    positions: int = 0  # at the least; the longest text may need more
+
+
+ROBERTA_MODULES = ("transformers.models.roberta.modeling_roberta",)
+ENDS = 2  # units beside the layers: embeddings and classifier
+SMALL = Size(states=64, layers=4, heads=4, inner=2, dropout=0.0)  # six units; few epochs need no dropout
+BASE = Size(states=768, layers=12, heads=12, inner=4, dropout=0.1)  # roberta-base's
+
+
+def roberta_bytes(size: Size, width: float | None) -> int:
+    """What the weights take at the least: the matrices of its layers."""
+    states = size.states * (1.0 if width is None else width)
+    return int(4 * size.layers * (4 + 2 * size.inner) * states**2)
+
+
+def new_roberta(shape: Shape, size: Size, width: float | None = None) -> nn.Module:
+    """RoBERTa with random weights, for the word tokenizer; ``width`` is a factor on its states."""
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
+    states = round(size.states * (1.0 if width is None else width))
+    if states < size.heads or states % size.heads:
+        raise OptionError(
+            f"{{width}} times {size.states} values must be a multiple of {size.heads}, one part for each head; "
+            f"got {width}, which makes {states}"
+        )
+    assert shape.vocabulary is not None
+    assert shape.tokens is not None
+    config = RobertaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=states,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=size.inner * states,
+        # Positions are counted from after the padding's.
+        max_position_embeddings=max(size.positions, shape.tokens + PADDING + 1),
+        type_vocab_size=1,
+        hidden_dropout_prob=size.dropout,
+        attention_probs_dropout_prob=size.dropout,
+        bos_token_id=START,
+        pad_token_id=PADDING,
+        eos_token_id=END,
+    )
+    config.num_labels = shape.classes
+    return RobertaForSequenceClassification(config)
+
+
+def pretrained_roberta(shape: Shape, weights: Weights) -> nn.Module:
+    """A checkpoint's RoBERTa, with a new classifier."""
+    from transformers import RobertaForSequenceClassification
+
+    return weights.load(RobertaForSequenceClassification, shape.classes)
+
+
+class WordTokenizer:
+    """Words to numbers, with RoBERTa's special ones; words that are not in the vocabulary share one."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._numbers = {word: SPECIAL + place for place, word in enumerate(words)}
+
+    @classmethod
+    def of_texts(cls, texts: Iterable[str], most: int) -> WordTokenizer:
+        """A tokenizer that knows the words of these texts, the ``most`` frequent ones."""
+        counts = Counter(word for text in texts for word in _words(text))
+        return cls(sorted(counts, key=lambda word: (-counts[word], word))[:most])
+
+    @property
+    def vocabulary(self) -> int:
+        """Different tokens, the special ones too."""
+        return SPECIAL + len(self._numbers)
+
+    def encode(self, texts: Sequence[tuple[str, ...]], tokens: int) -> tuple[Tensor, Tensor]:
+        """Token ids and attention mask, both [N, tokens], of texts or pairs of texts: ``<s> a </s> </s> b </s>``.
+
+        What is too long loses words at the end of its longer text.
+        """
+        ids = torch.full((len(texts), tokens), PADDING, dtype=torch.int64)
+        for row, parts in zip(ids, texts, strict=True):
+            numbers = [[self._numbers.get(word, UNKNOWN) for word in _words(part)] for part in parts]
+            while sum(map(len, numbers)) + 2 * len(numbers) > tokens:
+                max(numbers, key=len).pop()
+            line = [number for part in numbers for number in (END, *part, END)]
+            row[: len(line)] = torch.tensor([START, *line[1:]])
+        return ids, (ids != PADDING).to(torch.int64)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())

@@ -1,0 +1,149 @@
+"""What a source means: which model it names, and what of it a task can use; the rest is an error, never ignored.
+
+A model is a folder, a name of the hub, a model type, or a user's own function.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from thinpipe.options import OptionError
+from thinpipe.system.sizes import check_fits
+from thinpipe.train.models.function import FunctionModel, is_function_name
+from thinpipe.train.models.identity import folder_identity
+from thinpipe.train.models.pretrained import PretrainedModel
+from thinpipe.train.tasks.hub import fetch_model
+from thinpipe.train.tasks.task import Source
+
+# Of Source: those that ``chosen_model`` uses.
+DESCRIBING_OPTIONS = ("model", "config", "config_set", "dtype", "trust_remote_code")
+MODEL_OPTIONS = (*DESCRIBING_OPTIONS, "tokenizer")
+SHARED_FILES = ("model", "config", "weights")  # that every worker reads, from its own machine
+HUB = "hub:"  # in front of a data set's name
+_PYTHON = {"True": True, "False": False, "None": None}  # as people who know the config in Python write it
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_DEFAULT = Source()
+
+
+def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel | None:
+    """The model of a kind ("causal", "sequence", "image") that a source names, not yet read; None if it names none."""
+    tokenizer = None if source.tokenizer is None else _folder(source.tokenizer, "tokenizer", source, weights=False)
+    if source.model is not None:
+        if is_function_name(source.model) and not Path(source.model).is_dir():
+            if source.dtype != "float32":
+                raise OptionError(
+                    f"{{dtype}} {source.dtype} is for models that transformers builds; {source.model} makes its own "
+                    "weights: leave it out"
+                )
+            return FunctionModel(source.model, tokenizer, trusted=source.trust_remote_code)
+        folder = _folder(source.model, "model", source, weights=source.pretrained)
+        return PretrainedModel(
+            folder, kind, tokenizer_folder=tokenizer, trusted=source.trust_remote_code, dtype=source.dtype
+        )
+    if source.config is None:
+        return None
+    is_type = not Path(source.config).is_dir() and _is_model_type(source.config)
+    return PretrainedModel(
+        None if is_type else _folder(source.config, "config", source, weights=False),
+        kind,
+        model_type=source.config if is_type else None,
+        changes=parse_changes(source.config_set or ""),
+        has_weights=False,
+        tokenizer_folder=tokenizer,
+        trusted=source.trust_remote_code,
+        dtype=source.dtype,
+    )
+
+
+def _folder(name: str, option: str, source: Source, *, weights: bool) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    if not _HUB_NAME.fullmatch(name):
+        raise OptionError(
+            f"{{{option}}} is a folder or a name of the hub, as in org/name, and {name} is no folder here: name "
+            "one that is there"
+        )
+    return fetch_model(name, option, weights=weights, code=source.trust_remote_code)
+
+
+def identity(name: str, source: Source) -> dict[str, str]:
+    """Return what tells the files of one of ``SHARED_FILES`` from others, wherever they are; ValueError if none are."""
+    given = str(getattr(source, name))
+    if not Path(given).is_dir() and (is_function_name(given) if name == "model" else _is_model_type(given)):
+        return {"name": given}
+    if name == "weights":
+        has_safetensors = any(Path(given).glob("*.safetensors"))
+        return folder_identity(Path(given), weights=has_safetensors)
+    has_weights = name == "model" and source.pretrained
+    return folder_identity(_folder(given, name, source, weights=has_weights), weights=has_weights)
+
+
+def _is_model_type(name: str) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return name in CONFIG_MAPPING_NAMES
+
+
+def parse_changes(text: str) -> dict[str, Any]:
+    """``hidden_size=256,rope_scaling=null,layer_types=["a","b"]``: values are JSON, or else a text."""
+    changes: dict[str, Any] = {}
+    while text.strip():
+        name, equals, rest = text.partition("=")
+        if not equals or not _NAME.fullmatch(name.strip()):
+            raise OptionError(
+                "{config_set} takes names of the model's config and their values, as in "
+                f"hidden_size=256,num_hidden_layers=4; got {text}"
+            )
+        value, text = _value(rest)
+        changes[name.strip()] = value
+    return changes
+
+
+def _value(text: str) -> tuple[Any, str]:
+    """The first value of a list, and what follows its comma."""
+    text = text.lstrip()
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+        rest = text[end:].lstrip()
+        if not rest or rest.startswith(","):  # else it only begins like JSON
+            return value, rest[1:]
+    except ValueError:
+        pass
+    word, _, rest = text.partition(",")
+    return _PYTHON.get(word.strip(), word.strip()), rest
+
+
+def reject_unused_options(task: str, source: Source, taken: Iterable[str], why: str = "") -> None:
+    """ValueError if the source sets anything but what the task takes; random weights may be asked of any."""
+    given = [field.name for field in fields(source) if getattr(source, field.name) != getattr(_DEFAULT, field.name)]
+    refused = [option(name) for name in given if name not in {*taken, "pretrained"}]
+    if source.weights is not None and not source.pretrained:
+        raise OptionError("{weights} and {no_pretrained} contradict each other: give one")
+    if refused:
+        may = ", ".join(option(name) for name in taken) or "nothing"
+        raise OptionError(f"task {task} takes {may} and not {', '.join(refused)}{why and ': ' + why}")
+
+
+def option(name: str) -> str:
+    """How an error names a field of ``Source``."""
+    return "{no_pretrained}" if name == "pretrained" else f"{{{name}}}"
+
+
+def check_tokens(tokens: int, texts: int) -> None:
+    """ValueError if so many texts of that length, held as token ids and masks, do not fit into memory."""
+    check_fits(f"{{tokens}} {tokens}: the data, {texts} texts,", 16 * tokens * texts, "take fewer")
+
+
+def positive(name: str, value: int | None, default: int, *, least: int = 1) -> int:
+    """The value, or the task's own choice; ValueError if it is below the least that works."""
+    if value is None:
+        return default
+    if value < least:
+        raise OptionError(f"{option(name)} is at least {least}, got {value}")
+    return value

@@ -1,0 +1,108 @@
+"""Splits: samples by number, as batches. Images are read when they are asked for, texts are held as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinpipe.train.tasks.task import Batch, Described, Split
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+Prepare = Callable[[Tensor], Tensor]
+
+VALIDATION_PART = 5  # every fifth sample validates where a data set has no split of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """Images, augmented as they are read, so that a crop costs what small images cost, then prepared for the model."""
+
+    read: Callable[[Tensor], Tensor]  # sample numbers -> [N, C, h, w], bytes or floats from 0 to 1
+    labels: Tensor
+    prepare: Prepare  # [N, C, h, w] -> [N, 3, H, W], normalised floats
+    augment: Augment
+    names: Callable[[Tensor], Sequence[str]] | None = None  # sample numbers -> what is known of files unread
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        """The images of these numbers, augmented if there is a seed."""
+        images = self.read(indices)
+        if augment_seed is not None:
+            images = self.augment(images, torch.Generator().manual_seed(augment_seed))
+        return Batch(inputs=(self.prepare(images),), labels=self.labels[indices])
+
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        """Labels, and files if that is what images are."""
+        files = {} if self.names is None else {"files": "\n".join(self.names(indices)).encode(errors="surrogateescape")}
+        return {"labels": self.labels[indices].numpy().tobytes(), **files}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Texts as token ids and masks. Nothing about them is random: an augment seed changes nothing."""
+
+    ids: Tensor  # [M, T]
+    mask: Tensor
+    labels: Tensor
+    types: Tensor | None = None  # which text of a pair a token is of; None: the model is not told
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        """The texts of these numbers."""
+        return Batch(inputs=tuple(each[indices] for each in self._tokens()), labels=self.labels[indices])
+
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        """Labels, and all tokens."""
+        tokens = b"".join(each[indices].numpy().tobytes() for each in self._tokens())
+        return {"labels": self.labels[indices].numpy().tobytes(), "texts": tokens}
+
+    def _tokens(self) -> tuple[Tensor, ...]:
+        return (self.ids, self.mask) if self.types is None else (self.ids, self.mask, self.types)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Some samples of a split, numbered anew."""
+
+    whole: Split
+    indices: Tensor
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
+        """The samples of these numbers of the part."""
+        return self.whole.batch(self.indices[indices], augment_seed=augment_seed)
+
+    def describe(self, indices: Tensor) -> dict[str, bytes]:
+        """What the whole says of them."""
+        return self.whole.describe(self.indices[indices]) if isinstance(self.whole, Described) else {}
+
+
+def at_most(split: Split, samples: int | None) -> Split:
+    """Return the split, or ``samples`` of it: drawn at random, always the same, since files are often sorted by class.
+
+    Of a part it is a part of the same whole, which is then found at one place: ``Part.whole``.
+    """
+    if samples is None or samples >= len(split):
+        return split
+    if samples < 1:
+        raise ValueError(f"a number of samples is at least 1, got {samples}")
+    drawn = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:samples]
+    drawn = drawn.sort().values
+    if isinstance(split, Part):
+        return Part(whole=split.whole, indices=split.indices[drawn])
+    return Part(whole=split, indices=drawn)
+
+
+def split_fifth(count: int) -> tuple[Tensor, Tensor]:
+    """Numbers of the samples that train, and of every fifth, which validates; the same whatever the seed."""
+    validates = torch.arange(count) % VALIDATION_PART == 0
+    return (~validates).nonzero().squeeze(1), validates.nonzero().squeeze(1)

@@ -1,0 +1,210 @@
+"""Texts for classifiers: what all such tasks share; rte and cola of GLUE, with the recipe pretrained weights take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.train.models.function import FunctionModel
+from thinpipe.train.models.pretrained import PretrainedModel
+from thinpipe.train.models.save import saved_files
+from thinpipe.train.tasks.checkpoint import Weights
+from thinpipe.train.tasks.classifier import (
+    ClassifierTask,
+    check_length,
+    check_positions,
+    fitted,
+    ordered_names,
+    padded_tokenizer,
+)
+from thinpipe.train.tasks.hub import PublicData, class_names, class_numbers, columns_of, load_public, load_saved
+from thinpipe.train.tasks.roberta import (
+    BASE,
+    ENDS,
+    ROBERTA_MODULES,
+    Size,
+    WordTokenizer,
+    new_roberta,
+    pretrained_roberta,
+    roberta_bytes,
+)
+from thinpipe.train.tasks.sources import check_tokens, positive, reject_unused_options
+from thinpipe.train.tasks.splits import Texts, at_most
+from thinpipe.train.tasks.task import Data, Metric, Recipe, Shape, Source
+
+TOKENS = 128
+LEAST_TOKENS = 8  # a pair of texts has four tokens around it
+VOCABULARY = 16384  # words at most, when the tokenizer is made from the data
+CHECKPOINT = "FacebookAI/roberta-base"
+RECIPE = Recipe(
+    batch_size=32,
+    chunks=4,
+    epochs=20,
+    optimizer="adamw",
+    lr=2e-5,
+    lr_schedule="linear",
+    warmup=0.06,  # RoBERTa's own for fine-tuning, as is the decay below
+    weight_decay=0.1,
+    client_layers=(2, 2),
+)
+
+Rows = Sequence[tuple[str, ...]]  # of one or two texts each
+Encoded = Sequence[tuple[Tensor, ...]]  # of each set of rows: token ids, mask, perhaps types
+
+
+class TextTask(ClassifierTask):
+    """What tasks with texts of any source share: options, tokens, RoBERTa unless another model is named."""
+
+    kind = "sequence"
+    sizes = ("tokens", "tokenizer")
+    recipe = RECIPE
+    modules = ROBERTA_MODULES
+    checkpoint: str | None = CHECKPOINT
+    size: Size = BASE  # of a model from scratch
+
+    def check(self, source: Source) -> Weights | None:
+        """The checkpoint to start from, or None; ValueError for options that make no sense."""
+        reject_unused_options(self.name, source, (*self.places, "weights", "tokens", "width", "samples"))
+        return Weights.of(source, task=self.name, kind="roberta", checkpoint=self.checkpoint)
+
+    def own_units(self, source: Source) -> int:
+        weights = self.check(source)
+        return ENDS + (self.size.layers if weights is None else weights.number("num_hidden_layers"))
+
+    def own_model(self, shape: Shape, source: Source) -> nn.Module:
+        """With the checkpoint's weights, or random ones."""
+        weights = self.check(source)
+        return new_roberta(shape, self.size, source.width) if weights is None else pretrained_roberta(shape, weights)
+
+    def weight_bytes(self, source: Source) -> int:
+        own = self.model(source) is None and self.check(source) is None
+        return roberta_bytes(self.size, source.width) if own else 0
+
+    def check_size(self, model: PretrainedModel, source: Source) -> None:
+        check_positions(model, self._tokens(source))
+
+    def _tokens(self, source: Source) -> int:
+        return positive("tokens", source.tokens, TOKENS, least=LEAST_TOKENS)
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        """The model's or the checkpoint's tokenizer; one of words is none of transformers."""
+        model = self.model(source)
+        if model is not None:
+            return saved_files(padded_tokenizer(model).save_pretrained)
+        weights = self.check(source)
+        return {} if weights is None else saved_files(weights.tokenizer().save_pretrained)
+
+    def tokenized(
+        self,
+        source: Source,
+        train: tuple[Rows, Tensor],
+        validation: tuple[Rows, Tensor],
+        names: Iterable[str] = (),  # of the classes
+    ) -> tuple[Data, Shape]:
+        """Texts and labels as tokens: the model's or the checkpoint's, or words of the training texts."""
+        tokens = self._tokens(source)
+        check_tokens(tokens, len(train[0]) + len(validation[0]))
+        classes = int(torch.cat([train[1], validation[1]]).max()) + 1
+        encoded, shape = self._encoded(source, (train[0], validation[0]), Shape(classes=classes, tokens=tokens))
+        splits = [
+            Texts(ids=ids, mask=mask, types=types[0] if types else None, labels=labels)
+            for (ids, mask, *types), (_, labels) in zip(encoded, (train, validation), strict=True)
+        ]
+        data = Data(train=at_most(splits[0], source.samples), validation=splits[1], classes=classes)
+        return data, replace(shape, labels=ordered_names(names, classes))
+
+    def _encoded(self, source: Source, parts: tuple[Rows, Rows], shape: Shape) -> tuple[Encoded, Shape]:
+        """Rows of both parts as tokens, and what the model must know of the tokenizer."""
+        model, tokens = self.model(source), shape.tokens
+        assert tokens is not None
+        if model is not None:
+            tokenizer = padded_tokenizer(model)
+            encoded = _with_types(tokenizer, parts, tokens)
+            if isinstance(model, FunctionModel):
+                model.check_classes(tuple(each[:2] for each in encoded[0]), shape.classes, self.kind)
+                return encoded, replace(shape, vocabulary=len(tokenizer))
+            check_positions(model, tokens)
+            model, shape = fitted(model, tokenizer, shape)
+            model.check_cut()  # here, so that it is done on several machines too
+            return encoded, shape
+        weights = self.check(source)
+        if weights is None:
+            words = WordTokenizer.of_texts((text for row in parts[0] for text in row), VOCABULARY)
+            return [words.encode(rows, tokens) for rows in parts], replace(shape, vocabulary=words.vocabulary)
+        tokenizer = weights.tokenizer()
+        check_length(tokens, weights.number("max_position_embeddings") - weights.number("pad_token_id") - 1)
+        encoded = [_encode(tokenizer, rows, tokens)[:2] for rows in parts]
+        return encoded, replace(shape, vocabulary=weights.number("vocab_size"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glue(TextTask):
+    """A data set of GLUE: one or two texts, and a label."""
+
+    name: str
+    summary: str
+    metric: Metric
+    texts: tuple[str, ...]
+
+    def look_for(self, source: Source) -> int | None:
+        units = super().look_for(source)
+        self._splits(source)
+        return units
+
+    def load(self, source: Source) -> tuple[Data, Shape]:
+        """From ``source.data``, the hub's cache or the hub."""
+        self.check_options(source)
+        where = source.data or f"nyu-mll/glue {self.name}"
+        splits = self._splits(source)
+        train, validation = (self._rows(where, rows) for rows in splits)
+        return self.tokenized(source, train, validation, class_names(splits[0], "label"))
+
+    def _splits(self, source: Source) -> list[Any]:
+        """The rows of both parts, which stay on disk."""
+        public = PublicData(repository="nyu-mll/glue", part=self.name)
+        names = ("train", "validation")
+        whole = load_saved(source.data, names, public.part) if source.data else load_public(self.name, public)
+        for name in names:
+            columns_of(source.data, public, whole[name], (*self.texts, "label"))
+        return [whole[name] for name in names]
+
+    def _rows(self, where: Path | str, rows: Any) -> tuple[Rows, Tensor]:
+        texts = list(zip(*(rows[name][:] for name in self.texts), strict=True))
+        for number, each in enumerate(texts):
+            if not all(isinstance(text, str) for text in each):
+                raise ValueError(f"{where}: {' and '.join(self.texts)} are texts; row {number} has {each!r}")
+        return texts, class_numbers(where, "label", rows["label"][:])
+
+
+def _encode(tokenizer: Any, rows: Rows, tokens: int) -> tuple[Tensor, ...]:
+    """Token ids, mask, and which text of a row a token is of, if the tokenizer says."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    encoded = tokenizer(*columns, padding="max_length", truncation=True, max_length=tokens, return_tensors="pt")
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return tuple(encoded[name] for name in names if name in encoded)
+
+
+def _with_types(tokenizer: Any, parts: Sequence[Rows], tokens: int) -> Encoded:
+    """Several sets of rows, with types if one of them has other ones than zero, which models assume."""
+    encoded = [_encode(tokenizer, rows, tokens) for rows in parts]
+    plain = not any(types.any() for _, _, *each in encoded for types in each)
+    return [each[:2] for each in encoded] if plain else encoded
+
+
+RTE = Glue(
+    name="rte",
+    summary="GLUE's RTE, 2490 pairs of texts: does one follow from the other; RoBERTa-base from public weights",
+    metric="accuracy",
+    texts=("sentence1", "sentence2"),
+)
+COLA = Glue(
+    name="cola",
+    summary="GLUE's CoLA, 8551 sentences: is it acceptable English; RoBERTa-base from public weights",
+    metric="matthews",
+    texts=("sentence",),
+)

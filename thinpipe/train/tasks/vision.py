@@ -1,0 +1,202 @@
+"""Images for classifiers: what all such tasks share; cifar10, cifar100 and food101 with their recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.train.models.function import FunctionModel
+from thinpipe.train.models.pretrained import PretrainedModel
+from thinpipe.train.models.save import copied_files
+from thinpipe.train.tasks.checkpoint import Weights
+from thinpipe.train.tasks.classifier import (
+    IMAGE_PROCESSOR,
+    ClassifierTask,
+    ImageFormat,
+    check_images,
+    image_format,
+    ordered_names,
+)
+from thinpipe.train.tasks.hub import (
+    PublicData,
+    class_names,
+    class_numbers,
+    columns_of,
+    datasets_library,
+    load_public,
+    load_saved,
+)
+from thinpipe.train.tasks.mobilenet import (
+    MOBILENET_MODULES,
+    UNITS,
+    mobilenet_bytes,
+    new_mobilenet,
+    pretrained_mobilenet,
+)
+from thinpipe.train.tasks.pictures import framed_images, read_pictures, tiny_images
+from thinpipe.train.tasks.sources import positive, reject_unused_options
+from thinpipe.train.tasks.splits import Images, at_most
+from thinpipe.train.tasks.task import Data, DataError, Metric, Recipe, Shape, Source
+
+IMAGE_SIZE = 224
+LEAST_SIZE = 32  # pixels that MobileNetV2's five strides need
+CHECKPOINT = "google/mobilenet_v2_1.0_224"
+RECIPE = Recipe(
+    batch_size=256,
+    chunks=8,
+    epochs=40,
+    optimizer="sgd",
+    lr=0.01,
+    lr_schedule="cosine",
+    client_layers=(1, 1),
+)
+
+
+class ImageTask(ClassifierTask):
+    """What tasks with images of any source share: options, size, MobileNetV2 unless another model is named."""
+
+    kind = "image"
+    sizes = ("image_size",)
+    metric: Metric = "accuracy"
+    recipe = RECIPE
+    modules = MOBILENET_MODULES
+    checkpoint: str | None = CHECKPOINT
+    usual_size = IMAGE_SIZE
+
+    def check(self, source: Source) -> Weights | None:
+        """The checkpoint to start from, or None; ValueError for options that make no sense."""
+        reject_unused_options(self.name, source, (*self.places, "weights", "image_size", "width", "samples"))
+        return Weights.of(source, task=self.name, kind="mobilenet_v2", checkpoint=self.checkpoint)
+
+    def own_units(self, source: Source) -> int:
+        self.check(source)
+        self.image_format(source)
+        return UNITS
+
+    def image_format(self, source: Source) -> ImageFormat:
+        """What images are made for the model."""
+        model = self.model(source)
+        if model is None:
+            return ImageFormat(size=positive("image_size", source.image_size, self.usual_size, least=LEAST_SIZE))
+        found = image_format(model)
+        return replace(found, size=positive("image_size", source.image_size, found.size))
+
+    def check_size(self, model: PretrainedModel, source: Source) -> None:
+        check_images(model, self.image_format(source).size)
+
+    def checked_format(self, source: Source) -> ImageFormat:
+        """The same, when samples are to be read: of options, weights and the model's code there is nothing to fear."""
+        self.check_options(source)
+        model = self.model(source)
+        if isinstance(model, PretrainedModel):
+            model.check_cut()  # here, so that it is done on several machines too
+            self.check_size(model, source)
+        return self.image_format(source)
+
+    def check_classes(self, source: Source, images: Images, classes: int) -> None:
+        """ValueError if a function makes a model for others."""
+        model = self.model(source)
+        if isinstance(model, FunctionModel):
+            model.check_classes(images.batch(torch.tensor([0, 0])).inputs, classes, self.kind)
+
+    def weight_bytes(self, source: Source) -> int:
+        own = self.model(source) is None and self.check(source) is None
+        return mobilenet_bytes(1.0 if source.width is None else source.width) if own else 0
+
+    def own_model(self, shape: Shape, source: Source) -> nn.Module:
+        """With the checkpoint's weights, or random ones."""
+        weights = self.check(source)
+        if weights is not None:
+            return pretrained_mobilenet(shape, weights)
+        return new_mobilenet(shape, 1.0 if source.width is None else source.width)
+
+    def companions(self, source: Source) -> Mapping[str, bytes]:
+        model = self.model(source)
+        folder = model.folder if isinstance(model, PretrainedModel) else source.weights
+        return {} if folder is None else copied_files(folder, [IMAGE_PROCESSOR])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicImages(ImageTask):
+    """A data set of the hub: pictures in one column, classes in another."""
+
+    name: str
+    summary: str
+    data: PublicData
+    picture: str
+    label: str
+    validation: str  # the split that has this part
+    pixels: int | None = None  # of every picture, if all are tiny
+
+    def look_for(self, source: Source) -> int | None:
+        units = super().look_for(source)
+        self.splits(source)
+        return units
+
+    def load(self, source: Source) -> tuple[Data, Shape]:
+        """From ``source.data``, the hub's cache or the hub."""
+        made = self.checked_format(source)
+        splits = self.splits(source)
+        train, validation = (self.images(source, rows, made) for rows in splits)
+        classes = int(torch.cat([train.labels, validation.labels]).max()) + 1
+        self.check_classes(source, train, classes)
+        data = Data(train=at_most(train, source.samples), validation=validation, classes=classes)
+        names = ordered_names(class_names(splits[0], self.label), classes)
+        return data, Shape(classes=classes, image_size=made.size, labels=names)
+
+    def splits(self, source: Source) -> list[Any]:
+        """The rows of both parts, which stay on disk."""
+        names = ("train", self.validation)
+        whole = load_saved(source.data, names, self.data.part) if source.data else load_public(self.name, self.data)
+        for name in names:
+            columns_of(source.data, self.data, whole[name], (self.picture, self.label))
+        return [whole[name] for name in names]
+
+    def images(self, source: Source, rows: Any, made: ImageFormat) -> Images:
+        labels = class_numbers(source.data or self.data.repository, self.label, rows[self.label][:])
+        files = partial(_files, rows.cast_column(self.picture, datasets_library().Image(decode=False)), self.picture)
+        if self.pixels is None:
+            return framed_images(files, labels, made.size, made.prepare)
+        pixels = self.pixels
+        return tiny_images(lambda indices: read_pictures(files(indices), pixels), labels, made.prepare)
+
+
+def _files(rows: Any, column: str, indices: Tensor) -> Sequence[bytes | str]:
+    found = [each and (each["bytes"] or each["path"]) for each in rows[indices.tolist()][column]]
+    for number, file in zip(indices.tolist(), found, strict=True):
+        if not file:
+            raise DataError(f"row {number} of the data set has no {column}; remove the row")
+    return found
+
+
+CIFAR10 = PublicImages(
+    name="cifar10",
+    summary="CIFAR-10, 60000 pictures of 10 kinds; MobileNetV2 from public weights, 224 pixels",
+    data=PublicData(repository="uoft-cs/cifar10"),
+    picture="img",
+    label="label",
+    validation="test",
+    pixels=32,
+)
+CIFAR100 = PublicImages(
+    name="cifar100",
+    summary="CIFAR-100, 60000 pictures of 100 kinds; MobileNetV2 from public weights, 224 pixels",
+    data=PublicData(repository="uoft-cs/cifar100"),
+    picture="img",
+    label="fine_label",
+    validation="test",
+    pixels=32,
+)
+FOOD101 = PublicImages(
+    name="food101",
+    summary="Food-101, 101000 pictures of 101 dishes; MobileNetV2 from public weights, 224 pixels",
+    data=PublicData(repository="ethz/food101"),
+    picture="image",
+    label="label",
+    validation="validation",
+)

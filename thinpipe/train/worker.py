@@ -1,0 +1,394 @@
+"""What every worker of a run does: read data or be told its shape, build the model, take its part, train."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from thinpipe.comm.backend import CPU
+from thinpipe.comm.control import ACTIVITY
+from thinpipe.comm.exchange import DisagreementError, agree
+from thinpipe.comm.membership import say_remote
+from thinpipe.comm.signals import noted_signals
+from thinpipe.options import named
+from thinpipe.train.batches import Samples
+from thinpipe.train.checkpoints.folder import (
+    FolderLock,
+    check_save_folder,
+    check_shared,
+    checkpoints,
+    companions_of,
+    sweep,
+)
+from thinpipe.train.checkpoints.manifest import Habits, Progress
+from thinpipe.train.checkpoints.resume import Resumed, first_units, load_newest, resume
+from thinpipe.train.checkpoints.saving import Saver, UnsavedError
+from thinpipe.train.checkpoints.state import frozen_hash, seed_worker, state_bytes
+from thinpipe.train.data import Facts, check_files, fingerprint_together, read_data, several_read
+from thinpipe.train.engines.engine import Engine
+from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
+from thinpipe.train.engines.plan import describe_held
+from thinpipe.train.engines.replica import ReplicaEngine
+from thinpipe.train.engines.units import Meta, cut_model
+from thinpipe.train.engines.world import SetupError, World
+from thinpipe.train.evaluate import Evaluated, evaluate
+from thinpipe.train.events import Finished, Listener, Plan
+from thinpipe.train.export import Export, Exporter
+from thinpipe.train.loop import Loop
+from thinpipe.train.models.adapters import Adapted, adapt
+from thinpipe.train.models.saved_adapter import SavedAdapter
+from thinpipe.train.optimize import make_optimizer
+from thinpipe.train.running import Running
+from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.task import Task
+from thinpipe.train.watchers import make_watchers
+from thinpipe.version import __version__
+
+Part = Literal["validation", "train"]  # of the data
+CheckRoom = Callable[[Mapping[str, int]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessed:
+    """What an evaluation came to, and cost."""
+
+    found: Evaluated
+    samples: int
+    seconds: float
+    wire_bytes: int  # sent by all workers
+
+
+def train(
+    task: Task,
+    settings: Settings,
+    running: Running,
+    world: World,
+    make_listener: Callable[[], Listener],
+    check_room: CheckRoom = lambda sizes: None,
+) -> Finished:
+    """One worker's run; the client's result counts.
+
+    ``make_listener`` is called on the client; ``check_room`` too, with the bytes that ``save``, ``capture`` and
+    ``export`` take.
+    """
+    if world.workers > 1:
+        _agree(_must_agree(settings, running), world)
+        check_files(settings, world)
+    lock = world.together(lambda: _take_folder(running, world))
+    try:
+        if running.save is not None and world.workers > 1 and not running.save_local:
+            save = running.save
+            world.together(lambda: check_shared(save, world))
+        notices = [] if lock is None or lock.notice is None else [lock.notice]
+        return _train(task, settings, running, world, make_listener, check_room, notices)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _take_folder(running: Running, world: World) -> FolderLock | None:
+    """The client's hold on the folder for checkpoints, which is then clear of what broken runs left."""
+    if running.save is None or not world.is_client:
+        return None
+    lock = FolderLock(running.save)
+    try:
+        check_save_folder(running.save, running.resume)
+        if lock.is_held:
+            sweep(running.save)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _train(
+    task: Task,
+    settings: Settings,
+    running: Running,
+    world: World,
+    make_listener: Callable[[], Listener],
+    check_room: CheckRoom,
+    notices: list[str],
+) -> Finished:
+    data, facts = read_data(task, settings, world, companions=_companions(settings, running.resume))
+    kept_or_shared = running.save is not None or running.resume is not None or several_read(settings)
+    fingerprint = fingerprint_together(data, world) if kept_or_shared else {}
+    kept = {} if data is None else data.companions
+    engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
+    settings = replace(settings, schedule=engine.order or settings.schedule)  # a run goes on with it over any links
+    if running.save is not None or running.resume is not None:
+        frozen = frozen_hash(engine)
+        about |= {} if frozen is None else {"frozen": frozen}
+    notices = [*notices, *(data.notices if data is not None else ()), *(exporter.notices if exporter else ())]
+    engine.warm_up()
+    optimizer = make_optimizer(
+        engine.parameters(),
+        name=settings.optimizer,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
+        adam_betas=settings.adam_betas,
+    )
+    seed_worker(settings.seed, world.worker)
+    steps = facts.train_samples // settings.step_samples * settings.epochs
+    progress = Progress(steps=steps, metric_name=task.metric)
+    if running.resume is not None:
+        resumed: Resumed = world.together(
+            lambda: resume(running, settings, engine, optimizer, fingerprint, about.get("frozen"))
+        )
+        progress, notices = resumed.progress, notices + resumed.notices
+    plan = _plan(task, settings, running, facts, engine, progress)
+    first, last = plan.first_step, plan.last_step
+    watchers = world.together(lambda: make_watchers(running, settings, engine, first_step=first, last_step=last))
+    expected_bytes = world.gather(state_bytes(engine, settings))
+    sizes = {
+        "save": _save_bytes(running, sum(expected_bytes)),
+        "capture": 2 * sum(each.file_bytes for each in watchers),  # a new file is whole before the old one goes
+        "export": 0 if exporter is None else exporter.bytes,
+    }
+    world.together(lambda: check_room(sizes) if world.is_client else None)
+    loop = Loop(
+        engine,
+        optimizer,
+        progress,
+        settings,
+        plan,
+        samples=Samples.of(data, facts.train_samples, settings, engine.shares),
+        saver=_saver(running, settings, engine, fingerprint | about, expected_bytes, kept),
+        watchers=watchers,
+    )
+    end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
+    _check_kept(running, loop.unsaved, unexported)
+    return end
+
+
+def assess(
+    task: Task, settings: Settings, world: World, *, run: Path | None, adapter: SavedAdapter | None = None, part: Part
+) -> Assessed:
+    """One worker's part in the evaluation of a model: as it is, as a run's newest checkpoint has it, or with adapters.
+
+    The client's result counts. Of a run, all workers see the folder.
+    """
+    if world.workers > 1:
+        digest = world.together(lambda: None if adapter is None else adapter.digest())
+        _agree(settings.shared() | {"run": run is not None, "adapter": digest, "part": part}, world)
+        check_files(settings, world)
+    data, facts = read_data(task, settings, world, _companions(settings, run), trains=False)
+    if several_read(settings):
+        fingerprint_together(data, world)
+    engine, _, _ = _prepare(task, settings, Running(), world, facts, {}, adapter)
+    engine.warm_up()
+    if run is not None:
+        load_newest(run, engine)
+    split = None if data is None else getattr(data, part)
+    samples = facts.validation_samples if part == "validation" else facts.train_samples
+    world.barrier()
+    ACTIVITY.note("evaluation")
+    began = time.perf_counter()
+    found = evaluate(engine, split, samples, settings.batch_size // settings.replicas, task.metric)
+    seconds = time.perf_counter() - began
+    wire_bytes = sum(world.gather(engine.evaluation_bytes()))
+    return Assessed(found=found, samples=samples, seconds=seconds, wire_bytes=wire_bytes)
+
+
+def _agree(facts: Mapping[str, Any], world: World) -> None:
+    versions = {"torch version": torch.__version__, "thinpipe version": __version__}
+    try:
+        agree({**facts, **versions}, world.control_group, CPU)
+    except DisagreementError as error:
+        raise SetupError(str(error)) from None
+
+
+def _check_kept(running: Running, unsaved: str | None, unexported: str | None) -> None:
+    """UnsavedError for what of a run that came to its end is not on disk, and why."""
+    if unsaved is not None:
+        raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {unsaved}")
+    if unexported is not None:
+        rescue = "nothing of it is left, give {save} too the next time"
+        if running.save is not None:
+            rescue = f"its last checkpoint has the model: thinpipe export {running.save} {running.export}"
+        raise UnsavedError(named(f"the run came to its end, but its model was not exported: {unexported}; {rescue}"))
+
+
+def _run(
+    loop: Loop, plan: Plan, exporter: Exporter | None, listener: Listener | None, notices: list[str]
+) -> tuple[Finished, str | None]:
+    """The loop, and what the client's listener is told around it; and why the model was not exported, if so."""
+    try:
+        if listener is not None:
+            for line in notices:
+                listener.noticed(line)
+            listener.planned(plan)
+        with noted_signals() as interrupted:
+            end = loop.run(listener, interrupted)
+        problem = None if exporter is None else exporter.export(loop.progress)
+        if exporter is not None and problem is None:
+            end = replace(end, exported=exporter.path)
+        if listener is not None:
+            listener.finished(end)
+        return end, problem
+    except BaseException as error:
+        if listener is not None:
+            listener.failed(error)
+        raise
+
+
+def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
+    """What all workers must have been started with: each option that makes them do something together."""
+    capture = running.capture
+    return settings.shared() | {
+        # Whether there are such files; where is each machine's own affair.
+        **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture", "export")},
+        **{name: getattr(running, name) for name in ("save_local", "save_every", "keep", "steps", "evaluate_every")},
+        **{name: getattr(running, name) for name in ("patience_s", "merge", "memory_limit")},
+        "captured": None if capture is None else [capture.steps, capture.chunks, capture.limit],
+    }
+
+
+def _prepare(
+    task: Task,
+    settings: Settings,
+    running: Running,
+    world: World,
+    facts: Facts,
+    kept: Mapping[str, bytes],
+    adapter: SavedAdapter | None = None,
+) -> tuple[Engine, Exporter | None, dict[str, Any]]:
+    """This worker's part of the model, what will export it, and what the model can be built again from.
+
+    The whole model is let go of when this returns: a worker has no room for it.
+    """
+
+    def build() -> nn.Module:
+        torch.manual_seed(settings.seed)  # the same weights on all workers, and whatever is parallel
+        return task.build(facts.shape, settings.source)
+
+    def export() -> Export | None:
+        if running.export is None or not world.is_client:
+            return None
+        return Export.of(running.export, model, task, settings, kept)
+
+    model = world.together(build)
+    about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}
+    exported = world.together(export)  # of the model as it was built: cutting it changes its config
+    adapted = world.together(
+        lambda: (
+            adapt(model, settings.adapters, settings.freeze, settings.seed)
+            if adapter is None
+            else adapter.put_on(model)
+        )
+    )
+    engine = _make_engine(adapted, task, settings, running, world, facts)
+    say_remote(describe_held(engine.holdings(), world.worker))
+    if running.export is None:
+        return engine, None, about
+    if exported is not None and adapted.config is not None and not running.merge:
+        exported = exported.of_adapter(adapted)
+    return engine, world.together(lambda: Exporter(engine, exported, model, with_adapters=running.merge)), about
+
+
+def _make_engine(
+    adapted: Adapted, task: Task, settings: Settings, running: Running, world: World, facts: Facts
+) -> Engine:
+    """What the settings make of a model on this worker."""
+    chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
+    fill = adapted.fill(task.fill(settings.source, settings.seed))
+    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
+    if settings.parallel != "pipeline":
+        return ReplicaEngine(
+            model,
+            world,
+            chunks=settings.chunks,
+            compress=settings.compress_backward,
+            error_feedback=settings.error_feedback,
+            seed=settings.seed,
+            amp=settings.amp,
+        )
+    cutting = Cutting(
+        layout=settings.layout,
+        order=settings.schedule,
+        chunks=settings.chunks,
+        client_layers=settings.client_layers,
+        memory_limit=running.memory_limit,
+        in_process=settings.workers if running.in_process else None,
+    )
+    links = Links(
+        forward=settings.compress_forward,
+        backward=settings.compress_backward,
+        seed=settings.seed,
+        samples=facts.train_samples,
+        copies_in=running.delta_cache,
+        shaping=running.link,
+    )
+    engine = world.together(
+        lambda: PipelineEngine(model, chunk, cutting, links, world, amp=settings.amp, recompute=settings.recompute)
+    )
+    world.together(lambda: engine.reserve_copies(running.delta_cache_limit))
+    return engine
+
+
+def _save_bytes(running: Running, size: int) -> int:
+    """What checkpoints of a size will take beside those that are there: a new one is whole before the oldest goes."""
+    if running.save is None:
+        return 0
+    return size * max(1, running.keep + running.keep_best + 1 - len(checkpoints(running.save)))
+
+
+def _companions(settings: Settings, run: Path | None) -> Path | None:
+    """Where an earlier run from scratch has kept its tokenizer, if this worker sees it."""
+    return None if run is None or settings.config is None else companions_of(run)
+
+
+def _saver(
+    running: Running,
+    settings: Settings,
+    engine: Engine,
+    samples: dict[str, Any],
+    expected_bytes: list[int],
+    companions: Mapping[str, bytes],
+) -> Saver | None:
+    if running.save is None:
+        return None
+    return Saver(
+        running.save,
+        engine.world,
+        settings=settings,
+        habits=Habits(**{each.name: getattr(running, each.name) for each in fields(Habits)}),
+        first_units=first_units(engine),
+        data=samples,
+        expected_bytes=expected_bytes,
+        companions=companions,
+    )
+
+
+def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine: Engine, progress: Progress) -> Plan:
+    holdings = engine.holdings()
+    return Plan(
+        task=task.name,
+        metric=task.metric,
+        parallel=settings.parallel,
+        workers=settings.workers,
+        chunks=settings.chunks,
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
+        steps_per_epoch=progress.steps // settings.epochs,
+        first_step=progress.step,
+        last_step=running.last_step(progress.steps),
+        evaluate_every=running.evaluate_every,
+        train_samples=facts.train_samples,
+        validation_samples=facts.validation_samples,
+        parameters=sum({holding.stage: holding.parameters for holding in holdings}.values()),
+        trained=sum({holding.stage: holding.trained for holding in holdings}.values()),
+        holdings=holdings,
+        links=engine.link_plans(),
+        accumulate=settings.accumulate,
+        tokens=None if facts.shape.tokens is None else facts.inputs[0].shape[1],  # chats are padded to their longest
+        schedule=engine.order,
+    )
