@@ -14,6 +14,7 @@ Guides with examples: docs/pipeline.md, docs/codecs.md, docs/ddp.md. On the comm
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from thinpipe.extras import missing_extra
 from thinpipe.version import __version__
 
 if TYPE_CHECKING:
@@ -90,7 +91,11 @@ if not TYPE_CHECKING:  # where it would make any name a known one
         """Import a public name on first use."""
         for module, names in _LAZY.items():
             if name in names:
-                return getattr(importlib.import_module(module), name)
+                try:
+                    return getattr(importlib.import_module(module), name)
+                except ModuleNotFoundError as error:
+                    line = missing_extra(error)
+                    raise error if line is None else ImportError(f"thinpipe.{name}: {line}") from None
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from thinpipe.comm.errors import debugging, ended_by, leave, tell_system
+from thinpipe.extras import missing_extra
 
 
 def main() -> None:
@@ -28,6 +29,12 @@ def main() -> None:
         app()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except ModuleNotFoundError as error:
+        line = missing_extra(error)
+        if line is None or debugging():
+            raise
+        print(f"thinpipe: {line}", file=sys.stderr)
+        code = 2
     except OSError as error:
         if debugging():
             raise
