@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from thinpipe.cli.terminal import Outputs, takes
+from thinpipe.cli.terminal import Outputs, one_line_errors, takes
 from thinpipe.comm.errors import Interrupted, Terminated
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Record
@@ -71,3 +71,9 @@ def test_a_verb_whose_workers_were_ended_says_by_which_signal(
         verb()
     assert ended.value.code == code
     assert capsys.readouterr().err == f"thinpipe: {words}\n"
+
+
+def test_an_error_about_a_file_from_elsewhere_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), one_line_errors():
+        raise ValueError("data.csv: no column '\x1b]52;c;aGk=\x07'")
+    assert capsys.readouterr().err == "thinpipe: data.csv: no column '?]52;c;aGk=?'\n"

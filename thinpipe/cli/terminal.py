@@ -32,6 +32,7 @@ from thinpipe.options import (
     words,
 )
 from thinpipe.system.files import written_whole
+from thinpipe.system.sanitize import printable
 
 Command = Callable[..., None]
 RESULTS = "Output"  # the panel of the help with files of results
@@ -126,7 +127,7 @@ def one_line_errors() -> Iterator[None]:
         try:
             yield
         except ValueError as error:
-            typer.echo(f"thinpipe: {error}", err=True)
+            typer.echo(f"thinpipe: {printable(str(error))}", err=True)
             raise typer.Exit(2) from None
 
 

@@ -22,6 +22,7 @@ from thinpipe.comm.errors import Interrupted, StoppedTogether, Terminated, Worke
 from thinpipe.comm.membership import COMPLETE, member, say_remote
 from thinpipe.lab.netem.network import thin_network
 from thinpipe.options import flags_in_errors
+from thinpipe.system.sanitize import printable
 from thinpipe.train.checkpoints.folder import checkpoints, newest, newest_manifest
 from thinpipe.train.checkpoints.part import DamagedError, verify_part
 from thinpipe.train.engines.finite import NotFiniteError
@@ -165,7 +166,7 @@ def _tell(code: int, message: str, running: Running | None) -> int:
     """Report how a run ended and, if it had begun, its last checkpoint; return the exit code."""
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h")  # the cursor, which a progress bar that was killed has hidden
-    typer.echo(f"thinpipe: {message}", err=True)
+    typer.echo(f"thinpipe: {printable(message)}", err=True)
     last = None if running is None else _last_checkpoint(running)
     # Bad input ends a run before there could be one, and with --save-local only the client would know.
     is_known = running is not None and code != 2 and (_speaks() or not running.save_local)

@@ -18,6 +18,7 @@ from thinpipe.cli.train.record import KIND, Parts, columns, make_result, metric_
 from thinpipe.lab.records import report
 from thinpipe.lab.records.record import Column, Record, Row, columns_of, row_of
 from thinpipe.lab.records.report import Table
+from thinpipe.system.sanitize import printable
 from thinpipe.train.checkpoints.best import LINK
 from thinpipe.train.events import Epoch, Finished, Holding, LinkPlan, LinkUse, Plan, Step
 
@@ -93,7 +94,7 @@ class Terminal:
         )
 
     def noticed(self, line: str) -> None:
-        typer.echo(f"thinpipe: {line}", err=True)
+        typer.echo(f"thinpipe: {printable(line)}", err=True)
 
     def saved(self, step: int, path: str) -> None:
         self._last_saved = step, path
