@@ -1,4 +1,4 @@
-"""thinpipe: train a model whose layers live on several machines, over links too thin for it.
+"""thinpipe: pipeline-parallel training of a model across several machines over slow links.
 
 Codecs         codec, Codec
 Stages         PipelineStage, LinearSchedule, ClientServerSchedule
@@ -85,7 +85,7 @@ _LAZY = {
     "thinpipe.train.tasks.task": ("Batch", "Data", "Recipe", "Shape", "Source", "Task"),
 }
 
-if not TYPE_CHECKING:  # where it would make any name a known one
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         """Import a public name on first use."""

@@ -1,4 +1,4 @@
-"""The program ``thinpipe``, also as ``python -m thinpipe``; light, so that signals find it ready before all else."""
+"""The entry point of ``thinpipe`` and ``python -m thinpipe``; few imports, so that signal handlers are set early."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from thinpipe.extras import missing_extra
 
 
 def main() -> None:
-    """Run the command line, and end with the exit code that shells expect."""
+    """Run the command line, and exit with the code that shells expect."""
     _open_closed_streams()
     end, numbers = _End(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(number, end)
-    # Torch reads it when it is imported. Else it warns on every machine whose address has no name in reverse DNS.
+    # Torch reads it on import. Otherwise it warns on every machine whose address has no reverse DNS name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     code = 0
     try:
@@ -39,29 +39,29 @@ def main() -> None:
         if debugging():
             raise
         code = tell_system(error)
-    # All is said and done. Python's own end would take a second with torch in memory, die without a word of a signal
-    # that comes meanwhile, and abort where a thread of gloo still needs Python.
+    # All output is complete. An ordinary exit would take a second with torch in memory, die silently of a signal that
+    # arrives meanwhile, and abort if a thread of gloo still needs Python.
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     _leave(code)
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null in the place of standard streams that the shell closed, as ``>&-`` does.
+    """Open /dev/null in place of standard streams that the shell closed, as ``>&-`` does.
 
-    Otherwise the next file or socket gets the number of stdout, and what is printed goes into it.
+    Otherwise the next file or socket gets the descriptor of stdout, and printed text is written to it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
             os.set_inheritable(opened, True)  # workers print, too
             setattr(sys, name, os.fdopen(opened, "w" if number else "r"))
 
 
 class _End:
-    """What a signal does until a verb takes signals itself: one line, and the exit code that shells expect."""
+    """The signal handler until a command sets its own: print one line, and exit with the code that shells expect."""
 
     def __init__(self) -> None:
         self._is_told = False
@@ -69,9 +69,9 @@ class _End:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self._is_told:
             self._is_told = True
-            os.write(2, f"thinpipe: {ended_by(number)}\n".encode())  # print may be what was interrupted
+            os.write(2, f"thinpipe: {ended_by(number)}\n".encode())  # print itself may have been interrupted
         if _is_importing(frame):
-            # An exception can be lost there: libraries try imports and go on without. Nothing of ours is half done.
+            # An exception can be lost there: libraries catch failed imports. No work of ours is in progress.
             _leave(128 + number)
         raise SystemExit(128 + number)
 

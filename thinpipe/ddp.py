@@ -1,20 +1,20 @@
-"""Compressed gradients for DistributedDataParallel: a communication hook, and what it remembers between steps.
+"""Compressed gradients for DistributedDataParallel: a communication hook, and its state between steps.
 
     model.register_comm_hook(thinpipe.ddp_state("uniform:8"), thinpipe.ddp_hook)
 
-    buffer of a bucket   | weight       | bias | weight           |     1  each gradient is corrected by what its
-                               |           |         |                     last message lost
+    buffer of a bucket   | weight       | bias | weight           |     1  each gradient is corrected by the
+                               |           |         |                     error of its last message
     message              | codes    |b| codes         |                 2  encoded by itself: layers differ in scale,
                                                                            and low-rank codecs need its matrix
     from all replicas    | codes    |b| codes         |  replica 0      3  gathered
                          | codes    |b| codes         |  replica 1
-                               |           |         |                  4  decoded; the new loss is remembered
+                               |           |         |                  4  decoded; the new error is stored
     buffer of a bucket   | mean         | mean | mean             |     5  averaged
 
-Every replica decodes the same messages and adds them in the same order, so all have the same result to the last bit.
+Every replica decodes the same messages and adds them in the same order, so results are bit-identical.
 """
 
-# Annotations stay values, not text: torch compares those of a hook with its own types.
+# No postponed annotations: torch compares those of a hook with its own types.
 import atexit
 import math
 import time
@@ -34,9 +34,9 @@ from thinpipe.codecs.recipes import directions
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.codecs.spec import codec
 
-SMALL = 256  # a gradient with fewer values travels as it is: compressing it costs more time than it saves
-LETTING_GO_S = 10.0  # the longest that a program waits at its end for threads of gloo
-ALIGNMENT = 16  # bytes: where a part of a message starts, so that kernels and views find their numbers aligned
+SMALL = 256  # a gradient with fewer values is sent uncompressed: compressing it costs more time than it saves
+LETTING_GO_S = 10.0  # the longest wait at exit for threads of gloo
+ALIGNMENT = 16  # bytes: of the start of each part of a message, for kernels and views
 
 _AS_IT_IS = codec("none")
 _groups: list[dist.ProcessGroup | None] = []  # one at most
@@ -44,10 +44,10 @@ _groups: list[dist.ProcessGroup | None] = []  # one at most
 
 @dataclass
 class Memory:
-    """What is kept for one parameter from step to step; it belongs to this replica and differs on every other."""
+    """The state of one parameter between steps; it differs between replicas."""
 
-    error: Tensor | None = None  # what the last message lost, to be added to the next gradient
-    codec: dict[str, Tensor] = field(default_factory=dict)  # what the codec starts from next time
+    error: Tensor | None = None  # error of the last message, added to the next gradient
+    codec: dict[str, Tensor] = field(default_factory=dict)  # state of the codec
 
 
 class DDPState:
@@ -59,13 +59,13 @@ class DDPState:
         self.error_feedback = error_feedback
         self.seed = seed
         self.steps = 0
-        self.steps_before = 0  # those of the run before the first one here
-        self.gradient_bytes = 0  # of all gradients this replica had to pass on, uncompressed
-        self.wire_bytes = 0  # of the messages it made of them; every other replica received each once
-        # By identity, with the parameter, which so keeps its identity: DDP regroups its buckets after the first step,
-        # so that no place in a bucket stays a parameter's own.
+        self.steps_before = 0  # steps of the run before it was resumed
+        self.gradient_bytes = 0  # of all gradients of this replica, uncompressed
+        self.wire_bytes = 0  # of their messages; every other replica received each one
+        # By id(), with a reference to the parameter, so that the id stays valid. DDP regroups its buckets after the
+        # first step, so a position in a bucket does not identify a parameter.
         self._memories: dict[int, tuple[Tensor, Memory]] = {}
-        self._numbers: dict[int, int] = {}  # likewise by identity
+        self._numbers: dict[int, int] = {}  # likewise by id()
 
     @property
     def rank(self) -> int:
@@ -76,9 +76,9 @@ class DDPState:
         return dist.get_world_size(self.process_group)
 
     def rounding_key(self, parameter: Tensor) -> int:
-        """Of this step's gradient of a parameter. Parameters count in the order in which the first step brings them.
+        """Return the rounding key of a parameter's gradient in this step.
 
-        That is DDP's first grouping, so it is the same when a run is taken up again.
+        Parameters are numbered in the order of DDP's first buckets, so numbers are the same when a run is resumed.
         """
         number = self._numbers.setdefault(id(parameter), len(self._numbers))
         return rounding_key(self.seed, self.rank, number, self.steps_before + self.steps)
@@ -87,9 +87,9 @@ class DDPState:
         return self._memories.setdefault(id(parameter), (parameter, Memory()))[1]
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """What to save beside ``model.state_dict()``: on every replica, for each has lost something else.
+        """Return the state to save alongside ``model.state_dict()``, on every replica: errors differ between replicas.
 
-        ``model`` is the wrapped one or the one inside; it gives the parameters their names.
+        ``model``, which names the parameters, is the DDP module or the module inside.
         """
         return {
             "spec": self.codec.spec,
@@ -104,7 +104,7 @@ class DDPState:
         }
 
     def load_state_dict(self, saved: dict[str, Any], model: nn.Module) -> None:
-        """Go on from what ``state_dict`` returned on this replica of a run with as many."""
+        """Load the state that ``state_dict`` returned on this replica of a run with as many replicas."""
         for name, here in (("spec", self.codec.spec), ("rank", self.rank), ("replicas", self.replicas)):
             if saved[name] != here:
                 raise ValueError(
@@ -141,9 +141,9 @@ def ddp_state(
 ) -> DDPState:
     """Return the state that ``register_comm_hook`` takes together with ``ddp_hook``; one for each model.
 
-    ``process_group`` is the one the model was given, if it was given one. With ``error_feedback`` what a codec lost
-    of a gradient is added to the next one, so that nothing is lost for good, only late. ``seed`` is for codecs that
-    round at random (``+sr``): every replica, gradient and step has numbers of its own.
+    ``process_group`` is the one the model was given, if it was given one. With ``error_feedback`` the
+    compression error of a gradient is added to the next one, so it is delayed, not lost. ``seed`` is for stochastic
+    rounding (``+sr``): every replica, gradient and step has different random numbers.
     """
     spec = directions(spec)[1] if isinstance(spec, str) else spec
     return DDPState(codec(spec), process_group, error_feedback, seed)
@@ -154,7 +154,7 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _owned(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device of its parameter: the hook writes into what it remembers."""
+    """Return a copy on the device of its parameter: the hook writes into its state."""
     return tensor.to(device, copy=True)
 
 
@@ -164,8 +164,8 @@ class _Part:
 
     codec: Codec
     gradient: Tensor  # a view into the bucket's buffer, as a matrix where the parameter has rows
-    corrected: Tensor  # what is sent: the gradient itself, or wider where it is of half precision
-    memory: Memory | None  # None: nothing can be lost, or nothing is to be made up for
+    corrected: Tensor  # the tensor that is sent: the gradient, or a float32 copy of half precision
+    memory: Memory | None  # None: lossless, or without error feedback
     key: int  # of stochastic rounding
     start: int
     stop: int
@@ -187,10 +187,10 @@ def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[T
     _keep_until_the_end(state.process_group or dist.group.WORLD)
     messages = list(wire.new_empty(state.replicas * size).split(size))
     work = dist.all_gather(messages, wire, group=state.process_group, async_op=True)
-    assert work is not None  # which it is on those that are not in the group, and DDP calls hooks on those that are
+    assert work is not None  # it is None only outside the group, where DDP does not call hooks
 
     def finish(gathered: torch.futures.Future[list[Tensor]]) -> Tensor:
-        gathered.wait()  # raises if it failed: a replica is gone, and these messages are nobody's
+        gathered.wait()  # raises if it failed: a replica is gone, and the messages are invalid
         for part in parts:
             _average(part, messages, state.rank)
         return buffer
@@ -199,10 +199,10 @@ def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[T
 
 
 def _keep_until_the_end(group: dist.ProcessGroup | None) -> None:
-    """Hold on to the group of the last exchange.
+    """Keep a reference to the group of the last exchange.
 
-    ``destroy_process_group`` leaves a group to the DDP module, which ends gloo's threads when it goes: with Python's
-    lock in its hands, so that it waits for ever for a thread that needs the lock to let go of ``finish``.
+    After ``destroy_process_group`` only the DDP module refers to a group; its destructor joins gloo's threads while it
+    holds the GIL, a deadlock if a thread needs the GIL to release ``finish``.
     """
     if not _groups:
         atexit.register(_let_go)
@@ -210,20 +210,20 @@ def _keep_until_the_end(group: dist.ProcessGroup | None) -> None:
 
 
 def _let_go() -> None:
-    """Wait until gloo's threads have let go of the tensors of the last exchange, then of its group.
+    """Wait until gloo's threads have released the tensors of the last exchange, then release its group.
 
-    These are Python's as well, and a thread that needs Python's lock when Python has ended aborts the program.
+    These tensors are Python objects, and a thread that needs the GIL after Python has finalized aborts the program.
     """
     deadline = time.monotonic() + LETTING_GO_S
     is_busy = True
     while is_busy and time.monotonic() < deadline:
-        time.sleep(0.005)  # and leave Python's lock to them
+        time.sleep(0.005)  # and release the GIL
         is_busy = any(state != "S" for state in _gloo_states())  # S: asleep, so waiting for work
     _groups.clear()
 
 
 def _gloo_states() -> Iterator[str]:
-    """What Linux says of each thread that carries out gloo's collectives."""
+    """Yield the state in /proc of each thread that runs gloo's collectives."""
     for thread in Path("/proc/self/task").glob("*/stat"):
         with suppress(OSError):  # it has ended meanwhile
             name, _, rest = thread.read_text().partition("(")[2].rpartition(")")
@@ -235,13 +235,13 @@ def _parts(state: DDPState, bucket: dist.GradBucket) -> Iterator[_Part]:
     buffer, first, start = bucket.buffer(), 0, 0
     for parameter in bucket.parameters():
         flat = buffer[first : first + parameter.numel()]
-        # The buffer's order of values, whatever the parameter's strides: a matrix either way, on every replica alike.
+        # In the buffer's order of values, whatever the parameter's strides: the same matrix on every replica.
         gradient = flat.view(parameter.shape[0], -1) if parameter.dim() > 1 else flat
         chosen = _choose(state.codec, gradient)
         memory, corrected = None, gradient
         if state.error_feedback and chosen != _AS_IT_IS:
             memory = state.memory(parameter)
-            # Half precision would round away most of what is to be made up for.
+            # Half precision would round away most of the error to be added.
             corrected = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
             if memory.error is not None:
                 corrected.view(-1).add_(memory.error)
@@ -251,30 +251,30 @@ def _parts(state: DDPState, bucket: dist.GradBucket) -> Iterator[_Part]:
 
 
 def _choose(wanted: Codec, gradient: Tensor) -> Codec:
-    """The codec, unless it would not shrink this gradient."""
+    """Return the codec, or ``none`` if it would not shrink this gradient."""
     size = gradient.numel() * gradient.element_size()
     shrinks = gradient.numel() >= SMALL and wanted.wire_bytes(gradient.shape, gradient.dtype) < size
     return wanted if shrinks else _AS_IT_IS
 
 
 def _average(part: _Part, messages: list[Tensor], own: int) -> None:
-    """Steps 4 and 5 for one gradient."""
+    """Decode and average one gradient, steps 4 and 5."""
     if part.corrected.is_cuda:
-        # This runs on a stream of its own; without a note the memory could be given away before it is done.
+        # This runs on a separate stream; without this, the memory could be reused before it is done.
         part.corrected.record_stream(torch.cuda.current_stream())
     wide = torch.promote_types(part.gradient.dtype, torch.float32)
 
     def decode(rank: int, out: Tensor) -> Tensor:
         return part.codec.decode(messages[rank][part.start : part.stop], out)
 
-    # New memory costs more than a pass over old: what can be is decoded into the bucket itself. What was sent still
-    # lies there, so what was lost of it comes first.
+    # Allocating memory costs more than a pass over it: decode into the bucket itself if possible. It still holds the
+    # values that were sent, so compute their error first.
     mine = scratch = torch.empty_like(part.gradient, dtype=wide)
     if part.memory is not None:
         lost = torch.sub(part.corrected, decode(own, mine)).view(-1)
-        # A gradient that overflowed is seen by all and its step skipped; it must not spoil the steps after it.
+        # All replicas detect an overflowed gradient and skip its step; it must not corrupt later steps.
         part.memory.error = lost.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        if own > 0 and len(messages) > 2:  # otherwise nothing is decoded while it is still needed
+        if own > 0 and len(messages) > 2:  # otherwise nothing else is decoded while ``mine`` is needed
             scratch = torch.empty_like(mine)
     total = part.gradient if part.gradient.dtype == wide else torch.empty_like(mine)
     for rank in range(len(messages)):

@@ -1,6 +1,6 @@
-"""Options declared once: help, rule and reading from text stand at the field of the frozen dataclass with the value.
+"""Declarations of options: help text, validation rule and parser are metadata of the fields of a frozen dataclass.
 
-The command line, its help, the checks, the keys of an ablation plan and what may change on resume follow from it::
+The command line, its help, validation, the keys of an ablation plan and what may change on resume derive from it::
 
     @dataclass(frozen=True, kw_only=True)
     class Settings:
@@ -24,20 +24,20 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _MARKED = re.compile(r"\{([a-z][a-z_]*)\}")
-_flags = [False]  # whether names are shown as flags; the last is in force
+_flags = [False]  # a stack: True if names are shown as flags; the last entry applies
 _typed: dict[str, str] = {}  # option -> the alias that the user typed for it
 _T = TypeVar("_T")
 
 
 class OptionError(ValueError):
-    """What was asked for cannot be. Names of options are marked in its text, ``{lr}``: see ``named``."""
+    """An invalid option or combination of options. Option names are marked in its text, ``{lr}``: see ``named``."""
 
     def __str__(self) -> str:
         return named(str(self.args[0]))
 
 
 def named(text: str) -> str:
-    """``{batch_size}`` as the caller writes it: ``batch_size`` in Python, ``--batch-size`` on the command line."""
+    """Replace ``{batch_size}`` by the caller's form: ``batch_size`` in Python, ``--batch-size`` on the command line."""
     return _MARKED.sub(lambda marked: (flag if _flags[-1] else _keyword)(_typed.get(marked[1], marked[1])), text)
 
 
@@ -51,7 +51,7 @@ def _keyword(name: str) -> str:
 
 @contextmanager
 def flags_in_errors() -> Iterator[None]:
-    """Inside, names of options are shown as flags: the command line enters it, and so do the workers it starts."""
+    """Show option names in errors as flags: used by the command line and the workers it starts."""
     _flags.append(True)
     try:
         yield
@@ -61,7 +61,7 @@ def flags_in_errors() -> Iterator[None]:
 
 @contextmanager
 def aliases_in_errors(typed: Mapping[str, str]) -> Iterator[None]:
-    """Inside, errors call an option by the alias that the user typed for it: ``typed`` maps names to aliases."""
+    """Show an option in errors by the alias that the user typed: ``typed`` maps names to aliases."""
     before = dict(_typed)
     _typed.update(typed)
     try:
@@ -73,7 +73,7 @@ def aliases_in_errors(typed: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What values an option may have, in words that follow "is"."""
+    """The valid values of an option: a predicate, and its description, which follows "is" in errors."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -93,41 +93,41 @@ def below(most: float, *, least: float = 0, words: str = "") -> Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is known of an option beside the type and the default of its field."""
+    """The metadata of an option, in addition to the type and the default of its field."""
 
     help: str
     panel: str = ""  # of the help
     metavar: str | None = None
     rule: Rule | None = None
-    usual: Any = None  # the value unless the user, or a task's recipe, has another
-    shown: str | None = None  # as the default in the help, where ``usual`` does not say it
-    movable: bool = False  # whether it may be another when a run goes on
-    per_machine: bool = False  # whether workers may have others: a path, or what depends on the machine
-    kind: Any = None  # what the command line reads it as, where that is not the field's type
-    parse: Callable[[Any], Any] | None = None  # of that kind to the field's value; OptionError if it is none
-    name: str = ""  # as users know it, where that is not the field's name
-    negative: bool = False  # a switch that has a --no-NAME beside it
-    last: bool = False  # in its panel
-    was: str = ""  # an older name, which the command line still takes
-    aliases: tuple[str, ...] = ()  # other names, which the command line and plans take too
-    synonyms: Mapping[str, str] = field(default_factory=dict)  # other values -> the values that they stand for
+    usual: Any = None  # the default, unless the user or a task's recipe sets another value
+    shown: str | None = None  # text of the default in the help, if not that of ``usual``
+    movable: bool = False  # True if it may change when a run is resumed
+    per_machine: bool = False  # True if it may differ between workers: a path, or a property of the machine
+    kind: Any = None  # type that the command line parses, if not the field's type
+    parse: Callable[[Any], Any] | None = None  # from that type to the field's value; raises OptionError
+    name: str = ""  # name for users, if not the field's name
+    negative: bool = False  # a switch that also has --no-NAME
+    last: bool = False  # listed at the end of its panel
+    was: str = ""  # an older name, which the command line still accepts
+    aliases: tuple[str, ...] = ()  # other names that the command line and plans accept
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # alternative values -> the values that they mean
 
 
 def option(help: str, *, default: Any = MISSING, **facts: Any) -> Any:
-    """A field of a dataclass that is an option."""
+    """Return a dataclass field that declares an option."""
     usual = {} if default in (MISSING, None) else {"usual": default}
     return field(default=default, metadata={"option": Option(help=help, **{**usual, **facts})})
 
 
 def like(kind: type, name: str, *, default: Any = MISSING, **facts: Any) -> Any:
-    """A field that is an option of another dataclass, too; ``facts`` are what is said otherwise of it here."""
+    """Return a field that reuses an option of another dataclass; ``facts`` override its metadata."""
     usual = {} if default is MISSING else {"usual": default}
     return field(default=default, metadata={"option": replace(options_of(kind)[name], **{**usual, **facts})})
 
 
 @cache
 def options_of(kind: type) -> dict[str, Option]:
-    """The options of a dataclass by the names of their fields; choices of a Literal are its rule."""
+    """Return the options of a dataclass by field name; the rule of a Literal is its choices."""
     hints, found = get_type_hints(kind), {}
     for each in fields(kind):
         if "option" in each.metadata:
@@ -141,7 +141,7 @@ def options_of(kind: type) -> dict[str, Option]:
 
 
 def check(settings: Any) -> None:
-    """OptionError for the first option whose value breaks its rule; None means that there is no value."""
+    """Raise OptionError for the first option whose value violates its rule; None is not checked."""
     kind: type = type(settings)
     for name, told in options_of(kind).items():
         value = getattr(settings, name)
@@ -150,19 +150,19 @@ def check(settings: Any) -> None:
 
 
 def read(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ``kind`` from options by the names users know, as the command line read them; None is not given."""
+    """Return fields of ``kind`` from options by user names, as parsed by the command line; None means not given."""
     values = {name: given.get(told.name) for name, told in options_of(kind).items()}
     return {name: _parse(options_of(kind)[name], value) for name, value in values.items() if value is not None}
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return `` (did you mean X?)`` for the choice that a misspelt name resembles; an empty text if none does."""
+    """Return `` (did you mean X?)`` for the choice closest to a misspelt name; an empty string if none is close."""
     found = get_close_matches(name, choices, n=1)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
 def pair(name: str, number: Callable[[str], _T], example: str) -> Callable[[str], tuple[_T, _T]]:
-    """Reads an option that is two numbers, each by ``number``."""
+    """Return a parser for an option of two numbers, each parsed by ``number``."""
 
     def parse(text: str) -> tuple[_T, _T]:
         try:
@@ -175,22 +175,22 @@ def pair(name: str, number: Callable[[str], _T], example: str) -> Callable[[str]
 
 
 def words(value: Any) -> str:
-    """As it is written on the command line."""
+    """Return a value as it is written on the command line."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _parse(told: Option, value: Any) -> Any:
     kind = get_origin(told.kind) or told.kind
-    as_read = isinstance(value, kind if isinstance(kind, type) else str)  # a choice is a text
+    as_read = isinstance(value, kind if isinstance(kind, type) else str)  # a choice is a string
     if told.synonyms:
         value = told.synonyms.get(value, value)
     return told.parse(value) if told.parse is not None and as_read else value
 
 
 def without_aliases(aliases: Mapping[str, str], given: Mapping[str, _T]) -> tuple[dict[str, _T], dict[str, str]]:
-    """Return what was given by the names of the options, and the alias that was given for each that had one.
+    """Return the given values by option name, and the alias that was typed for each name given by an alias.
 
-    ``aliases`` maps aliases to names. OptionError if one option was given under two names.
+    ``aliases`` maps aliases to names. Raises OptionError if an option was given under two names.
     """
     result: dict[str, _T] = {}
     typed: dict[str, str] = {}
@@ -206,7 +206,7 @@ def without_aliases(aliases: Mapping[str, str], given: Mapping[str, _T]) -> tupl
 
 
 def without_synonyms(kind: type, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts of ``kind`` with synonyms replaced by the values that they stand for."""
+    """Return facts of ``kind`` with synonyms replaced by the values that they mean."""
     found = {name: told.synonyms for name, told in options_of(kind).items()}
     return {
         name: found.get(name, {}).get(value, value) if isinstance(value, str) else value
@@ -221,10 +221,10 @@ def _without_none(hint: Any) -> Any:
 
 
 def from_facts(kind: type[_T], facts: Any, what: str) -> _T:
-    """What ``asdict`` made JSON of: every field of its type, none unknown, or a ValueError that names the one.
+    """Return a dataclass from the JSON of its ``asdict``; raise ValueError for a wrong type or an unknown field.
 
-    A field that is not there takes its default, if it has one. So a field that a later version adds has as its
-    default what earlier versions did.
+    A missing field takes its default, if it has one. So the default of a field added in a later version must be the
+    behavior of earlier versions.
     """
     if not isinstance(facts, Mapping):
         raise ValueError(f"{what} should be an object, got {_text(facts)}")
@@ -259,7 +259,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return len(value) == len(inner) and all(map(_fits, value, inner))
     if hint is float:
         return isinstance(value, float | int) and not isinstance(value, bool)
-    return type(value) is hint  # True is no number
+    return type(value) is hint  # so that bool is not accepted as int
 
 
 def _text(value: Any) -> str:

@@ -1,3 +1,3 @@
-"""The version of thinpipe, apart from everything else so that any room may name it."""
+"""The version of thinpipe, in a separate module so that any package can import it."""
 
 __version__ = "0.2.0"

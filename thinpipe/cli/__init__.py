@@ -1,1 +1,1 @@
-"""One thin file per verb: options -> call -> Record -> what people see and keep."""
+"""The command line: one file per command, from options to a call, its record and its output."""

@@ -1,4 +1,4 @@
-"""thinpipe ablate: a plan's runs carried out, and what they say side by side."""
+"""thinpipe ablate: execution of a plan's runs, and a comparison of their results."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from thinpipe.lab.records import report
 from thinpipe.options import OptionError, between, check, option, read
 
 _WHICH, _HOW = "Which runs", "How they are run"
-INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+INTERRUPTED = 130  # exit code after Ctrl-C, by the convention of shells
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Which runs of a plan, and how they are carried out."""
+    """Options of the command: the choice of runs, and their execution."""
 
     only: tuple[str, ...] = option(
         "Only runs whose name contains TEXT; repeatable. {dry_run} lists the names.",
@@ -109,7 +109,7 @@ def ablate(
 
 
 def _carry_out(wanted: Plan, chosen: Sequence[Run], pending: Sequence[Run], store: Store, jobs: int) -> None:
-    """Until all are done, or somebody interrupts."""
+    """Run all pending runs, until all are done or a signal interrupts."""
     progress = Progress(wanted, chosen, pending, store, jobs)
     try:
         with ExitStack() as stack:
@@ -142,14 +142,14 @@ def _show_results(wanted: Plan, store: Store, outputs: Outputs) -> None:
 
 
 def settle(options: dict[str, Any]) -> Any:
-    """What thinpipe train would make of these options; its OptionError if it would refuse them."""
+    """Return the settings that thinpipe train resolves from these options; raise its OptionError."""
     from thinpipe.cli.train.settle import settle_run
 
-    return settle_run(options, here=False)[0]  # results may be of another machine
+    return settle_run(options, here=False)[0]  # results may come from another machine
 
 
 def check_possible(plan: Path, runs: Sequence[Run]) -> None:
-    """ValueError for the first run that thinpipe train would refuse: no data, no GPU, too many workers."""
+    """Raise ValueError for the first run that thinpipe train would reject: no data, no GPU, too many workers."""
     from thinpipe.train import data
     from thinpipe.train.running import check_devices
     from thinpipe.train.settings import Settings
@@ -160,7 +160,7 @@ def check_possible(plan: Path, runs: Sequence[Run]) -> None:
         settings = Settings.from_json({"threads": None, **{k: v for k, v in run.settings.items() if k != "steps"}})
         asked = repr((settings.task, settings.source, settings.parallel, settings.workers, settings.layout,
                       settings.client_layers, settings.batch_size, settings.device))  # fmt: skip
-        if asked in seen:  # codecs and seeds make no difference, and data sets take a while to look for
+        if asked in seen:  # codecs and seeds make no difference, and checking data sets is slow
             continue
         seen.add(asked)
         try:
@@ -172,10 +172,10 @@ def check_possible(plan: Path, runs: Sequence[Run]) -> None:
 
 @contextmanager
 def interrupts_told() -> Iterator[None]:
-    """Inside, Ctrl-C says what it does before it does it, and being told to end (SIGTERM) is the same."""
+    """Handle SIGINT and SIGTERM inside: print a message, then raise KeyboardInterrupt."""
 
     def interrupt(*_: object) -> None:
-        os.write(2, b"\nthinpipe: ending the runs under way; once more ends them at once\n")  # safe in a handler
+        os.write(2, b"\nthinpipe: ending the runs under way; once more ends them at once\n")  # signal-safe
         raise KeyboardInterrupt
 
     before = [(number, signal.signal(number, interrupt)) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -187,7 +187,7 @@ def interrupts_told() -> Iterator[None]:
 
 
 def show_runs(plan: Plan, chosen: Sequence[Run], pending: Sequence[Run], store: Store) -> None:
-    """Every chosen run: number in the plan, state, name, and the command that trains it."""
+    """Print each chosen run: its number in the plan, state, name, and training command."""
     numbers = {run.identity: number for number, run in enumerate(plan.runs, 1)}
     waiting = {run.identity for run in pending}
     width = len(str(len(plan.runs)))
@@ -200,9 +200,9 @@ def show_runs(plan: Plan, chosen: Sequence[Run], pending: Sequence[Run], store: 
 
 
 class Progress:
-    """On a terminal a bar with the time left; elsewhere a line for each run that ends, and for each under way.
+    """Progress on stderr: a bar with the time left on a terminal, elsewhere a line per finished run.
 
-    All on stderr.
+    Without a bar, active runs are reported, too.
     """
 
     def __init__(self, plan: Plan, chosen: Sequence[Run], pending: Sequence[Run], store: Store, jobs: int) -> None:
@@ -230,7 +230,7 @@ class Progress:
         self._bar.stop()
 
     def under_way(self, line: str) -> None:
-        """Report a run that has not ended, where no bar shows that time passes."""
+        """Report an active run, if there is no bar."""
         if self._bar.disable:
             self._say(line)
 
@@ -246,7 +246,7 @@ class Progress:
         self._bar.update(self._task, completed=self.count, description=said)
 
     def _say(self, line: str) -> None:
-        """Above the bar, where there is one."""
+        """Print a line above the bar, if there is one."""
         self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""The command line: names the verbs; each is imported when it is called, so that --help need not wait for torch."""
+"""The command-line application: the table of commands, each imported when it is called, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinpipe.cli.help import SETTINGS, Group, Verb
 from thinpipe.launch.forking import import_ahead
 from thinpipe.version import __version__
 
-# Verb -> the function that carries it out, and the first line of its help.
+# Command -> its function, and the first line of its help.
 VERBS = {
     "train": ("thinpipe.cli.train.command:train", "Train a model whose layers are on several workers."),
     "evaluate": (
@@ -37,7 +37,7 @@ VERBS = {
         "Compare pipelines with data-parallel and single-process training.",
     ),
 }
-# Verb -> what its workers run.
+# Command -> the module that its workers run.
 _WORKERS = {
     "train": "thinpipe.train.worker",
     "evaluate": "thinpipe.train.worker",
@@ -46,12 +46,12 @@ _WORKERS = {
 _PLAIN: dict[str, Any] = {
     "add_completion": False,
     "pretty_exceptions_enable": False,
-    "rich_markup_mode": None,  # its tables cut names of options at 80 columns
+    "rich_markup_mode": None,  # rich's tables truncate option names at 80 columns
 }
 
 
 def load(verb: str) -> Any:
-    """The command of a verb, with its options."""
+    """Import a command and return it with its options."""
     module, _, function = VERBS[verb][0].partition(":")
     alone = typer.Typer(**_PLAIN)
     name = verb.rpartition(" ")[2]
@@ -60,9 +60,9 @@ def load(verb: str) -> Any:
 
 
 def start_server(verb: str, arguments: Sequence[str]) -> None:
-    """Start the server that forks workers, if the verb will ask for some, while the verb itself is imported.
+    """Start the fork server of workers, if the command will need it, while the command itself is imported.
 
-    What they will import is guessed from the arguments; a wrong guess costs only time.
+    The modules to preload are guessed from the arguments; a wrong guess costs only time.
     """
     given = dict(pairwise([*arguments, ""]))
     given |= {name: value for name, equals, value in (each.partition("=") for each in arguments) if equals}
@@ -77,14 +77,14 @@ def start_server(verb: str, arguments: Sequence[str]) -> None:
         modules.append("peft")
     if verb != "train" or has("--model", "--config"):
         import_ahead(*modules, "transformers")
-    elif has("--resume"):  # whose task its checkpoint knows
+    elif has("--resume"):  # the task is in the checkpoint
         import_ahead(*modules)
     else:
         import_ahead(*modules, "thinpipe.train.tasks.preload", THINPIPE_TASK=given.get("--task", "digits"))
 
 
 class _Verbs(Group):
-    """Lists verbs by their summaries, and loads the one that is called."""
+    """A group that lists commands by their summaries, and imports a command when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)

@@ -1,4 +1,4 @@
-"""thinpipe bench codecs: what each codec sends, loses and costs on this machine."""
+"""thinpipe bench codecs: size, error and time of each codec on this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bench_codecs(**given: Any) -> None:
     with one_line_errors():
         settings, outputs = Settings(**read(Settings, given)), Outputs(**read(Outputs, given))
         if settings.threads is not None:
-            torch.set_num_threads(settings.threads)  # the codecs use as many
+            torch.set_num_threads(settings.threads)  # also the number of threads of the codecs
         codecs, device, cases = settings.codecs, settings.found_device, settings.cases()
         outputs.check()
     rows = _measure(cases, codecs, settings)

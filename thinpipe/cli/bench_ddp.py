@@ -1,4 +1,4 @@
-"""thinpipe bench ddp: iteration time of DistributedDataParallel on this machine, or on all that torchrun started."""
+"""thinpipe bench ddp: iteration time of DistributedDataParallel, on this machine or on all machines of torchrun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinpipe.options import check, read
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Machines):
-    """Options of the command alone."""
+    """Options of the command in addition to the benchmark's settings."""
 
     workers: int | None = shared(
         "workers",
@@ -55,7 +55,7 @@ def bench_ddp(**given: Any) -> None:
         settings.check_here()
         outputs.check()
         count = check_workers(asked.workers, settings.found_device.type)
-        shaped = None if count is None else settings.link  # between machines the link is there already
+        shaped = None if count is None else settings.link  # links between machines are not shaped
         check_links([shaped], max(count or 2, 2))
     with thin_network(shaped, count or 1) as network:
         record = run_replicas(_replica, settings, ["thinpipe", *sys.argv[1:]], workers=count, network=network)
@@ -64,7 +64,7 @@ def bench_ddp(**given: Any) -> None:
 
 
 def _replica(settings: Settings, command: Sequence[str]) -> Record | None:
-    """What every replica runs; the first one prints as it goes."""
+    """Run the benchmark on this replica; the first one prints each row."""
     from thinpipe.lab.bench.ddp.iterations import measure_iterations
 
     printer = _Printer()
@@ -72,7 +72,7 @@ def _replica(settings: Settings, command: Sequence[str]) -> Record | None:
 
 
 class _Printer:
-    """Shows every row as soon as it is known: a run may take hours."""
+    """Prints each row as soon as it is measured, since a run may take hours."""
 
     def __init__(self) -> None:
         self._model: str | None = None

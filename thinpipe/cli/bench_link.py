@@ -1,4 +1,4 @@
-"""thinpipe bench link: how long messages take between two workers, and from which rate on a codec stops paying."""
+"""thinpipe bench link: transfer times between two workers, and the rate above which a codec does not pay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from thinpipe.options import Rule, check, read
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Machines):
-    """Options of the command alone."""
+    """Options of the command in addition to the benchmark's settings."""
 
     workers: int | None = shared(
         "workers",
@@ -65,7 +65,7 @@ def bench_link(**given: Any) -> None:
         on_row = partial(print_row, links=list(map(link_text, settings.links)), codecs=settings.codecs)
         rows = with_lines(list(measure_links(settings, on_row)))
     if not rows:
-        return  # worker 0 has them
+        return  # only worker 0 has the rows
     told = {**asdict(settings), "links": list_facts(settings.links), "device": str(settings.found_device)}
     config = {"command": ["thinpipe", *sys.argv[1:]], **told}
     checks = _verify(settings, rows) if settings.verify else ()

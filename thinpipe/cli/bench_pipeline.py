@@ -1,4 +1,4 @@
-"""thinpipe bench pipeline: pipelines against data-parallel and single-process training, over links of any rate."""
+"""thinpipe bench pipeline: pipelines compared with data-parallel and single-process training over emulated links."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bench_pipeline(**given: Any) -> None:
     with worker_errors():
         rows = compare(list(measure_all(settings, print_row, report_progress)))
     if not rows:
-        return  # worker 0 has them
+        return  # only worker 0 has the rows
     told = {**asdict(settings), "links": list_facts(settings.links), "device": str(settings.found_device)}
     config = {"command": ["thinpipe", *sys.argv[1:]], **told}
     record = Record(kind=KIND, config=config, columns=COLUMNS, rows=tuple(rows))

@@ -1,4 +1,4 @@
-"""thinpipe diff: what changed between two records of the same kind."""
+"""thinpipe diff: the changes between two records of the same kind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _percent(text: str) -> float:
-    """``5%`` or ``5`` as a part of one."""
+    """Return ``5%`` or ``5`` as a fraction."""
     if not re.fullmatch(r"\d+(\.\d+)?%?", text):
         raise OptionError(f"{{fail_above}} takes a percentage of 0 or more, as in 5%; got {text!r}")
     return float(text.rstrip("%")) / 100
@@ -39,7 +39,7 @@ def _percent(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is compared, and how far it may have moved."""
+    """Options of the command: the compared columns, and the limit of a change."""
 
     columns: tuple[str, ...] = option(
         "Compare these metrics only, and show their values on both sides.",

@@ -1,4 +1,4 @@
-"""thinpipe evaluate: loss and accuracy of a model, a run or adapters on data."""
+"""thinpipe evaluate: loss and accuracy of a model, a run or adapters on a data set."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from thinpipe.train.settings import PANELS, WHAT, Settings, Trained
 from thinpipe.train.tasks.task import METRICS, DataError
 
 KIND = "evaluate"
-# Of a run's settings, beside what is trained: all that an evaluation is done with, and of these what a pipeline shapes.
+# Settings of a run that an evaluation keeps in addition to those of the model and data. The first four apply to any
+# parallelism, the others only to the same one.
 _KEPT = ("parallel", "batch_size", "amp", "seed", "workers", "layout", "client_layers", "chunks", "compress_forward")
-# Options of a model that only training uses; a run and adapters say themselves what was trained.
+# Options of a model that only training uses; runs and adapters record what was trained.
 _TRAINING = ("lora", "lora_target", "lora_alpha", "lora_dropout", "freeze")
 
 
@@ -70,7 +71,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One evaluation. Those of codecs are compared, so what was sent through is no key."""
+    """One evaluation. The codec is not a key, so that evaluations of different codecs can be compared."""
 
     task: str = figure("task", key=True)
     part: str = figure("part", key=True)
@@ -135,7 +136,7 @@ def evaluate(**given: Any) -> None:
 
 
 def _settled(run: Path | None, given: Mapping[str, Any], adapter: Any = None) -> Settings:
-    """The settings of a new evaluation, or those of a run but for what is given."""
+    """Resolve the settings of an evaluation: of a run with the given ones overridden, or new ones."""
     import torch
 
     from thinpipe.links.spec import once
@@ -159,7 +160,7 @@ def _settled(run: Path | None, given: Mapping[str, Any], adapter: Any = None) ->
         names = [each.name for each in fields(Trained)] + list(_KEPT if same else _KEPT[:4])
         kept = {name: getattr(saved, name) for name in names} | {"parallel": saved.parallel}
         if same and saved.parallel == "pipeline":
-            kept["compress_forward"] = once(saved.compress_forward)  # delta(...) is for samples seen again
+            kept["compress_forward"] = once(saved.compress_forward)  # delta(...) needs samples that were seen before
         if given["compress"] is not None or saved.parallel == "data":
             kept.pop("compress_forward", None)
         chosen = kept | chosen
@@ -176,7 +177,7 @@ def _settled(run: Path | None, given: Mapping[str, Any], adapter: Any = None) ->
 
 
 def _check_learned(spec: str, trained: str | None) -> None:
-    """OptionError for a codec that has learned nothing: everything would travel as before its first lesson."""
+    """Raise OptionError for a codec that learns in training, unless the run was trained with it."""
     from thinpipe.links.spec import learns
 
     if learns(spec) and spec != trained:
@@ -187,7 +188,7 @@ def _check_learned(spec: str, trained: str | None) -> None:
 
 
 def _check_alone(run: Path | None, chosen: Mapping[str, Any]) -> None:
-    """OptionError for weights of something else beside those of adapters."""
+    """Raise OptionError for options that conflict with {adapter}: other weights, or none."""
     if run is not None:
         raise OptionError("{run} and {adapter} both bring weights: give one of them")
     if "config" in chosen:
@@ -197,7 +198,7 @@ def _check_alone(run: Path | None, chosen: Mapping[str, Any]) -> None:
 
 
 def _work(settings: Settings, run: Path | None, adapter: Any, part: Any) -> Any:
-    """What every worker runs: the client's figures, or words about what cannot be."""
+    """Evaluate on this worker; return the client's results, or an error message."""
     import torch
 
     from thinpipe.train.engines.world import SetupError, join_world
@@ -213,12 +214,12 @@ def _work(settings: Settings, run: Path | None, adapter: Any, part: Any) -> Any:
             return assess(task, settings, world, run=run, adapter=adapter, part=part)
         except SetupError as error:
             return str(error)
-        except DataError as error:  # one worker's alone, which ends the others
+        except DataError as error:  # on one worker only; it ends the others
             raise WorkerError(str(error), code=2) from None
 
 
 def _finish(asked: Asked, settings: Settings, outcome: Any) -> int:
-    """The figures, and the record; the exit code."""
+    """Print the results and write the record; return the exit code."""
     from thinpipe.train.tasks.tasks import task as find_task
 
     found, metric = outcome.found, find_task(settings.task).metric

@@ -1,4 +1,4 @@
-"""thinpipe export: the model of a run as a folder of transformers, from its checkpoints alone."""
+"""thinpipe export: the model of a run as a folder of transformers, from its checkpoints."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def export(
 
 
 def export_run(run: Path, directory: Path, given: Mapping[str, Any], *, merge: bool = False) -> None:
-    """Export the newest checkpoint of a run that is whole. ``given``, as options, is what has moved since."""
-    # Not at the top: the help need not wait for them.
+    """Export the newest undamaged checkpoint of a run. ``given`` are options with the new locations of moved files."""
+    # Imported here, so that --help is fast.
     import torch
 
     from thinpipe.cli.train.preflight import Output, check_outputs

@@ -1,4 +1,4 @@
-"""thinpipe generate: prompts in, texts out. Everything else goes to stderr, so that a pipe works."""
+"""thinpipe generate: texts for prompts on stdout. All other output goes to stderr, so that pipes work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIGPIPE = 128 + 13
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the command takes beside the settings."""
+    """Options of the command in addition to the settings."""
 
     prompts: Path | None = option(
         "File with prompts, one a line, or JSON lines with a field prompt.", panel=WHAT, metavar="FILE", default=None
@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One prompt; speed and bytes are those of all."""
+    """One prompt; speed and bytes are those of all prompts together."""
 
     prompt: str = figure("prompt", key=True)
     new_tokens: int = figure("new\ntokens", format="d")
@@ -106,7 +106,7 @@ def generate(
         if me is None or me.rank == 0:  # servers compare theirs with the client's
             settings.pretrained.check_weights()
             if settings.adapter is not None:
-                settings.built()  # to see whether they fit
+                settings.built()  # checks that the adapter fits the model
             prompts = encode(read_prompts(prompt or [], asked.prompts), settings)
             if asked.json is not None:
                 check_writable(asked.json)
@@ -125,7 +125,7 @@ def generate(
 
 
 def _work(settings: Settings, as_json: bool, prompts: Any = None) -> Any:
-    """What every worker runs: the client's runs, or words about what cannot be."""
+    """Generate on this worker; return the client's runs, or an error message."""
     import torch
 
     from thinpipe.train.engines.world import SetupError, join_world
@@ -141,12 +141,12 @@ def _work(settings: Settings, as_json: bool, prompts: Any = None) -> Any:
         except SetupError as error:
             return str(error)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in it goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the buffer
             raise WorkerError("nobody reads stdout any more", _SIGPIPE) from None
 
 
 class _Printer:
-    """Print texts as they are done: as JSON lines, or each under its number and prompt."""
+    """Prints texts as they are done: as JSON lines, or each under its number and prompt."""
 
     def __init__(self, prompts: Sequence[str], as_json: bool) -> None:
         self._prompts, self._as_json = prompts, as_json
@@ -167,7 +167,7 @@ def _make_streamer(tokenizer: Any) -> Any:
 
 
 def _finish(asked: Asked, settings: Settings, prompts: Sequence[str], runs: Sequence[Any]) -> int:
-    """Figures on stderr, and the record; the exit code."""
+    """Print speed on stderr and write the record; return the exit code."""
     for name, run in zip((settings.compress, "none"), runs, strict=False):
         per_token = f", {run.wire_bytes / max(run.count, 1):,.0f} bytes on the wire for each" if run.wire_bytes else ""
         speed = run.count / max(run.seconds, 1e-9)
@@ -190,7 +190,7 @@ def _finish(asked: Asked, settings: Settings, prompts: Sequence[str], runs: Sequ
 
 
 def _times(run: Any, workers: int) -> str:
-    """Return where the time went: up to the first token, then in a step on average."""
+    """Return the times as text: up to the first token, then the mean per step."""
     client, servers, network = (1e3 * each for each in run.step_s)
     step = f"prefill {run.prefill_s:.2f} s, then {client + servers + network:.1f} ms a step"
     return step if workers == 1 else f"{step}: {client:.1f} client, {servers:.1f} servers, {network:.1f} network"

@@ -1,4 +1,4 @@
-"""The layout of `--help`: names of options in one column, their texts in the next, nothing cut off."""
+"""The layout of `--help`: option names in one column, their texts in the next, without truncation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-NAMES = 26  # columns for an option and its metavar; a longer one has a line of its own, above its text
-SETTINGS = {"max_content_width": 100}  # of a wide terminal
+NAMES = 26  # width of an option and its metavar; a longer one has its own line, above its text
+SETTINGS = {"max_content_width": 100}  # on a wide terminal
 
 
 class Verb(TyperCommand):
-    """A verb, with its options under the titles of their panels."""
+    """A command with its options under the titles of their panels."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         parameters: list[Any] = list(self.get_params(ctx))
@@ -22,14 +22,14 @@ class Verb(TyperCommand):
             record = each.get_help_record(ctx)
             if each.param_type_name == "argument":
                 panels.setdefault("Arguments", []).append((each.metavar, each.help or ""))
-            elif record is not None:  # it is not hidden
+            elif record is not None:  # None for hidden options
                 panels.setdefault(each.rich_help_panel or "Options", []).append(record)
         for title, rows in panels.items():
             _write(formatter, title, rows)
 
 
 class Group(TyperGroup):
-    """A group of verbs."""
+    """A group of commands."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write(formatter, "Commands", [(name, self.commands[name].help or "") for name in self.list_commands(ctx)])
@@ -45,6 +45,6 @@ def _write(formatter: Any, title: str, rows: Iterable[tuple[str, str]]) -> None:
             if len(name) > NAMES:
                 formatter.write(f"{first}\n")
                 first = margin
-            # Hyphens are in names of options.
+            # Names of options contain hyphens.
             lines = textwrap.wrap(text, formatter.width - len(margin), break_on_hyphens=False)
             formatter.write(first + f"\n{margin}".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""Options of benchmarks on several machines."""
+"""Options of benchmarks that run on several machines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from thinpipe.options import like
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """The number of this worker and the address of worker 0, as ``thinpipe train`` takes them."""
+    """The rank of this worker and the address of worker 0, as in ``thinpipe train``."""
 
     rank: int | None = like(Training, "rank", panel=HOW, default=None)
     master: str | None = like(Training, "master", panel=HOW, default=None)
 
     def join(self, workers: int | None) -> None:
-        """Make this process one of ``workers`` on several machines, if the options ask for it."""
+        """Make this process one of ``workers`` on several machines, if the options are given."""
         join_machines(self.rank, self.master, workers)

@@ -1,4 +1,4 @@
-"""thinpipe models: which models of transformers can be cut into units."""
+"""thinpipe models: the model types of transformers that can be cut into units."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = (
     Column(name="blocks", heading="blocks"),
     Column(name="seconds", heading="s", format=".1f"),
 )
-# Of `thinpipe models --verify`, on the release.
+# The record of `thinpipe models --verify` at the release.
 RECORD = Path(__file__).parents[1] / "train" / "models" / "verified.json"
 
 
@@ -78,7 +78,7 @@ def models(
 
 
 def _choose(kinds: Sequence[str], types: Sequence[str]) -> list[tuple[str, str]]:
-    """The types of these kinds, or those that were asked for; ValueError for one that transformers does not have."""
+    """Return the types of these kinds, or the given ones; raise ValueError for a type that transformers lacks."""
     every = [(kind, name) for kind in kinds for name in types_of(kind)]
     unknown = sorted(set(types) - {name for _, name in every})
     if unknown:
@@ -100,7 +100,7 @@ def _verify(wanted: Sequence[tuple[str, str]]) -> list[Row]:
 
 
 def _look_up(wanted: Sequence[tuple[str, str]]) -> list[Row]:
-    """What the record of the release says; types that its transformers did not have are not verified."""
+    """Return the rows of the release's record; types that its version of transformers lacked are not verified."""
     known = {(row["kind"], row["type"]): row for row in Record.read(RECORD).rows}
     return [
         known.get((kind, name), {"kind": kind, "type": name, "model": types_of(kind)[name], "outcome": "not verified"})
@@ -133,7 +133,7 @@ def _not_exact(rows: Sequence[Row]) -> report.Table:
 
 
 def _exact(rows: Sequence[Row]) -> report.Table:
-    """Names alone: for a page, where a row each would be long."""
+    """Return only the names of the exact types, since a row per type would be too long for a page."""
     named = [
         {
             "kind": kind,

@@ -1,4 +1,4 @@
-"""Running a function on every replica: started here, or joined under torchrun."""
+"""Execution of a function on all replicas, started here or by torchrun."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def check_workers(asked: int | None, device: str) -> int | None:
-    """How many replicas to start here; None where torchrun has started them."""
+    """Return the number of replicas to start here; None if torchrun has started them."""
     me = member()
     if me is not None:
         if asked not in (None, me.size):
@@ -29,9 +29,9 @@ def check_workers(asked: int | None, device: str) -> int | None:
 def run_replicas(
     function: Callable[..., Result | None], *args: object, workers: int | None, network: Network | None = None
 ) -> Result | None:
-    """Call ``function(*args)`` on every replica and return what the first one did; None where that ran elsewhere.
+    """Call ``function(*args)`` on all replicas and return the first one's result; None in other processes.
 
-    A replica that fails ends the others, and the command: exit code 1, with its name and its error.
+    A replica that fails ends the others and the command: exit code 1, with its name and its error.
     """
     from thinpipe.launch.workers import run_workers
 
@@ -41,7 +41,7 @@ def run_replicas(
 
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """A worker that fails ends the command with exit code 1 and its words, not with a traceback of the launcher."""
+    """Turn a WorkerError into its message and exit code, without a traceback of the launcher."""
     try:
         yield
     except WorkerError as error:

@@ -1,4 +1,4 @@
-"""What every verb does at a terminal: declared options, one-line errors, a progress bar, results kept."""
+"""Terminal functions that all commands share: declared options, one-line errors, a progress bar, output files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from thinpipe.system.files import written_whole
 from thinpipe.system.sanitize import printable
 
 Command = Callable[..., None]
-RESULTS = "Output"  # the panel of the help with files of results
+RESULTS = "Output"  # the help panel of output files
 
 
 def takes(
@@ -43,8 +43,8 @@ def takes(
 ) -> Callable[[Command], Command]:
     """Give a command ``def verb(..., **given)`` the options of these dataclasses, in the order of the panels.
 
-    It is called with all of them, by the names users know; what was not given is None. ``options.read`` makes fields of
-    them. ``but``: those that this verb does not have. ``titles``: what panels are called here, if otherwise.
+    The command is called with all of them by name; an option that was not given is None. ``options.read`` makes fields
+    of them. ``but``: options that this command lacks. ``titles``: other titles of panels.
     """
     told = [each for kind in kinds for each in options_of(kind).values() if each.name not in but]
     told.sort(key=lambda each: (panels.index(each.panel), each.last))
@@ -53,7 +53,7 @@ def takes(
     aliases = {alias: each.name for each in told for alias in each.aliases}
     parameters = [_parameter(each.name, each) for each in told]
     parameters += [_parameter(each.was, each, hidden=True) for each in told if each.was]
-    # Hidden, and named in the help text instead: in the help's first column they would cost all texts their width.
+    # Hidden, and named in the help text instead: in the help's first column they would make all texts narrower.
     parameters += [_parameter(alias, each, hidden=True) for each in told for alias in each.aliases]
 
     def decorate(command: Command) -> Command:
@@ -93,7 +93,7 @@ def _parameter(name: str, told: Option, hidden: bool = False) -> inspect.Paramet
 
 
 def _by_new_names(given: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """What was given under an older name, under the new one; a line on stderr says so."""
+    """Return options given under an old name under the new one, with a line on stderr."""
     result = {name: value for name, value in given.items() if name not in renamed}
     for old, new in renamed.items():
         if given[old] not in (None, []):
@@ -104,7 +104,7 @@ def _by_new_names(given: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[
 
 @contextmanager
 def _end_told() -> Iterator[None]:
-    """Say of a verb that was asked to end, and whose workers have, by which signal."""
+    """Report the signal that ended a command and its workers, and exit with its code."""
     try:
         yield
     except Terminated as error:
@@ -119,9 +119,9 @@ def _end_told() -> Iterator[None]:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn a ValueError about what the user gave into one line and exit code 2.
+    """Turn a ValueError about user input into one line on stderr and exit code 2.
 
-    Only what checks input belongs inside: a ValueError from the work itself is a bug and keeps its traceback.
+    Only input checks belong inside: a ValueError of the work itself is a bug and keeps its traceback.
     """
     with flags_in_errors():
         try:
@@ -132,14 +132,14 @@ def one_line_errors() -> Iterator[None]:
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr that vanishes when done; nothing where nobody watches."""
+    """Return a bar on stderr that disappears when done; disabled if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def duration(seconds: float) -> str:
-    """``1:05`` or ``2:03:04``."""
+    """Return seconds as ``1:05`` or ``2:03:04``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -147,7 +147,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """The files a run was asked for."""
+    """The output files of a command."""
 
     json: Path | None = option(
         "File for the record; `thinpipe diff` compares two.", panel=RESULTS, metavar="FILE", default=None
@@ -156,7 +156,7 @@ class Outputs:
     plot: Path | None = option("File for a plot of the results.", panel=RESULTS, metavar="FILE.png", default=None)
 
     def check(self) -> None:
-        """ValueError for a file that could not be written: found out before a long run, not after it."""
+        """Raise ValueError for a file that cannot be written: before a long run, not after it."""
         if self.plot is not None and self.plot.suffix.lower() != ".png":
             raise OptionError(f"{{plot}} writes PNG: name a file that ends in .png, not {self.plot}")
         for path in (self.json, self.markdown, self.plot):
@@ -164,9 +164,10 @@ class Outputs:
                 check_writable(path)
 
     def save(self, record: Record, tables: Sequence[report.Table], title: str, plot: Plot | None = None) -> None:
-        """Write what was asked for, and say so on stderr; exit code 1 if the disk has no room for it after all.
+        """Write the output files and report each on stderr; exit with code 1 if a write fails.
 
-        Then the record, from which all else can be made, goes to stdout: a long run is not lost with it.
+        If the record cannot be written, it is printed on stdout, so that a long run is not lost: all else follows from
+        it.
         """
         writes: list[Callable[[], None]] = []
         if self.json is not None:
@@ -188,11 +189,11 @@ class Outputs:
 
 
 class OutputError(OSError):
-    """What a run was asked for cannot be written, at its end; the message is for the user."""
+    """An output file cannot be written at the end of a run; the message is for the user."""
 
 
 def write_or_print(record: Record, path: Path) -> None:
-    """Write the record, and say so on stderr; OutputError if that cannot be, and the record is on stdout."""
+    """Write the record and report it on stderr; if that fails, print it on stdout and raise OutputError."""
     try:
         _write_whole(path, lambda temporary: temporary.write_text(record.to_json()))
     except OutputError as error:

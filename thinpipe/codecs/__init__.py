@@ -1,4 +1,4 @@
-"""Codecs: a tensor to one uint8 wire buffer and back. They know nothing of pipelines."""
+"""Codecs: encode a tensor into one uint8 wire buffer and decode it; independent of pipelines."""
 
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.rounding import rounding_key

@@ -1,4 +1,4 @@
-"""The Codec contract: a tensor goes in, one uint8 wire buffer of a known size comes out, and back."""
+"""The ``Codec`` interface: encode a tensor into one uint8 wire buffer of a known size, and decode it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 
 from thinpipe.codecs.kernels import Kernels, select
 
-# The float types codecs compress. Everything else (integers, bool, complex, 8-bit floats) travels raw.
+# The float types that codecs compress. All others (integers, bool, complex, 8-bit floats) are sent raw.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Codec(ABC):
-    """Compresses one tensor into one message.
+    """An encoder of one tensor into one message, and its decoder.
 
-    A codec is a value: it holds its settings and no memory between calls. What a link remembers for a codec that
-    starts from its last result (``power``) is the mapping it passes as ``state``; what names a message apart from
-    all others, for a codec that rounds at random (``+sr``), is the ``key``.
+    A codec is a value: it holds its settings and no state between calls. A codec that warm-starts from its last
+    result (``power``) keeps its state in the mapping that the link passes as ``state``. A codec with stochastic
+    rounding (``+sr``) is seeded by ``key``, which is different for each message.
     """
 
-    decodes_alike: ClassVar[bool] = True  # to the same bits on every machine and device
+    decodes_alike: ClassVar[bool] = True  # True if all machines and devices decode a wire to the same bits
 
     @property
     def leaves_less(self) -> bool:
-        """Whether its error is smaller than what it encodes, so that encoding error after error comes closer."""
+        """True if the error is smaller than the input, so that encoding the error again and again converges."""
         return True
 
     @property
@@ -39,7 +39,7 @@ class Codec(ABC):
 
     @abstractmethod
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
-        """Wire bytes of a float tensor that is not empty."""
+        """Return the wire bytes of a float tensor that is not empty."""
 
     @abstractmethod
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
@@ -50,7 +50,7 @@ class Codec(ABC):
         """Fill ``out``: contiguous, float, not empty. ``wire`` has the right size; its contents may be anything."""
 
     def wire_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """The exact size of the wire, from shape and dtype alone, so that a receiver can preallocate."""
+        """Return the exact size of the wire, from shape and dtype alone, so that a receiver can preallocate."""
         shape = torch.Size(shape)
         count = math.prod(shape)
         if count == 0:
@@ -62,7 +62,7 @@ class Codec(ABC):
     ) -> Tensor:
         """Compress ``x``, which stays untouched, into ``out`` or a new buffer on its device; return the buffer.
 
-        What is drawn at random (``+sr``) follows from ``key``: with the same one, the same tensor has the same wire.
+        Stochastic rounding (``+sr``) depends on ``key`` alone: the same tensor and key give the same wire.
         """
         if not 0 <= key < 1 << 64:
             raise ValueError(f"{self.spec}: a key is a whole number of 64 bits, from 0 to 2^64 - 1, got {key}")
@@ -125,7 +125,7 @@ class Codec(ABC):
 class KernelCodec(Codec):
     """A codec whose work is done by the kernels of the tensor's device."""
 
-    # "auto", "reference", or kernels to use on any device. No part of what the codec is: all write the same wires.
+    # "auto", "reference", or kernels to use on any device. Not part of the codec's identity: all write the same wires.
     kernels: str | Kernels = field(default="auto", kw_only=True, repr=False, compare=False)
 
     def kernels_on(self, device: torch.device) -> Kernels:
@@ -133,17 +133,17 @@ class KernelCodec(Codec):
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """The memory of a contiguous tensor as a 1-D uint8 view."""
+    """Return the memory of a contiguous tensor as a 1-D uint8 view."""
     return x.reshape(-1).view(torch.uint8)
 
 
 def as_dtype(wire: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as values of a wider type: a view, or a copy where the bytes start at an odd place."""
+    """Return bytes as values of a wider type: a view, or a copy if the bytes are not aligned to it."""
     return (wire.clone() if wire.storage_offset() % dtype.itemsize else wire).view(dtype)
 
 
 def write_values(wire: Tensor, values: Tensor, dtype: torch.dtype) -> None:
-    """Fill a wire with values rounded to a type, without a copy of them where the wire can be viewed as that type."""
+    """Fill a wire with values rounded to a type; makes no copy if the wire can be viewed as that type."""
     if wire.storage_offset() % dtype.itemsize:
         wire.copy_(as_bytes(values.to(dtype)))
     else:

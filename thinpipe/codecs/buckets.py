@@ -1,4 +1,4 @@
-"""sort:Q+S and fast:Q+S: 2^S buckets of equal population, Q-bit uniform quantization inside each."""
+"""sort:Q+S and fast:Q+S: quantile quantization: 2^S buckets of equal population, Q-bit uniform levels in each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from thinpipe.codecs.layout import check_room_for_zero, header_bytes, packed_byt
 
 @dataclass(frozen=True)
 class Buckets(KernelCodec):
-    """Each bucket has its own minimum and step, so a dense middle and long tails both keep their detail.
+    """A quantile quantizer with a minimum and step per bucket, so a dense middle and long tails both keep detail.
 
-    ``sort`` and ``fast`` are Algorithms 1 and 2: literally, they sort or take kth values; the wires are the same.
+    ``sort`` and ``fast`` are Algorithms 1 and 2: the references sort or take kth values; the wires are the same.
     """
 
     name: Literal["sort", "fast"]
     level_bits: int
     split_bits: int
-    zero: bool = False  # zeros travel exactly; else the minimum and maximum of the bucket they are in do
+    zero: bool = False  # zeros are exact; otherwise the minimum and maximum of each bucket are
 
     def __post_init__(self) -> None:
         if self.level_bits < 1:
@@ -42,7 +42,7 @@ class Buckets(KernelCodec):
 
     @property
     def leaves_less(self) -> bool:
-        return self.bits > 1  # two levels are the ends of what they cover
+        return self.bits > 1  # two levels are only the ends of the range
 
     @property
     def spec(self) -> str:
@@ -61,6 +61,6 @@ class Buckets(KernelCodec):
         module.decode_buckets(wire, out, self.level_bits, self.split_bits)
 
     def mins_and_steps(self, wire: Tensor) -> tuple[Tensor, Tensor]:
-        """What the algorithms call M and P: the minimum and the step of each bucket of a wire."""
+        """Return the minimum and the step of each bucket of a wire, M and P in the algorithms."""
         lo, hi = read_header(wire, 2 << self.split_bits).double().view(2, -1)
         return lo.float(), ((hi - lo) / ((1 << self.level_bits) - 1)).float()

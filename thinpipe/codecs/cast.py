@@ -1,4 +1,4 @@
-"""none, fp16, bf16: the tensor's own bytes, or its values as 16-bit floats."""
+"""none, fp16, bf16: the tensor's own bytes, or its values cast to 16-bit floats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Cast(Codec):
-    """``none`` sends the tensor as it is; ``fp16`` and ``bf16`` round it to 16 bits (too large becomes infinity)."""
+    """A cast: ``none`` keeps the tensor as it is; ``fp16`` and ``bf16`` round it to 16 bits, overflow to infinity."""
 
     name: Literal["none", "fp16", "bf16"]
 
@@ -27,8 +27,8 @@ class Cast(Codec):
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         wire_dtype = _DTYPES.get(self.name, dtype)
-        # With `none` the size alone tells the receiver which float type travelled. float16 and bfloat16 would be
-        # of one size, so a bfloat16 wire is one zero byte longer: no header to read back from a GPU.
+        # With `none` the receiver infers the float type from the wire size. float16 and bfloat16 have the same size,
+        # so a bfloat16 wire has one zero byte more: a header would have to be read back from the GPU.
         marker = int(self.name == "none" and wire_dtype == torch.bfloat16)
         return math.prod(shape) * wire_dtype.itemsize + marker
 

@@ -1,27 +1,29 @@
-"""gauss:B+coded: blocks of 256 values on even steps, small values in fewer bits than large ones, B on average.
+"""gauss:B+coded: rotated blocks of 256 values in a variant of the Golomb-Rice code, B bits per value on average.
 
-Levels for a normal distribution (``normal``) take as many bits for a value near zero, where most are, as for one far
-out. Even steps, and a code that is the longer the rarer a value is, have two thirds of their error. Gradients of tokens
-differ in size: all blocks share their bits, and those of more energy have more. Sizes stay known ahead: together blocks
-have floor(8 B blocks) words of 32 bits, whatever the values.
+Lloyd-Max levels for a normal distribution (``normal``) spend as many bits on a value near zero, where most are, as on
+one far out. Uniform steps and a variable-length code, longer for rarer values, have two thirds of their error.
+Gradients of different tokens differ in size: all blocks share one bit budget, and blocks of more energy get more of it.
+The total size is known in advance: all blocks together have floor(8 B blocks) words of 32 bits, for any values.
 
     energy  of a block's components w, with p as in ``gauss``: the sum of w^2 / p^2, each rounded down to a multiple of
-            2^-16, as a float32; of its image the 14 highest bits, as a number, and 64 for each power of two of p: so
-            32 for each doubling of the energy. 0 where the scale is 0 or NaN
-    size    of a block, in words: of ``sizes_by_energy`` the one at its energy, plus its index modulo 16, less a limit,
-            the least with which all fit. The index makes a difference between blocks that are alike
-    form    of a size: how many planes of low and of high bits of magnitudes, and words for the rest (``forms``)
-    step    of the high bits, in units of p as in ``gauss``: s, the root of the mean square, times the form's step; at
-            least a 16th of the largest component; then 2^(1/32) times as much until what is to be written fits
-    m       |w| in steps of 2^-low of that, rounded down: its low bits, and M above them
-    high    M, or all ones if M is no less: then M - high more are told, as so many ones and a zero
-    value   (m + 1/2) steps, so scale is half a low step; with +unbiased as in ``gauss``, of 2 m + 1 for levels
+            2^-16, as a float32; the energy is the 14 highest bits of its bit pattern, as an integer, plus 64 for each
+            power of two of p: 32 for each doubling of the sum of squares. 0 where the scale is 0 or NaN
+    size    of a block, in 32-bit words: the entry of ``sizes_by_energy`` at energy + block index modulo 16 - limit,
+            with the smallest limit at which all blocks fit. The index breaks ties between blocks of equal energy
+    form    of a size: the number of planes of low and of high bits of magnitudes, and of words of unary codes, the
+            rest (``forms``)
+    step    of the high bits, in units of p as in ``gauss``: s, the root mean square, times the form's step; with a
+            rest at least a 16th of the largest component, and then multiplied by 2^(1/32) until the unary codes fit
+    m       |w| in units of 2^-low steps, rounded down: low bits, and M above them
+    high    min(M, escape), where escape is all ones; from escape on, M - escape follows as a unary code (n ones and a
+            zero)
+    value   (m + 1/2) low steps, so scale is half a low step; +unbiased as in ``gauss``, with 2 m + 1 for the level
 
-The wire is the header of ``gauss``, then the size of every block, a byte each, padded to whole 16 bytes, then the words
-of all blocks. A block begins with bit planes: of low bits, high bits, signs. A plane has 8 pieces of 32 values; bit k
-of its byte i is of value i of piece k. Then the ones and zeros, lowest bits first: the first of all values that have
-any, then the second of those whose first was a one, and so on. Sizes below 20 words have no such rest, and only as many
-steps as their planes can tell.
+The wire is the header of ``gauss``; the size of every block, one byte each, padded to a multiple of 16 bytes; then the
+words of all blocks. A block begins with bit planes: low bits, high bits, signs. A plane has 8 pieces of 32 values; bit
+k of its byte i belongs to value i of piece k. The unary codes follow, interleaved, lowest bits first: the first bit of
+every value that has a code, then the second bit of those whose first bit was one, and so on. Sizes below 20 words have
+no unary codes; their magnitudes are clipped to what the planes can hold.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ from thinpipe.codecs.layout import GAUSS_SEED, header_bytes
 CODED_BLOCK = 256
 WORDS_PER_BIT = CODED_BLOCK // 32
 LARGEST_SIZE = 64
-MOST_STEPS = 16  # of the high bits
-TURNS = 16  # in which blocks that are alike differ
-GROWTH = 2.0 ** (1 / 32)  # of a step, until what is to be written fits
+MOST_STEPS = 16  # of the high bits, in forms with a rest, in forms with a rest
+TURNS = 16  # the block index modulo this breaks ties between blocks of equal energy
+GROWTH = 2.0 ** (1 / 32)  # factor of a step until the unary codes fit
 HIGHEST_ENERGY = 21343
-LIMITS = (-1024, 1 << 15)  # a limit is above the first and at most the second
+LIMITS = (-1024, 1 << 15)  # a limit is above the first and not above the second
 
-# By size in words, up to one that has low bits: steps of the high bits, in root mean squares, and the error that is
-# left of normal values, squared and over their square. Between 20 and 30 the steps are those with which blocks are
-# seldom tried more than twice; sizes that are missing lose more than what others have on average.
+# By size in 32-bit words, for sizes without low bits: the step of the high bits in root mean squares, and the relative
+# squared error on normal values. Between 20 and 30 the steps are chosen so that a block is seldom tried more than
+# twice; missing sizes have more error than a mix of their neighbours of the same average size.
 _STEPS = {8: 1.596, 16: 1.992, 20: 0.841, 21: 0.738, 22: 0.655, 23: 0.595, 24: 0.545, 25: 0.5, 27: 0.411, 28: 0.373,
           29: 0.343, 30: 0.321}  # fmt: skip
 _LOST = {8: 0.571, 16: 0.135, 20: 0.0615, 21: 0.0473, 22: 0.0375, 23: 0.0306, 24: 0.0255, 25: 0.0216, 27: 0.0145,
@@ -57,31 +59,31 @@ _FIRST_WITH_REST = 20
 
 
 class Form(NamedTuple):
-    """How the values of a block are written."""
+    """The layout of a block of one size."""
 
     low: int  # planes of the low bits of magnitudes
     high: int  # planes above them
-    rest: int  # words for what these do not tell
+    rest: int  # 32-bit words of unary codes
     step: float  # of the high bits, in root mean squares of the block
 
     @property
     def planes(self) -> int:
-        """Those of low bits, of high bits, and of signs."""
+        """The number of bit planes: low bits, high bits and signs."""
         return self.low + self.high + 1
 
 
 @cache
 def forms() -> dict[int, Form]:
-    """Of each size that there is, from the smallest to the largest."""
+    """Return the form of every size in use, from the smallest to the largest."""
     return {size: _form(size) for size in range(LARGEST_SIZE + 1) if _without_low_bits(size) in _STEPS}
 
 
 @cache
 def sizes_by_energy() -> tuple[int, ...]:
-    """The size of a block by its energy above the limit, from 0 on; that of the last holds for all above.
+    """Return the size of a block by its energy above the limit, from 0 on; the last entry holds for all above.
 
-    A word goes where it takes most error away: an energy at which the next size pays, by how much less is lost for each
-    word more, is the less the smaller the size.
+    Greedy bit allocation: each 32-bit word goes where it reduces the error most. The energy at which the next size
+    pays follows from the error it saves per additional word, and rises with the size.
     """
     sizes = list(forms())
     gains = [(error_left(a) - error_left(b)) / (b - a) for a, b in itertools.pairwise(sizes)]
@@ -91,18 +93,18 @@ def sizes_by_energy() -> tuple[int, ...]:
 
 
 def sections(blocks: int, channels: int) -> tuple[int, int]:
-    """Where the sizes of blocks start, and where their words do."""
+    """Return the wire offsets at which the sizes of the blocks start, and their contents."""
     header = header_bytes(channels + blocks + GAUSS_SEED, 2)
     return header, header + header_bytes(blocks, 1)
 
 
 def starts_of(sizes: Tensor) -> Tensor:
-    """The first word of each block, int64."""
+    """Return the offset of each block, in 32-bit words, int64."""
     return sizes.cumsum(0) - sizes
 
 
 def allot(energies: Tensor, words: int) -> Tensor:
-    """The size of every block, int32, at most so many words for all together. Nobody waits for a GPU."""
+    """Return the size of every block, int32, ``words`` in total at most. Does not synchronize with the device."""
     table = size_table(energies.device).int()
     turned = energies + torch.arange(len(energies), dtype=torch.int32, device=energies.device) % TURNS
     low, high = (torch.tensor(each, dtype=torch.int32, device=energies.device) for each in LIMITS)
@@ -130,20 +132,20 @@ def _form(size: int) -> Form:
 
 
 def error_left(size: int) -> float:
-    """Of normal values, squared and over their square."""
+    """Return the relative squared error of a size on normal values."""
     plain = _without_low_bits(size)
     return _LOST[plain] / 4.0 ** ((size - plain) // WORDS_PER_BIT)
 
 
 @cache
 def size_table(device: torch.device) -> Tensor:
-    """``sizes_by_energy`` as bytes: four lines of a cache, of which threads of a GPU look at places of their own."""
+    """Return ``sizes_by_energy`` as bytes: four cache lines, in which each GPU thread looks up its own entry."""
     return torch.tensor(sizes_by_energy(), dtype=torch.uint8, device=device)
 
 
 @cache
 def form_table(device: torch.device) -> tuple[Tensor, Tensor]:
-    """By size: low, high and rest, int32; steps, float32."""
+    """Return two tables by size: low, high and rest as int32, and steps as float32."""
     numbers, steps = torch.zeros(LARGEST_SIZE + 1, 3, dtype=torch.int32), torch.ones(LARGEST_SIZE + 1)
     for size, form in forms().items():
         numbers[size], steps[size] = torch.tensor(form[:3], dtype=torch.int32), form.step
@@ -152,6 +154,6 @@ def form_table(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @cache
 def known_sizes(device: torch.device) -> Tensor:
-    """What a byte says of a block's size, on a damaged wire as well: the largest one there is that is not above it."""
+    """Return the block size for every byte value, rounded down to a valid size, so that damaged wires decode."""
     known = [max((size for size in forms() if size <= byte), default=min(forms())) for byte in range(256)]
     return torch.tensor(known, dtype=torch.int32, device=device)

@@ -1,38 +1,38 @@
-"""gauss:B/T: blocks of T consecutive values, centred and rotated, on levels for a normal distribution.
+"""gauss:B/T: rotated Lloyd-Max quantization of blocks of T values (centring, Hadamard transform, normal levels).
 
-A rotation makes any values nearly normal: every component is a sum of all of them. Then the best levels are known ahead
-(thinpipe.codecs.normal), and of a block only its scale travels. What channels have in common, their mean, is sent once.
+The rotation makes any values nearly normal, because every component is a sum of all of them. The optimal levels are
+then known in advance (thinpipe.codecs.normal), and only the scale of a block is sent. Channel means are sent once.
 
-The wire is the mean of every channel, the scale of every block, both bfloat16, and the seed of the signs, an int32,
-padded to whole 16 bytes; then the codes of all components as ``layout`` packs them, those of a last block that is short
-as well: beyond the end values are 0.
+The wire is the mean of every channel and the scale of every block, both bfloat16, and the seed of the signs, an int32,
+padded to a multiple of 16 bytes; then the codes of all components as ``layout`` packs them. A short last block is
+padded with zero values, and all of its codes are sent.
 
-Channels are the last dimension, in tensors of four and more dimensions, which are images, the second. Means travel
-where a channel has at least 128 values, an eighth of a bit each at most, else they count as 0. They are means of a
-sample; a better one would gain nothing, because a mean need not be exact, only the same at both ends.
+Channels are the last dimension; in tensors of four and more dimensions, which are images, the second. Means are sent
+if a channel has at least 128 values, at most an eighth of a bit per value; otherwise they are 0. They are means of a
+sample; more samples would gain nothing, because a mean need not be exact, only the same at both ends.
 
-All arithmetic is float32, each operation rounded by itself, none fused, so all machines make the same bytes:
+All arithmetic is float32, each operation is rounded by itself and none is fused, so all machines make the same bytes:
 
-    mean    of K = min(N, 512) of the channel's N values: the k-th is at place k * N // K. Strand s of 64 is the sum of
-            samples s, s + 64, s + 128 ..., in this order; then the second half of the strands is added to the first
+    mean    of K = min(N, 512) of the channel's N values: sample k is at position k * N // K. Strand s of 64 is the sum
+            of samples s, s + 64, s + 128 ..., in this order; then the second half of the strands is added to the first
             until one is left, which is divided by K and rounded to the nearest bfloat16; 0 if that is not finite
-    v       (x - mean) * sign, with the signs of ``layout.gauss_signs``, others for each block and seed, which follows
-            from the message's key: low word ^ high word
+    v       (x - mean) * sign, with the signs of ``layout.gauss_signs``, different for each block and seed; the seed is
+            the low 32 bits of the message's key ^ the high 32 bits
     w       the Hadamard transform of the block: for h = 1, 2, 4 ... T/2 all pairs h apart become (a + b, a - b)
     p       the power of two with p <= the largest |w| < 2 p
     s       4 bits and more: (the largest |w| / p) * ``layout.gauss_reach``
             up to 3 bits: sqrt(the mean of all w^2 / p^2), each of them rounded down to a multiple of 2^-16
             rounded to the nearest bfloat16
-    code    how many boundaries between positive levels lie below |w * (1/p * (1/s))|; the highest bit says w < 0
+    code    the number of boundaries between positive levels below |w * (1/p * (1/s))|; the highest bit is set if w < 0
             +unbiased: s is then the sum of w^2 / p^2, as above, over that of |w| / p * level, each rounded down to a
-            multiple of 2^-16: what comes back has the product with w that w has with itself
+            multiple of 2^-16: the inner product of the decoded block with w is that of w with itself
     scale   s * p / T
     value   (the Hadamard transform of level * scale) * sign + mean
 
-``coded`` says what is different where blocks share their bits.
+``coded`` describes the differences where blocks share a bit budget (``+coded``).
 
-- A block with NaN or infinity, or whose transform reaches 2^126, has a scale of NaN and so comes back as NaN.
-- A block of no component from 2^-100 on has a scale of 0. The codes of both kinds are 0.
+- A block with NaN or infinity, or whose transform reaches 2^126, has a scale of NaN and is decoded as NaN.
+- A block whose components are all below 2^-100 has a scale of 0. The codes of both kinds are 0.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ IMAGE_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class Gauss(KernelCodec):
-    """Outliers are spread over their block, and its codes are those of normal values whatever they were.
+    """A rotated Lloyd-Max quantizer: outliers are spread over their block, whose components are nearly normal.
 
-    Levels of least squared error are too near to zero on average. Where errors are to average out, as those of
-    gradients over a batch, ``unbiased`` makes up for that. ``coded``: small values take fewer bits than large ones, and
-    blocks share theirs by energy.
+    Levels of least squared error are too near to zero on average. Where errors should average out, as in gradients
+    over a batch, ``unbiased`` corrects the scale for that. ``coded``: small values take fewer bits than large ones, and
+    blocks share one bit budget by energy.
     """
 
     bits: float
@@ -105,12 +105,12 @@ class Gauss(KernelCodec):
             used.decode_gauss(wire, out, int(self.bits), self.tile, *rest)
 
     def _words(self, count: int) -> int:
-        """Words of 32 bits that all blocks of so many values share."""
+        """Return the number of 32-bit words that all blocks of ``count`` values share."""
         return math.floor(WORDS_PER_BIT * self.bits * -(-count // CODED_BLOCK))
 
 
 def channels_of(shape: torch.Size) -> tuple[int, int]:
-    """How many channels have means, and how many neighbouring values are of the same one: (0, 1) if none has."""
+    """Return the number of channels with means and of neighbouring values per channel; (0, 1) if no means are sent."""
     image = len(shape) >= IMAGE_DIMENSIONS
     channels = shape[1 if image else -1] if shape else 1
     inner = math.prod(shape[2:]) if image else 1

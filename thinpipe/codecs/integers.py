@@ -1,12 +1,11 @@
-"""Whole numbers without loss, in as few bits as their range needs.
+"""Lossless frame-of-reference coding of integer tensors, in as few bits as their range needs.
 
-    bits, 1 byte | the least value, in the tensor's own type | codes of so many bits, packed as in layout
+    bits, 1 byte | the minimum, in the tensor's own type | codes of that width, packed as in layout
 
-A code is the distance from the least value: the mask 0 0 1 1 has codes of 1 bit, the numbers 500 503 501 of 2. Where
-all values are the same there are no codes. Where codes would save nothing, the tensor's own bytes follow a first byte
-that is no number of bits.
+A code is the difference from the minimum: the mask 0 0 1 1 has codes of 1 bit, the numbers 500 503 501 of 2. If all
+values are equal there are no codes. If codes would save nothing, the tensor's own bytes follow a first byte of 255.
 
-Unlike a codec's, the size of such a wire depends on the values: whoever receives one finds it in the first byte.
+Unlike a codec's, the size of such a wire depends on the values: the receiver derives it from the first byte.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ INTEGERS = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
-_OWN_BYTES = 255  # in place of bits
+_OWN_BYTES = 255  # first byte of a wire without codes, in place of the number of bits
 
 
 def most_integer_bytes(tensor_bytes: int) -> int:
-    """The largest wire of integers that have so many bytes."""
+    """Return the size of the largest wire of an integer tensor of ``tensor_bytes``."""
     return tensor_bytes + 1 if tensor_bytes else 0
 
 
 def encode_integers(x: Tensor, wire: Tensor) -> int:
-    """Fill the start of a wire from contiguous integers in host memory, which may be that of the wire; its size."""
+    """Fill the start of a wire from contiguous integers in host memory, which may overlap it; return the wire size."""
     if x.numel() == 0:
         return 0
     values, unsigned = _values(x), _unsigned(x)
@@ -41,10 +40,11 @@ def encode_integers(x: Tensor, wire: Tensor) -> int:
     bits = (int(values.max()) - int(least)).bit_length()
     size = _size(bits, count, x.dtype)
     if size >= most_integer_bytes(unsigned.nbytes):
-        wire.numpy()[1 : 1 + unsigned.nbytes] = unsigned.view(np.uint8)  # numpy sees where the two overlap
+        wire.numpy()[1 : 1 + unsigned.nbytes] = unsigned.view(np.uint8)  # numpy handles the overlap
         wire[0] = _OWN_BYTES
         return most_integer_bytes(unsigned.nbytes)
-    # Differences modulo the width of the type: from the least int64 to the largest they are right as unsigned numbers.
+    # Differences wrap modulo the width of the type; as unsigned numbers they are correct even from the minimum of
+    # int64 to its maximum.
     codes = (unsigned - least.view(unsigned.dtype)).astype(np.uint64)
     if bits:
         pack(torch.from_numpy(codes.view(np.int64)), wire[1 + x.itemsize : size], bits)
@@ -54,7 +54,7 @@ def encode_integers(x: Tensor, wire: Tensor) -> int:
 
 
 def integer_bytes(wire: Tensor, count: int, dtype: torch.dtype) -> int | None:
-    """What a wire of so many integers says about its size; None where that makes no sense. It may hold anything."""
+    """Return the size of a wire of ``count`` integers from its first byte; None if invalid. It may hold anything."""
     if count == 0:
         return 0
     bits, most = int(wire[0]), most_integer_bytes(count * dtype.itemsize)
@@ -63,7 +63,7 @@ def integer_bytes(wire: Tensor, count: int, dtype: torch.dtype) -> int | None:
 
 
 def decode_integers(wire: Tensor, out: Tensor) -> None:
-    """Fill contiguous integers in host memory, which may be that of the wire, from one that has a size."""
+    """Fill contiguous integers in host memory, which may overlap the wire, from a wire of valid size."""
     if out.numel() == 0:
         return
     target, bits = _unsigned(out), int(wire[0])
@@ -84,5 +84,5 @@ def _values(x: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _unsigned(x: Tensor) -> np.ndarray[Any, Any]:
-    """The same memory as numbers without a sign."""
+    """Return the same memory as unsigned integers."""
     return _values(x).view(f"u{x.itemsize}")

@@ -1,4 +1,4 @@
-"""kmeans:B: a codebook of the 2^B values with the least squared error."""
+"""kmeans:B: scalar k-means quantization: a codebook of the 2^B values with the least squared error."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from thinpipe.codecs.layout import header_bytes, packed_bytes
 
 @dataclass(frozen=True)
 class KMeans(KernelCodec):
-    """Every value travels as the index of the nearest of 2^bits codebook values, which travel in the header."""
+    """A scalar k-means quantizer: values are sent as indices into a codebook of 2^bits values in the header."""
 
     bits: int
-    zero: bool = False  # one of them is zero, if there are values on both sides of it
+    zero: bool = False  # one codebook value is zero, if there are values on both sides of it
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:

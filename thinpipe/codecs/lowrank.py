@@ -1,4 +1,4 @@
-"""svd:R and power:R: each matrix in the last two dimensions as a product of two thin factors."""
+"""svd:R and power:R: low-rank approximation of each matrix in the last two dimensions by two thin factors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BASIS = "power.basis"
 
 @dataclass(frozen=True)
 class LowRank(Codec):
-    """``svd`` sends the best rank-R approximation; ``power`` comes close with a few matrix products.
+    """A low-rank codec: ``svd`` sends the best rank-R approximation; ``power`` (subspace iteration) comes close to it.
 
-    Factors travel as float32. Where they would be no smaller than the tensor (a rank too high, fewer than two
-    dimensions), its values travel as float32 instead.
+    Factors are sent as float32. If they would be no smaller than the tensor (rank too high, or fewer than two
+    dimensions), its values are sent as float32 instead.
     """
 
-    decodes_alike = False  # products of matrices: every machine adds in another order
+    decodes_alike = False  # matrix products: the order of summation depends on the machine
 
     name: Literal["svd", "power"]
     rank: int
@@ -38,7 +38,7 @@ class LowRank(Codec):
         return f"{self.name}:{self.rank}"
 
     def factor_shapes(self, shape: torch.Size) -> tuple[torch.Size, torch.Size] | None:
-        """The shapes of the two factors, or None where they would not be smaller than the tensor."""
+        """Return the shapes of the two factors, or None if they would not be smaller than the tensor."""
         if len(shape) < 2:
             return None
         rows, columns = shape[-2:]
@@ -65,7 +65,7 @@ class LowRank(Codec):
         for start in range(0, len(matrices), batch):
             part = slice(start, start + batch)
             a = matrices[part].float()
-            # 0 for finite input, NaN otherwise; added to what travels, so that neither hides nor stops anything.
+            # 0 for finite input, NaN otherwise; added to the factor that is sent, so that NaN reaches the receiver.
             poison = (a * 0).sum()
             a = a.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             size = a.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -97,8 +97,8 @@ class LowRank(Codec):
 
 
 def _power(a: Tensor, basis: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Subspace iteration: orthonormal rows' basis -> factors p, q with a ~ p @ q.mT and q orthonormal."""
-    q = torch.linalg.qr(basis).Q  # also turns a basis of zeros, left by a tensor of zeros, into a usable one
+    """Return factors p, q with a ~ p @ q.mT and q orthonormal, by subspace iteration from a basis of the row space."""
+    q = torch.linalg.qr(basis).Q  # also makes a basis of zeros, left by a tensor of zeros, usable
     for _ in range(steps):
         p = torch.linalg.qr(a @ q).Q
         q = torch.linalg.qr(a.mT @ p).Q
@@ -106,7 +106,7 @@ def _power(a: Tensor, basis: Tensor, steps: int) -> tuple[Tensor, Tensor]:
 
 
 def _starting_basis(state: MutableMapping[str, Tensor] | None, shape: torch.Size, device: torch.device) -> Tensor:
-    """The basis the link kept from its last tensor, or a fixed random one; to be written to only if there is a link."""
+    """Return the basis kept in ``state``, or a fixed random one; writable only if there is a state."""
     kept = state.get(_BASIS) if state is not None else None
     if kept is not None and kept.shape == shape:
         return kept.to(device, copy=True)
@@ -118,7 +118,7 @@ def _starting_basis(state: MutableMapping[str, Tensor] | None, shape: torch.Size
 
 
 def _batch(matrices: int) -> int:
-    """How many matrices to take at a time: linear algebra needs several copies of its input."""
+    """Return the number of matrices to process at a time: linear algebra needs several copies of its input."""
     return max(1, matrices // 256)
 
 

@@ -1,8 +1,8 @@
-"""Levels for a normal distribution: the 2^bits values of least squared error (Lloyd, Max), and what they lose.
+"""Lloyd-Max quantizers of a normal distribution: the 2^bits levels of least squared error, and their distortion.
 
-Lloyd's two conditions: a boundary lies half way between its levels, a level is the mean of what falls between its
-boundaries. Newton's method solves both at once for the positive half; the other half is its mirror image. Lloyd's own
-steps would take thousands at 8 bits.
+Lloyd's two conditions: a boundary lies half way between its levels, and a level is the mean of the values between its
+boundaries. Newton's method solves both at once for the positive half; the other half is its mirror image. Lloyd's
+iteration would take thousands of steps at 8 bits.
 """
 
 import itertools
@@ -16,7 +16,7 @@ MAX_BITS = 8
 
 @lru_cache
 def levels(bits: int) -> tuple[float, ...]:
-    """All levels of a standard normal, rising, each a float32: 2 bits are -1.51, -0.453, 0.453, 1.51."""
+    """Return all levels of a standard normal, ascending, as float32: 2 bits are -1.51, -0.453, 0.453, 1.51."""
     if not 0 <= bits <= MAX_BITS:
         raise ValueError(f"levels of a normal distribution have 0 to {MAX_BITS} bits, not {bits}")
     if bits == 0:
@@ -27,14 +27,14 @@ def levels(bits: int) -> tuple[float, ...]:
 
 @lru_cache
 def boundaries(bits: int) -> tuple[float, ...]:
-    """What separates the levels, rising, each a float32."""
+    """Return the decision boundaries between the levels, ascending, as float32."""
     chosen = levels(bits)
     return tuple(_float32((low + high) / 2) for low, high in itertools.pairwise(chosen))
 
 
 @lru_cache
 def distortion(bits: int) -> float:
-    """The mean squared error of these levels on a standard normal."""
+    """Return the mean squared error of these levels on a standard normal."""
     edges = [-math.inf, *boundaries(bits), math.inf]
     kept = 0.0
     for level, low, high in zip(levels(bits), edges[:-1], edges[1:], strict=True):
@@ -44,18 +44,19 @@ def distortion(bits: int) -> float:
 
 
 def signed_levels(bits: int) -> tuple[float, ...]:
-    """All levels by codes whose highest bit is the sign: 2 bits are 0.453, 1.51, -0.453, -1.51."""
+    """Return all levels indexed by codes whose highest bit is the sign: 2 bits are 0.453, 1.51, -0.453, -1.51."""
     positive = levels(bits)[1 << (bits - 1) :]
     return (*positive, *(-level for level in positive))
 
 
 def magnitude_boundaries(bits: int) -> tuple[float, ...]:
-    """What separates the positive levels."""
+    """Return the decision boundaries between the positive levels."""
     return boundaries(bits)[1 << (bits - 1) :]
 
 
 def _positive_levels(count: int) -> list[float]:
-    # Many levels lie as densely as the cube root of the density: as quantiles of a normal of variance 3.
+    # The density of many levels is the cube root of the probability density (Panter and Dite): start from quantiles of
+    # a normal of variance 3.
     start = statistics.NormalDist(0.0, math.sqrt(3.0))
     chosen = [start.inv_cdf(0.5 + (i + 0.5) / (2 * count)) for i in range(count)]
     for _ in range(50):
@@ -67,7 +68,7 @@ def _positive_levels(count: int) -> list[float]:
 
 
 def _newton_step(chosen: list[float]) -> list[float]:
-    """Levels minus the means of their cells, divided by its tridiagonal derivative."""
+    """Return the Newton step for level - mean of its cell = 0: solve the system with the tridiagonal Jacobian."""
     edges = [0.0, *((a + b) / 2 for a, b in itertools.pairwise(chosen)), math.inf]
     last = len(chosen) - 1
     step: list[float] = []

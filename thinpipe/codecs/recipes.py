@@ -1,9 +1,9 @@
-"""Named pairs of codecs, one for activations and one for gradients: what to take if one does not want to choose.
+"""Presets: named pairs of codecs, one for activations and one for gradients.
 
-A name is what is sent for a value, on average over both directions, all counted. docs/few-bits.md has the measurements
-they are chosen by. Scales are local: a global one loses the gradients of all samples but the few largest. Activations
-bear less than gradients do, and get more of the bits; below 4 along axes that are learned. Gradients of few bits are
-unbiased: what is lost of them evens out over the steps.
+The name is the number of bits sent per value, headers included, averaged over both directions. docs/few-bits.md has the
+measurements behind the choice. Scales are local: a global scale loses the gradients of all samples but the few
+largest. Activations tolerate less error than gradients and get more of the bits; below 4 bits in a learned PCA basis.
+Gradients of few bits are unbiased: their errors average out over the steps.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ RECIPES: dict[str, tuple[str, str]] = {  # of activations, of gradients
     "2bit": ("axes:2.5", "gauss:2+unbiased"),
     "1bit": ("axes:1.9", "gauss:1+unbiased"),
 }
-DEFAULT_RECIPE = "8bit"  # of a pipeline's links: a quarter of the bytes, and no accuracy
+DEFAULT_RECIPE = "8bit"  # of a pipeline's links: a quarter of the bytes, no loss of accuracy
 
 
 def directions(text: str) -> tuple[str, str]:
-    """The specs of activations and of gradients that a recipe names; any other spec is both."""
+    """Return the specs for activations and gradients of a preset; any other spec is used for both."""
     name = text.strip()
     if name.endswith("bit") and name not in RECIPES:
         raise ValueError(f"there is no recipe {name!r}; there are: {', '.join(RECIPES)}")
@@ -30,13 +30,13 @@ def directions(text: str) -> tuple[str, str]:
 
 
 def recipe_of(forward: str, backward: str) -> str | None:
-    """The name of the recipe that two specs are; None if they are none."""
+    """Return the name of the preset with these two specs, or None."""
     pair = _in_full(forward), _in_full(backward)
     return next((name for name, specs in RECIPES.items() if tuple(map(_in_full, specs)) == pair), None)
 
 
 def codecs_of(text: str) -> list[Codec]:
-    """The codec that a spec names, or those of a recipe's two that need no link."""
+    """Return the codec that a spec names, or those of a preset's two codecs that need no link."""
     is_recipe = text.strip() in RECIPES
     return [codec(spec) for spec in dict.fromkeys(directions(text)) if not (is_recipe and needs_link(spec))]
 

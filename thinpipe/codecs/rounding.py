@@ -1,13 +1,14 @@
-"""Keys of stochastic rounding: the numbers that ``+sr`` draws follow from a key of 64 bits and a value's place alone.
+"""Keys of stochastic rounding: the random draws of ``+sr`` depend only on a 64-bit key and the position of a value.
 
-Whoever sends a message names it by a few numbers, and ``rounding_key`` makes its key of them: so no two messages
-round alike, and a run that is repeated, or taken up again, rounds as it did before. Keys 0, 1, 2 ... would
-not do: where the high word is the same, one key's draws are another's in other places.
+The sender identifies a message by a few integers, and ``rounding_key`` hashes them to its key: no two messages use the
+same draws, and a repeated or resumed run rounds as before. Keys 0, 1, 2 ... would not do: two keys with equal high 32
+bits have the same draws at different positions.
 
-From the key to the draw of value i, the same on every machine (all words have 32 bits and wrap):
+From the key to the draw of value i, the same on every machine (uint32 arithmetic that wraps; lo and hi are the low and
+high 32 bits):
 
-    z = mix(low word of i ^ low word of key)
-    w = mix(z + high word of key + high word of i * 0x9E3779B9)
+    z = mix(lo(i) ^ lo(key))
+    w = mix(z + hi(key) + hi(i) * 0x9E3779B9)
     u = (w >> 8) / 2^24
 
     mix(z): z ^= z >> 16;  z *= 0x7FEB352D;  z ^= z >> 15;  z *= 0x846CA68B;  z ^= z >> 16
@@ -19,9 +20,9 @@ _WORD = (1 << 64) - 1
 
 
 def rounding_key(*name: int) -> int:
-    """The key of what these numbers name, each from -2^63 to 2^64: a chain of splitmix64's steps.
+    """Return the key for a name of integers from -2^63 to 2^64: a chain of splitmix64 steps.
 
-    Names of one length have keys as different as 64 random bits are.
+    Keys of names of equal length collide as rarely as 64 random bits do.
     """
     key = 0
     for number in name:

@@ -1,4 +1,4 @@
-"""Codec specs: ``"sort:6+2"`` -> Codec, and back through ``Codec.spec``."""
+"""The parser of codec specs: ``"sort:6+2"`` -> Codec, and back through ``Codec.spec``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from thinpipe.options import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One name before the colon."""
+    """A codec family: the syntax and parser of one name before the colon."""
 
     usage: str  # how it is written, with an example
-    rule: str  # what the argument must be
-    parse: Callable[[str], Codec]  # the argument -> Codec; ValueError if it makes no sense
+    rule: str  # the valid arguments, in prose
+    parse: Callable[[str], Codec]  # the argument -> Codec; raises ValueError if it is invalid
 
 
 def _integer(text: str) -> int:
@@ -37,7 +37,7 @@ def _integer(text: str) -> int:
 
 
 def _options(argument: str, allowed: Sequence[str]) -> tuple[str, set[str]]:
-    """Cut the options off an argument: ``"6+2+zero"`` is ``"6+2"`` and ``{"zero"}``. A number is no option."""
+    """Split the options off an argument: ``"6+2+zero"`` is ``"6+2"`` and ``{"zero"}``. A number is not an option."""
     first, *parts = argument.split("+")
     options: set[str] = set()
     while parts and parts[-1].isalpha():
@@ -65,13 +65,13 @@ def _buckets(name: Literal["sort", "fast"], argument: str) -> Codec:
     if plus:
         return Buckets(name, _integer(level_text), _integer(split_text), "zero" in options)
     bits = _integer(argument)
-    # Three level bits to a split bit: 16 -> 12+4, 12 -> 9+3, 8 -> 6+2, 4 -> 3+1; below 4 bits one bit still splits.
+    # Three level bits per split bit: 16 -> 12+4, 12 -> 9+3, 8 -> 6+2, 4 -> 3+1; 2 and 3 bits have one split bit.
     split = min(max(bits // 4, 1), bits - 1) if bits > 1 else 0
     return Buckets(name, bits - split, split, "zero" in options)
 
 
 def _one_number(codec: Callable[[int, bool], Codec]) -> Callable[[str], Codec]:
-    """Parse an argument that is a number of bits, and +zero or not."""
+    """Return a parser of a number of bits with an optional +zero."""
 
     def parse(argument: str) -> Codec:
         bits, options = _options(argument, ["zero"])
@@ -149,8 +149,8 @@ FAMILIES: dict[str, Family] = {
 def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
     """Return the codec that a spec such as ``"sort:6+2"`` names.
 
-    ``kernels="reference"`` runs the literal algorithms in plain torch instead of the fast kernels: slow, and what
-    the fast ones are held against. A module of kernels runs whatever the tensor's device.
+    ``kernels="reference"`` runs the algorithms as defined, in plain torch: slow, and the reference for the fast
+    kernels. A module of kernels runs on any device of the tensor.
     """
     if isinstance(spec, Codec):
         return spec
@@ -183,17 +183,17 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
 
 
 def needs_link(spec: str) -> bool:
-    """Whether a spec names no codec, but a way to send activations over a link that remembers."""
+    """Return True if a spec names a stateful way to send activations over a link, not a codec."""
     return spec.strip().startswith(("axes:", "delta("))
 
 
 def split_specs(text: str) -> list[str]:
-    """The specs of a list, separated by commas: ``"none,delta(kmeans:2,first=fp16)"`` are two."""
+    """Split a comma-separated list of specs: ``"none,delta(kmeans:2,first=fp16)"`` are two."""
     return [spec.strip() for spec in re.split(r",(?![^(]*\))", text) if spec.strip()]
 
 
 def _unknown(name: str, spec: str) -> str:
-    from thinpipe.codecs.recipes import RECIPES  # which are made of specs
+    from thinpipe.codecs.recipes import RECIPES  # imported here: recipes imports this module
 
     if spec.strip() in RECIPES:
         forward, backward = RECIPES[spec.strip()]

@@ -1,35 +1,35 @@
-"""tile:B/T: every T consecutive values have a minimum and a step of their own, and B bits each.
+"""tile:B/T: block-wise min-max quantization: a minimum and a step per T consecutive values, B bits per value.
 
-The wire is 4 bytes for each tile, then the codes of all values as ``layout`` packs them. The last tile may be short.
-Of the 4 bytes the first two, ``step``, of all tiles come first, then the other two of all tiles: ``low``, or with
-``+zero`` the code ``point`` that means 0. Step and low are bfloat16, not float16: gradients of a mean are often below
-6e-8, where float16 ends, and those of a scaled loss above 65504. point is an int16.
+The wire is 4 bytes per tile, then the codes of all values as ``layout`` packs them. The last tile may be short. The
+two bytes ``step`` of all tiles come first, then two more bytes of all tiles: ``low``, or with ``+zero`` the zero point
+``point``, the code of 0. Step and low are bfloat16, not float16: gradients of a mean are often below 6e-8, where
+float16 ends, and those of a scaled loss above 65504. point is an int16.
 
-All arithmetic is float32, each operation rounded by itself, none fused: so all machines make the same bytes.
+All arithmetic is float32, each operation is rounded by itself and none is fused, so all machines make the same bytes.
 
     top = 2^B - 1;  lo, hi = the least and the greatest value of the tile, -0 counted as 0
     low     the largest bfloat16 that is not above lo
     step    (hi - low) / top rounded up to a bfloat16, the next one if low + top * step < hi; 0 if low reaches hi
-    t       (x - low) * (1 / step), kept within 0 and top; 0 where step is 0
+    t       (x - low) * (1 / step), clamped to 0 .. top; 0 where step is 0
     code    floor(t + 0.5), at most top
     value   low + code * step
 
-With ``+zero``, lo and hi are at most and at least 0:
+With ``+zero``, lo is at most 0 and hi at least 0:
 
     point   -lo / (hi - lo) * top rounded to even, at least 1 if lo < 0, at most top - 1 if hi > 0
     step    the larger of -lo / point and hi / (top - point) rounded up to a bfloat16, the next one if that is too small
-    t       x * (1 / step) + point, kept within 0 and top
+    t       x * (1 / step) + point, clamped to 0 .. top
     value   (code - point) * step
 
-- Steps other than 0 are at least 2^-126. No step and no low is infinite: what lies beyond the largest bfloat16 gets it.
+- Steps other than 0 are at least 2^-126. Step and low are clamped to the largest finite bfloat16.
 - Where |lo| or |hi| reaches 2^112, all of this is done on values times 2^-12, which is exact and cannot overflow. Where
-  |low| or step does, the value is computed from both times 2^-12, then multiplied by 2^12 and kept finite.
-- A tile with NaN or infinity has a step and a low of NaN, a point of 0, and so comes back as NaN. Its codes are 0.
-- ``+sr`` rounds at random: code = floor(t) + (1 if u < t - floor(t) else 0), with u drawn as ``rounding`` says for the
-  value's place in the tensor. On average the value is t; a t that is whole stays what it is, so zeros do under +zero.
-- ``+rot`` fills the tensor up with zeros to whole tiles, all of which travel, and replaces each tile's values by
-  their Hadamard transform: for h = 1, 2, 4 ... T/2 all pairs h apart become (a + b, a - b), and in the end all are
-  multiplied by T^-0.5. The decoder does the same to what it has decoded.
+  |low| or step does, the value is computed from both times 2^-12, then multiplied by 2^12 and clamped to finite values.
+- A tile with NaN or infinity has a step and a low of NaN and a point of 0, and is decoded as NaN. Its codes are 0.
+- ``+sr`` is stochastic rounding: code = floor(t) + (1 if u < t - floor(t) else 0), with u drawn as in ``rounding`` for
+  the value's position in the tensor. The expected code is t; an integer t is kept, and so are zeros under +zero.
+- ``+rot`` pads the tensor with zeros to a multiple of T, sends all of them, and replaces each tile by its Hadamard
+  transform: for h = 1, 2, 4 ... T/2 all pairs h apart become (a + b, a - b), and at the end all values are multiplied
+  by T^-0.5. The decoder applies the same transform to the decoded values.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_tile(tile: int) -> None:
 
 @dataclass(frozen=True)
 class Tile(KernelCodec):
-    """Outliers spoil the step of their own tile only."""
+    """A block-wise min-max quantizer: an outlier affects the step of its own tile only."""
 
     bits: int
     tile: int = DEFAULT_TILE
@@ -74,7 +74,7 @@ class Tile(KernelCodec):
 
     @property
     def leaves_less(self) -> bool:
-        return self.bits > 1  # two levels are the ends of what they cover
+        return self.bits > 1  # two levels are only the ends of the range
 
     @property
     def spec(self) -> str:

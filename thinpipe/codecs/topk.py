@@ -1,4 +1,4 @@
-"""topk:F: the fraction F of values with the largest magnitude, and where they were; the rest becomes zero."""
+"""topk:F: top-k sparsification: the fraction F of values with the largest magnitude and their positions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from thinpipe.codecs.layout import positions_are_bits
 
 @dataclass(frozen=True)
 class TopK(KernelCodec):
-    """The kept values travel as float32, in the tensor's order; of equal magnitudes the first ones are kept.
+    """A top-k sparsifier; the other values become zero. Of equal magnitudes the first ones are kept.
 
-    Where they were travels as one bit per value of the tensor or as one int32 per kept value, whichever is smaller:
-    the bits from a fraction of 1/32 on.
+    The kept values are sent as float32, in the tensor's order. Their positions are sent as a mask of one bit per value
+    of the tensor or as one int32 per kept value, whichever is smaller: the mask from a fraction of 1/32 on.
     """
 
     fraction: float
@@ -32,7 +32,7 @@ class TopK(KernelCodec):
         return f"topk:{self.fraction:g}" if float(f"{self.fraction:g}") == self.fraction else f"topk:{self.fraction!r}"
 
     def kept(self, count: int) -> int:
-        """How many of so many values travel: at least one."""
+        """Return the number of values kept of ``count``: at least one."""
         return max(1, round(self.fraction * count))
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:

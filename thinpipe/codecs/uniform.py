@@ -1,4 +1,4 @@
-"""uniform:B: one minimum and one step for the whole tensor."""
+"""uniform:B: min-max quantization with one minimum and one step for the entire tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thinpipe.codecs.layout import check_room_for_zero, header_bytes, packed_byt
 
 @dataclass(frozen=True)
 class Uniform(KernelCodec):
-    """``bits`` bits per value; the tensor's minimum and maximum travel exactly, or with ``zero`` its zeros."""
+    """A uniform quantizer of ``bits`` bits; exact for the tensor's minimum and maximum, or with ``zero`` its zeros."""
 
     bits: int
     zero: bool = False
@@ -28,7 +28,7 @@ class Uniform(KernelCodec):
 
     @property
     def leaves_less(self) -> bool:
-        return self.bits > 1  # two levels are the ends of what they cover
+        return self.bits > 1  # two levels are only the ends of the range
 
     @property
     def spec(self) -> str:

@@ -22,13 +22,13 @@ def address_and_port(host: str, port: int) -> str:
 
 
 def listen(host: str, port: int, *, backlog: int | None = None) -> socket.socket:
-    """Return a socket that listens at an address of either family; OSError where that cannot be."""
+    """Return a socket that listens at an address of either family; raise OSError if it cannot."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(address, family=family, backlog=backlog)
 
 
 def address_towards(host: str) -> str:
-    """Return the address of this machine that leads to another one; OSError without a route, or for an unknown name."""
+    """Return the local address used to reach a host; raise OSError without a route or for an unknown name."""
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # of UDP: nothing is sent
@@ -50,8 +50,8 @@ def address_of(interface: str) -> str:
 
 
 def interface_with(address: str) -> str | None:
-    """Return the interface that has an address; None where there is none such."""
-    wanted = address.partition("%")[0]  # without the scope of a link-local one
+    """Return the interface that has an address; None if there is none."""
+    wanted = address.partition("%")[0]  # without the scope of a link-local address
     for _, name in socket.if_nameindex():
         if wanted in (_ipv4_of(name), *_ipv6_of(name)):
             return name
@@ -69,7 +69,7 @@ def _ipv4_of(interface: str) -> str | None:
 
 
 def _ask(interface: str, request: int) -> bytes | None:
-    """Return the kernel's answer, a ``struct ifreq``; None where there is no such interface, or no such address."""
+    """Return the kernel's answer, a ``struct ifreq``; None if there is no such interface or address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             return fcntl.ioctl(probe.fileno(), request, struct.pack("256s", interface.encode()[:15]))

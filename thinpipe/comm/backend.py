@@ -1,12 +1,11 @@
-"""Capabilities of the backends of ``torch.distributed``, declared once; callers ask for one instead of for a name.
+"""Capabilities of the backends of ``torch.distributed``, declared once; callers test capabilities, not names.
 
-A backend from outside is announced after ``dist.Backend.register_backend``::
+A third-party backend is registered after ``dist.Backend.register_backend``::
 
     register_backend("tls", Capabilities(tags=True, host_memory=True, short_receive=True, preconnected=True,
                                          encrypted=True))
 
-A backend that was not announced is an error: falling back to another one could send in the clear what was to be
-encrypted.
+An unregistered backend is an error: a fallback to another one could send data unencrypted.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a backend can do."""
+    """The capabilities of a backend."""
 
     tags: (
         bool  # messages are matched by tag: receives can be posted ahead, and sends and receives complete in any order
     )
-    host_memory: bool  # sends from and receives into host memory, and no other
+    host_memory: bool  # sends from and receives into host memory only
     short_receive: bool  # a message may be shorter than the receive that was posted for it
     preconnected: bool  # every pair of workers is connected once ``init_process_group`` returns
     encrypted: bool = False
@@ -39,13 +38,13 @@ _BACKENDS = {
 
 
 def register_backend(name: str, capabilities: Capabilities) -> None:
-    """Announce a backend from outside; raise ValueError if it is announced otherwise already."""
+    """Register a third-party backend; raise ValueError if it is registered with other capabilities."""
     if _BACKENDS.setdefault(name, capabilities) != capabilities:
         raise ValueError(f"backend {name!r} is registered with other capabilities: {_BACKENDS[name]}")
 
 
 def capabilities(name: str) -> Capabilities:
-    """Return what a backend can do; raise ValueError if it is not known."""
+    """Return the capabilities of a backend; raise ValueError if it is not registered."""
     if name not in _BACKENDS:
         raise ValueError(
             f"thinpipe does not know what backend {name!r} can do, and never replaces it by another; take one of "
@@ -55,21 +54,21 @@ def capabilities(name: str) -> Capabilities:
 
 
 def capabilities_of(group: dist.ProcessGroup | None, device: torch.device) -> Capabilities:
-    """Return what carries tensors of a device can do; a group may have one backend per kind of device."""
+    """Return the capabilities of a group's backend for a device; a group may have one backend per device type."""
     config = str(dist.get_backend_config(group))
     names = dict(part.split(":") for part in config.split(",") if ":" in part)
     return capabilities(names.get(device.type, dist.get_backend(group)))
 
 
 def wire_device(group: dist.ProcessGroup | None, device: torch.device) -> torch.device:
-    """Return where buffers lie that a group sends from or receives into, for tensors on ``device``."""
+    """Return the device of the buffers that a group sends from or receives into, for tensors on ``device``."""
     return CPU if capabilities_of(group, device).host_memory else device
 
 
 def host_group() -> dist.ProcessGroup | None:
     """Return a group for tensors in host memory: the default one (None) if it can, else a new one. A collective.
 
-    NCCL alone gets gloo alongside: it is not encrypted either.
+    A group with only NCCL gets a gloo group in addition: gloo is not encrypted either.
     """
     if capabilities_of(None, CPU).host_memory:
         return None

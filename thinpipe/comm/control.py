@@ -1,16 +1,16 @@
-"""The control channel: heartbeats between the client and every other worker, and why a run ends.
+"""The control channel: heartbeats between the client and every other worker, and the cause of a run's end.
 
     worker 1 ---.
                  >--- worker 0, the client
     worker 2 ---'
 
-(1) Every second each end sends a heartbeat: what it is doing (``Activity``), as a line of JSON of a bounded length.
-(2) A peer that sends no heartbeat for WARN_S is reported; LATE_S after the patience of the user the run is aborted.
+(1) Every second each end sends a heartbeat: its current ``Activity``, as a line of JSON of bounded length.
+(2) A peer that sends no heartbeat for WARN_S is reported; LATE_S after ``--patience`` the run is aborted.
     Seconds in which this process itself was stopped (SIGSTOP, a suspended laptop) do not count as the peer's silence.
 (3) If all workers wait for each other and none computes, a message was lost: the client aborts the run, too.
 (4) A worker that ends sends the cause, and the client forwards it: every machine can name the first cause.
 
-A thread does all of this, since the main thread may stand in a call of torch that never returns.
+A thread does all of this, since the main thread may block in a call of torch that never returns.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ RETRY = 0.2
 _CONTROL_RETRY_S = 1.0  # the same on the control channel, whose few bytes congest no link
 _TCP_RTO_MAX_MS = 44  # of <linux/tcp.h>, from Linux 6.15 on; 1 to 120 s
 
-_seen: set[tuple[int, str]] = set()  # descriptors that were looked at, with what they were
+_seen: set[tuple[int, str]] = set()  # descriptors that were already processed, with their targets
 
 
 @dataclass
 class Activity:
-    """What this worker is doing right now.
+    """The current activity of this worker.
 
-    Written by the main thread, read by the heartbeat's: single values, so that no lock is needed.
+    Written by the main thread, read by the heartbeat thread: single values, so that no lock is needed.
     """
 
     step: int = 0  # of training; 0 before the first
     doing: str = "starting"
     waiting: bool = False  # for another worker
-    done: int = 0  # goes up with everything that is finished
+    done: int = 0  # progress counter: incremented for every finished operation
     longest_step_s: float = 0.0  # of this run's training steps
 
     def note(self, doing: str, step: int | None = None) -> None:
@@ -61,9 +61,9 @@ class Activity:
             self.step = step
 
     def status(self) -> dict[str, Any]:
-        """What a heartbeat says. CPU time tells a worker that computes from one that waits inside of torch.
+        """Return the content of a heartbeat. CPU time distinguishes computation from waiting inside torch.
 
-        The main thread's: those of gloo can spin on a connection that broke in the middle of a message.
+        It is that of the main thread: gloo's threads can spin on a connection that broke in the middle of a message.
         """
         return {
             "step": self.step,
@@ -79,7 +79,7 @@ ACTIVITY = Activity()  # of this process
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Around a call that ends when another worker has done its part."""
+    """Mark this worker as waiting during a call that depends on another worker."""
     ACTIVITY.waiting = True
     try:
         yield
@@ -92,12 +92,12 @@ def keep_alive(patience_s: float, control: Collection[int] = ()) -> None:
     """Set TCP options on the connections opened since the last call; gloo has no setting for them.
 
     The kernel retransmits at least once per RETRY * ``patience_s``, on the descriptors in ``control`` every second. It
-    probes idle connections, so that one whose peer is gone fails after ``patience_s``. Retransmissions have no limit of
-    ours: TCP_USER_TIMEOUT counts on over short cuts between which data is acknowledged (seen on Linux 6.18), and ends
-    connections that work. Heartbeats find a peer that is lost.
+    probes idle connections, so that one whose peer is gone fails after ``patience_s``. Retransmissions are
+    not limited: TCP_USER_TIMEOUT keeps counting over short outages between which data is acknowledged (seen on Linux
+    6.18), and ends working connections. Heartbeats find a peer that is lost.
     """
     folder = Path("/proc/self/fd")
-    if not folder.is_dir():  # not Linux: what the system does by itself must do
+    if not folder.is_dir():  # not Linux: the system's defaults apply
         return
     here = set()
     for name in os.listdir(folder):
@@ -129,11 +129,11 @@ def _set(descriptor: int, patience_s: float, retry_s: float) -> None:
 
 TICK_S = 1.0
 WARN_S = 10.0
-# A heartbeat and a retransmission: with a cut that is shorter than the patience, silence is at most this much longer.
+# A heartbeat and a retransmission: if an outage is shorter than the patience, silence is at most this much longer.
 LATE_S = 2.0
-GRACE_S = 5.0  # for a worker that knows why the run ends to end by itself
-_LONGEST = 1 << 16  # bytes of a line; a peer that sends more is not one of ours
-_BUSY = 0.1  # of a core: less than that over a while is a worker that waits
+GRACE_S = 5.0  # time for a worker that knows the cause to exit by itself
+_LONGEST = 1 << 16  # bytes of a line; a peer that sends more is not a worker of thinpipe
+_BUSY = 0.1  # of a core: a worker with less CPU time than that is waiting
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Peer:
     unsent: bytes = b""  # the end of the last lines to it: its receive buffer, and the send buffer here, are full
     status: dict[str, Any] = field(default_factory=dict)
     silent_s: float = 0.0
-    told_s: float = 0.0  # of its silence, when that was last said
+    told_s: float = 0.0  # its silence when it was last reported
     gone: bool = False
 
     def where(self) -> str:
@@ -154,9 +154,9 @@ class Peer:
         return f"last: step {self.status['step']}, {self.status['doing']}"
 
     def send(self, message: Mapping[str, Any], *, droppable: bool = False) -> None:
-        """Send a line without waiting; what does not fit into the send buffer is sent ahead of the next line.
+        """Send a line without blocking; bytes that do not fit into the send buffer are sent before the next line.
 
-        ``droppable``: leave this line out while an earlier one still waits, so that what waits does not grow.
+        ``droppable``: omit this line while an earlier one is unsent, so that the unsent bytes do not grow.
         """
         if not (droppable and self.unsent):
             self.unsent += json.dumps(message).encode() + b"\n"
@@ -177,11 +177,11 @@ class Control:
         end: Callable[[str], Any],  # ends this process; called from the thread
     ) -> None:
         self.rank, self.patience_s = rank, patience_s
-        self.cause: str | None = None  # why the run ends, as another worker said
+        self.cause: str | None = None  # why the run ends, received from another worker
         self._say, self._end = say, end
         self._peers = {number: Peer(connection) for number, connection in connections.items()}
         self._known, self._closed = threading.Event(), threading.Event()
-        self._sending = threading.Lock()  # the main thread announces, the other one sends all else
+        self._sending = threading.Lock()  # the main thread sends the cause, the control thread everything else
         self._ending_s: float | None = None  # since the cause is known
         self._stuck_s, self._stuck_at = 0.0, (-1, 0.0)
         self._thread = threading.Thread(target=self._run, name="thinpipe-control", daemon=True)
@@ -190,7 +190,7 @@ class Control:
         self._thread.start()
 
     def first_cause(self, error: BaseException) -> str:
-        """Why this worker ends: its own error, or if that only says that others are gone, what they said."""
+        """Return why this worker ends: its own error, or the received cause if that follows from a lost worker."""
         if is_effect(error):
             self._known.wait(TICK_S)
             if self.cause is not None:
@@ -198,12 +198,12 @@ class Control:
         return f"worker {self.rank}: {describe(error)}"
 
     def announce(self, cause: str) -> None:
-        """(4) This worker ends; tell the others why."""
+        """(4) Send the other workers the cause of this worker's end."""
         for peer in self._peers.values():
             self._send(peer, {"end": cause})
 
     def close(self) -> None:
-        """This worker leaves in good order."""
+        """Close the channel after a normal end of this worker."""
         for peer in self._peers.values():
             self._send(peer, {"bye": True})
         self._closed.set()
@@ -214,7 +214,7 @@ class Control:
     def _run(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # unwatched, a run could stand still for ever
+        except Exception as error:  # without the control channel, a run could hang forever
             self._finish(f"worker {self.rank}: the control channel failed: {describe(error)}")
 
     def _watch(self) -> None:
@@ -246,7 +246,7 @@ class Control:
             self._count_standstill(seconds)
 
     def _count_silence(self, number: int, peer: Peer, seconds: float) -> None:
-        """(2)"""
+        """Count the silence of a peer; report it or abort the run, (2)."""
         peer.silent_s += seconds
         if peer.silent_s >= self.patience_s + LATE_S:
             self._finish(f"worker {number} has been silent for {peer.silent_s:.0f} s ({peer.where()})")
@@ -255,9 +255,9 @@ class Control:
             self._say(f"waiting for worker {number}, silent for {peer.silent_s:.0f} s ({peer.where()})")
 
     def _count_standstill(self, seconds: float) -> None:
-        """(3)"""
+        """Abort the run if all workers have waited for each other for too long, (3)."""
         everyone = [ACTIVITY.status(), *(peer.status for peer in self._peers.values())]
-        # While a link is down nothing can arrive, and after it TCP may take RETRY of the patience to retransmit.
+        # While a link is down nothing can arrive, and afterwards TCP may take RETRY * patience to retransmit.
         cut = any(peer.silent_s > LATE_S for peer in self._peers.values())
         if cut or not all(status and status["waiting"] for status in everyone):
             self._stuck_s = 0.0
@@ -277,7 +277,7 @@ class Control:
         self._end(cause)
 
     def _hear(self, number: int) -> bool:
-        """Read what a peer has sent; return False when nothing more will come."""
+        """Read the lines that a peer has sent; return False if no more will follow."""
         peer, how = self._peers[number], "it closed the connection"
         try:
             received = peer.connection.recv(_LONGEST)
@@ -315,7 +315,7 @@ class Control:
                     "cpu_s": float(message["cpu_s"]),
                 }
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            pass  # a damaged line: the next one comes in a second
+            pass  # a damaged line: the next one arrives within a second
         return True
 
     def _learn(self, cause: str, source: int) -> None:

@@ -1,4 +1,4 @@
-"""How a run of several workers ends when it does not end well, in one line."""
+"""Errors of a run of several workers, and their one-line descriptions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class LinkError(RuntimeError):
 
 
 class ChecksumError(RuntimeError):
-    """A message arrived with other bytes than it was sent with."""
+    """A message was corrupted in transit: its checksum does not match."""
 
 
 class WorkerError(RuntimeError):
-    """A worker failed, and the others were ended. ``code`` is the exit code that tells it to a shell."""
+    """A worker failed, and the others were terminated. ``code`` is the exit code of the process."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -27,13 +27,13 @@ class WorkerError(RuntimeError):
 
 
 class Terminated(SystemExit):
-    """This process was asked to end (SIGTERM, SIGHUP), and the workers have; the code is what shells say of it."""
+    """This process got SIGTERM or SIGHUP, and its workers have ended; the code is 128 + signal, as in shells."""
 
     code: int
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked this worker to end."""
+    """A signal requested the end of this worker."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -41,7 +41,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StoppedTogether(Interrupted):
-    """A signal asked one worker to end, or all of them (None), and all have stopped after the same step."""
+    """A signal to one worker, or to all (None), stopped all workers after the same step."""
 
     def __init__(self, number: int, worker: int | None) -> None:
         super().__init__(number)
@@ -49,46 +49,46 @@ class StoppedTogether(Interrupted):
 
 
 def ended_by(number: int) -> str:
-    """A signal that ended a process, in the words of its one line."""
+    """Return the text for a signal that ended a process."""
     return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once. Threads of torch that wait for a lost peer would abort an ordinary exit."""
+    """Exit this process immediately. Threads of torch that wait for a lost peer would abort an ordinary exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:  # closed by the shell
                 stream.flush()
         except BrokenPipeError:
-            continue  # nobody reads any more
+            continue  # the reader has closed the pipe
         except OSError as error:
             code = code or tell_system(error)
     os._exit(code)
 
 
 def tell_system(error: OSError) -> int:
-    """What the system refused, such as a table on a full disk, in one line; returns the exit code."""
+    """Print an OSError, such as a write to a full disk, in one line; return the exit code."""
     with suppress(OSError):
         os.write(2, f"thinpipe: {describe(error)}\n".encode())
     return 1
 
 
 def root_of(error: BaseException) -> BaseException:
-    """What an error was raised from: torch's stages wrap what happens in a module. Ours say all there is to say."""
+    """Return the root cause of an error: torch's stages wrap errors of modules. Errors of links are not unwrapped."""
     while error.__cause__ is not None and not isinstance(error, (LinkError, ChecksumError)):
         error = error.__cause__
     return error
 
 
 def is_effect(error: BaseException) -> bool:
-    """Whether an error only says that another worker is gone."""
+    """Return True if an error is only the consequence of a lost worker."""
     error = root_of(error)
     lost = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_PEER)
     return isinstance(error, LinkError) or lost
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: its type, its first words, and where it was raised if it has none."""
+    """Return an error in one line: its type and its message, or where it was raised if it has no message."""
     error = root_of(error)
     if isinstance(error, Interrupted):
         return f"ended by {signal.Signals(error.number).name}"
@@ -104,22 +104,22 @@ def describe(error: BaseException) -> str:
 
 
 def note_cause(error: BaseException, cause: str) -> None:
-    """Keep with an error why its worker ended, as all workers were told."""
+    """Attach to an error the cause that was sent to all workers."""
     error.__dict__["cause"] = cause
 
 
 def noted_cause(error: BaseException, rank: int) -> str:
-    """That, or the error itself where nobody could be told."""
+    """Return the attached cause, or the error itself if no cause was sent."""
     return str(error.__dict__.get("cause") or f"worker {rank}: {describe(error)}")
 
 
-# What gloo says in calls of torch that are not wrapped, such as those of DistributedDataParallel.
+# Messages of gloo in calls of torch that are not wrapped, such as those of DistributedDataParallel.
 _LOST_PEER = ("Connection closed by peer", "Connection reset by peer")
 
-# What torch and the C++ library say; MemoryError is Python's.
+# Messages of torch and the C++ library; MemoryError is Python's.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "std::bad_alloc", "CUDA out of memory")
 
 
 def debugging() -> bool:
-    """Whether tracebacks are wanted."""
+    """Return True if tracebacks are to be printed (THINPIPE_DEBUG)."""
     return os.environ.get("THINPIPE_DEBUG", "") not in ("", "0")

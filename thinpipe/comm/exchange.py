@@ -1,4 +1,4 @@
-"""Small messages between all workers: JSON and sums. Checksummed, of bounded size, never unpickled."""
+"""Small messages between workers, JSON and sums: checksummed, of bounded size, never unpickled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thinpipe.comm.backend import CPU, wire_device
 from thinpipe.comm.control import waiting
 from thinpipe.comm.errors import ChecksumError, LinkError
 
-LARGEST = 1 << 24  # bytes that one worker may make another allocate
+LARGEST = 1 << 24  # bytes: the most that one worker can make another allocate
 _SUM_BYTES = 8
 _TAG = 1 << 29  # of sums that are awaited; links have tags from 1 << 30 on
 
@@ -27,7 +27,7 @@ class DisagreementError(ValueError):
 
 @contextmanager
 def needing_peers(what: str) -> Iterator[None]:
-    """Around calls of torch that fail when another worker is gone."""
+    """Raise LinkError if calls of torch inside fail because another worker is lost."""
     try:
         with waiting():
             yield
@@ -38,7 +38,7 @@ def needing_peers(what: str) -> Iterator[None]:
 
 
 def gather(facts: Any, group: dist.ProcessGroup | None, device: torch.device) -> list[Any]:
-    """What every worker has to say (JSON), on all of them. A collective."""
+    """Return the facts (JSON) of every worker, on all of them. A collective."""
     said = json.dumps(facts).encode()
     if len(said) > LARGEST:
         raise ValueError(f"workers tell each other at most {LARGEST} bytes at once, got {len(said)}")
@@ -54,10 +54,10 @@ def gather(facts: Any, group: dist.ProcessGroup | None, device: torch.device) ->
 
 
 def agree(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> dict[str, Any]:
-    """Compare ``facts`` (JSON) with every worker's: where two know a fact of one name, it must be the same.
+    """Compare ``facts`` (JSON) with those of all workers; return the union of all facts.
 
-    A collective: every worker of the group calls it. Returns what any of them knows; raises on all of them, naming
-    workers and what differs.
+    A collective: every worker of the group calls it. If two workers have different values for one name, it raises an
+    error on all workers that names the workers and the values.
     """
     everyone = gather(dict(facts), group, device)
     lines = []
@@ -78,15 +78,15 @@ def agree(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: tor
 
 
 def add_up(numbers: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Add up a tensor on the CPU over all workers of a group of gloo, in place and in their order. A collective."""
+    """Sum a CPU tensor over all workers of a gloo group, in place and in the order of ranks. A collective."""
     numbers.copy_(_added(_all_gather(numbers, group, CPU)))
 
 
 class Sum:
-    """A sum of doubles over all workers of a group of gloo that is expected before its numbers are known.
+    """An all-reduce of doubles over a gloo group whose receives are posted before the numbers are known.
 
-    gloo sends nothing before the other side has said that it waits for it. Here that is said when the sum is made: once
-    there are numbers, they reach the others after one delay of the network, where a collective takes two or more.
+    gloo sends data only after the receiver has posted its receive. Here receives are posted on construction, so the
+    numbers reach the others after one network delay, while a collective takes two or more.
     """
 
     def __init__(self, count: int, *, worker: int, workers: int, group: dist.ProcessGroup | None) -> None:
@@ -97,14 +97,14 @@ class Sum:
             self._works = [dist.irecv(self._parts[peer], group=group, group_src=peer, tag=_TAG) for peer in self._peers]
 
     def tell(self, numbers: Sequence[float]) -> None:
-        """This worker's, once."""
+        """Send the numbers of this worker; call it once."""
         data = torch.tensor(numbers, dtype=torch.float64).view(torch.uint8)
         message = self._parts[self._worker] = torch.cat([data, _checksum(data)])
         with _needing_all():
             self._works += [dist.isend(message, group=self._group, group_dst=peer, tag=_TAG) for peer in self._peers]
 
     def heard(self) -> list[float]:
-        """Wait for all; added in the order of workers."""
+        """Wait for all workers and return the sums, added in the order of ranks."""
         with _needing_all():
             for work in self._works:
                 assert work is not None  # torch returns None to workers outside the group
@@ -114,7 +114,7 @@ class Sum:
 
 
 def tell(facts: Any, group: dist.ProcessGroup | None, peer: int, device: torch.device) -> None:
-    """Say something (JSON) to one worker, by its rank in the group; it calls ``hear``."""
+    """Send facts (JSON) to one worker, by its rank in the group; it receives them with ``hear``."""
     device = wire_device(group, device)
     said = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
     with needing_peers(f"telling worker {peer}"):
@@ -123,7 +123,7 @@ def tell(facts: Any, group: dist.ProcessGroup | None, peer: int, device: torch.d
 
 
 def hear(group: dist.ProcessGroup | None, peer: int, device: torch.device) -> Any:
-    """What one worker tells this one."""
+    """Receive and return the facts that one worker sends to this one."""
     device = wire_device(group, device)
     size = torch.zeros(1, dtype=torch.int64, device=device)
     with needing_peers(f"hearing worker {peer}"):
@@ -136,7 +136,7 @@ def hear(group: dist.ProcessGroup | None, peer: int, device: torch.device) -> An
 
 
 def _all_gather(tensor: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> list[Tensor]:
-    """A tensor of one size from every worker, each held against its checksum."""
+    """Return a tensor of the same size from every worker; verify the checksum of each."""
     data = tensor.contiguous().view(-1).view(torch.uint8)
     message = torch.cat([data, _checksum(data)]).to(device)
     parts = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]
@@ -151,7 +151,7 @@ def _needing_all() -> AbstractContextManager[None]:
 
 
 def _added(parts: Sequence[Tensor]) -> Tensor:
-    """In their order."""
+    """Return the sum of tensors, added in their order."""
     total = torch.zeros_like(parts[0])
     for part in parts:
         total += part
@@ -159,7 +159,7 @@ def _added(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _opened(message: Tensor, worker: int) -> Tensor:
-    """A message without its checksum, which must match."""
+    """Return a message without its checksum; raise ChecksumError if that does not match."""
     received, told = message.cpu().split([message.numel() - _SUM_BYTES, _SUM_BYTES])
     if not torch.equal(_checksum(received), told):
         raise ChecksumError(

@@ -1,4 +1,4 @@
-"""Which worker of a run this process is, as torchrun or ``become_member`` set it; and how it joins the others."""
+"""Membership of this process in a run: its rank, set by torchrun or ``become_member``, and joining the workers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from thinpipe.options import OptionError
 from thinpipe.system.sanitize import printable
 
 COMPLETE = "the run is complete"  # for say_remote
-PATIENCE_S = 60.0  # by default: how long a silent worker is waited for
+PATIENCE_S = 60.0  # default time to wait for a silent worker
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class Member:
-    """A worker among the others."""
+    """The rank of a worker, the world size, and its place on its machine."""
 
     rank: int
     size: int
@@ -41,7 +41,7 @@ class Member:
 
 
 def member() -> Member | None:
-    """Which worker this process is; None where it is none: workers are still to be started."""
+    """Return the membership of this process; None if it is not a worker, and workers are still to be started."""
     if any(name not in os.environ for name in _REQUIRED):
         return None
     return Member(
@@ -56,7 +56,7 @@ def member() -> Member | None:
 def become_member(rank: int, size: int, master: str) -> None:
     """Make this process one of the workers of a run on several machines, started by hand on each.
 
-    ``master`` is HOST:PORT, where worker 0 listens and the others look for it.
+    ``master`` is HOST:PORT, where worker 0 listens and to which the others connect.
     """
     host, colon, port = master.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 1 << 16):
@@ -69,7 +69,7 @@ def become_member(rank: int, size: int, master: str) -> None:
 
 
 def set_member(rank: int, size: int, *, machine: int, local: tuple[int, int], master: tuple[str, str]) -> None:
-    """In the environment, as torchrun does it. ``local``: number and count among the workers of this machine."""
+    """Set the environment variables of torchrun. ``local``: local rank and number of workers on this machine."""
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -94,22 +94,22 @@ def joined(
     patience_s: float = PATIENCE_S,
     end: Callable[[str], Any],
 ) -> Iterator[Control]:
-    """The process group that the environment describes, and the control channel beside it.
+    """Join the process group that the environment describes, and yield the control channel.
 
     Args:
-        backend: by default NCCL where every worker of this machine has a GPU of its own, gloo otherwise.
-        meeting_file: in which the workers of one machine find each other, instead of over a network.
-        patience_s: how long a worker that is missing or silent is waited for.
-        end: ends this process with words about why; called by a thread.
+        backend: by default NCCL if every worker has its own GPU, else gloo.
+        meeting_file: file store through which workers of one machine connect, instead of over a network.
+        patience_s: seconds to wait for a missing or silent worker.
+        end: terminates this process and reports the cause; called from a thread.
     """
     me = member()
     assert me is not None
     own_gpu = torch.cuda.device_count() >= me.local_size
     if own_gpu:
         torch.cuda.set_device(me.local_rank)
-    if "OMP_NUM_THREADS" not in os.environ:  # every worker taking every core is slower than each taking its share
+    if "OMP_NUM_THREADS" not in os.environ:  # all workers on all cores are slower than each on its share
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // me.local_size))
-    # Workers of one machine share a terminal: one of those who wait for the client is enough.
+    # Workers of one machine share a terminal: messages of one that waits for the client are enough.
     quiet = meeting_file is not None and me.rank > 1
     tell: Callable[[str], None] = (lambda words: None) if quiet else say
     patience = Patience(patience_s, tell)
@@ -121,7 +121,7 @@ def joined(
     master_store, connections = bounded(join, patience)
     control = Control(me.rank, connections, patience_s=patience_s, say=tell, end=end)
     ACTIVITY.note("connecting to the other workers")
-    # Torch then waits until all are connected: one that had nothing to do would leave while others still connect to it.
+    # Torch then waits until all are connected: an idle worker would exit while others still connect to it.
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
     try:
         chosen = _connect(backend, own_gpu, master_store.store, me)
@@ -132,7 +132,7 @@ def joined(
         say_remote(f"joined worker 0 at {master} as worker {me.rank} of {me.size}")
         yield control
     except BaseException as error:
-        # The group stays: the others would see this worker leave before it says why.
+        # Keep the group: otherwise the others would see the lost connection before the cause.
         cause = control.first_cause(error)
         control.announce(cause)
         note_cause(error, cause)
@@ -142,7 +142,7 @@ def joined(
 
 
 def say_remote(words: str) -> None:
-    """Print a line if this is the first worker of a machine that has no client: it shows no progress and no results."""
+    """Print a line on the first worker of a machine without the client, which shows no progress or results."""
     me = member()
     launched = multiprocessing.parent_process() is not None  # by the client's command, whose terminal it shares
     if me is not None and me.machine > 0 and me.local_rank == 0 and not launched:
@@ -155,7 +155,7 @@ def _connect(backend: str | None, own_gpu: bool, store: dist.Store, me: Member) 
         with needing_peers("connecting"):
             chosen = backend or ("nccl" if _all_have(own_gpu, store, me) else "gloo")
             dist.init_process_group(chosen, store=store, rank=me.rank, world_size=me.size)
-    except (ValueError, MemoryError) as error:  # of gloo, which parses what is in the store
+    except (ValueError, MemoryError) as error:  # of gloo, which parses the contents of the store
         raise LinkError(f"the store has no addresses of workers, something else writes to its port ({error})") from None
     return chosen
 
@@ -165,7 +165,7 @@ def _find_store(me: Member, meeting_file: str | None, patience: Patience) -> Mas
         return MasterStore(dist.FileStore(meeting_file, me.size))
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if "GLOO_SOCKET_IFNAME" not in os.environ:
-        # gloo would ask what this machine's name means, which often is 127.0.0.1 and leads the others nowhere.
+        # gloo would resolve this machine's name, often to 127.0.0.1, which the others cannot reach.
         interface = interface_with(own_address_towards(host, patience))
         if interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface
@@ -178,13 +178,13 @@ def _find_store(me: Member, meeting_file: str | None, patience: Patience) -> Mas
 
 
 def _all_have(own_gpu: bool, store: dist.Store, me: Member) -> bool:
-    """Whether every worker, on whatever machine, has a GPU of its own: all must choose one backend."""
+    """Return True if every worker on every machine has its own GPU: all must choose the same backend."""
     store.set(f"own gpu {me.rank}", str(int(own_gpu)))
     return all(store.get(f"own gpu {rank}") == b"1" for rank in range(me.size))
 
 
 def own_address() -> str:
-    """Where this worker listens: on the interface that carries the tensors, and on no other."""
+    """Return the address where this worker listens: only on the interface that carries the tensors."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface is not None:
         return address_of(interface.split(",")[0])

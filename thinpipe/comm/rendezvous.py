@@ -1,13 +1,13 @@
 """The rendezvous of workers: the store, and the connections of the control channel.
 
     worker 0, the client                                   worker 1 ...
-    (1)  creates the store: a file on one machine,         waits until it is there
+    (1)  creates the store: a file on one machine,         waits until it exists
          a port of the client on several
     (2)  listens, writes address and a secret into it      reads them, connects, sends a hello with the secret
     (3)  waits for all hellos, then answers them           waits for the answer
 
-The secret keeps out accidents, not attackers: whoever reaches the store can read it. A worker that is missing is
-reported after WARN_S; after the patience of the user that is an error.
+The secret rejects accidental connections, not attackers: every process that reaches the store can read it. A missing
+worker is reported after WARN_S; after ``--patience`` seconds it is an error.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from thinpipe.system.sanitize import one_line
 
 _KEY = "thinpipe/control"
 _HELLO_BYTES, _HELLO_S = 200, 1.0  # the longest hello, and how long one may take
-_MOST_PENDING, _BACKLOG = 64, 256  # connections without a complete hello, and those not accepted yet
+_MOST_PENDING, _BACKLOG = 64, 256  # connections without a complete hello, and connections not accepted yet
 _POLL_S = 0.2
 _GIVE_UP_S = 3.0
-_MISSING, _MOST_SAID = b"-", 1000  # precedes a message about workers that are missing, and its longest
+_MISSING, _MOST_SAID = b"-", 1000  # marks a message about missing workers, and its maximal length
 
 Say = Callable[[str], None]
 T = TypeVar("T")
 
 
 class Patience:
-    """Counts how long something was waited for: a line after WARN_S, then at twice that and so on, then an error."""
+    """A timeout that reports waiting after WARN_S, at twice that and so on, and raises an error at its end."""
 
     def __init__(self, seconds: float, say: Say) -> None:
         self._seconds, self._say = seconds, say
@@ -57,7 +57,7 @@ class Patience:
         return self._began + self._seconds - time.monotonic()
 
     def wait(self, words: str, remedy: str, grace_s: float = 0.0) -> None:
-        """Call it again and again; it returns while there is patience left."""
+        """Return while there is time left, report long waits, then raise LinkError; call it in a polling loop."""
         waited = time.monotonic() - self._began
         if waited >= self._seconds + grace_s:
             raise LinkError(f"{words}, {waited:.0f} s after the start: {remedy}")
@@ -67,7 +67,7 @@ class Patience:
 
 
 def bounded(call: Callable[[], T], patience: Patience) -> T:
-    """Return what a call returns, or raise LinkError when the patience is over: calls of torch's store can block."""
+    """Return what a call returns, or raise LinkError on timeout: calls of torch's store can block."""
     results: Queue[tuple[T | None, BaseException | None]] = Queue()
 
     def run() -> None:
@@ -89,7 +89,7 @@ def bounded(call: Callable[[], T], patience: Patience) -> T:
 
 
 def own_address_towards(host: str, patience: Patience) -> str:
-    """Return the address of this machine that leads to worker 0; wait for its name and the route to be known."""
+    """Return the local address used to reach worker 0; wait until its name resolves and a route exists."""
     while True:
         try:
             return address_towards(host)
@@ -105,32 +105,32 @@ def own_address_towards(host: str, patience: Patience) -> str:
 
 @dataclass(frozen=True)
 class MasterStore:
-    """The store of workers that were started by hand on several machines, and the socket at which it listens."""
+    """The store of workers that were started by hand on several machines, and its listening socket."""
 
     store: dist.Store
-    listener: int | None = None  # a file descriptor, which torch has; on the client only
+    listener: int | None = None  # a file descriptor owned by torch; on the client only
 
     def stop_listening(self) -> None:
-        """Close the port: all workers are connected, and nobody else has business there."""
+        """Close the port when all workers are connected: no other connection is expected."""
         if self.listener is not None:
-            # Torch has no call for this. Under the same number there is now a socket that nobody can connect to; the
-            # one that listened is closed, and the kernel takes it from the event loop of torch.
+            # Torch has no call for this. An unconnected socket takes over the descriptor: the listening socket closes,
+            # and the kernel removes it from the event loop of torch.
             with socket.socket() as unconnected:
                 os.dup2(unconnected.fileno(), self.listener, inheritable=False)
 
 
 def make_store(rank: int, size: int, host: str, port: int, patience: Patience) -> MasterStore:
-    """(1) on several machines: return the store of the client, or connect to it."""
+    """Create the store of the client, or connect to it, on several machines, (1)."""
     address = address_and_port(host, port)
-    # libuv: it reads what has come and allocates no more. Torch's other backend reads a message of a stranger to its
-    # end before anything else, and allocates whatever length that claims.
+    # libuv: it reads available bytes and allocates no more than that. Torch's other backend blocks until the message of
+    # a stranger is complete, and allocates whatever length it claims.
     options: dict[str, Any] = {"wait_for_workers": False, "use_libuv": True}
     if rank == 0:
         try:
-            # Torch binds to all interfaces; a socket that is bound already stays where it is.
+            # Torch binds to all interfaces; a socket that is already bound keeps its address.
             listener = listen(host, port).detach()
         except OSError as error:
-            # Python adds the address to what the system says of it, but for names.
+            # Python adds the address to the system's message, except for names.
             why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
             raise WorkerError(
                 f"cannot listen at {address}, where the others look for worker 0: {why}. "
@@ -160,7 +160,7 @@ def make_store(rank: int, size: int, host: str, port: int, patience: Patience) -
 
 
 def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patience) -> dict[int, socket.socket]:
-    """(2) and (3): return the connections of the control channel, by the worker at their other end."""
+    """Return the connections of the control channel, by the worker at the other end, (2) and (3)."""
     if size == 1:
         return {}
     if rank == 0:
@@ -190,7 +190,7 @@ def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patien
 
 
 def _greet(connection: socket.socket, hello: bytes, patience: Patience) -> bytes:
-    """Send the hello and return the answer: a line end, _MISSING, or nothing where the connection is closed."""
+    """Send the hello and return the answer: a line end, _MISSING, or nothing if the connection is closed."""
     try:
         connection.sendall(hello)
         connection.settimeout(_POLL_S)
@@ -198,7 +198,7 @@ def _greet(connection: socket.socket, hello: bytes, patience: Patience) -> bytes
             try:
                 return connection.recv(1)
             except TimeoutError:
-                # Longer than worker 0, which knows which workers are missing and sends that.
+                # Wait longer than worker 0, which sends the list of missing workers.
                 patience.wait("not all workers have come", "start them, or wait longer", _GIVE_UP_S)
     except ConnectionError:
         return b""
@@ -206,14 +206,14 @@ def _greet(connection: socket.socket, hello: bytes, patience: Patience) -> bytes
 
 @dataclass
 class _Hello:
-    """What a connection has sent that may be a worker's."""
+    """The bytes and the deadline of a connection that may be a worker's."""
 
     until: float = field(default_factory=lambda: time.monotonic() + _HELLO_S)
     received: bytes = b""
 
 
 class _Entrance:
-    """The socket at which the client receives hellos, all at once: none makes another wait."""
+    """The listening socket of the client, which receives all hellos concurrently: none delays another."""
 
     def __init__(self, listener: socket.socket, secret: str, size: int) -> None:
         self.found: dict[int, socket.socket] = {}
@@ -224,7 +224,7 @@ class _Entrance:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def poll(self) -> None:
-        """Take what has come within _POLL_S."""
+        """Accept connections and read hellos for up to _POLL_S."""
         for key, _ in self._selector.select(_POLL_S):
             connection = key.fileobj
             if connection is self._listener:
@@ -242,7 +242,7 @@ class _Entrance:
         self._selector.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # nobody is there any more
+        with suppress(OSError):  # the peer has disconnected
             connection, _ = self._listener.accept()
             connection.setblocking(False)
             if len(self._pending) >= _MOST_PENDING:
@@ -264,7 +264,7 @@ class _Entrance:
             return
         worker = _worker_of(hello.received, self._secret) if complete else None
         if worker is None or not 0 < worker < self._size or worker in self.found:
-            self._drop(connection)  # a stranger, or a worker that is here already
+            self._drop(connection)  # a stranger, or a duplicate worker
         else:
             self._selector.unregister(connection)
             del self._pending[connection]
@@ -311,7 +311,7 @@ def _wait_for_missing(found: dict[int, socket.socket], size: int, patience: Pati
 
 
 def _line(connection: socket.socket) -> str:
-    """Return the message of worker 0 about the workers that are missing."""
+    """Return the message of worker 0 about missing workers."""
     heard = b""
     connection.settimeout(_HELLO_S)
     with suppress(OSError):
@@ -321,7 +321,7 @@ def _line(connection: socket.socket) -> str:
 
 
 def _worker_of(hello: bytes, secret: str) -> int | None:
-    """Return the number in a hello that has the secret."""
+    """Return the rank in a hello with the right secret; None for any other hello."""
     try:
         facts: Any = json.loads(hello)
         known = hmac.compare_digest(str(facts["secret"]).encode(), secret.encode())

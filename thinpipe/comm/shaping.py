@@ -1,9 +1,9 @@
-"""What links between workers are asked to be: rates, delay, loss; as text, or for every pair of workers in a file.
+"""Traffic shaping of links between workers: rates, delay and loss, as text or per pair of workers in a file.
 
 100mbit                          a rate in both directions
 100mbit/20mbit,40ms,0.1%         100 Mbit/s to the client and 20 from it, 40 ms each way, one packet in 1000 lost
 40-45ms                          a delay that differs from packet to packet; packets stay in order
-links.toml                       default = "1gbit,5ms", "0-1" = "100mbit/20mbit,40ms": workers by their numbers
+links.toml                       default = "1gbit,5ms", "0-1" = "100mbit/20mbit,40ms": pairs of ranks
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from typing import Any
 from thinpipe.options import OptionError
 from thinpipe.system.files import read_toml
 
-# With these, tc takes 136 bit/s to 670 Gbit/s: below, the time of a burst does not fit its 32 bits, and the burst
-# shrinks below a frame; above, the queue in bytes does not fit them.
+# tc accepts 136 bit/s to 670 Gbit/s: below, the time of a burst overflows its 32 bits, and the burst is smaller than a
+# frame; above, the queue in bytes overflows them.
 _LEAST_MBIT, _MOST_MBIT = 1e-3, 600e3
-_MOST_DELAY_MS = 10_000.0  # TCP gives up a connection that takes some minutes to make
+_MOST_DELAY_MS = 10_000.0  # TCP gives up on a connection that takes minutes to establish
 _MBIT = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)?")  # without a unit: Mbit/s
 _DELAY = re.compile(r"(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?(us|ms|s)")
 _LOSS = re.compile(r"(\d+(?:\.\d+)?)%")
-# Packets on a line that one Python process forwards: those of Ethernet, and above this rate so large that it keeps up.
+# MTU of links that one Python process forwards: that of Ethernet, and above this rate a larger one so it keeps up.
 _FAST_MBIT, _MTU, _FAST_MTU = 300.0, 1500, 9000
-# A router's queue: 100 ms, or a round trip where that is longer; and what a connection may send at once.
+# A router's queue: 100 ms, or a round trip if that is longer; and at least an initial burst of packets.
 _ROOM_S, _ROOM_PACKETS = 0.1, 16
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What two workers have between them. Down is towards the one with the lower number, as the client's is."""
+    """The shaping of the link between two workers. Down is towards the lower rank, as for the client."""
 
-    down_mbit_per_s: float | None = None  # None: as fast as it goes
+    down_mbit_per_s: float | None = None  # None: unlimited
     up_mbit_per_s: float | None = None
     delay_ms: float = 0.0  # one way, at least
-    jitter_ms: float = 0.0  # so much more at most
-    loss: float = 0.0  # part of the packets
+    jitter_ms: float = 0.0  # the most that is added to the delay
+    loss: float = 0.0  # fraction of the packets
 
     @property
     def text(self) -> str:
-        """As a user writes it."""
+        """The text that ``parse_link`` reads."""
         rates = list(dict.fromkeys((self.down_mbit_per_s, self.up_mbit_per_s)))
         up_to = f"-{self.delay_ms + self.jitter_ms:.12g}" if self.jitter_ms else ""
         parts = [
@@ -58,19 +58,19 @@ class Shape:
 
 @dataclass(frozen=True)
 class Queue:
-    """What packets pass at a rate."""
+    """A queue that packets leave at a fixed rate."""
 
     name: str
-    mbit_per_s: float | None  # None: as fast as it goes
+    mbit_per_s: float | None  # None: unlimited
 
     def wire_ms(self, wire_bytes: float) -> float:
-        """The time so many bytes take."""
+        """Return the transmission time of ``wire_bytes`` bytes."""
         return 0.0 if self.mbit_per_s is None else wire_bytes * 8 / (self.mbit_per_s * 1e3)
 
 
 @dataclass(frozen=True)
 class Way:
-    """From one worker to another."""
+    """The queues and shape of the path from one worker to another."""
 
     queues: tuple[Queue, ...]
     shape: Shape
@@ -82,7 +82,7 @@ class Way:
         return _FAST_MTU if any(rate is None or rate >= _FAST_MBIT for rate in rates) else _MTU
 
     def room_s(self, queue: Queue) -> float:
-        """How long a packet waits at most."""
+        """Return the longest time that a packet may wait in a queue, in seconds."""
         assert queue.mbit_per_s is not None
         packets_s = _ROOM_PACKETS * self.mtu * 8 / (queue.mbit_per_s * 1e6)
         return max(_ROOM_S, 2e-3 * self.shape.delay_ms, packets_s)
@@ -94,11 +94,11 @@ class Shaping:
 
     every: Shape
     pairs: tuple[tuple[tuple[int, int], Shape], ...] = ()  # lower number first
-    file: str | None = None  # they come from
+    file: str | None = None  # the file that they were read from
 
     @property
     def plain_mbit_per_s(self) -> float | None:
-        """The rate of links that have a rate and nothing else, the same in both directions; None of others."""
+        """The rate of links with only a rate, equal in both directions; None for others."""
         rate = self.every.down_mbit_per_s
         return rate if self.file is None and self.every == Shape(rate, rate) else None
 
@@ -108,14 +108,14 @@ class Shaping:
 
     @property
     def facts(self) -> float | str | dict[str, str]:
-        """What a record says of them: the rate in Mbit/s where that is all, the text, or what the file had."""
+        """The entry in a record: the rate in Mbit/s if that is all, the text, or the contents of the file."""
         if self.file is None:
             return self.plain_mbit_per_s or self.text
         pairs = {f"{first}-{second}": shape.text for (first, second), shape in self.pairs}
         return {"file": self.file, "default": self.every.text, **pairs}
 
     def check(self, workers: int) -> None:
-        """OptionError where a pair has a worker that is not there."""
+        """Raise OptionError if a pair names a rank that does not exist."""
         for (first, second), _ in self.pairs:
             if second >= workers:
                 raise OptionError(
@@ -124,11 +124,11 @@ class Shaping:
                 )
 
     def ways(self, workers: int) -> dict[tuple[int, int], Way]:
-        """By sender and receiver.
+        """Return the path of each pair of workers, by sender and receiver.
 
-        Two workers have a line of their own, and so does every pair of a file. Otherwise each worker has one interface
-        for all its lines: the client's receives at the rate down and sends at the rate up; that of the others has the
-        higher of the two both ways.
+        With two workers, or with a file, every pair has its own link. Otherwise each worker has one interface for all
+        its links: the client's receives at the rate down and sends at the rate up; those of the others have the higher
+        rate in both directions.
         """
         shapes, fast = dict(self.pairs), _faster(self.every)
         found = {}
@@ -147,12 +147,12 @@ class Shaping:
 
 
 def shaping_of(mbit_per_s: float) -> Shaping:
-    """Shaping with a rate and nothing else."""
+    """Return the shaping of links that have only a rate."""
     return Shaping(Shape(mbit_per_s, mbit_per_s))
 
 
 def parse_link(text: str) -> Shaping | None:
-    """One link; None for ``none``, not shaped at all."""
+    """Return the shaping that a text describes; None for ``none``, without shaping."""
     links = parse_links(text)
     if len(links) > 1:
         raise _not_a_link(text)
@@ -160,7 +160,7 @@ def parse_link(text: str) -> Shaping | None:
 
 
 def parse_links(text: str) -> list[Shaping | None]:
-    """Shaping separated by commas: each begins with a rate, ``none`` or a file, and has what follows up to the next."""
+    """Return the shapings of a list separated by commas; a delay or a loss belongs to the item before it."""
     groups: list[list[str]] = []
     for part in (part.strip() for part in text.split(",")):
         if groups and (_DELAY.fullmatch(part.lower()) or _LOSS.fullmatch(part.lower())):
@@ -171,18 +171,18 @@ def parse_links(text: str) -> list[Shaping | None]:
 
 
 def link_text(links: Shaping | None) -> str:
-    """As a user writes it; ``parse_link`` reads it."""
+    """Return links as the text that ``parse_link`` reads."""
     return "none" if links is None else links.text
 
 
 def link_facts(links: Shaping | None) -> dict[str, Any]:
-    """What a record says of it: the rate in Mbit/s, and all of it where there is more to say."""
+    """Return the entries of a record: the rate in Mbit/s, and the full shaping if it is more than a rate."""
     rate = None if links is None else links.plain_mbit_per_s
     return {"link_mbit_per_s": rate, **({} if links is None or rate is not None else {"link": links.facts})}
 
 
 def list_facts(several: Sequence[Shaping | None]) -> list[Any]:
-    """What a record says of a list of them."""
+    """Return the entries of a record for a list of shapings."""
     return [None if links is None else links.facts for links in several]
 
 

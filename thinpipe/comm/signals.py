@@ -1,8 +1,8 @@
-"""Signals that ask a worker to stop, and the death of the process that started it.
+"""Signals that stop a worker, and the death of the process that started it.
 
-first signal    in training   the step under way is completed and saved, on all workers together
+first signal    in training   all workers complete the current step and save it
                 elsewhere     ``Interrupted`` is raised; the process exits within GRACE_S
-second signal   anywhere      the process exits at once
+second signal   anywhere      the process exits immediately
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Signals this close together count as one: `timeout` and terminals signal a process and its group.
 REPEAT_S = 1.0
-# A run that was asked to stop is stuck if nothing is finished for this long, or for STUCK_STEPS times its longest step.
+# A stopping run is stuck if it makes no progress for this long, or for STUCK_STEPS times its longest step.
 STUCK_S, STUCK_STEPS = 120.0, 3
 SECOND = "a second signal ends the run at once"
 
 _POLL_S = 0.2
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-# Looked up ahead: also called between fork and exec, where nothing should be loaded. Linux has it.
+# Looked up ahead: also called between fork and exec, where nothing should be loaded. Linux only.
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
 
@@ -62,9 +62,9 @@ class RaisedSignal(Noted):
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Inside, signals of ENDING wait. A process that is started inside begins so, and unblocks them when it is ready.
+    """Block the signals of ENDING. A process started inside inherits this, and unblocks them when it is ready.
 
-    Until then Python would answer them with a traceback.
+    Before that, Python would print a traceback on a signal.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
@@ -74,12 +74,12 @@ def signals_blocked() -> Iterator[None]:
 
 
 def unblock_signals() -> None:
-    """This process is ready for them."""
+    """Unblock the signals of ENDING when this process is ready for them."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def end_with_parent() -> None:
-    """Get SIGTERM when the process that started this one was killed; torch's own SIGINT would wait for Python."""
+    """Request SIGTERM for this process when its parent is killed; torch's own SIGINT would wait for Python."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -89,12 +89,12 @@ def raise_signals(
 ) -> None:
     """Raise ``Interrupted`` in the main thread on a signal of ENDING, from now on.
 
-    The main thread may be in a call that never returns to Python. So a thread calls ``leave(exit code)`` if the process
-    has not exited in time: see ``_watch``.
+    The main thread may be in a call that never returns to Python. Therefore a thread calls ``leave(exit code)`` if the
+    process has not exited in time: see ``_watch``.
 
     Args:
-        ignored: signals that the user wants ignored (nohup).
-        launched: whether a launcher started this worker: it repeats each signal, and ends the worker on a second one.
+        ignored: signals to ignore (nohup).
+        launched: whether a launcher started this worker: it forwards each signal, and kills the worker on a second one.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -112,8 +112,8 @@ def raise_signals(
 def _watch(pipe: int, launched: bool) -> int:
     """Wait for a signal, and then until the process must be ended; return the signal's number.
 
-    That is after GRACE_S; in training, where the step under way is to be saved, when nothing has been finished for
-    long; and on a second signal.
+    That is after GRACE_S; in training, where the current step is to be saved, after a long time without progress; and
+    on a second signal.
     """
     while (number := os.read(pipe, 1)[0]) not in ENDING:
         pass
@@ -137,10 +137,10 @@ def _watch(pipe: int, launched: bool) -> int:
 
 @contextmanager
 def noted_signals() -> Iterator[Noted]:
-    """Keep the signals that would end this worker, inside, instead of raising them.
+    """Record the signals that would end this worker instead of raising them.
 
-    So all workers can stop after the same step. Signals that are ignored, or that would end the process at once for
-    lack of ``raise_signals``, are left as they are; so are all outside the main thread.
+    So all workers can stop after the same step. Signals that are ignored, or that would end the process immediately
+    without ``raise_signals``, keep their handlers; so do all outside the main thread.
     """
     noted = Noted()
     if threading.current_thread() is not threading.main_thread():

@@ -1,1 +1,1 @@
-"""The laboratory: benchmarks, ablations, records and emulated networks."""
+"""Benchmarks, ablations, records and network emulation."""

@@ -1,4 +1,4 @@
-"""Imported first by the server that forks workers: what signals do to it, then torch and the pipeline, once for all."""
+"""The first import of the server that forks workers: sets signal handlers, then imports torch and the pipeline."""
 
 import atexit
 import importlib
@@ -13,15 +13,15 @@ _launcher, _server, _has_forked = int(os.environ.pop(LAUNCHER, os.getppid())), o
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End without a word: the launcher has one. Workers inherit this, until they take signals themselves."""
-    # What ends the process group reaches the server too; it must outlive its workers, to say how they ended.
+    """Exit silently on a signal: the launcher reports it. Workers inherit this until they set their own handlers."""
+    # Signals to the process group reach the server too; it must outlive its workers, to report how they ended.
     if not _has_forked or os.getpid() != _server:
         _leave(128 + number)
 
 
 def _leave(code: int) -> None:
-    """At once: there is nothing to clean up, and an ordinary exit with torch in memory takes a second."""
-    if os.getpid() == _server and os.getppid() != _launcher:  # which was killed; workers see to it themselves
+    """Exit immediately: there is nothing to clean up, and an ordinary exit with torch in memory takes a second."""
+    if os.getpid() == _server and os.getppid() != _launcher:  # the launcher was killed; workers handle that themselves
         remove_folders_of(_launcher)
     os._exit(code)
 
@@ -33,14 +33,14 @@ def _note_fork() -> None:
 
 os.register_at_fork(before=_note_fork)
 for _number in ENDING:
-    if signal.getsignal(_number) is not signal.SIG_IGN:  # as nohup asks for
+    if signal.getsignal(_number) is not signal.SIG_IGN:  # ignored under nohup
         signal.signal(_number, _end)
 unblock_signals()
-end_with_parent()  # not only when all is imported: it holds the launcher's stdout open
-if os.getppid() != _launcher:  # it was killed before
+end_with_parent()  # before the imports: this process holds the launcher's stdout open
+if os.getppid() != _launcher:  # the launcher was already killed
     _leave(1)
 
-# By its name: workers as such know nothing of pipelines, but nearly all of them run one.
+# By name: this package does not depend on pipelines, but nearly all workers run one.
 importlib.import_module("thinpipe.pipeline.stage")
 
 atexit.register(_leave, 0)

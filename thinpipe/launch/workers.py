@@ -1,13 +1,13 @@
-"""Starts local workers, or joins those that were started elsewhere; ends all when one fails, and says why.
+"""Start local workers, or join workers started elsewhere; terminate all when one fails, and report the cause.
 
     this process                    a server that forks                the workers
-    (1)  asks for workers  ------>  has imported torch once  ------>   (2) join each other, call the function
-    (3)  waits for results <---------------------------------------------- and send back what it returned
+    (1)  starts workers    ------>  has imported torch once  ------>   (2) join each other, call the function
+    (3)  waits for results <---------------------------------------------- and send back its result
     (4)  one fails: the others have GRACE_S to exit by themselves, then are killed
-    (5)  a signal is passed on: workers complete and save the step under way, as long as it takes; a second one kills
+    (5)  a signal is forwarded: workers complete and save the current step, however long it takes; a second one kills
 
-The server is Python's own (``multiprocessing``, forkserver): what is imported before the workers are forked is imported
-once, and they share its memory. Only here does anything travel as a pickle, between processes of one user over pipes.
+The server is Python's forkserver (``multiprocessing``): modules imported before the fork are imported once, and workers
+share their memory. Pickles are used only here, between processes of one user over pipes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _serial = itertools.count()
 
 @dataclass
 class _Worker:
-    """A worker that was started, and how it ended."""
+    """A worker that was started, and its result or the cause of its failure."""
 
     rank: int
     process: Any
@@ -58,7 +58,7 @@ class _Worker:
     cause: str | None = None  # why it failed
     failed_at: float = 0.0
     code: int = 1
-    is_effect: bool = False  # of another's failure
+    is_effect: bool = False  # its failure follows from another worker's
 
     @property
     def ended(self) -> bool:
@@ -66,11 +66,11 @@ class _Worker:
 
     @property
     def lives(self) -> bool:
-        """Looked up by its number: if the server of workers was killed, multiprocessing takes them for dead, too."""
+        """True if its process exists; if the server was killed, multiprocessing reports living workers as dead."""
         return lives(self.process.pid)
 
     def hear(self) -> None:
-        """Something has happened: its word, or its death."""
+        """Receive the worker's result or error, or note that its process has died."""
         try:
             good, word = self.results.recv() if self.results.poll() else (False, None)
         except (EOFError, OSError):
@@ -96,14 +96,14 @@ def run_workers(
     end: Callable[[str], Any] | None = None,
     private: Any = None,
 ) -> list[Any]:
-    """Call ``function(*args)`` on every worker, inside a process group; return the results of the workers here.
+    """Call ``function(*args)`` on every worker, inside a process group; return the results of the local workers.
 
-    Where this process is a worker already (torchrun, ``become_member``) it joins the others; ``end`` then ends it, with
-    words, when another one is silent for longer than ``patience_s``. Otherwise ``workers`` local ones are started, and
-    ``function`` must be importable: defined at the top level of a module. ``private`` is one more argument, of worker 0
-    alone. In a ``network`` each starts in its own place and counts as a machine. ``backend``: as ``joined``. Ctrl-C
-    ends all of them, and is a KeyboardInterrupt here once they have ended; SIGTERM and SIGHUP are ``Terminated``; a
-    worker that fails is a ``WorkerError``.
+    If this process is already a worker (torchrun, ``become_member``) it joins the others; ``end`` is then called with
+    the cause to terminate it when another worker is silent for longer than ``patience_s``. Otherwise ``workers`` local
+    workers are started, and ``function`` must be importable: defined at the top level of a module. ``private`` is an
+    additional argument for worker 0 only. In a ``network`` each worker starts in its own place and counts as a machine.
+    ``backend``: as in ``joined``. Ctrl-C ends all workers and raises KeyboardInterrupt here once they have ended;
+    SIGTERM and SIGHUP raise ``Terminated``; a worker that fails raises ``WorkerError``.
     """
     me = member()
     if me is not None:
@@ -155,7 +155,7 @@ def _arguments(args: tuple[Any, ...], private: Any, rank: int) -> tuple[Any, ...
 def _join(
     function: Callable[..., Any], args: Sequence[Any], rank: int, backend: Any, patience_s: float, end: Any
 ) -> Any:
-    """As a worker that was started elsewhere."""
+    """Call the function as a worker that was started elsewhere."""
     if threading.current_thread() is threading.main_thread():
         ignored = frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN)
         raise_signals(leave, ignored)
@@ -181,7 +181,7 @@ def _start(job: _Job, rank: int) -> _Worker:
     results, sender = context.Pipe(duplex=False)
     worker = context.Process(target=_work, args=(job, rank, sender), name=f"thinpipe-worker-{rank}")
     try:
-        ensure_server()  # it may have been killed
+        ensure_server()  # the server may have been killed
         worker.start()
     except (EOFError, ConnectionError):
         raise WorkerError(
@@ -208,7 +208,7 @@ def _await(workers: Sequence[_Worker], broken: int | None) -> None:
 
 
 def _listen(workers: Sequence[_Worker], seconds: float | None, also: int | None = None) -> list[Any]:
-    """Wait until something is heard of a worker, or ``also`` is readable; note it, and return what was heard."""
+    """Wait for a message or the death of a worker, or until ``also`` is readable; return the ready objects."""
     ends: dict[Any, _Worker] = {}
     for worker in workers:
         if not worker.ended:
@@ -221,9 +221,9 @@ def _listen(workers: Sequence[_Worker], seconds: float | None, also: int | None 
 
 
 def _end(workers: Sequence[_Worker], number: int | None) -> None:
-    """See to it that no worker is left: they have GRACE_S to end by themselves, asked by a signal if there is one."""
+    """Terminate all workers: send them a signal, if one is given, and kill those that remain after GRACE_S."""
     deadline = time.monotonic() + GRACE_S
-    # A worker whose neighbour died finds out by itself, at once if it is waiting for it; it is asked if it does not.
+    # A worker whose neighbour died usually detects that itself, immediately if it waits for it; else signal it.
     ask_at = time.monotonic() + (1.0 if any(worker.cause for worker in workers) else 0.0)
     while any(worker.lives for worker in workers):
         if number is not None and time.monotonic() >= ask_at:
@@ -240,7 +240,7 @@ def _end(workers: Sequence[_Worker], number: int | None) -> None:
 
 
 def _stop(workers: Sequence[_Worker], number: int, signals: RaisedSignal) -> None:
-    """(5) Pass a signal on, and wait until the workers have stopped, one fails, or another signal comes."""
+    """(5) Forward a signal, and wait until the workers have stopped, one fails, or a second signal arrives."""
     _signal(workers, number)
     began, announced = time.monotonic(), False
     while any(worker.lives for worker in workers) and not any(worker.cause for worker in workers):
@@ -264,15 +264,16 @@ def _signal(workers: Sequence[_Worker], number: int) -> None:
 
 
 def _error_of(workers: Sequence[_Worker]) -> WorkerError:
-    """Return the first cause, then which workers ended too; neighbours of a dead worker often fail before it is found.
+    """Return the error of a run: the first cause, then the workers that ended with it.
 
-    If the process that forked them was killed, they all ended with it.
+    Neighbours of a dead worker often fail before its death is detected. If the process that forked the workers was
+    killed, they all ended with it.
     """
     if any(worker.server is not None and not lives(worker.server) for worker in workers):
         return WorkerError("the process that forks workers was killed, and all workers ended with it", 1)
     failed = sorted((w for w in workers if w.cause is not None), key=lambda w: (w.is_effect, w.failed_at))
     first = failed[0]
-    # The one that says it may speak of another: worker 0 of one that has been silent.
+    # The cause may name another worker than its sender: worker 0 reports one that has been silent.
     named = re.match(r"worker (\d+)", first.cause or "")
     culprit = int(named[1]) if named else None
     others = [str(worker.rank) for worker in workers if worker.rank != culprit]
@@ -281,7 +282,7 @@ def _error_of(workers: Sequence[_Worker]) -> WorkerError:
 
 
 def _end_of(code: int | None) -> tuple[str, int]:
-    """What an exit code without a word says, and the exit code that follows for all."""
+    """Return the description of an exit code without a message, and the exit code for the run."""
     if code is not None and code < 0:
         return f"killed by signal {-code} ({signal.Signals(-code).name})", 1
     if code is not None and code - 128 in ENDING:
@@ -291,7 +292,7 @@ def _end_of(code: int | None) -> tuple[str, int]:
 
 @contextmanager
 def _signals_raised() -> Iterator[RaisedSignal]:
-    """Raise the first of SIGINT, SIGTERM and SIGHUP as an exception; later ones must not interrupt what it starts."""
+    """Raise the first of SIGINT, SIGTERM and SIGHUP as an exception; later ones must not interrupt its handling."""
     handler = RaisedSignal()
     if threading.current_thread() is not threading.main_thread():
         yield handler
@@ -306,11 +307,11 @@ def _signals_raised() -> Iterator[RaisedSignal]:
 
 
 class Network(Protocol):
-    """A network of our own, with a place for every worker."""
+    """A virtual network with a place for every worker."""
 
     @property
     def broken(self) -> int | None:
-        """A file descriptor of the process that made it: readable when its links are gone. None: they stay."""
+        """A file descriptor that is readable when the links are gone; None if they cannot fail."""
 
     def enter(self, worker: int) -> None:
         """Move this process to the place of a worker."""
@@ -318,7 +319,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What every worker is to do."""
+    """The function, arguments and environment that every worker gets."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -329,15 +330,15 @@ class _Job:
     folder: str  # this process's
     meeting_file: str
     ignored: frozenset[int]  # signals
-    environment: dict[str, str]  # of the process that starts it, which may have changed it since the server runs
+    environment: dict[str, str]  # of the launcher, which may have changed it since the server was started
 
 
 def _work(job: _Job, rank: int, sender: connection.Connection) -> None:
-    """What a worker's process does. It always says how it ended, unless it is killed."""
+    """Run a worker's process. It always reports how it ended, unless it is killed."""
     os.environ |= job.environment
     report = _Report(sender, job.folder)
     raise_signals(report.leave, job.ignored, launched=True)
-    unblock_signals()  # as the server has done, if it could import its part
+    unblock_signals()  # as the server has done, if its imports succeeded
     end_with_parent()  # the server
     threading.Thread(target=_end_with_launcher, name="thinpipe-launcher", daemon=True).start()
     backend = job.backend
@@ -345,9 +346,9 @@ def _work(job: _Job, rank: int, sender: connection.Connection) -> None:
         machine, local = 0, (rank, job.workers)
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # nothing listens to other machines
         if job.network is not None:
-            job.network.enter(rank)  # first: threads and sockets stay where they were made
+            job.network.enter(rank)  # first: threads and sockets stay in the network where they were created
             machine = rank
-            backend = backend or "gloo"  # NCCL would pass by the network, through the memory of the machine
+            backend = backend or "gloo"  # NCCL would bypass the network through shared memory
         set_member(rank, job.workers, machine=machine, local=local, master=("127.0.0.1", "0"))
         options: dict[str, Any] = {"meeting_file": job.meeting_file, "patience_s": job.patience_s}
         with joined(backend, end=report.failed, **options):
@@ -362,7 +363,7 @@ def _work(job: _Job, rank: int, sender: connection.Connection) -> None:
 
 
 class _Report:
-    """The way back to the process that started this worker; the first word counts, whichever thread says it."""
+    """The connection to the launcher; the first report counts, whichever thread sends it."""
 
     def __init__(self, sender: connection.Connection, folder: str) -> None:
         self._sender, self._folder, self._lock = sender, folder, threading.Lock()
@@ -373,14 +374,14 @@ class _Report:
 
     def failed(self, cause: str, code: int = 1, is_effect: bool = False) -> None:
         with self._lock:
-            with suppress(OSError):  # nobody is there to hear it
+            with suppress(OSError):  # the launcher is gone
                 self._sender.send((False, (cause, code, is_effect)))
             self.leave(code)
 
     def leave(self, code: int) -> None:
         parent = multiprocessing.parent_process()
         if parent is None or not parent.is_alive():
-            shutil.rmtree(self._folder, ignore_errors=True)  # nobody is there to do it
+            shutil.rmtree(self._folder, ignore_errors=True)  # the launcher, which would do it, is gone
         leave(code)
 
 

@@ -1,4 +1,4 @@
-"""Links: what one stage sends to its neighbour in one direction, in layers.
+"""Links: tensors sent from one stage to a neighbour stage in one direction, in layers.
 
        SendLink (stage 0)                                 RecvLink (stage 1)
 
@@ -7,19 +7,19 @@
                                                      (3)  receive: wait for it, decode
   (4)  finish: all sends of the step are out         (5)  release: the decoded tensors may be used again
 
-(1) is why transfers hide behind compute: gloo moves no data until the receiver has posted. Each message has its own
-tag, so nothing depends on the order of messages and no order can deadlock.
+Because of (1), transfers overlap with computation: gloo moves no data until the receive is posted. Each message has its
+own tag, so the order of messages does not matter and no order can deadlock.
 
     stage         torch's calls
-    ends          the up to four ends of links that a stage has
-    send, recv    the two ends: (1) to (5), and what they count
-    encoding      what travels: a codec, changes against copies of samples, learned axes (spec, delta, axes)
-    transport     how it travels: on its own, through pinned memory, or in the order of a schedule
-    memory        where wires lie for it
-    message       one tensor of one chunk on its way: its integers packed, its checksum
+    ends          the up to four link ends of a stage
+    send, recv    the two ends: (1) to (5), and their counters
+    encoding      the payload: a codec, deltas against copies of samples, a learned PCA basis (spec, delta, axes)
+    transport     the sends and receives: direct, through pinned memory, or in the order of a schedule
+    memory        the buffers of wires
+    message       one tensor of one chunk in transit: integer packing, checksum
     slot          shapes, tags, limits
 
 Times. ``blocked_ms`` is the time from (3), when the stage first needs a chunk, until it can use the wire. A message
-carries nothing but its wire, so the receiver alone cannot tell a late sender from a slow link: both ends keep stamps,
-and ``report`` compares them.
+carries only its wire, so the receiver alone cannot distinguish a late sender from a slow link: both ends record time
+stamps, and ``report`` compares them.
 """

@@ -1,4 +1,4 @@
-"""What one end of a link counts, and when: sums of bytes and times, and the stamps a report compares."""
+"""Counters of one link end: sums of bytes and times, and the time stamps that a report compares."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ STAMPS = 1 << 14  # messages whose stamps are kept for the next report: 1000 ste
 
 @dataclass
 class Counters:
-    """Sums since the stage was made, or since ``reset``. One end of a link knows only its own half of the times."""
+    """Sums since the stage was created, or since ``reset``. A link end measures only its own half of the times."""
 
     messages: int = 0  # tensors sent or received
     tensor_bytes: int = 0  # their size before encoding or after decoding
-    wire_bytes: int = 0  # what travelled for them
+    wire_bytes: int = 0  # their size on the wire
     encode_ms: float = 0.0  # sender: time in the codec
     decode_ms: float = 0.0  # receiver: time in the codec
-    # Receiver: time it stood still for messages; a report splits it into wait and transfer. Sender: time it stood still
-    # until messages had left.
+    # Receiver: time blocked on messages; a report splits it into wait and transfer. Sender: time blocked until messages
+    # were sent.
     blocked_ms: float = 0.0
 
     def count(self, tensor_bytes: int, wire_bytes: int) -> None:
@@ -42,15 +42,15 @@ class Stamp:
     step: int
     chunk: int
     slot: int
-    start: float  # sender: it was handed to the network; receiver: it was first needed
-    end: float  # receiver: it could be used; sender: same as start
-    arrived: float | None = None  # receiver, in traced steps only: when its last byte was there
+    start: float  # sender: handed to the network; receiver: first needed
+    end: float  # receiver: usable; sender: same as start
+    arrived: float | None = None  # receiver, in traced steps only: arrival of its last byte
     wire_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Event:
-    """A bar in the picture of one step."""
+    """A bar in the timeline of one step."""
 
     kind: str  # forward, backward, weight, encode, decode, wait
     stage: int
@@ -61,7 +61,7 @@ class Event:
 
 @dataclass
 class Ledger:
-    """Everything one end of a link writes down."""
+    """The counters and time stamps of one link end."""
 
     counters: Counters = field(default_factory=Counters)
     stamps: deque[Stamp] = field(default_factory=lambda: deque(maxlen=STAMPS))
@@ -74,17 +74,17 @@ class Ledger:
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """One end of a link as the other workers are told of it."""
+    """The record of one link end that is sent to the other workers."""
 
     sends: bool
     source: int  # stages
     target: int
     counters: Counters
     stamps: tuple[Stamp, ...]
-    worker: int = -1  # where it is; whoever gathers ends knows
+    worker: int = -1  # its rank; set by the worker that gathers link ends
 
     def to_json(self, offset: float) -> dict[str, Any]:
-        """With ``offset`` seconds added to all stamps: every worker has a clock of its own."""
+        """Return it as JSON with ``offset`` seconds added to all stamps: every worker has its own clock."""
         told = asdict(self)
         for stamp in told["stamps"]:
             for name in ("start", "end", "arrived"):
@@ -98,7 +98,7 @@ class LinkEnd:
 
 
 class DeviceClock:
-    """Times codecs and modules without waiting for a GPU: there it drops events in the stream and reads them later."""
+    """A clock for codecs and modules that does not synchronize with a GPU: it records events and reads them later."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -114,14 +114,14 @@ class DeviceClock:
             end.record()
             self._pending.append((start, end))
             if len(self._pending) > 256 and self._pending[127][1].query():
-                self._drain(128)  # long finished: reading them waits for nothing
+                self._drain(128)  # finished long ago: reading them does not block
         else:
             began = now()
             yield
             self._ms += (now() - began) * 1e3
 
     def total_ms(self) -> float:
-        """All time measured so far. On a GPU this waits for what is under way, so ask between steps."""
+        """Return all time measured so far. On a GPU this synchronizes with pending work, so call it between steps."""
         self._drain(len(self._pending))
         return self._ms
 

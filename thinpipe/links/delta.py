@@ -1,4 +1,4 @@
-"""delta(...): the change of each sample since it was last sent, against a copy that both ends of a link keep.
+"""delta(...): delta coding of each sample against a copy of its last value that both ends of a link keep.
 
        sender                                        receiver
 
@@ -7,11 +7,11 @@
   (3)  value = copy + decode(wire)              (3)  value = copy + decode(wire), which the stage computes with
   (4)  copy = value as float16                  (4)  copy = value as float16
 
-(3) and (4) are the same operations on the same bytes, so the copies stay the same without a word about them. What (1)
-is taken against is what the receiver has, errors of earlier passes included: they do not add up. A copy in half
-precision makes the next change a little larger and no message less exact, since the stage gets the value before (4).
+(3) and (4) are the same operations on the same bytes, so the copies stay equal without further messages. (1) is taken
+against the receiver's value, which includes the errors of earlier passes, so errors do not accumulate. A copy in half
+precision makes the next change slightly larger but no message less exact: the stage gets the value before (4).
 
-A chunk with a sample that was never sent travels whole with the first codec, and (3) is its decoded value.
+A chunk with a sample that was never sent is sent in full with the first codec, and (3) is its decoded value.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from thinpipe.codecs.spec import codec
 from thinpipe.links.encoding import Encoding, Form
 from thinpipe.links.slot import Slot
 
-# Of a sample's first pass: its error is small beside what a pass over the data changes, at a quarter of the bytes.
+# Codec of a sample's first pass: its error is small compared with the change of one epoch, at a quarter of the bytes.
 DEFAULT_FIRST = codec("uniform:8")
 COPY_DTYPE = torch.float16
 _LARGEST = torch.finfo(COPY_DTYPE).max
 
 
 class Delta(Encoding):
-    """A chunk whose samples both ends have seen travels as its change, another one as it is."""
+    """An encoding that sends the change of a chunk if both ends have copies of all its samples, else its values."""
 
     needs_samples = True
 
@@ -62,11 +62,11 @@ class Delta(Encoding):
 
     @property
     def copies(self) -> SampleCopies:
-        assert self._copies is not None  # stages see to it
+        assert self._copies is not None  # stages ensure it
         return self._copies
 
     def encode(self, chunk: int, index: int, tensor: Tensor, wire: Tensor) -> None:
-        """Copies change by what the receiver decodes, so the sender decodes it too."""
+        """Encode a tensor, and decode it again: copies must change by the values that the receiver decodes."""
         if not self._has_copies(index):
             super().encode(chunk, index, tensor, wire)
         elif self.copies.knows(chunk):
@@ -93,7 +93,7 @@ class Delta(Encoding):
         return len(self._forms[index]) > 1
 
     def _apply(self, chunk: int, index: int, wire: Tensor, device: torch.device) -> Tensor:
-        """A sample's new value, in float32; its copy is the same."""
+        """Return the new values of a chunk's samples in float32, after updating their copies."""
         change = torch.empty(self.slots[index].shape, dtype=torch.float32, device=device)
         return self.copies.apply(chunk, index, self.change.decode(wire, change))
 
@@ -124,17 +124,17 @@ class Delta(Encoding):
 
 
 class SampleCopies:
-    """What one end of a link keeps: in memory, or in a file of ``directory`` that is mapped into it."""
+    """The copies of samples at one link end: in memory, or in a memory-mapped file in ``directory``."""
 
     def __init__(self, samples: int, directory: Path | None = None) -> None:
         self.samples, self.directory = samples, directory
-        self.known = torch.zeros(samples, dtype=torch.bool)  # which samples there are copies of
+        self.known = torch.zeros(samples, dtype=torch.bool)  # which samples have copies
         self._copies: dict[int, Tensor] = {}  # by slot: all samples
-        self._rows: Tensor | None = None  # of the step under way: the samples of each chunk
+        self._rows: Tensor | None = None  # of the current step: the samples of each chunk
         self._known_chunks: list[bool] = []
 
     def reserve(self, slot: int, sample_shape: Sequence[int]) -> None:
-        """Make room for the copies of one of the tensors that travel, unless there is."""
+        """Allocate the copies of one slot, unless they are allocated."""
         shape = (self.samples, *sample_shape)
         found = self._copies.get(slot)
         if found is None:
@@ -146,33 +146,33 @@ class SampleCopies:
             )
 
     def begin(self, samples: Tensor | None, chunks: int) -> None:
-        """A step starts, with these samples; None: its samples have no copies, as in an evaluation."""
+        """Begin a step with these samples; None: its samples have no copies, as in an evaluation."""
         self._rows = None if samples is None else samples.view(chunks, -1)
         self._known_chunks = [] if self._rows is None else self.known[self._rows].all(dim=1).tolist()
 
     @property
     def are_kept(self) -> bool:
-        """Whether the step under way changes the copies."""
+        """True if the current step updates the copies."""
         return self._rows is not None
 
     def knows(self, chunk: int) -> bool:
-        """Whether both ends have seen all samples of a chunk."""
+        """Return True if both ends have copies of all samples of a chunk."""
         return self._rows is not None and self._known_chunks[chunk]
 
     def change(self, chunk: int, slot: int, x: Tensor) -> Tensor:
-        """(1)"""
+        """Return the change of a chunk against its copy, (1)."""
         return x.detach().float() - self._copy(chunk, slot, x.device)
 
     def apply(self, chunk: int, slot: int, change: Tensor) -> Tensor:
-        """(3) and (4) for a change, in float32."""
+        """Add a change to the copy and store the result, (3) and (4); return it in float32."""
         value = self._copy(chunk, slot, change.device).add_(change)
         self.remember(chunk, slot, value)
         return value
 
     def remember(self, chunk: int, slot: int, value: Tensor) -> None:
-        """(4), if the step under way has copies.
+        """Store a value as the new copy, (4), if the current step has copies.
 
-        What float16 cannot hold is cut off, and what is not finite forgotten: the next change makes up for both.
+        Values are clamped to the range of float16, and NaN becomes 0: the next change corrects both.
         """
         if self._rows is None:
             return
@@ -204,10 +204,10 @@ class SampleCopies:
             return torch.zeros(shape, dtype=COPY_DTYPE)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            # Its name goes when the block ends and its bytes with the process: nothing is ever left behind. What must
-            # outlast the process is in checkpoints.
+            # The file is unlinked when the block ends and its blocks are freed with the process, so no files are left
+            # behind. State that must outlast the process is in checkpoints.
             with tempfile.NamedTemporaryFile(dir=self.directory, prefix="thinpipe-copies-") as file:
-                # A file with holes would end the process when the disk is full, not say so now.
+                # With a sparse file, a full disk would kill the process (SIGBUS) later instead of raising an error now.
                 os.posix_fallocate(file.fileno(), 0, shape.numel() * COPY_DTYPE.itemsize)
                 return torch.from_file(file.name, shared=True, size=shape.numel(), dtype=COPY_DTYPE).view(shape)
         except OSError as error:
@@ -218,12 +218,12 @@ class SampleCopies:
 
 
 def copies_bytes(samples: int, chunk_shape: Sequence[int]) -> int:
-    """What one end of a link keeps for one of the tensors of a chunk."""
+    """Return the bytes of the copies that one link end keeps for one slot."""
     return samples * torch.Size(chunk_shape[1:]).numel() * COPY_DTYPE.itemsize
 
 
 def check_samples(samples: Sequence[int] | Tensor, count: int) -> Tensor:
-    """The numbers of a step's samples; ValueError unless each is one of ``count`` and there only once."""
+    """Return the sample indices of a step; raise ValueError unless they are unique and in range(``count``)."""
     rows = torch.as_tensor(samples).cpu()
     if rows.dim() != 1 or rows.dtype.is_floating_point or rows.dtype == torch.bool:
         raise ValueError(f"the samples of a step are whole numbers in a row, got {rows.dim()}-D {rows.dtype}")

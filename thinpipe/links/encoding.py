@@ -1,8 +1,8 @@
-"""What travels over a link: how tensors become wires, and what that remembers from message to message.
+"""Encodings of a link: how tensors become wires, and the state kept from message to message.
 
-``Plain`` puts every tensor through one codec, ``delta`` sends changes against copies of samples, ``axes`` learns how
-rows of values vary. Whatever else has a memory on a link, of what was sent or of what was decoded at both ends, is
-another ``Encoding``: links know none of them by name.
+``Plain`` encodes every tensor with one codec, ``delta`` sends changes against copies of samples, ``axes`` learns a PCA
+basis of the rows. Every other method with state on a link, of sent or of decoded values, is another ``Encoding``: links
+depend on none of them by name.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ RAW_BELOW = 4096  # bytes; a smaller tensor fits in three Ethernet frames, encod
 
 @dataclass(frozen=True)
 class Form:
-    """One of the forms in which the tensors of a slot may travel."""
+    """A wire format in which the tensors of a slot may be sent."""
 
-    codec: Codec | None  # None: their own bytes
+    codec: Codec | None  # None: their raw bytes
     wire_bytes: int
 
     @property
@@ -41,31 +41,31 @@ class Form:
 
 
 class Learning(NamedTuple):
-    """What a sender tells the other end of what it has learned."""
+    """The schedule and size of the learned basis that a sender transmits to the other end."""
 
-    step_bytes: int  # in a step that has it
+    step_bytes: int  # in a step that carries a basis
     every: int  # steps
-    first_steps: int  # that travel without
+    first_steps: int  # sent without a basis
     first_bits: int = 0  # per value in those steps
 
 
 class Encoding(ABC):
-    """What one end of a link does with tensors and wires.
+    """The encoder and decoder of one link end.
 
-    Before it is attached to a link and told the slots, it answers only for sizes: ``forms``.
+    Before it is attached to a link and configured with slots, only sizes are available: ``forms``.
     """
 
-    needs_samples = False  # it is told which samples each training step has
+    needs_samples = False  # True if it needs the sample indices of each training step
 
     def __init__(self) -> None:
         self.slots: Sequence[Slot] = ()
         self.chunks = 1  # of a step
-        self.training = False  # the step under way does, and is no evaluation
+        self.training = False  # the current step is a training step, not an evaluation
         self.seed = 0  # of stochastic rounding
         self.step = 0
-        self.steps_before = 0  # steps of the run before the first one here: rounding goes on where it was
+        self.steps_before = 0  # steps of the run before it was resumed: stochastic rounding continues its sequence
         self._forms: list[tuple[Form, ...]] = []
-        self._state: dict[int, MutableMapping[str, Tensor]] = {}  # per slot, what codecs of a sender remember
+        self._state: dict[int, MutableMapping[str, Tensor]] = {}  # per slot, the state of a sender's codecs
 
     def attach(self, route: Route) -> None:
         self.route = route
@@ -73,23 +73,23 @@ class Encoding(ABC):
     @property
     @abstractmethod
     def spec(self) -> str:
-        """Its canonical text."""
+        """The canonical spec."""
 
     @property
     @abstractmethod
     def codecs(self) -> tuple[Codec, ...]:
-        """Those that encode: the first one what was never sent before, the last one what was."""
+        """The codecs in use: the first one encodes values never sent before, the last one values sent again."""
 
     def forms(self, slot: Slot, chunks: int = 1) -> tuple[Form, ...]:
-        """In which a tensor of this slot, of so many a step, may travel: the first time, and if that differs, again."""
+        """Return the wire formats of a slot with ``chunks`` tensors a step: the first one, and the later one if any."""
         return (Form.of(slot, self.codecs[0]),)
 
     def learning(self, slot: Slot, chunks: int = 1) -> Learning:
-        """What travels beside the tensors of a slot."""
+        """Return the size and schedule of the learned basis that is sent alongside the tensors of a slot."""
         return Learning(0, 1, 0)
 
     def uncompressed(self, slots: Sequence[Slot], chunks: int = 1) -> str | None:
-        """Return why all floats of these slots travel as they are although there is a codec; None if some do not."""
+        """Return why all floats of these slots are sent uncompressed despite a codec; None if some are compressed."""
         values = [slot for slot in slots if slot.dtype.is_floating_point or slot.dtype.is_complex]
         is_codec = any(codec.spec != "none" for codec in self.codecs)
         if not values or not is_codec or any(not form.raw for slot in values for form in self.forms(slot, chunks)):
@@ -109,21 +109,21 @@ class Encoding(ABC):
         self._forms = [self.forms(slot, chunks) for slot in slots]
 
     def warm_up(self, slot: Slot, chunks: int, device: torch.device) -> None:
-        """Compile what tensors of a slot need, before they are timed."""
+        """Compile the kernels for tensors of a slot, before they are timed."""
         for form in self.forms(slot, chunks):
             if form.codec is not None:
                 warm_codec(form.codec, slot.shape, slot.dtype, device)
 
     def most_bytes(self, index: int) -> int:
-        """The largest wire of a slot."""
+        """Return the size in bytes of the largest wire of a slot."""
         return max(form.wire_bytes for form in self._forms[index])
 
     def form(self, chunk: int, index: int) -> Form:
-        """How a tensor travels in the step under way: both ends find the same."""
+        """Return the wire format of a tensor in the current step; it is the same at both ends."""
         return self._forms[index][0]
 
     def encode(self, chunk: int, index: int, tensor: Tensor, wire: Tensor) -> None:
-        """Fill the wire of a message that is not raw."""
+        """Encode a tensor into the wire of a message that is not raw."""
         used = self.form(chunk, index).codec
         assert used is not None
         route, step = self.route, self.steps_before + self.step
@@ -131,7 +131,7 @@ class Encoding(ABC):
         used.encode(tensor, wire, state=self._state.setdefault(index, {}), key=key)
 
     def decode(self, chunk: int, index: int, wire: Tensor, out: Tensor) -> None:
-        """Fill a tensor from any wire."""
+        """Decode any wire into a tensor."""
         used = self.form(chunk, index).codec
         if used is None:
             as_bytes(out).copy_(wire)
@@ -140,29 +140,29 @@ class Encoding(ABC):
 
     @abstractmethod
     def remember(self, chunk: int, index: int, value: Tensor) -> None:
-        """A tensor travelled raw, so that nobody needs to encode or decode it."""
+        """Record the value of a tensor that was sent raw, for which encode or decode is not called."""
 
     def begin_step(self, step: int) -> None:
         self.step = step
 
     def begin_traffic(self, training: bool) -> None:
-        """The messages of a step are about to travel. Those of an evaluation leave no trace."""
+        """Begin the messages of a step. Messages of an evaluation do not change any state."""
         self.training = training
 
     @abstractmethod
     def begin_samples(self, samples: Tensor | None, chunks: int) -> None:
-        """Which samples the step has that is about to start, if that is asked for; None: an evaluation."""
+        """Set the samples of the step about to start, if the encoding needs them; None: an evaluation."""
 
     @abstractmethod
     def copies_bytes(self) -> int:
-        """What it will keep of all samples."""
+        """Return the bytes of the copies of all samples."""
 
     @abstractmethod
     def reserve_copies(self) -> None:
-        """Allocate that now."""
+        """Allocate the copies now."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a sender alone remembers: its codecs, and the steps so far."""
+        """Return the state that only a sender has: that of its codecs, and the steps so far."""
         steps = self.steps_before + self.step
         kept = {f"{slot}.{name}": value for slot, state in self._state.items() for name, value in state.items()}
         return kept | ({"steps": torch.tensor(steps)} if steps else {})
@@ -177,15 +177,15 @@ class Encoding(ABC):
 
     @abstractmethod
     def shared_state_dict(self) -> dict[str, Tensor]:
-        """What both ends remember, the same at both."""
+        """Return the state that is identical at both ends."""
 
     @abstractmethod
     def load_shared_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from what another end remembered."""
+        """Load the shared state that one of the ends has saved."""
 
 
 class Plain(Encoding):
-    """Every tensor by itself."""
+    """An encoding that sends every tensor through one codec."""
 
     def __init__(self, every: Codec) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Plain(Encoding):
     def codecs(self) -> tuple[Codec, ...]:
         return (self.every,)
 
-    # A codec has no need of samples, and what was received leaves no trace.
+    # A codec does not need sample indices, and receiving does not change its state.
 
     def remember(self, chunk: int, index: int, value: Tensor) -> None: ...
 
@@ -217,10 +217,10 @@ class Plain(Encoding):
 
 
 def warm_codec(codec: Codec, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-    """Codecs compile what they need when they are first used; this is a first use that nobody times.
+    """Encode and decode one tensor, so that a codec compiles its kernels outside of timed code.
 
-    It draws nothing at random of its own, and links count nothing.
+    It draws no random numbers of its own and does not change the counters of a link.
     """
-    # Many different values: of a constant tensor some codecs make short work.
+    # Many different values: some codecs take a shortcut for constant tensors.
     x = torch.arange(torch.Size(shape).numel(), dtype=torch.float32, device=device).sin_().to(dtype).view(*shape)
     codec.decode(codec.encode(x, state={}), torch.empty_like(x))

@@ -1,4 +1,4 @@
-"""What both ends of a link have in common, and how a message gets from one to the other in one process."""
+"""The base class of both link ends, and the transport of links within one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thinpipe.links.transport import Transport, transport
 
 
 class Link:
-    """One end: an encoding says what travels, a transport moves it."""
+    """One end of a link: an encoding produces the wires, a transport moves them."""
 
     def __init__(self, encoding: Encoding, route: Route, events: list[Event], *, scheduled: bool = False) -> None:
         self.encoding, self.route = encoding, route
@@ -51,7 +51,7 @@ class Link:
         return self.route.device
 
     def configure(self, slots: list[Slot], chunks: int) -> None:
-        """What will travel, before the first step or when it changes."""
+        """Set the slots and the chunks per step, before the first step or when they change."""
         if (slots, chunks) != (self.slots, self.chunks):
             self.forget()
         self.route.check_limits(chunks, len(slots))
@@ -59,29 +59,29 @@ class Link:
         self.encoding.configure(slots, chunks)
 
     def all_messages(self) -> Iterator[tuple[int, int]]:
-        """Chunk and slot of everything that travels in a step."""
+        """Yield the chunk and slot of every message of a step."""
         return itertools.product(range(self.chunks), range(len(self.slots)))
 
     def forget(self) -> None:
-        """Start without any memory: what there was is for other slots."""
+        """Drop all buffers: they belong to other slots."""
 
     def begin_step(self, step: int) -> None:
-        """A step is about to start: what the last one still held is free."""
+        """Begin a step: buffers still held by the last step are released."""
         self.step = step
         self.encoding.begin_step(step)
         self.transport.begin_step()
 
     def begin_samples(self, samples: Tensor | None) -> None:
-        """Which samples the step has that is about to start; None: an evaluation."""
+        """Set the samples of the step about to start; None: an evaluation."""
         self.encoding.begin_samples(samples, self.chunks)
 
     def integers(self, slot: Slot) -> torch.dtype | None:
-        """The type of a slot whose tensors travel as packed integers."""
+        """Return the dtype of a slot whose tensors are sent as packed integers; None for other slots."""
         stays = self.route.handover is not None
         return slot.dtype if not stays and is_packed(slot.dtype, self.route.group, self.device) else None
 
     def counters(self) -> Counters:
-        """Sums so far. On a GPU this waits for what is under way, so ask between steps."""
+        """Return the sums so far. On a GPU this synchronizes with pending work, so call it between steps."""
         spent = self.clock.total_ms() + self.ledger.packing_ms
         if self.route.sends:
             self.ledger.counters.encode_ms = spent
@@ -90,7 +90,7 @@ class Link:
         return self.ledger.counters
 
     def end(self) -> LinkEnd:
-        """What this end tells the others about itself."""
+        """Return the record of this end that is sent to the other workers."""
         return LinkEnd(self.route.sends, self.source, self.target, self.counters(), tuple(self.ledger.stamps))
 
     def reset_counters(self) -> None:
@@ -102,12 +102,12 @@ class Link:
 
 
 class Within(Transport):
-    """Both ends are in one process, and what is sent is received next."""
+    """The transport between two ends in one process: the wire that is sent is the wire that is received."""
 
     ahead = False
 
     def begin_step(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no message is in transit."""
 
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
         assert self.route.handover is not None
@@ -117,10 +117,10 @@ class Within(Transport):
         return []
 
     def await_sends(self, but: int = 0) -> None:
-        """They have arrived."""
+        """Do nothing: all messages have arrived."""
 
     def post(self, messages: Iterable[Message], trace: bool) -> None:
-        list(messages)  # their link notes each as it is drawn; the sender brings the memory
+        list(messages)  # iterating registers each in its link; the sender's memory is used
 
     def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
         return []

@@ -1,13 +1,13 @@
-"""Where wires lie: on the stage's device, where codecs write and read them, and where a backend does.
+"""Wire buffers: on the stage's device, for codecs, and in the memory that a backend reads and writes.
 
-For a CPU under gloo and a GPU under NCCL that is one place (``InPlace``). A GPU's wires travel through gloo by way of
-pinned host memory (``Pinned``), with a stream of its own for the copies:
+For a CPU with gloo and a GPU with NCCL both are the same memory (``InPlace``). With gloo, a GPU's wires are sent
+through pinned host memory (``Pinned``), with a separate stream for the copies:
 
     sender      encode on the GPU    (1) load: copy to the host      checksum, send
     receiver    arrives, checksum    (2) unload: copy to the GPU     (3) open: decode there, then (4) close
 
-The stream of the copies waits for the encoding before (1), and before (2) for (4) of the step before. The stream that
-computes waits for (2) in (3). So neither the worker nor the stream it computes on waits for a copy that nothing needs.
+The copy stream waits for the encoding before (1), and for (4) of the previous step before (2). The compute stream
+waits for (2) in (3). So neither the worker nor its compute stream waits for a copy that is not needed yet.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from thinpipe.links.slot import Route
 
 
 def _nothing() -> None:
-    """There is nothing to wait for."""
+    """Return without waiting."""
 
 
 class InPlace:
-    """One place for both. Buffers of sent messages are used again, by size."""
+    """One buffer for codec and backend. Buffers of sent messages are reused, by size."""
 
-    in_place: ClassVar[bool] = True  # a tensor that travelled raw can be used where it arrived
+    in_place: ClassVar[bool] = True  # a tensor that was sent raw can be used in the receive buffer
 
     def __init__(self, route: Route) -> None:
         self.device = route.device
@@ -37,7 +37,7 @@ class InPlace:
         self._spare: dict[int, list[Tensor]] = {}
 
     def buffer(self, size: int) -> Tensor:
-        """New memory that the backend reads and writes."""
+        """Return new memory that the backend can read and write."""
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def most_bytes(self, wire_bytes: int, *, packed: bool) -> int:
@@ -46,12 +46,12 @@ class InPlace:
     # The sending end
 
     def wire(self, message: Message) -> Tensor:
-        """Where to encode a message."""
+        """Return the buffer to encode a message into."""
         self._make_room(message)
         return message.room[: message.size]
 
     def load(self, message: Message, wire: Tensor) -> None:
-        """Bring a wire where the backend reads it: one that was encoded into ``wire()``, or a tensor's own bytes."""
+        """Move a wire to the backend's memory: one that was encoded into ``wire()``, or a tensor's raw bytes."""
         if not message.raw:
             return
         if self.checksum_bytes:
@@ -61,16 +61,16 @@ class InPlace:
             message.buffer, message.borrowed = wire, True
 
     def loaded(self) -> Callable[[], None]:
-        """A call that waits until what was loaded so far is where the backend reads it, from any thread."""
+        """Return a function that waits until all loads so far have completed; any thread may call it."""
         return _nothing
 
     def recycle(self, message: Message) -> None:
-        """It has left."""
+        """Make the buffer of a sent message available for reuse."""
         if not message.borrowed:
             self._spare.setdefault(message.room.numel(), []).append(message.room)
 
     def forget(self) -> None:
-        """Messages will have other sizes."""
+        """Drop the spare buffers: messages will have other sizes."""
         self._spare.clear()
 
     def _make_room(self, message: Message) -> None:
@@ -81,21 +81,21 @@ class InPlace:
     # The receiving end
 
     def reuse(self, message: Message) -> None:
-        """Wait until what arrived in the last step may be overwritten."""
+        """Wait until the message of the last step may be overwritten."""
 
     def unload(self, message: Message) -> None:
-        """Bring a message that arrived where it can be decoded."""
+        """Move a received message to the memory where it can be decoded."""
 
     def open(self, message: Message) -> Tensor:
-        """The wire, for the codec."""
+        """Return the wire for the codec."""
         return message.room[: message.size]
 
     def close(self, message: Message) -> None:
-        """The codec has read it."""
+        """Mark a message as decoded."""
 
 
 class Pinned(InPlace):
-    """Wires of a GPU in pinned host memory."""
+    """Buffers in pinned host memory for the wires of a GPU."""
 
     in_place = False
 
@@ -110,7 +110,7 @@ class Pinned(InPlace):
         return torch.empty(message.size, dtype=torch.uint8, device=self.device)
 
     def load(self, message: Message, wire: Tensor) -> None:
-        """(1)"""
+        """Copy a wire to the host, (1)."""
         self._copier.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._copier):
             wire.record_stream(self._copier)
@@ -127,7 +127,7 @@ class Pinned(InPlace):
             message.copied.synchronize()
 
     def unload(self, message: Message) -> None:
-        """(2), in whatever thread saw the message arrive."""
+        """Copy a message to the GPU, (2), in the thread that received it."""
         with torch.cuda.stream(self._copier):
             if message.decoded is not None:
                 self._copier.wait_event(message.decoded)
@@ -138,13 +138,13 @@ class Pinned(InPlace):
             message.copied.record()
 
     def open(self, message: Message) -> Tensor:
-        """(3)"""
+        """Return the wire on the GPU; the compute stream waits for the copy, (3)."""
         assert message.on_device is not None
         assert message.copied is not None
         torch.cuda.current_stream(self.device).wait_event(message.copied)
         return message.on_device[: message.size]
 
     def close(self, message: Message) -> None:
-        """(4)"""
+        """Record that a message is decoded, (4)."""
         message.decoded = torch.cuda.Event()
         message.decoded.record()

@@ -1,4 +1,4 @@
-"""The receiving end of a link: waits for wires, decodes them, and counts."""
+"""The receiving end of a link: waits for wires, decodes them, and updates counters."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from thinpipe.links.message import Message
 
 
 class RecvLink(Link):
-    """Receives into buffers it keeps, decodes into tensors that it lends and takes back."""
+    """A link end that receives into persistent buffers and decodes into tensors that it lends and reuses."""
 
-    trace = False  # stamp arrivals too: one thread per message
+    trace = False  # also record arrival times: one thread per message
 
     def forget(self) -> None:
         self._messages: dict[tuple[int, int], Message] = {}  # by chunk and slot
         self._spare: dict[int, list[Tensor]] = {}  # by slot, to decode into
 
     def expect_step(self) -> None:
-        """(0) Post the receives of the next step before it begins; how long its messages are is not known yet."""
+        """(0) Post the receives of the next step before it begins, when message lengths are not known yet."""
         for chunk, index in self.all_messages() if self.transport.ahead else ():
             message = self._message(chunk, index)
             message.buffer = message.room
@@ -33,17 +33,17 @@ class RecvLink(Link):
             self.transport.start(message)
 
     def call_off(self) -> None:
-        """That step does not come: wait for what the sender says instead."""
+        """Cancel that step: wait for the one-byte messages that the sender sends instead."""
         for message in self._messages.values():
             if message.work is not None:
                 self.transport.await_work(message)
 
     def post(self) -> None:
-        """(1) Expect the messages of a whole step, where the transport does so ahead."""
+        """(1) Post the receives of a step, if the transport posts receives ahead."""
         self.transport.post((self._expect(chunk, index) for chunk, index in self.all_messages()), self.trace)
 
     def recv_ops(self, chunk: int) -> list[dist.P2POp]:
-        """The receives of one chunk, where a schedule orders and awaits them."""
+        """Return the receive operations of one chunk, for a schedule that orders and awaits them."""
         return self.transport.recv_ops(self._expect(chunk, index) for index in range(len(self.slots)))
 
     def receive(self, chunk: int) -> list[Tensor]:
@@ -64,21 +64,21 @@ class RecvLink(Link):
         return tensors
 
     def begin_step(self, step: int) -> None:
-        """Take back what a step without a backward, an evaluation, still has."""
+        """Begin a step; reclaim tensors still lent by a step without a backward, an evaluation."""
         super().begin_step(step)
         for message in self._messages.values():
             self._take_back(message)
 
     def release(self, chunk: int) -> None:
-        """(5) Take back the tensors of a chunk whose backward is done."""
+        """(5) Reclaim the tensors of a chunk whose backward is done."""
         for index in range(len(self.slots)):
             if not self._messages[chunk, index].kept:
                 self._take_back(self._messages[chunk, index])
 
     def keep_shared(self, chunk: int, values: Iterable[Any]) -> None:
-        """Keep the memory of a chunk to the end of the step if any of these tensors lies in it.
+        """Keep the memory of a chunk to the end of the step if any of these tensors shares it.
 
-        Outputs and input gradients do where a module returns its input or a view of it (``nn.Identity``).
+        This happens to outputs and input gradients if a module returns its input or a view of it (``nn.Identity``).
         """
         addresses = {value.untyped_storage().data_ptr() for value in values if type(value) is Tensor}
         for index in range(len(self.slots)):
@@ -92,18 +92,18 @@ class RecvLink(Link):
         message.kept = False
 
     def _message(self, chunk: int, index: int) -> Message:
-        """Of any step, with a place to arrive in."""
+        """Return the message of a chunk and slot for any step, with a receive buffer."""
         memory, message = self.transport.memory, self._messages.get((chunk, index))
         if message is None:
             integers = self.integers(self.slots[index])
             message = self._messages[chunk, index] = Message(self.step, chunk, index, integers=integers)
-            if self.route.handover is None:  # or the sender's memory is used
+            if self.route.handover is None:  # otherwise the sender's memory is used
                 most = memory.most_bytes(self.encoding.most_bytes(index), packed=integers is not None)
                 message.room = memory.buffer(most)
         return message
 
     def _expect(self, chunk: int, index: int) -> Message:
-        """The message of this step."""
+        """Return the message of a chunk and slot for the current step."""
         memory, message = self.transport.memory, self._message(chunk, index)
         form = self.encoding.form(chunk, index)
         message.step, message.size, message.raw = self.step, form.wire_bytes, form.raw
@@ -122,4 +122,4 @@ class RecvLink(Link):
         with self.clock.measure() if not message.raw else nullcontext():
             self.encoding.decode(chunk, index, wire, message.lent)
         memory.close(message)
-        return message.lent.detach()  # a new leaf every time: gradients of the last user are not this one's
+        return message.lent.detach()  # a new leaf every time: gradients of the previous use must not carry over

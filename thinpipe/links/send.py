@@ -1,4 +1,4 @@
-"""The sending end of a link: encodes each tensor, sends the wire, and counts."""
+"""The sending end of a link: encodes each tensor, sends the wire, and updates counters."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from thinpipe.links.link import Link
 from thinpipe.links.message import Message
 from thinpipe.links.slot import Slot
 
-Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, what is to be sent
+Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, tensor to be sent
 
 
 class SendLink(Link):
-    """Encodes into buffers that are used again."""
+    """A link end that encodes into reused buffers."""
 
-    warns = True  # if nothing is compressed; False where the user learns it in another way
-    tap: Tap | None = None  # is shown every tensor before it is encoded
-    window = 4  # chunks under way before the worker waits for the oldest, whose wire takes memory
+    warns = True  # warn if nothing is compressed; False if it is reported in another way
+    tap: Tap | None = None  # called with every tensor before it is encoded
+    window = 4  # chunks in transit before the worker waits for the oldest, whose wire takes memory
 
     def forget(self) -> None:
         self.transport.memory.forget()
@@ -36,7 +36,7 @@ class SendLink(Link):
             warnings.warn(f"nothing is compressed on the {self}: {why}", stacklevel=2)
 
     def send(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
-        """(2) Encode and send, or return the operations that send. Waits only if a window of chunks is under way."""
+        """(2) Encode and send, or return the operations that send. Block only if ``window`` chunks are in transit."""
         if len(tensors) != len(self.slots) or not all(isinstance(each, Tensor) for each in tensors):
             found = [str(Slot.of(each)) if isinstance(each, Tensor) else type(each).__name__ for each in tensors]
             raise ValueError(
@@ -48,11 +48,11 @@ class SendLink(Link):
         return self.transport.send([self._encode(chunk, index, tensor) for index, tensor in enumerate(tensors)])
 
     def finish(self) -> None:
-        """(4) Wait until everything sent has left."""
+        """(4) Wait until all sends have completed."""
         self.transport.await_sends()
 
     def call_off(self) -> None:
-        """The step that the other end expects does not come: a byte in place of each message."""
+        """Cancel the step that the other end expects: send one byte in place of each message."""
         for numbers in self.all_messages() if self.transport.ahead else ():
             message = Message(self.step, *numbers, buffer=torch.zeros(1, dtype=torch.uint8))
             self.transport.start(message)

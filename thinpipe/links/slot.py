@@ -1,4 +1,4 @@
-"""What travels and between whom: shapes and types of tensors, the stages of a link, tags and their limits."""
+"""Slots and routes: shapes and dtypes of the tensors sent, the stages of a link, message tags and their limits."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
-# A tag names direction, sending stage, chunk and slot. Bit 30 keeps clear of the small tags users choose.
+# A tag encodes direction, sending stage, chunk and slot. Bit 30 avoids the small tags that users choose.
 _MOST_STAGES, _MOST_CHUNKS, _MOST_SLOTS = 1 << 10, 1 << 14, 1 << 5
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One of the tensors that travel for each chunk."""
+    """The shape and dtype of one of the tensors that are sent for each chunk."""
 
     shape: torch.Size
     dtype: torch.dtype
 
     @staticmethod
     def of(like: Any) -> Slot:
-        """The slot of a tensor, or of anything else with a shape and a dtype."""
+        """Return the slot of a tensor, or of another object with a shape and a dtype."""
         return Slot(torch.Size(like.shape), like.dtype)
 
     @property
@@ -36,11 +36,11 @@ Handover = dict[int, torch.Tensor]  # wires by their tags, from one end of a lin
 
 @dataclass
 class Route:
-    """Where a link runs, seen from one of its ends."""
+    """The stages, device and process group of a link, seen from one of its ends."""
 
     source: int  # stages
     target: int
-    sends: bool  # this end does
+    sends: bool  # True at the sending end
     device: torch.device  # of the stage at this end
     group: Any
     peer: int = -1  # the worker at the other end: its rank in the group; the schedule decides where stages live
@@ -52,7 +52,7 @@ class Route:
 
     @property
     def stage(self) -> int:
-        """The one at this end."""
+        """The stage at this end."""
         return self.source if self.sends else self.target
 
     @property
@@ -64,7 +64,7 @@ class Route:
         return 1 << 30 | ((backward * _MOST_STAGES + self.source) * _MOST_CHUNKS + chunk) * _MOST_SLOTS + slot
 
     def check_limits(self, chunks: int, slots: int) -> None:
-        """Everything that travels must have a tag of its own."""
+        """Raise ValueError if not every message can have a unique tag."""
         for what, count, limit in (
             ("stages", max(self.source, self.target) + 1, _MOST_STAGES),
             ("chunks", chunks, _MOST_CHUNKS),

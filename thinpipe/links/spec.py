@@ -1,10 +1,10 @@
-"""Specs of links: those of codecs, and those that need a link and are for activations.
+"""Specs of link encodings: codec specs, and those that need a link and are for activations only.
 
-tile:4                              every tensor through this codec
-delta(kmeans:2)                     the change of each sample since it was last sent through this codec
-delta(kmeans:2,first=fp16)          and a sample that was never sent before through that one
-axes:2                              rows of values along axes that the sender learns, so many bits for each value
-axes:2+now                          from the first steps on: for a model that was trained before
+tile:4                              every tensor is encoded with this codec
+delta(kmeans:2)                     the change of each sample since it was last sent is encoded with this codec
+delta(kmeans:2,first=fp16)          and a sample that was never sent before is encoded with fp16
+axes:2                              rows in a PCA basis that the sender learns, with 2 bits per value on average
+axes:2+now                          from the first steps on: for a pretrained model
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from thinpipe.links.learned.axes import Axes
 
 
 def encoding(spec: str | Codec, *, samples: int | None = None, copies_in: Path | None = None) -> Encoding:
-    """The encoding that a spec names, for one end of a link; for its sizes alone, ``samples`` need not be known.
+    """Return the encoding of a spec for one link end; ``samples`` is not needed for its sizes alone.
 
     Args:
-        spec: of a codec or of a link, no recipe.
-        samples: how many there are, if copies are to be kept of them.
-        copies_in: where on disk; None: in memory.
+        spec: spec of a codec or of a link; recipes are not accepted.
+        samples: number of samples, if copies of them are kept.
+        copies_in: directory for the copies on disk; None: in memory.
     """
     if isinstance(spec, str) and spec.strip().startswith("axes:"):
         return _axes(spec.strip())
@@ -41,24 +41,24 @@ def encoding(spec: str | Codec, *, samples: int | None = None, copies_in: Path |
 
 
 def once(spec: str | Codec) -> str:
-    """The spec of what is sent only once, as in an evaluation: the same but for ``delta(...)``."""
+    """Return the spec for samples that are sent only once, as in an evaluation: for ``delta(...)``, its first codec."""
     found = encoding(spec)
     return found.first.spec if isinstance(found, Delta) else found.spec
 
 
 def at_once(spec: str | Codec) -> str:
-    """The spec of the same where nobody asks what is lost, and axes need not wait until a model has begun to learn."""
+    """Return the spec for speed measurements, where accuracy does not matter: ``axes:B`` becomes ``axes:B+now``."""
     found = encoding(spec)
     return Axes(found.bits, now=True).spec if isinstance(found, Axes) else found.spec
 
 
 def learns(spec: str | Codec) -> bool:
-    """Whether it needs what it learned in training."""
+    """Return True if a spec needs a basis learned in training."""
     return isinstance(encoding(spec), Axes)
 
 
 def check_directions(forward: str | Codec, backward: str | Codec) -> None:
-    """ValueError unless activations can be sent through the one, gradients through the other."""
+    """Raise ValueError unless ``forward`` can encode activations and ``backward`` gradients."""
     encoding(forward)
     gradients = encoding(backward)
     if isinstance(gradients, Delta):
@@ -89,7 +89,7 @@ def _axes(spec: str) -> Axes:
 
 
 def _delta(spec: str) -> tuple[Codec, Codec]:
-    """The codecs of changes and of first passes."""
+    """Return the codecs of changes and of first passes."""
     if not spec.endswith(")"):
         raise ValueError("its bracket is not closed")
     inside = spec.removeprefix("delta(")[:-1]

@@ -1,9 +1,9 @@
-"""How messages get from one end of a link to the other.
+"""Transports: move the messages of a link from one end to the other.
 
 ``Direct`` sends and receives on its own, each message with its tag: for backends that have tags (gloo). ``Staged`` does
-the same for a GPU whose wires travel through host memory; threads wait for the copies, so that the worker need not.
-``Scheduled`` starts nothing: it makes operations for torch's schedule, which starts and awaits them in its own order,
-for backends without tags (NCCL). Another way is another class (``Within`` of link.py).
+the same for a GPU whose wires are sent through host memory; threads wait for the copies, so the worker does not block.
+``Scheduled`` starts nothing: it returns operations to torch's schedule, which starts and awaits them in its own order,
+for backends without tags (NCCL). ``Within`` of link.py connects two ends in one process.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from thinpipe.links.slot import Route
 
 
 class Transport(ABC):
-    """One end of a link, as messages see it; and what all ways have in common."""
+    """Base class of the transports: sends or receives the messages of one link end."""
 
-    ahead: ClassVar[bool] = True  # whether receives can be posted before anything is sent
+    ahead: ClassVar[bool] = True  # whether receives can be posted before the sends
 
     def __init__(self, route: Route, memory: InPlace, ledger: Ledger) -> None:
         self.route, self.memory, self.ledger = route, memory, ledger
 
     @abstractmethod
     def begin_step(self) -> None:
-        """A step is about to start."""
+        """Begin a step."""
 
     @abstractmethod
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
-        """Send the loaded messages of a chunk, or return the operations that do, for a schedule."""
+        """Send the loaded messages of a chunk, or return the send operations for a schedule."""
 
     @abstractmethod
     def await_sends(self, but: int = 0) -> None:
-        """Wait until all chunks have left but so many."""
+        """Wait until the sends of all but the last ``but`` chunks have completed."""
 
     @abstractmethod
     def post(self, messages: Iterable[Message], trace: bool) -> None:
-        """Expect the messages of a step, before any of them is needed; ``trace``: see when each arrives."""
+        """Post the receives of a step, before any of them is needed; ``trace``: record arrival times."""
 
     @abstractmethod
     def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
-        """The operations that receive the messages of a chunk, for a schedule."""
+        """Return the receive operations of a chunk for a schedule."""
 
     def receive(self, message: Message) -> None:
-        """Wait for a message that was posted, or take one that the schedule has waited for; check it and unload it."""
+        """Wait for a posted message, or take one that the schedule has awaited; verify and unload it."""
         message.needed, message.arrived = now(), None
         if message.pending is not None:
             message.arrived = message.pending.result()
@@ -62,11 +62,11 @@ class Transport(ABC):
         elif message.work is not None:
             self.await_work(message)
         message.usable = now()
-        if message.arrived is None:  # no thread did this
+        if message.arrived is None:  # no thread has called accept
             self.accept(message)
 
     def accept(self, message: Message) -> None:
-        """The first thing after a message has arrived."""
+        """Verify the checksum of a received message, unpack its integers and unload it."""
         numbers = message.step, message.chunk, message.slot
         whole = message.integers is None or find_end(message)
         if self.memory.checksum_bytes and not (whole and is_intact(message.buffer, *numbers)):
@@ -82,7 +82,7 @@ class Transport(ABC):
         self.memory.unload(message)
 
     def seal(self, messages: Sequence[Message]) -> None:
-        """The last thing before messages leave: integers packed, checksums, and when it was."""
+        """Pack integers, add checksums and record time stamps: the last step before messages are sent."""
         for message in messages:
             if message.integers is not None:
                 began = now()
@@ -111,7 +111,7 @@ class Transport(ABC):
         message.work = None
 
     def start(self, message: Message) -> None:
-        """isend or irecv."""
+        """Start the isend or irecv of a message."""
         tag = self.route.tag(message.chunk, message.slot)
         if self.route.sends:
             message.work = dist.isend(message.buffer, group=self.route.group, tag=tag, group_dst=self.route.peer)
@@ -120,14 +120,14 @@ class Transport(ABC):
         assert message.work is not None  # torch returns None to workers outside the group
 
     def operation(self, message: Message) -> dist.P2POp:
-        """The same for a schedule."""
+        """Return the isend or irecv of a message as an operation for a schedule."""
         call: Callable[..., Any] = dist.isend if self.route.sends else dist.irecv
         tag = self.route.tag(message.chunk, message.slot)
         return dist.P2POp(call, message.buffer, group=self.route.group, tag=tag, group_peer=self.route.peer)
 
 
 class Direct(Transport):
-    """Sends at once, posts all receives of a step when it starts."""
+    """A transport that sends immediately and posts all receives at the start of a step."""
 
     def __init__(self, route: Route, memory: InPlace, ledger: Ledger) -> None:
         super().__init__(route, memory, ledger)
@@ -135,7 +135,7 @@ class Direct(Transport):
         self._threads: ThreadPoolExecutor | None = None
 
     def begin_step(self) -> None:
-        """What the last one sent has been awaited."""
+        """Do nothing: the sends of the last step have been awaited."""
 
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
         self.seal(messages)
@@ -169,12 +169,12 @@ class Direct(Transport):
         return []
 
     def watch(self, messages: Sequence[Message]) -> None:
-        """A thread for each message, which sees it arrive."""
+        """Start a thread for each message that records its arrival."""
         for message in messages:
             message.pending = self.threads(len(messages)).submit(self._arrival, message)
 
     def threads(self, count: int) -> ThreadPoolExecutor:
-        """Made when first asked for."""
+        """Return the thread pool; create it on first use."""
         if self._threads is None:
             name = f"thinpipe-{self.route.source}-{self.route.target}"
             self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
@@ -188,7 +188,7 @@ class Direct(Transport):
 
 
 class Staged(Direct):
-    """A thread hands wires to gloo when they have left the GPU, others move what arrives onto the GPU at once."""
+    """A transport whose threads send wires once they are copied from the GPU, and copy received wires to the GPU."""
 
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
         handed_over = self.threads(1).submit(self._hand_over, messages, self.memory.loaded())
@@ -208,7 +208,7 @@ class Staged(Direct):
 
 
 class Scheduled(Transport):
-    """A schedule starts and awaits everything."""
+    """A transport whose operations are started and awaited by a schedule."""
 
     ahead = False
 
@@ -217,22 +217,22 @@ class Scheduled(Transport):
         self._handed_out: list[Message] = []
 
     def begin_step(self) -> None:
-        """The schedule has awaited all that it was handed in the last one."""
+        """Recycle the messages of the last step, all of which the schedule has awaited."""
         for message in self._handed_out:
             self.memory.recycle(message)
         self._handed_out = []
 
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
-        self.memory.loaded()()  # the schedule sends at once
+        self.memory.loaded()()  # the schedule sends immediately
         self.seal(messages)
         self._handed_out += messages
         return [self.operation(message) for message in messages]
 
     def await_sends(self, but: int = 0) -> None:
-        """The schedule does."""
+        """Do nothing: the schedule awaits sends."""
 
     def post(self, messages: Iterable[Message], trace: bool) -> None:
-        """The schedule asks for ``recv_ops`` of each chunk."""
+        """Do nothing: the schedule calls ``recv_ops`` for each chunk."""
 
     def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
         expected = list(messages)
@@ -242,7 +242,7 @@ class Scheduled(Transport):
 
 
 def transport(route: Route, ledger: Ledger, *, scheduled: bool) -> Transport:
-    """The way of messages between the ends of a link."""
+    """Return the transport for a route."""
     staged = wire_device(route.group, route.device).type != route.device.type
     memory = Pinned(route) if staged else InPlace(route)
     if scheduled:

@@ -1,4 +1,4 @@
-"""Pipelines: stages that talk through codecs, on torch.distributed.pipelining."""
+"""Pipelines: stages that exchange encoded tensors, built on torch.distributed.pipelining."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch's pipelining, on first use: launching workers does not."""
+    """Import names that need torch's pipelining on first use: launching workers does not need it."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

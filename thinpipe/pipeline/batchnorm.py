@@ -1,4 +1,4 @@
-"""Batch norm in chunks: running statistics of the whole mini-batch, and none from runs that do not count."""
+"""Batch norm with microbatches: running statistics of the full mini-batch, unaffected by recomputation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FROZEN: WeakSet[BatchNorm] = WeakSet()
 
 @dataclass
 class _Sums:
-    """What the chunks of a step add up to, per channel."""
+    """The sums over the chunks of a step, per channel."""
 
     values: Tensor
     squares: Tensor
@@ -27,11 +27,11 @@ class _Sums:
 
 
 class DeferredStatistics:
-    """Makes the batch norms of a module update their running statistics once per step, from all its chunks.
+    """Hooks that make the batch norms of a module update their running statistics once per step, from all its chunks.
 
-    Each chunk is still normalized by its own statistics. Plain batch norm also updates the running ones chunk by
+    Each chunk is still normalized by its own statistics. Plain batch norm updates the running statistics for every
     chunk: with 16 chunks and momentum 0.1 the last seven weigh more than the rest together, and each variance is that
-    of a sixteenth of the batch. Works through hooks, so parameters, buffers and their names stay as they are.
+    of a sixteenth of the batch. Works through hooks, so parameters, buffers and their names do not change.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -42,11 +42,11 @@ class DeferredStatistics:
             norm.register_forward_hook(self._after, always_call=True)
 
     def commit(self) -> None:
-        """The step is over: one update of the running statistics, as plain batch norm makes for a whole batch."""
+        """Update the running statistics once at the end of a step, as plain batch norm does for a full batch."""
         for norm, sums in self._sums.items():
             mean = sums.values / sums.count
             variance = sums.squares / sums.count - mean.square()
-            variance *= sums.count / max(sums.count - 1, 1)  # running statistics keep the unbiased one
+            variance *= sums.count / max(sums.count - 1, 1)  # running statistics use the unbiased variance
             tracked = cast(Tensor, norm.num_batches_tracked)
             tracked += 1
             momentum = 1.0 / float(tracked) if norm.momentum is None else norm.momentum
@@ -60,7 +60,7 @@ class DeferredStatistics:
             return
         norm.track_running_stats = False  # for this one call
         self._held.add(norm)
-        if norm in _FROZEN or type(inputs[0]) is not Tensor:  # the second: a stand-in that has no values
+        if norm in _FROZEN or type(inputs[0]) is not Tensor:  # the second: a placeholder without values
             return
         with torch.no_grad():
             # Doubles: the variance is a small difference of large sums.
@@ -79,9 +79,9 @@ class DeferredStatistics:
 
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Batch norms inside run as in training but learn nothing: for recomputation and for made-up inputs.
+    """Run batch norms in training mode without changing their statistics: for recomputation and dummy inputs.
 
-    They get copies to update, which are thrown away: recomputation must save as many tensors as the first time.
+    They update copies, which are discarded: recomputation must save as many tensors as the first run.
     """
     kept = [(norm, dict(norm.named_buffers())) for norm in _tracking(module)]
     for norm, buffers in kept:

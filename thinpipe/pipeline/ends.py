@@ -1,4 +1,4 @@
-"""The ends of links that a stage has: up to four, in two directions, towards the stages before and after it."""
+"""The link ends of a stage: up to four, in two directions, to the previous and the next stage."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from thinpipe.links.spec import check_directions, encoding
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOptions:
-    """How the links of a stage send."""
+    """The options of the links of a stage."""
 
     forward: str | Codec
     backward: str | Codec
-    seed: int = 0  # of codecs that round at random (``+sr``). With the same one, a run repeats bit for bit
-    samples: int | None = None  # how many different ones there are: ``forward="delta(...)"`` needs to know
-    copies_in: Path | None = None  # where to keep its copies of them on disk; None: in memory
-    window: int = SendLink.window  # chunks that a link has under way before the worker waits for the oldest
-    post_ahead: bool | None = None  # all receives of a step when it starts; None: where messages have tags (gloo)
-    handover: Handover | None = None  # stages of one process talk through links too, by way of it
+    seed: int = 0  # of stochastic rounding (``+sr``). With the same seed, runs are bit-identical
+    samples: int | None = None  # number of different samples: needed by ``forward="delta(...)"``
+    copies_in: Path | None = None  # directory for copies of samples on disk; None: in memory
+    window: int = SendLink.window  # chunks in transit on a link before the worker waits for the oldest
+    post_ahead: bool | None = None  # post all receives at the start of a step; None: if messages have tags (gloo)
+    handover: Handover | None = None  # through which stages of one process exchange wires
 
 
 class Ends:
-    """The ends of one stage; those that it does not have are None."""
+    """The link ends of one stage; an end is None if there is no such neighbour."""
 
     def __init__(self, stage: int, stages: int, device: torch.device, group: Any, options: LinkOptions) -> None:
         forward, backward = options.forward, options.backward
@@ -49,7 +49,7 @@ class Ends:
         if self.needs_samples and options.samples is None:
             raise ValueError(f"{self.forward_spec} keeps a copy of every sample: say how many there are, samples=N")
         self.sample_count = options.samples if self.needs_samples else None
-        self.stage, self.events = stage, list[Event]()  # of the step under way, or of the last one
+        self.stage, self.events = stage, list[Event]()  # of the current or the last step
         self._samples: Tensor | None = None  # of the next training step
 
         ahead = capabilities_of(group, device).tags if options.post_ahead is None else options.post_ahead
@@ -84,12 +84,12 @@ class Ends:
 
     @property
     def _forward(self) -> dict[str, Link]:
-        """Both sides of what travels forward, as ``state_dict`` calls them."""
+        """The forward link ends by their names in ``state_dict``."""
         ends: dict[str, Link | None] = {"sent": self.forward_send, "received": self.forward_recv}
         return {name: end for name, end in ends.items() if end}
 
     def place(self, placement: Mapping[int, int], me: int) -> None:
-        """Which worker has which stage: neighbours on one worker have none but where one is asked for."""
+        """Set the worker of each stage: drop links between stages on one worker, unless they have a handover."""
         for name in ("forward_recv", "forward_send", "backward_recv", "backward_send"):
             end: Link | None = getattr(self, name)
             if end:
@@ -98,26 +98,26 @@ class Ends:
                     setattr(self, name, None)
 
     def expect(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """What will travel forward, as far as it is known before the first step: copies can be counted."""
+        """Configure the forward slots from example tensors before the first step, so that copies can be counted."""
         for name, like in (("received", inputs), ("sent", outputs)):
             if name in self._forward:
                 self._forward[name].encoding.configure([Slot.of(each) for each in like])
 
     def drop_gradients(self, *, sent: bool, received: bool) -> None:
-        """Nothing upstream is trained: gradients that would be ``sent`` or ``received`` do not travel."""
+        """Drop the links of gradients to be ``sent`` or ``received``, if no stage upstream is trained."""
         self.backward_send = None if sent else self.backward_send
         self.backward_recv = None if received else self.backward_recv
 
     def expect_step(self) -> None:
-        """The next thing that happens is a training step like the last: its senders hear now that it is expected.
+        """Post the receives of the next step, which must be a training step like the last.
 
-        Otherwise they hear of it from the first action of a step, and wait for that.
+        Otherwise receives are posted by the first action of the step, and senders wait for that.
         """
         for end in self.receives:
             end.expect_step()
 
     def call_off(self) -> None:
-        """It does not come, on no worker."""
+        """Cancel the expected step; all workers must do so."""
         for send in self.sends:
             send.call_off()
         for receive in self.receives:
@@ -134,7 +134,7 @@ class Ends:
         self._samples = check_samples(samples, self.sample_count)
 
     def begin_traffic(self, training: bool) -> None:
-        """The step that starts has the samples that were told; an evaluation has none."""
+        """Begin the messages of a step with the samples set by ``tell_samples``; an evaluation has none."""
         for end in self:
             end.encoding.begin_traffic(training)
         if not self.needs_samples:
@@ -173,7 +173,7 @@ class Ends:
             side.encoding.load_shared_state_dict(state.get(name, {}))
 
     def traffic(self, training: bool) -> dict[str, Any]:
-        """What must be the same at both ends before the first tensor travels."""
+        """Return the slots that must be equal at both ends before the first tensor is sent."""
         kinds = {"forward": "activations", "backward": "gradients"}
         return {
             f"{kinds[end.direction]} from stage {end.source} to stage {end.target}": list(map(str, end.slots))

@@ -1,8 +1,8 @@
-"""How long an order takes where links take time, and how many chunks ``1f1b`` has on their way there.
+"""A latency model of links: the duration of an order, and the number of chunks in flight that ``1f1b`` needs.
 
-What is known before the first step: the bytes of every message, and the rates and delays of links that were asked for.
-How long workers compute is not. It is taken to be as long as the busiest direction of a link needs for its bytes,
-shared among the stages as their operations are: neither hides behind the other then, which needs the most chunks.
+The bytes of every message, and the configured rates and delays of links, are known before the first step. Compute times
+are not. They are assumed to equal the transfer time of the busiest direction of a link, distributed over the stages by
+their operations: then neither hides behind the other, the case that needs the most chunks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from thinpipe.comm.shaping import Queue, Shape, Shaping
 from thinpipe.pipeline.order import Action, Order, make_order
 
 Hop = tuple[int, int]  # from a stage to its neighbour
-_SLACK = 1.01  # of numbers of chunks that take up to 1 % longer than the best, the smallest is taken: it needs memory
-_ENOUGH = 256  # chunks that are looked at, which takes a second for many stages: longer steps go on alike
+_SLACK = 1.01  # the smallest number of chunks within 1 % of the best time is taken, to save memory
+_ENOUGH = 256  # chunks that are simulated, which takes a second for many stages: longer steps are periodic
 
 
 @dataclass(frozen=True)
 class Passage:
-    """The way of one chunk's messages from a stage to its neighbour."""
+    """The cost of sending one chunk from a stage to its neighbour: queues, bytes and delay."""
 
     queues: tuple[Queue, ...]
     wire_bytes: int
@@ -37,10 +37,10 @@ def choose_order(
     operations: Sequence[float],
     fits: Callable[[Order], bool] = lambda order: True,
 ) -> Order:
-    """``1f1b`` as ``1f1b:N`` where links have a delay; every other order as it is.
+    """Return ``1f1b`` as ``1f1b:N`` if links have a delay, and every other order unchanged.
 
-    ``wire_bytes`` are those of one chunk, ``operations`` those of every stage. ``fits``: whether memory is enough for
-    an order; where it is enough for none, ``1f1b`` stays as it is.
+    ``wire_bytes`` are per chunk, ``operations`` per stage. ``fits`` returns whether an order fits into memory; if none
+    fits, ``1f1b`` is returned unchanged.
     """
     passages = passages_of(links, placement, wire_bytes, patient=True)
     if order != "1f1b" or not any(each.delay_ms for each in passages.values()):
@@ -77,15 +77,15 @@ def makespan(
     cost: Callable[[Action], float],
     passages: Mapping[Hop, Passage] | None = None,
 ) -> float:
-    """How long an order takes; without passages, on links that take no time.
+    """Return the simulated duration of an order; without passages, links take no time.
 
     Two stages on two workers, 4 chunks, a forward takes 1, a backward 2: 3 x 4 for the work, 3 to fill and drain.
     """
     last = max(action.stage for actions in orders.values() for action in actions)
     todo = {worker: deque(actions) for worker, actions in orders.items()}
     free = dict.fromkeys(orders, 0.0)
-    left = defaultdict[Queue, float](float)  # when the last message has
-    there: dict[Action, float] = {}  # when what an action needs from a neighbour is
+    left = defaultdict[Queue, float](float)  # when the last message has left each queue
+    there: dict[Action, float] = {}  # when the input of an action from a neighbour arrives
 
     def ready() -> Iterator[tuple[float, int]]:
         for worker, actions in todo.items():
@@ -113,9 +113,9 @@ def makespan(
 def passages_of(
     links: Shaping | None, placement: Sequence[int], wire_bytes: Mapping[Hop, int], *, patient: bool = False
 ) -> dict[Hop, Passage]:
-    """The ways of one chunk's bytes; ``patient``: with the longest delay, and three times that where packets are lost.
+    """Return the passage of every hop; ``patient``: with the longest delay, times three if packets are lost.
 
-    TCP sends a lost packet again a round trip later, and what came after it waits.
+    TCP retransmits a lost packet one round trip later, and later packets wait for it.
     """
     ways = (links or Shaping(Shape())).ways(max(placement) + 1)
     found = {}
@@ -129,7 +129,7 @@ def passages_of(
 
 
 def _candidates(stages: int, chunks: int) -> Iterator[int]:
-    """From as many as there are stages to all, all small numbers and ever fewer large ones."""
+    """Yield candidate numbers of chunks from ``stages`` to ``chunks``, in growing steps."""
     most = stages
     while most < chunks:
         yield most

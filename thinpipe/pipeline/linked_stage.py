@@ -1,6 +1,6 @@
-"""torch's stage with the ends of its links: how a step opens and ends, (1), (3) and (8) of ``stage``.
+"""A pipeline stage with link ends: the start and the end of a step, (1), (3) and (8) of ``stage``.
 
-Names of torch's inside used here and in ``siblings``, seen on 2.11 and 2.13. Overridden: ``clear_runtime_states``,
+Private names of torch used here and in ``siblings``, seen on 2.11 and 2.13. Overridden: ``clear_runtime_states``,
 which opens a step. Read: ``stage_index_to_group_rank``, where the schedule puts stages; ``group_rank``, ``group_size``
 and ``has_backward``.
 """
@@ -20,56 +20,56 @@ from thinpipe.version import __version__
 
 
 class LinkedStage(ShapedStage):
-    """Opens and ends steps together with the other stages of its worker, and agrees with all workers on settings."""
+    """A stage that opens and ends steps with the other stages of its worker, and compares settings with all workers."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.steps = 0
         self._placement: dict[int, int] = {}  # the worker of each stage, as the links were set up for it
-        self._actions_left = 0  # of the step under way
+        self._actions_left = 0  # of the current step
         self._open = self._posted = False
         register(self)
 
     @property
     def links(self) -> list[Link]:
-        """The ends of links that this stage has: of those to other workers, once it has run."""
+        """The link ends of this stage; after its first step, only those to other workers."""
         return list(self.ends)
 
     @property
     def events(self) -> list[Event]:
-        """Of the step under way, or of the last one."""
+        """The events of the current or the last step."""
         return self.ends.events
 
     def set_seed(self, seed: int) -> None:
-        """From the next step on, codecs that round at random draw other numbers."""
+        """Set the seed of stochastic rounding from the next step on."""
         self.ends.set_seed(seed)
 
     @property
     def needs_samples(self) -> bool:
-        """Whether ``tell_samples`` is to be called before each training step."""
+        """True if ``tell_samples`` must be called before each training step."""
         return self.ends.needs_samples
 
     def tell_samples(self, samples: Sequence[int] | Tensor) -> None:
-        """Which samples the next training step has, in the order of its batch: for ``forward="delta(...)"``.
+        """Set the samples of the next training step, in the order of its batch: for ``forward="delta(...)"``.
 
-        All stages of all workers are told the same before ``schedule.step``. An evaluation needs no word: it leaves
-        the copies alone, and what it sends travels as a sample's first pass does.
+        Call it with the same samples for all stages of all workers before ``schedule.step``, but not before an
+        evaluation, which does not change the copies and sends each sample like a first pass.
         """
         self.ends.tell_samples(samples)
 
     def copies_bytes(self) -> int:
-        """What this stage will keep of all samples; known before the first step if it was told its shapes."""
+        """Return the bytes of the copies of all samples; known before the first step if shapes were given."""
         return self.ends.copies_bytes()
 
     def reserve_copies(self) -> None:
-        """Allocate that now, not in the first step."""
+        """Allocate the copies of samples now, not in the first step."""
         self.ends.reserve_copies()
 
     def link_state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """What this stage's links remember; to be saved beside the module's state.
+        """Return the state of this stage's links; save it alongside the module's state.
 
-        ``forward`` and ``backward``: what the codecs do, and the steps so far. ``sent`` and ``received``: copies of
-        samples, the same at both ends of a link.
+        ``forward`` and ``backward``: codec state, and the steps so far. ``sent`` and ``received``: copies of samples,
+        equal at both ends of a link.
         """
         return self.ends.state_dict()
 
@@ -77,7 +77,7 @@ class LinkedStage(ShapedStage):
         self.ends.load_state_dict(state)
 
     def trace(self, on: bool = True) -> None:
-        """From the next step on, also stamp the arrival of each message (``report``, ``draw``)."""
+        """Record the arrival time of each message from the next step on (``report``, ``draw``)."""
         for link in self.ends.receives:
             link.trace = on
 
@@ -105,12 +105,12 @@ class LinkedStage(ShapedStage):
                 "frozen then, and some of its parameters require gradients now. Make new stages to train it"
             )
         self.steps += 1
-        self._drop_local_buffers()  # an evaluation keeps what it was handed
+        self._drop_local_buffers()  # an evaluation keeps the tensors handed over
         self._open, self._posted = True, False
         self.ends.begin_step(self.steps)
 
     def _settings(self) -> dict[str, Any]:
-        """What must be the same everywhere before shapes are known."""
+        """Return the settings that must be equal on all workers before shapes are known."""
         plan = getattr(self.submod, "plan", None)
         return {
             "thinpipe version": __version__,
@@ -125,7 +125,7 @@ class LinkedStage(ShapedStage):
     # (3) The first action
 
     def begin(self) -> None:
-        """Called by every action: the first one of a step posts the receives of all stages of this worker."""
+        """Post the receives of all stages of this worker at the first action of a step; every action calls this."""
         if self._posted:
             return
         stages = [stage for stage in siblings_of(self) if stage._open and not stage._posted]
@@ -147,13 +147,13 @@ class LinkedStage(ShapedStage):
         return forward + (1 + bool(self.ends.backward_send) if self.has_backward else 0)
 
     def count_action(self) -> None:
-        """End the step after its last action, of which torch's schedules inform a stage only if they train."""
+        """End the step after its last action: torch's schedules notify a stage of the end of training steps only."""
         self._actions_left -= 1
         if self._actions_left == 0:
             self.end()
 
     def end(self) -> None:
-        """End the step; the last stage of this worker waits until everything sent has left."""
+        """End the step; the last stage of this worker waits until all sends have completed."""
         self._open = False
         stages = siblings_of(self)
         if not any(stage._open for stage in stages):
@@ -167,5 +167,5 @@ def _workers(placement: Mapping[int, int]) -> str:
 
 
 def _trains(stage: int) -> str:
-    """The name of a fact that workers tell each other."""
+    """Return the key of a setting that workers exchange."""
     return f"whether stage {stage} is trained"

@@ -1,10 +1,10 @@
-"""Neighbouring stages on one worker: they hand over their tensors, unless they have links in between.
+"""Stages whose neighbours are on the same worker: they hand over tensors directly, unless links connect them.
 
 ``_PipelineScheduleRuntime``, on which most schedules of torch are built, calls ``set_local_fwd_input``,
-``get_local_bwd_output`` and ``set_local_bwd_input``. ``PipelineScheduleMulti`` calls none of them: it asks every stage
-for operations that send and receive, also to its own rank, and those of ``stage`` then call the methods here.
+``get_local_bwd_output`` and ``set_local_bwd_input``. ``PipelineScheduleMulti`` calls none of them: it takes send and
+receive operations from every stage, also to its own rank, and those of ``stage`` then call the methods here.
 
-Names of torch's inside used here, seen on 2.11 and 2.13. Overridden: these three methods. Read: ``has_backward``;
+Private names of torch used here, seen on 2.11 and 2.13. Overridden: these three methods. Read: ``has_backward``;
 ``fwd_cache``, the outputs of each chunk; the ``buffer`` of each of ``grad_recv_info``.
 """
 
@@ -21,7 +21,7 @@ from thinpipe.pipeline.siblings import siblings_of
 
 
 class LocalStage(LinkedStage):
-    """Hands outputs to the next stage and gradients to the one before, if they are on this worker."""
+    """A stage that hands outputs to the next stage and gradients to the previous one, if they are on this worker."""
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
         if self.ends.forward_recv:
@@ -52,7 +52,7 @@ class LocalStage(LinkedStage):
         self._neighbour(-1).set_local_bwd_input(self.get_local_bwd_output(chunk), chunk)
 
     def check_handed_over(self, infos: Sequence[Any], kind: Literal["forward", "backward"], chunk: int) -> None:
-        """Raise RuntimeError if the neighbour has not handed over what a forward or backward needs."""
+        """Raise RuntimeError if the neighbour has not handed over the tensors that a forward or backward needs."""
         if not any(info.buffer is NOTHING for info in infos):
             return
         is_forward = kind == "forward"

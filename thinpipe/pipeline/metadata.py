@@ -1,10 +1,10 @@
-"""What torch's stages know about shapes before the first step: what they expect, and what they tell each other.
+"""Shapes of tensors before the first step: those that torch's stages expect, and those that they exchange.
 
-They tell it as JSON: torch would send pickles. Names of torch's inside used here: ``buffer`` and ``input_name`` of a
-receive info, seen on 2.11 and 2.13, and its ``tensor_meta`` (2.13), which says whether an input has a gradient;
+They are exchanged as JSON: torch would send pickles. Private names of torch used here: ``buffer`` and ``input_name`` of
+a receive info, seen on 2.11 and 2.13, and its ``tensor_meta`` (2.13), with ``requires_grad`` of an input;
 ``_StageMeta`` (2.13), the shapes of the examples that a stage was given; ``_TensorMeta``, ``_StageForwardMeta`` and
 ``_StageBackwardMeta`` (2.13), which ``_send_meta`` and ``_recv_meta`` carry.
-torch 2.11 has none of those and offers no place to put this in.
+torch 2.11 has none of those and no hook for this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining import _utils
 
-# Whether shapes can be found without pickles; otherwise stages must be told them.
+# True if shapes can be inferred without pickles; otherwise stages must be given their shapes.
 CAN_INFER = hasattr(_utils, "_StageForwardMeta")
 
 
@@ -26,12 +26,12 @@ class Expected:
 
     shape: torch.Size
     dtype: torch.dtype
-    gradient: bool  # a gradient goes the other way, or this is one
+    gradient: bool  # a gradient is sent the other way, or this is a gradient
 
     @staticmethod
     def of(info: Any, trained: bool) -> Expected:
-        """``trained``: whether anything is that the tensor, or the one that this is the gradient of, comes from."""
-        if info.buffer is None:  # torch 2.13 knows that this output has no gradient
+        """Return what a receive info expects; ``trained``: whether any stage is trained that produces the tensor."""
+        if info.buffer is None:  # torch 2.13: this output has no gradient
             return Expected(torch.Size(), torch.uint8, False)
         meta = getattr(info, "tensor_meta", None)  # torch 2.13; before, every input had a gradient
         differentiable = info.buffer.is_floating_point() or info.buffer.is_complex()
@@ -44,9 +44,9 @@ class Expected:
 
 
 def expect_gradients(examples: Any, *, inputs: bool, outputs: bool) -> None:
-    """Let inputs or outputs have gradients if none of their examples says which of them do.
+    """Mark inputs or outputs as requiring gradients if none of their examples does.
 
-    An example is a chunk of data as a rule, which requires no gradient. ``examples`` is a ``_StageMeta``.
+    Examples are usually chunks of data, which require no gradient. ``examples`` is a ``_StageMeta``.
     """
     for name, trained in (("inputs", inputs), ("outputs", outputs)):
         metas = getattr(examples, name)
@@ -57,7 +57,7 @@ def expect_gradients(examples: Any, *, inputs: bool, outputs: bool) -> None:
 
 
 def to_json(meta: Any) -> dict[str, Any]:
-    """``_StageForwardMeta`` or ``_StageBackwardMeta``."""
+    """Return a ``_StageForwardMeta`` or ``_StageBackwardMeta`` as JSON."""
     forward = isinstance(meta, _utils._StageForwardMeta)
     metas = meta.forward_metas if forward else meta.backward_metas
     return {"forward": forward, "tensors": [None if each is None else _tensor(each) for each in metas]}

@@ -1,8 +1,8 @@
-"""Who computes what when: the order of forwards and backwards on each worker, as plain data.
+"""Schedules as plain data: the order of forwards and backwards on each worker.
 
-An order is a list of actions per worker. Every order made here is a run that could have happened: some simulated or
-obvious execution went through it, so on real workers, which block only for messages that others send earlier in
-theirs, no combination of workers, chunks and order can deadlock.
+An order is a list of actions per worker. Every order made here is a valid execution: it was simulated, or is valid by
+construction. Workers block only for messages that others send earlier in their own lists, so no combination of workers,
+chunks and order can deadlock.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-Order = str  # as ORDERS says
+Order = str  # see ORDERS
 ORDERS = "gpipe, 1f1b, or 1f1b:N with at most N chunks on their way"
 
 
 class Action(NamedTuple):
-    """One chunk through one stage."""
+    """The forward or backward of one chunk through one stage."""
 
     stage: int
     kind: Literal["F", "B"]
@@ -25,7 +25,7 @@ class Action(NamedTuple):
 
 
 def make_order(order: Order, placement: Sequence[int], chunks: int) -> dict[int, list[Action]]:
-    """The actions of every worker; ``placement[stage]`` is the worker that has the stage."""
+    """Return the actions of every worker; ``placement[stage]`` is the worker that has the stage."""
     if not is_order(order):
         raise ValueError(f"an order is {ORDERS}; got {order!r}")
     if chunks < 1:
@@ -40,16 +40,16 @@ def is_order(text: str) -> bool:
 
 
 def in_flight(order: Order, stages: int, chunks: int) -> int:
-    """How many chunks the first stage computes before it needs the gradients of the first of them."""
+    """Return the chunks that the first stage computes before it needs the gradients of the first of them."""
     name, _, most = order.partition(":")
     return chunks if name == "gpipe" else int(most or stages)
 
 
 def gpipe(placement: Sequence[int], chunks: int) -> dict[int, list[Action]]:
-    """All forwards, then all backwards; the last stage goes back with each chunk at once, and so fills the link.
+    """Return the GPipe order: all forwards, then all backwards; the last stage runs each backward immediately.
 
-    All stages but the last hold the activations of all chunks. The client of a pipeline with placement [0, 1, 0] and
-    two chunks: F0 F0 F2 B2 F2 B2 B0 B0.
+    So the backward link is busy early. All stages but the last hold the activations of all chunks. The client of a
+    pipeline with placement [0, 1, 0] and two chunks: F0 F0 F2 B2 F2 B2 B0 B0.
     """
     *early, last = range(len(placement))
 
@@ -64,15 +64,15 @@ def gpipe(placement: Sequence[int], chunks: int) -> dict[int, list[Action]]:
 
 
 def one_f_one_b(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[Action]]:
-    """A backward as soon as there is one: the first stage holds the activations of ``most`` chunks, the last of one."""
+    """Return the 1F1B order: backwards as early as possible; the first stage holds ``most`` chunks, the last one."""
     return _spaced(placement, chunks, most) if most > len(placement) else _simulated(placement, chunks, most)
 
 
 def _spaced(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[Action]]:
-    """For links that take long: ``most`` chunks, evenly spaced on their way through all stages and back again.
+    """Return 1F1B for links with a long delay: ``most`` chunks in flight, evenly spaced over forward and backward.
 
-    A chunk starts every ``apart`` ticks and is at its next place ``most`` - 1 ticks later, however long a worker or a
-    link takes for it: no worker waits for what has just been sent, and gradients leave between activations, not behind
+    A chunk starts every ``apart`` ticks and reaches its next place ``most`` - 1 ticks later, whatever time a worker or
+    link takes: no worker waits for a message that was just sent, and gradients are sent between activations, not after
     them. The client of a pipeline with placement [0, 1, 0] and ``most`` 5: F0 F0 F0, F2 B2 F0 twice, F2 B2 B0 F0 ...
     """
     last = len(placement) - 1
@@ -82,7 +82,7 @@ def _spaced(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[
         place = action.stage if action.kind == "F" else 2 * last - action.stage
         return action.chunk * apart + place * (most - 1), place, action.kind == "B"
 
-    # What an action needs is at an earlier tick, or, on the last stage, just before it.
+    # The input of an action is produced at an earlier tick, or, on the last stage, just before it.
     actions = [Action(stage, kind, c) for stage in range(last + 1) for kind in ("F", "B") for c in range(chunks)]
     actions.sort(key=tick)
     workers = sorted(set(placement))
@@ -90,7 +90,7 @@ def _spaced(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[
 
 
 def _simulated(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[Action]]:
-    """For links that take no time: a forward takes 1 and a backward 2.
+    """Return 1F1B for links that take no time, by simulation: a forward takes 1 and a backward 2.
 
     A free worker starts the first action that is ready, backwards before forwards and late stages before early ones.
     """

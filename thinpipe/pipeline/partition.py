@@ -1,10 +1,10 @@
-"""Units to stages: layouts say which worker has which stage, cuts say where stages begin.
+"""Partition of units into stages: layouts assign stages to workers, cuts are the units at which stages begin.
 
 units         0 | 1  2  3 | 4  5 | 6         cuts (1, 4, 6)
 linear        worker 0, worker 1, worker 2, worker 3
 client-server worker 0, worker 1, worker 2, worker 0
 
-Cuts that nobody has chosen give no worker and no link much more to do than the others.
+Cuts that the user has not chosen balance the load of workers and links.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from torch import Tensor, nn
 from thinpipe.pipeline.batchnorm import frozen_statistics
 
 Layout = Literal["linear", "client-server"]
-SLACK = 1.05  # of cuts whose slowest part is within 5 % of the best, those that send least are taken
+SLACK = 1.05  # among cuts whose slowest part is within 5 % of the best, those that send the fewest bytes are taken
 
 
 class StageModule(nn.Module):
-    """Units in a row; what one returns, one tensor or several, the next one takes."""
+    """A sequence of units; each takes the one or more tensors that the previous one returned."""
 
     def __init__(self, units: Sequence[nn.Module], plan: str = "") -> None:
         super().__init__()
         self.units = nn.ModuleList(units)
-        self.plan = plan  # the whole model and its cuts, which workers compare before the first step
+        self.plan = plan  # the model and its cuts, which workers compare before the first step
 
     @property
     def asks(self) -> set[str]:
-        """Inputs of the whole model, by their names, that units here take beside what the one before returned.
+        """The names of model inputs that units here take in addition to the output of the previous unit.
 
-        A schedule hands them over: ``step(..., input_ids=ids)``, on the worker that has such a stage.
+        They are passed to the schedule, ``step(..., input_ids=ids)``, on the worker that has such a stage.
         """
         return {name for unit in self.units for name in getattr(unit, "asks", ())}
 
@@ -47,7 +47,7 @@ class StageModule(nn.Module):
         for unit in self.units:
             output = unit(*values, **{name: inputs[name] for name in getattr(unit, "asks", ())})
             values = output if isinstance(output, tuple) else (output,)
-        # What travels is contiguous, whatever memory format the layers work in: torch compares strides.
+        # Tensors sent are contiguous, whatever memory format the layers use: torch compares strides.
         return tuple(map(_contiguous, output)) if isinstance(output, tuple) else _contiguous(output)
 
 
@@ -56,7 +56,7 @@ def _contiguous(value: Any) -> Any:
 
 
 def stage_count(workers: int, layout: Layout) -> int:
-    """Stages of a pipeline: one per worker, and one more where the client has both ends."""
+    """Return the number of stages: one per worker, and one more if the client has both ends."""
     if layout not in get_args(Layout):
         raise ValueError(f"a layout is {' or '.join(map(repr, get_args(Layout)))}, got {layout!r}")
     return workers + (layout == "client-server")
@@ -82,7 +82,7 @@ def choose_cuts(
     Args:
         client_layers: for ``client-server``, how many units the client has at the start and at the end.
         costs: from ``measure_units``.
-        link_mbit_per_s, wire_ratio: what a link carries, and how much of each tensor travels under the codec.
+        link_mbit_per_s, wire_ratio: rate of a link, and compressed size of a tensor divided by its size.
     """
     count = stage_count(workers, layout)
     if costs is None:
@@ -117,10 +117,10 @@ def cut_units(units: Sequence[nn.Module], cuts: Sequence[int]) -> list[StageModu
 
 @dataclass(frozen=True)
 class UnitCost:
-    """What one unit costs for one chunk."""
+    """The cost of one unit for one chunk."""
 
     ms: float  # forward and backward
-    activation_bytes: int  # of its output, which travels if the cut is behind it
+    activation_bytes: int  # of its output, which is sent if the cut is after it
 
 
 def measure_units(units: Sequence[nn.Module], *inputs: Tensor, repeat: int = 3) -> list[UnitCost]:
@@ -157,9 +157,9 @@ def balance(
     link_mbit_per_s: float | None = None,
     wire_ratio: float = 1.0,
 ) -> tuple[int, ...]:
-    """The cuts for so many stages; with ``ends_together`` the first and the last are one worker's.
+    """Return the cuts into ``stages`` stages; with ``ends_together`` the first and the last are on one worker.
 
-    What counts is the slowest part: a worker's units, or a link's bytes where its speed is given.
+    They minimize the slowest part: the units of a worker, or the bytes of a link if its rate is given.
     """
     units = len(costs)
     if not 1 <= stages <= units:
@@ -170,11 +170,11 @@ def balance(
     ]
 
     def best_within(limit: float) -> tuple[int, tuple[int, ...]] | None:
-        """The fewest bytes with no worker and no link above a limit, and the cuts that do it."""
+        """Return the fewest bytes with no worker and no link above a limit, and the cuts for it."""
 
         @cache
         def rest(start: int, parts: int, end: int) -> tuple[int, tuple[int, ...]] | None:
-            """Units from start to end as so many stages of different workers; the cuts between them."""
+            """Return the fewest bytes and the cuts of units start to end into ``parts`` stages on different workers."""
             if parts == 1:
                 return (0, ()) if total_ms[end] - total_ms[start] <= limit else None
             found = []

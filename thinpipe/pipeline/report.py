@@ -1,13 +1,13 @@
-"""What the links of a whole pipeline did: both ends of each put together, waiting told apart from transfer.
+"""Reports of all links of a pipeline: counters of both ends merged, with waiting and transfer times separated.
 
-A receiver stands still (``blocked_ms``) for two reasons, and the sender's stamp tells which:
+A receiver blocks (``blocked_ms``) for two reasons, which the sender's time stamp separates:
 
     receiver            needs the chunk |------------------------------------| can use it
     sender                                    hands it to the network |
                                         |<-------- wait_ms ---------->|<---->| transfer_ms
 
-A transfer that ends before the chunk is needed costs nothing and shows in neither. How fast the link is can be said
-only from transfers seen whole: those the receiver was waiting for from their start, and all of a traced step.
+A transfer that ends before the chunk is needed costs nothing and counts in neither. The rate of a link can be measured
+only from complete transfers: those that the receiver waited for from their start, and all of a traced step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thinpipe.links.counters import LinkEnd, Stamp, now
 from thinpipe.links.link import Link
 from thinpipe.pipeline.stage import PipelineStage
 
-_PINGS = 8  # per worker; the quickest says best how far its clock is from worker 0's
+_PINGS = 8  # per worker; the one with the shortest round trip gives the clock offset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,14 @@ class LinkReport:
     wire_bytes: int
     encode_ms: float
     decode_ms: float
-    blocked_ms: float  # the receiver stood still
+    blocked_ms: float  # the receiver was blocked
     wait_ms: float  # of that, the sender had nothing to send yet
-    transfer_ms: float  # of that, the message was on its way
-    link_mb_per_s: float | None  # over transfers seen whole; None if all were hidden behind compute
+    transfer_ms: float  # of that, the message was in transit
+    link_mb_per_s: float | None  # over complete transfers; None if all were hidden behind compute
 
     @property
     def blocked_mb_per_s(self) -> float:
-        """Bytes per time blocked: often called bandwidth, but a late sender makes it small and hiding makes it huge."""
+        """The bytes per time blocked; not a bandwidth: a late sender makes it small, and overlap makes it huge."""
         return self.wire_bytes / max(self.blocked_ms, 1e-6) / 1e3
 
 
@@ -77,22 +77,22 @@ def reset_counters(stages: Sequence[PipelineStage]) -> None:
 
 
 def gather_ends(stages: Sequence[PipelineStage]) -> list[LinkEnd]:
-    """The ends of links of all workers: counters and stamps, in the time of worker 0. A collective."""
+    """Return the link ends of all workers: counters, and stamps in the time of worker 0. A collective."""
     links = [link for stage in stages for link in stage.links]
     return gather_links(links, stages[0].group, stages[0].device)
 
 
 def gather_links(links: Sequence[Link], group: dist.ProcessGroup | None, device: torch.device) -> list[LinkEnd]:
-    """The same of links that belong to no stage. A collective of the group, which may be another than theirs."""
+    """Return the link ends of links without a stage. A collective of ``group``, which may differ from the links'."""
     offset = clock_offset(group, device)
     everyone = gather([link.end().to_json(offset) for link in links], group, device)
     return [LinkEnd.from_json(told, worker) for worker, ends in enumerate(everyone) for told in ends]
 
 
 def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Seconds to add to this worker's clock to get worker 0's. A collective.
+    """Return the seconds to add to this worker's clock to get worker 0's. A collective.
 
-    Half a round trip is the error; on one machine, where all processes read one clock, there is none.
+    The error is half a round trip; on one machine all processes read one clock, and there is none.
     """
     machines = gather(machine_id(), group, device)
     device = wire_device(group, device)
@@ -110,7 +110,7 @@ def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float
 
 
 def _ping(other: int, answers: bool, group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Ask another worker for its time, or answer its question."""
+    """Request another worker's time, or reply to such a request; return the time received."""
     stamp = torch.zeros(1, dtype=torch.float64, device=device)
     with needing_peers("comparing clocks"):
         if answers:
@@ -124,7 +124,7 @@ def _ping(other: int, answers: bool, group: dist.ProcessGroup | None, device: to
 
 
 def machine_id() -> str | None:
-    """What all processes of one running machine have in common, and no others; None where nobody knows."""
+    """Return the boot id, equal for all processes of one running machine only; None if it is not available."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -132,14 +132,14 @@ def machine_id() -> str | None:
 
 
 def match(send: LinkEnd, receive: LinkEnd) -> list[tuple[Stamp, Stamp]]:
-    """The stamps of both ends for each message that both remember."""
+    """Return the stamps of both ends for each message of which both have one."""
     sent = {(stamp.step, stamp.chunk, stamp.slot): stamp for stamp in send.stamps}
     pairs = [(sent.get((stamp.step, stamp.chunk, stamp.slot)), stamp) for stamp in receive.stamps]
     return [(s, r) for s, r in pairs if s is not None]
 
 
 def transfer_s(sent: Stamp, received: Stamp) -> float:
-    """The time on its way of a message whose receiver waited for it, or whose arrival was traced."""
+    """Return the transfer time of a message whose receiver waited for it, or whose arrival was traced."""
     return max((received.end if received.arrived is None else received.arrived) - sent.start, 0.0)
 
 

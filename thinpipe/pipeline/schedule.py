@@ -1,16 +1,16 @@
-"""Schedules with thinpipe's own orders: client and servers, and a plain line.
+"""Schedules with thinpipe's own orders: client-server and linear pipelines.
 
                     stage 0           stage 1        ...        stage R
     client-server   worker 0, the     worker 1       ...        worker 0
                     client            a server                  again: the last layers, the loss, the labels
     linear          worker 0          worker 1       ...        (there are only R stages)
 
-torch's own schedules work as well (``thinpipe.PipelineStage`` fits all of them); these add the client-server
-placement, and orders for any number of chunks where torch's 1F1B wants at least as many as there are stages.
+torch's own schedules work as well (``thinpipe.PipelineStage`` supports all of them); these add the client-server
+placement, and orders for any number of chunks, while torch's 1F1B needs at least as many as there are stages.
 
-Names of torch's inside used here, seen on 2.11 and 2.13: ``_PipelineScheduleRuntime`` runs any order of actions, its
+Private names of torch used here, seen on 2.11 and 2.13: ``_PipelineScheduleRuntime`` runs any order of actions, its
 ``pipeline_order``, and ``_prepare_schedule_with_comms`` adds the sends and receives to one; ``_Action`` and
-``_ComputationType`` write it. Of a stage: ``group_rank`` and ``group_size``.
+``_ComputationType`` describe its actions. Of a stage: ``group_rank`` and ``group_size``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS = {"F": _ComputationType.FORWARD, "B": _ComputationType.FULL_BACKWARD}
 
 
 class OrderedSchedule(_PipelineScheduleRuntime):
-    """Stage i on worker i mod R, in one of thinpipe's orders."""
+    """A schedule with stage i on worker i mod R, in one of thinpipe's orders."""
 
     def __init__(
         self,
@@ -58,14 +58,16 @@ class OrderedSchedule(_PipelineScheduleRuntime):
 
 
 class ClientServerSchedule(OrderedSchedule):
-    """R workers, R+1 stages: worker 0, the client, has the first and the last, so data and labels never leave it.
+    """A schedule of R workers and R+1 stages: worker 0, the client, has the first and the last stage.
+
+    So data and labels never leave the client.
 
     Args:
-        stages: this worker's: stage 0 and stage R on the client, stage i on server i.
+        stages: those of this worker: stage 0 and stage R on the client, stage i on server i.
         n_microbatches: the chunks each batch is cut into, 1 or more.
         loss_fn: loss of the last stage's output and a chunk of the target; None for evaluation only.
         order: ``"gpipe"``, all forwards before all backwards; ``"1f1b"``, which holds fewer activations; or
-            ``"1f1b:N"``, which has N chunks on their way, for links that take long.
+            ``"1f1b:N"``, which has N chunks in flight, for links with a long delay.
         torch_options: as torch's multi-stage schedules (``scale_grads``, ``args_chunk_spec`` ...).
     """
 
@@ -80,7 +82,7 @@ class ClientServerSchedule(OrderedSchedule):
 
 
 class LinearSchedule(OrderedSchedule):
-    """R workers, R stages, one each; arguments as ``ClientServerSchedule``, with one stage instead of a list."""
+    """A schedule of R workers with one stage each; arguments as ``ClientServerSchedule``, one stage, not a list."""
 
     def __init__(self, stage: PipelineStage, *args: Any, **kwargs: Any) -> None:
         if stage.num_stages != stage.group_size:

@@ -1,13 +1,13 @@
-"""Shapes of inputs, outputs and gradients: how torch's stage and the ends of its links learn them, (2) of ``stage``.
+"""A pipeline stage that configures its links with the shapes of inputs, outputs and gradients, (2) of ``stage``.
 
-Names of torch's inside used here, seen on 2.11 and 2.13. Overridden: ``_prepare_forward_infra`` and
-``_prepare_backward_infra``, the only place where shapes are known before anything travels;
+Private names of torch used here, seen on 2.11 and 2.13. Overridden: ``_prepare_forward_infra`` and
+``_prepare_backward_infra``, the only place where shapes are known before anything is sent;
 ``_get_init_p2p_neighbors_ops``, first messages that 2.11 sends to the wrong worker; ``_send_meta`` and ``_recv_meta``
 (2.13), which would exchange pickles to find shapes (``metadata``); ``_to_tensor`` (2.13), which makes tensors of these
 shapes. Read: ``stage_index_to_group_rank``, where the schedule puts stages; ``group_rank`` and ``has_backward``;
 ``_stage_meta`` (2.13) and ``get_outputs_meta`` (2.11), the shapes of the outputs. Written: the ``buffer`` of each of
-``args_recv_info`` and ``grad_recv_info``, from which torch takes what arrived; ``_user_meta`` (2.13), the shapes of the
-examples, and which of them have gradients.
+``args_recv_info`` and ``grad_recv_info``, from which torch takes received tensors; ``_user_meta`` (2.13), the shapes of
+the examples, and which of them have gradients.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from thinpipe.pipeline.ends import Ends, LinkOptions
 from thinpipe.pipeline.metadata import CAN_INFER, Expected
 from thinpipe.pipeline.siblings import agree, indices_here
 
-NOTHING = torch.empty(0)  # where torch would keep a receive buffer
+NOTHING = torch.empty(0)  # in place of a receive buffer of torch
 
 
 class ShapedStage(pipelining.PipelineStage):
-    """Configures its links as soon as torch knows the shapes of what travels."""
+    """A stage that configures its links as soon as torch knows the shapes of the tensors to be sent."""
 
     def __init__(
         self,
@@ -62,29 +62,29 @@ class ShapedStage(pipelining.PipelineStage):
             self.ends.expect(*(each if isinstance(each, tuple | list) else (each,) for each in shapes))
         self._chunks = 0
         self._inputs: list[Expected] = []
-        self._trains: list[bool] = []  # of every stage of the pipeline, whether it has parameters that are trained
-        self._unchecked = False  # workers have not compared what will travel yet
+        self._trains: list[bool] = []  # for each stage of the pipeline: True if it has trainable parameters
+        self._unchecked = False  # workers have not compared their slots yet
 
     @property
     def is_trained(self) -> bool:
-        """Whether any parameter of this stage requires gradients."""
+        """True if any parameter of this stage requires gradients."""
         return any(each.requires_grad for each in self.submod.parameters())
 
     @property
     def trains_before(self) -> bool:
-        """Whether a stage before this one is trained: otherwise inputs need no gradient, and none is sent."""
+        """True if a stage before this one is trained: otherwise inputs need no gradient, and none is sent."""
         return any(self._trains[: self.stage_index])
 
     @property
     def trains_here_or_before(self) -> bool:
-        """The same with this stage: otherwise no gradient comes, and there is no backward."""
+        """True if this stage or one before it is trained: otherwise it receives no gradient and runs no backward."""
         return any(self._trains[: self.stage_index + 1])
 
     def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
         if self.stage_index == min(indices_here(self)):
             agree(self, [{"chunks per step": num_microbatches, "backward pass": self.has_backward}])
-        # torch 2.11 asks for gradients of all receive buffers, integers too, if the stage has a backward: let it think
-        # there is none, forward_one_chunk decides per tensor. Both versions run the module on made-up inputs here.
+        # torch 2.11 requires gradients of all receive buffers, integers too, if the stage has a backward: pretend there
+        # is none, forward_one_chunk decides per tensor. Both versions run the module on dummy inputs here.
         has_backward, self.has_backward = self.has_backward, False
         if has_backward and CAN_INFER:
             metadata.expect_gradients(self._user_meta, inputs=self.trains_before, outputs=self.trains_here_or_before)
@@ -96,7 +96,7 @@ class ShapedStage(pipelining.PipelineStage):
             self._inputs = self._take_over(self.ends.forward_recv, self.args_recv_info)
         self._drop_local_buffers()
         if self.ends.forward_send:
-            me: Any = self  # the name depends on the version
+            me: Any = self  # the attribute depends on the version
             outputs = me._stage_meta.outputs if hasattr(me, "_stage_meta") else me.get_outputs_meta()
             self.ends.forward_send.configure([Slot.of(meta) for meta in outputs], num_microbatches)
         return result
@@ -126,14 +126,14 @@ class ShapedStage(pipelining.PipelineStage):
         return metadata.from_json(hear(self.group, self.stage_index_to_group_rank[src_stage], self.device))
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        # torch 2.11 greets both neighbours so that NCCL connects: also itself in V schedules, and with tensors on the
-        # GPU, neither of which gloo can. Groups of gloo are connected from the start.
+        # torch 2.11 sends to both neighbours so that NCCL connects: also to itself in V schedules, and with tensors on
+        # the GPU; gloo supports neither. Groups of gloo are connected from the start.
         if capabilities_of(self.group, self.device).preconnected:
             return []
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def _take_over(self, link: RecvLink, infos: dict[int, Any]) -> list[Expected]:
-        """Learn from torch's receive buffers what will come, and drop them: the link has its own."""
+        """Configure a link from torch's receive buffers, and drop these: the link has its own."""
         trained = self.trains_before if link.direction == "forward" else self.trains_here_or_before
         inputs = [Expected.of(info, trained) for info in infos[0]]
         travelling = [item for item in inputs if link.direction == "forward" or item.gradient]
@@ -144,7 +144,7 @@ class ShapedStage(pipelining.PipelineStage):
         return inputs
 
     def _drop_local_buffers(self) -> None:
-        """Drop torch's receive buffers for a neighbour on this worker, which hands over tensors instead."""
+        """Drop torch's receive buffers for a neighbour on this worker, which hands over tensors directly."""
         for infos, is_local in (
             (self.args_recv_info, not (self.is_first or self.ends.forward_recv)),
             (self.grad_recv_info, not (self.is_last or self.ends.backward_recv)),
@@ -154,6 +154,6 @@ class ShapedStage(pipelining.PipelineStage):
 
 
 def drop_buffers(infos: Sequence[Any]) -> None:
-    """Replace the buffers of receive infos, where there are any, by NOTHING."""
+    """Replace the buffers of receive infos, if there are any, by NOTHING."""
     for info in infos:
         info.buffer = None if info.buffer is None else NOTHING

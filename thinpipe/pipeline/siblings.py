@@ -1,11 +1,11 @@
-"""The stages that this worker runs together, found without asking the user for them.
+"""A registry of the stages that this worker runs together, so that users need not pass them.
 
-A worker may have several stages of one pipeline (client and servers, torch's looped and V schedules). Some things are
-done once for all of them: the first action of a step posts the receives of all, the last stage to end waits for what
-all have sent, and one of them compares notes with the other workers. torch tells a stage nothing about the others, so
-every stage of the process is noted here, weakly: one that nobody else holds is gone. A process may have several
-pipelines, one to train and one to evaluate. A schedule gives all its stages one and the same placement, the very
-object, and by that stages of one pipeline know each other.
+A worker may have several stages of one pipeline (client and servers, torch's looped and V schedules). Some operations
+run once for all of them: the first action of a step posts the receives of all, the last stage to end waits for the
+sends of all, and one of them compares settings with the other workers. A stage of torch has no reference to the
+others, so every stage of the process is registered here, by a weak reference. A process may have several pipelines, one
+to train and one to evaluate. A schedule gives all its stages the same placement object, whose identity marks the stages
+of one pipeline.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def register(stage: LinkedStage) -> None:
 
 
 def siblings_of(stage: LinkedStage) -> list[LinkedStage]:
-    """The stages this worker runs together with this one, and itself, in their order."""
+    """Return this stage and the stages that this worker runs together with it, in their order."""
     placement = stage.stage_index_to_group_rank
     together = [each for each in _STAGES if each.stage_index_to_group_rank is placement]
     return sorted(together, key=lambda each: each.stage_index)
 
 
 def indices_here(stage: ShapedStage) -> list[int]:
-    """The stages that the schedule gives to this worker, whether they are made or not."""
+    """Return the indices of the stages that the schedule assigns to this worker, created or not."""
     placement = stage.stage_index_to_group_rank
     return [index for index, worker in placement.items() if worker == stage.group_rank]
 
 
 def check_place(stage: LinkedStage) -> None:
-    """ValueError if the schedule gives this stage to another worker."""
+    """Raise ValueError if the schedule assigns this stage to another worker."""
     placement, index = stage.stage_index_to_group_rank, stage.stage_index
     if placement[index] != stage.group_rank:
         raise ValueError(
@@ -53,9 +53,9 @@ def check_place(stage: LinkedStage) -> None:
 
 
 def agree(stage: ShapedStage, facts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Compare what the stages of this worker know with the other workers; an error on all where it differs.
+    """Compare the facts of this worker's stages with the other workers; return those of all.
 
-    Returns what all of them know.
+    Raises an error on all workers if they differ.
     """
     known = dict(itertools.chain.from_iterable(each.items() for each in facts))
     return exchange.agree(known, stage.group, stage.device)

@@ -1,26 +1,26 @@
-"""PipelineStage: torch's stage, talking to its neighbours through links.
+"""PipelineStage: torch's stage, connected to its neighbours by links with codecs.
 
     schedule.step()
       |  clear_runtime_states      (1)  a step opens; before the first one, workers compare their settings
-      |  _prepare_*_infra          (2)  first step only: torch learns the shapes, links learn what will travel
-      |  the first action          (3)  every stage of this worker posts its receives of the whole step
+      |  _prepare_*_infra          (2)  first step only: torch infers the shapes, links are configured with them
+      |  the first action          (3)  every stage of this worker posts its receives for the step
       |    forward_one_chunk       (4)  wait for the activations of one chunk, decode, compute
       |    get_fwd_send_ops        (5)  encode the output, send it
       |    backward_one_chunk      (6)  wait for the gradients of one chunk, decode, compute
       |    get_bwd_send_ops        (7)  encode the gradients of the inputs, send them
-      v  the last action           (8)  the worker's last stage waits until everything sent has left
+      v  the last action           (8)  the worker's last stage waits until all sends have completed
 
-All of this runs under any schedule of torch: schedules call these methods, in whatever order suits them, and start
-the operations that the ``get_*_ops`` methods return. Where messages have tags (gloo) these return nothing: the links
-send and receive on their own, so no schedule makes a transfer wait for a computation. On other backends (NCCL) they
-return operations on wire buffers, and the schedule keeps their order.
+All of this runs under any schedule of torch: schedules call these methods, in their own order, and start the operations
+that the ``get_*_ops`` methods return. If messages have tags (gloo) these return nothing: the links send and receive on
+their own, so no schedule makes a transfer wait for a computation. On other backends (NCCL) they return operations on
+wire buffers, and the schedule keeps their order.
 
-Names of torch's inside used here, seen on 2.11 and 2.13; ``linked_stage``, ``shaped_stage``, ``local_stage`` and
-``metadata`` list theirs. Overridden: the methods above; ``get_fwd_recv_ops`` and ``get_bwd_recv_ops``;
+Private names of torch used here, seen on 2.11 and 2.13; ``linked_stage``, ``shaped_stage``, ``local_stage``
+and ``metadata`` list theirs. Overridden: the methods above; ``get_fwd_recv_ops`` and ``get_bwd_recv_ops``;
 ``forward_maybe_with_nosync``, which runs the module; ``backward_weight_one_chunk``; ``scale_grads`` and
 ``perform_reduce_grad``, which must not follow an evaluation. Read: ``has_backward``; ``fwd_cache`` and ``bwd_cache``,
 outputs and input gradients of each chunk. Written: the ``buffer`` of each of ``args_recv_info`` and
-``grad_recv_info``, from which torch takes what arrived. And ``tree_leaves``, the tensors of an output.
+``grad_recv_info``, from which torch takes received tensors. Also ``tree_leaves``, the tensors of an output.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from thinpipe.pipeline.siblings import indices_here
 
 
 class PipelineStage(LocalStage):
-    """A drop-in for ``torch.distributed.pipelining.PipelineStage`` that compresses what it sends.
+    """A drop-in for ``torch.distributed.pipelining.PipelineStage`` that compresses the tensors it sends.
 
     Args:
         submodule, stage_index, num_stages, device: as torch's.
         forward: codec of the activations: a spec such as ``"sort:8"``, a recipe such as ``"4bit"``, or a Codec. All
-            stages have the same. ``"none"`` sends them as they are.
+            stages must have the same. ``"none"`` sends them uncompressed.
         backward: codec of the gradients, likewise.
-        deferred_batch_norm: running statistics see whole mini-batches, not chunks.
+        deferred_batch_norm: update running statistics from full mini-batches, not from chunks.
         recompute: keep only the inputs of each chunk and compute its activations again in backward.
         options: of links, those of ``LinkOptions`` (``seed``, ``samples``, ``copies_in``, ``window``, ``post_ahead``);
-            and everything else that torch's stage takes (``group``, ``input_args``, ``output_args`` ...).
+            and all other options of torch's stage (``group``, ``input_args``, ``output_args`` ...).
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class PipelineStage(LocalStage):
         super().__init__(submodule, stage_index, num_stages, device, links, torch_args, options)
         self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
         self.recompute = recompute
-        self._whole = set[int]()  # chunks whose backward was not cut into inputs and weights, though it was asked for
+        self._whole = set[int]()  # chunks whose backward was not split into inputs and weights
         self.clocks = {kind: DeviceClock(device) for kind in ("forward", "backward", "weight")}
 
     def compute_ms(self) -> dict[str, float]:
-        """Time in the module since ``reset_counters``, apart for ``forward``, ``backward`` and ``weight``."""
+        """Return the time in the module since ``reset_counters``, by ``forward``, ``backward`` and ``weight``."""
         return {kind: clock.total_ms() for kind, clock in self.clocks.items()}
 
     # (4) to (7): its actions
@@ -139,10 +139,10 @@ class PipelineStage(LocalStage):
                 "apart (zero bubble); leave recompute out or take another schedule"
             )
         if not full_backward and not self.trains_before:
-            # torch finds parameters on the way to inputs that have gradients: with none it would leave some out.
+            # torch finds parameters on the paths to inputs that require gradients: without any it would miss some.
             full_backward = True
             self._whole.add(bwd_chunk_id)
-        if not self.trains_here_or_before:  # which torch's stage takes for an error
+        if not self.trains_here_or_before:  # torch's stage would raise an error
             self.fwd_cache.pop(bwd_chunk_id)
             self.bwd_cache[bwd_chunk_id] = (None,) * len(self.args_recv_info[bwd_chunk_id])
         else:

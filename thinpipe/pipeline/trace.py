@@ -1,4 +1,4 @@
-"""One step as a picture: what every worker computed, encoded, waited for, and what was on its way meanwhile.
+"""The timeline of one step: computation, codecs, waiting and transfers on every worker.
 
 for stage in stages: stage.trace()     # on every worker
 schedule.step(...)
@@ -39,7 +39,7 @@ _COLORS = {
 
 @dataclass(frozen=True)
 class Bar:
-    """Something that took time on one worker; transfers stand with the worker that receives."""
+    """An interval on the timeline of one worker; transfers belong to the receiving worker."""
 
     worker: int
     kind: str
@@ -56,8 +56,8 @@ class Bar:
 def gather_step(stages: Sequence[PipelineStage]) -> list[Bar]:
     """Return the timeline of the last step of all workers, as bars for ``draw``. A collective.
 
-    Where arrivals were not traced, a transfer is drawn until its chunk was used, if the receiver waited for it, and
-    left out if it did not: nobody saw it end.
+    If arrivals were not traced, a transfer is drawn until its chunk was used if the receiver waited for it, and left
+    out otherwise: its end is not known.
     """
     group, device = stages[0].group, stages[0].device
     offset = clock_offset(group, device)
@@ -113,7 +113,7 @@ def write_chrome_trace(bars: Sequence[Bar], path: str | Path) -> None:
 
 def draw(bars: Sequence[Bar], path: str | Path) -> None:
     """Draw the timeline of a step as a PNG: a band per worker, with lanes for compute, codec, wait and transfer."""
-    from matplotlib.figure import Figure  # not at the top: half a second that only pictures need
+    from matplotlib.figure import Figure  # not at the top: the import takes half a second
     from matplotlib.patches import Patch
 
     workers = sorted({bar.worker for bar in bars})

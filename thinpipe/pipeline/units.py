@@ -1,7 +1,7 @@
-"""A model as a list of units: the smallest pieces it can be cut into, each a function of the last one's output.
+"""Models as lists of units: the smallest pieces a model can be cut into, each a function of the previous output.
 
-Units share their parameters with the model. Models are known by their class's name, so that knowing one needs no
-import of the library it comes from; ``units_of(model)`` lists what is known if the model is not.
+Units share their parameters with the model. Models are recognized by class name, which needs no import of their
+library; the error of ``units_of(model)`` lists the known models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """The units of a model: of an ``nn.Sequential`` its children, of others what ``KNOWN`` says."""
+    """Return the units of a model: the children of an ``nn.Sequential``, for other models the result of ``KNOWN``."""
     if isinstance(model, nn.Sequential):
         return list(model)
     cut = KNOWN.get(type(model).__name__)
@@ -27,26 +27,26 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 
 def is_known(model: nn.Module) -> bool:
-    """Whether ``units_of`` can cut it."""
+    """Return True if ``units_of`` can cut a model."""
     return isinstance(model, nn.Sequential) or type(model).__name__ in KNOWN
 
 
 def unit_names(model: nn.Module, units: list[nn.Module]) -> tuple[str, ...]:
-    """Where units are in their model: ``encoder.layer.3``; of a unit that joins several modules, where the last is."""
+    """Return the path of each unit in its model (``encoder.layer.3``), or of the last module of a joined unit."""
     paths = {id(module): path for path, module in model.named_modules()}
-    prefix = getattr(model, "base_model_prefix", "") + "."  # transformers' models have all but the head under one name
+    prefix = getattr(model, "base_model_prefix", "") + "."  # transformers models have all but the head under one prefix
     names = []
     for unit in units:
         known = [paths[id(each)] for each in (unit, *reversed(list(unit.children()))) if id(each) in paths]
         path = known[0].removeprefix(prefix) if known else ""
-        names.append(path if path and not path.isdecimal() else type(unit).__name__)  # a bare number says nothing
+        names.append(path if path and not path.isdecimal() else type(unit).__name__)  # a bare number is not informative
     return tuple(names)
 
 
 def mobilenet_v2(model: Any) -> list[nn.Module]:
-    """First convolution; rest of the stem; 16 blocks; last 1x1 convolution; pool and classifier.
+    """Return first convolution; rest of the stem; 16 blocks; last 1x1 convolution; pool and classifier.
 
-    At 224 px the first unit puts [N, 32, 112, 112] on the wire, the last but one [N, 1280, 7, 7].
+    At 224 px the first unit sends [N, 32, 112, 112], the last but one [N, 1280, 7, 7].
     """
     base = model.mobilenet_v2
     stem = base.conv_stem
@@ -56,13 +56,13 @@ def mobilenet_v2(model: Any) -> list[nn.Module]:
 
 
 def resnet(model: Any) -> list[nn.Module]:
-    """Stem; every residual block; pool and classifier."""
+    """Return stem; every residual block; pool and classifier."""
     blocks = [layer for stage in model.resnet.encoder.stages for layer in stage.layers]
     return [model.resnet.embedder, *blocks, nn.Sequential(model.resnet.pooler, model.classifier)]
 
 
 def roberta(model: Any) -> list[nn.Module]:
-    """Embeddings; every layer; classifier. Takes token ids and attention mask; the mask travels with the states."""
+    """Return embeddings; every layer; classifier. Takes token ids and attention mask, sent along with the states."""
     base = model.roberta
     layers = [_RobertaLayer(layer) for layer in base.encoder.layer]
     return [_RobertaEmbeddings(base.embeddings), *layers, _RobertaHead(model.classifier)]
@@ -83,7 +83,7 @@ class _RobertaLayer(nn.Module):
         self.layer = layer
 
     def forward(self, states: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        # What is added to attention scores: 0 where there is a token, the lowest number where there is none.
+        # Additive attention mask: 0 for a token, the lowest number for padding.
         hidden = (1 - attention_mask[:, None, None, :]).to(states.dtype) * torch.finfo(states.dtype).min
         output = self.layer(states, hidden)
         return output[0] if isinstance(output, tuple) else output, attention_mask

@@ -1,1 +1,1 @@
-"""The machine: files, sizes in bytes, time and memory of a call."""
+"""Access to the machine: files, sizes in bytes, time and memory of a call, sanitized text."""

@@ -1,9 +1,8 @@
-"""Reading of files from elsewhere, and atomic, durable writing of files.
+"""Validated reading of untrusted files, and atomic, durable writing of files.
 
-Libraries say "Expecting value: line 1 column 1" and leave out of which file; some raise errors that are no ValueError
-at all, opening a FIFO blocks until somebody writes to it, and a few hundred kB can take minutes to parse. So all files
-that a user names are read through this module: whatever is wrong with one is a ValueError that names the file, the
-rule, and what to do.
+Libraries report "Expecting value: line 1 column 1" without the file; some raise errors other than ValueError, opening a
+FIFO blocks until a process writes to it, and a few hundred kB can take minutes to parse. So all files that a user names
+are read through this module: every problem with one is a ValueError that names the file, the rule, and the remedy.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from typing import Any
 
 from thinpipe.system.sizes import check_fits, size_text
 
-TEXT_BYTES = 100_000_000  # of a file that is parsed as a whole; the largest tokenizers have a third of it
-_TOML_BYTES = 1_000_000  # a plan of 10,000 runs has a tenth of it
-_LINE_BYTES = 16_000_000  # of a line of data: a long book has a tenth of it
+TEXT_BYTES = 100_000_000  # limit of a file that is parsed in one piece; the largest tokenizers have a third of it
+_TOML_BYTES = 1_000_000  # limit; a plan of 10,000 runs has a tenth of it
+_LINE_BYTES = 16_000_000  # limit of a line of data; a long book has a tenth of it
 _TEXT_MEMORY = 3  # bytes of memory for a byte of a text: as bytes, and as Python's text of up to two bytes a character
-# A TOML key of more parts, as in a.b.c: tomllib takes memory and time with their square.
+# A TOML key with too many parts, as in a.b.c: tomllib needs memory and time quadratic in their number.
 _LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -42,7 +41,7 @@ _MARKS = (
     (b"\xfe\xff", "UTF-16"),
 )
 _TOO_DEEP = "brackets are nested too deeply"
-_NUMBER_DIGITS = 309  # a number with more is above what a float can be
+_NUMBER_DIGITS = 309  # a number with more exceeds the largest float
 
 
 def regular_size(path: Path, limit: int | None = None) -> int:
@@ -59,7 +58,7 @@ def regular_size(path: Path, limit: int | None = None) -> int:
 def check_regular(path: Path, what: str, remedy: str = "name another", *, limit: int | None = None) -> None:
     """Raise ValueError unless there is a regular file of at most ``limit`` bytes. The file is not opened.
 
-    ``what`` the file should be, as in "a picture".
+    ``what``: a description of the expected file, as in "a picture".
     """
     try:
         regular_size(path, limit)
@@ -71,7 +70,7 @@ def check_regular(path: Path, what: str, remedy: str = "name another", *, limit:
 
 
 def check_folder(folder: Path, what: str) -> None:
-    """Raise ValueError if a folder has special files, or giant descriptions, which libraries would open unseen."""
+    """Raise ValueError if a folder has special or oversized text files, which libraries would open unchecked."""
     with errors_named(folder, what):
         found = sorted(folder.iterdir())
     for path in found:
@@ -82,10 +81,10 @@ def check_folder(folder: Path, what: str) -> None:
 
 @contextmanager
 def errors_named(path: Path | str, what: str, remedy: str = "replace it, or name another") -> Iterator[None]:
-    """Inside, a library reads ``path``: what it raises becomes a ValueError that names the file.
+    """Convert all errors of a library that reads ``path`` into a ValueError that names the file.
 
-    ``what`` the file should be. Libraries raise anything on broken files, KeyError and SyntaxError too, so all errors
-    are caught: only the library's call belongs inside.
+    ``what``: a description of the expected file. Libraries raise any error on broken files, KeyError and SyntaxError
+    too, so all errors are caught: only the library's call belongs inside.
     """
     try:
         yield
@@ -94,7 +93,7 @@ def errors_named(path: Path | str, what: str, remedy: str = "replace it, or name
 
 
 def _reason(path: Path | str, error: Exception) -> str:
-    """What an error says, in one line; with its kind where that is no sentence, as of a KeyError."""
+    """Return the message of an error in one line, with its type if the message is no sentence, as for KeyError."""
     if isinstance(error, RecursionError):
         return _TOO_DEEP
     if isinstance(error, OSError) and error.strerror:
@@ -106,25 +105,25 @@ def _reason(path: Path | str, error: Exception) -> str:
 
 
 def read_text(path: Path, what: str, *, limit: int = TEXT_BYTES) -> str:
-    """Return a text file in UTF-8, with or without its mark; another encoding is named with the line and the remedy."""
+    """Return the text of a UTF-8 file, with or without BOM; ValueError for another encoding, with line and remedy."""
     return _decoded(path, what, read_bytes(path, what, limit=limit))
 
 
 def read_bytes(path: Path, what: str, *, limit: int = TEXT_BYTES) -> bytes:
-    """Return what a regular file of at most ``limit`` bytes holds."""
+    """Return the contents of a regular file of at most ``limit`` bytes."""
     check_regular(path, what, limit=limit)
     with errors_named(path, what):
         return path.read_bytes()
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Return what the files in a folder and in those below it hold, by their paths from there."""
+    """Return the contents of all files below a folder, by relative path."""
     found = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): read_bytes(path, f"a file of {folder}") for path in found}
 
 
 def read_data(path: Path, what: str) -> str:
-    """Return a text file of lines, as large as memory allows; ValueError for a line beyond what data have."""
+    """Return a text file that fits into memory; raise ValueError if a line is longer than _LINE_BYTES."""
     check_regular(path, what)
     check_fits(f"{path}, read as {what},", _TEXT_MEMORY * path.stat().st_size, "bring a part of it")
     with errors_named(path, what), path.open("rb") as file:
@@ -151,10 +150,10 @@ def _decoded(path: Path, what: str, content: bytes) -> str:
 
 
 def read_json(path: Path, what: str, *, finite: bool = False) -> Any:
-    """Return what a JSON file holds.
+    """Return the contents of a JSON file.
 
-    ``finite``: numbers that no float can be are refused. Python reads NaN, 1e999 and a thousand digits, and arithmetic
-    fails on them later.
+    ``finite``: reject numbers that are not finite floats. Python reads NaN, 1e999 and integers of a thousand digits,
+    and arithmetic fails on them later.
     """
     text = read_text(path, what)
     with errors_named(path, what):
@@ -164,7 +163,7 @@ def read_json(path: Path, what: str, *, finite: bool = False) -> Any:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Return what a TOML file holds."""
+    """Return the contents of a TOML file."""
     text = read_text(path, what, limit=_TOML_BYTES)
     long = _LONG_KEY.search(text)
     if long is not None:
@@ -176,14 +175,14 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 def read_jsonl(path: Path, what: str) -> Iterator[tuple[int, Any]]:
     """Yield the number and the content of every line of a file of JSON lines; empty lines are skipped."""
-    # Not splitlines: a text in JSON may hold characters that Unicode counts as ends of lines.
+    # Not splitlines: JSON strings may contain characters that are line ends in Unicode.
     for number, line in enumerate(read_data(path, what).split("\n"), 1):
         if line.strip():
             yield number, parse_json_line(path, number, line)
 
 
 def parse_json_line(path: Path, number: int, line: str) -> Any:
-    """One line of JSON; ValueError that names the line."""
+    """Return the value of one line of JSON; raise ValueError that names the line."""
     try:
         return json.loads(line)
     except RecursionError:
@@ -229,7 +228,7 @@ def _convert(encoding: str, path: Path) -> str:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield the path to write to; when the block has ended without an error, the file is at ``path`` and on disk."""
+    """Yield a temporary path to write to; if the block ends without an error, move it to ``path``, synced to disk."""
     temporary = temporary_beside(path)
     try:
         yield temporary
@@ -242,12 +241,12 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name on the same file system, so that renaming it is atomic; it ends alike, which tells writers the format."""
+    """Return a name on the same file system, so that renaming is atomic, with the same suffix, for format detection."""
     return path.with_name(f".{os.getpid()}.tmp.{path.name}")
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and the missing ones above it; their names are on disk when this returns."""
+    """Create a folder and its missing parents, and sync their names to disk."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in missing:

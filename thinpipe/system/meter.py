@@ -1,4 +1,4 @@
-"""How long a call takes and how much memory it needs on top: warm-up, synchronised repeats, percentiles."""
+"""Measurement of the time and extra memory of a call: warm-up, synchronised repeats, percentiles."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CPU = torch.device("cpu")
 # glibc's mallopt: blocks from the threshold on are mapped one by one, and go back to the system when freed.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_MEASURING = 64 * 1024
-_MMAP_THRESHOLD_CEILING = 32 * 1024 * 1024  # where glibc's own rule ends up once large blocks have been freed
+_MMAP_THRESHOLD_CEILING = 32 * 1024 * 1024  # the value of glibc's dynamic threshold after large blocks were freed
 
 
 @dataclass(frozen=True)
 class Times:
-    """The durations of one call, repeated."""
+    """The durations of repeated calls."""
 
     samples_ms: tuple[float, ...]
 
@@ -49,8 +49,8 @@ def time_calls(
     """Time a call until it ran ``repeat`` times or for ``budget_s`` seconds, whichever comes first.
 
     The first call warms up and does not count, unless it alone outlasts the budget: a call that takes seconds has
-    nothing to warm up, and running it twice would only double the wait. One that ``compiles`` at its first call may
-    take seconds for that alone: then the first never counts. On a GPU as ``time_iterations`` does.
+    nothing to warm up, and running it twice would only double the wait. A call that ``compiles`` first
+    may take seconds for that alone: then the first call never counts. On a GPU as ``time_iterations``.
     """
     first_ms = elapsed_ms(call, device=device)
     if first_ms > 1e3 * budget_s and not compiles:
@@ -72,11 +72,11 @@ def time_iterations(
     device: torch.device = _CPU,
     between: Callable[[], object] | None = None,
 ) -> Times:
-    """Time calls that follow each other, as the iterations of a training loop do.
+    """Time consecutive calls, like the iterations of a training loop.
 
-    On a GPU by its own clock, without waiting for it in between: waiting would count the launches it hides.
-    ``between``: what a GPU does before each of them, and is not counted; so often that the host has launched a call
-    before the GPU comes to it, as where a GPU is the slower one of the two. ``launch_ms`` is what the host takes.
+    On a GPU with CUDA events and without synchronization in between, which would add launch times that are otherwise
+    hidden. ``between``: GPU work before each call that is not counted, repeated until the host has launched the call
+    before the GPU reaches it, as if the GPU were the bottleneck. The host's time is ``launch_ms``.
     """
     if device.type != "cuda":
         return Times(tuple(elapsed_ms(call, device=device) for _ in range(iterations)))
@@ -97,7 +97,7 @@ def time_iterations(
 
 
 def launch_ms(call: Callable[[], object], device: torch.device) -> float:
-    """What the host takes for a call until the device works on it alone: the middle of nine."""
+    """Return the time until a call returns on the host, without waiting for the device: the median of nine."""
     taken = []
     for _ in range(9):
         _synchronize(device)
@@ -115,16 +115,16 @@ def _mark() -> torch.cuda.Event:
 
 
 def flush_caches(device: torch.device) -> Callable[[], object]:
-    """What leaves nothing of before in a GPU's caches: a write four times as large as the last of them."""
+    """Return a function that flushes a GPU's caches: it writes four times the size of the L2 cache."""
     spare = torch.empty(4 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=device)
     return spare.zero_
 
 
 def peak_extra_bytes(call: Callable[[], object], *, device: torch.device = _CPU) -> int | None:
-    """The memory a call holds at its peak beyond what was held before it; None where this cannot be seen.
+    """Return the peak memory of a call beyond the memory held before it; None if it cannot be measured.
 
-    Call once before: what a first call allocates for good (thread stacks, compiled code) is not its working memory.
-    On a CPU good to about 1 MB: the kernel adds up what each core counts now and then.
+    Run the call once before: permanent allocations of a first call (thread stacks, compiled code) are not working
+    memory. On a CPU accurate to about 1 MB: the kernel sums per-core counters only now and then.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -142,7 +142,7 @@ def peak_extra_bytes(call: Callable[[], object], *, device: torch.device = _CPU)
 
 
 def peak_bytes(device: torch.device = _CPU) -> int | None:
-    """The most memory this process has held so far: on the GPU, or resident; None where this cannot be seen."""
+    """Return the peak memory of this process so far, on the GPU or resident; None if it cannot be measured."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -152,7 +152,7 @@ def peak_bytes(device: torch.device = _CPU) -> int | None:
 
 
 def elapsed_ms(call: Callable[[], object], *, device: torch.device = _CPU) -> float:
-    """The time of one call until the device has done it."""
+    """Return the time of one call until the device has completed it."""
     _synchronize(device)
     start = time.perf_counter()
     call()
@@ -161,20 +161,20 @@ def elapsed_ms(call: Callable[[], object], *, device: torch.device = _CPU) -> fl
 
 
 def _synchronize(device: torch.device) -> None:
-    """Wait until a device has done what it was asked; a CPU always has."""
+    """Wait until a device has completed all queued work; a CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _reset_peak_bytes() -> int | None:
-    """Make the peak of the process start from what is resident now, and return that; None where this cannot be done."""
+    """Reset the peak memory of the process to its resident memory, and return that; None if it cannot be reset."""
     try:
-        # Freed heap that the allocator keeps is still resident: a call that fills it would seem to need nothing, and
-        # one that frees and allocates by turns would seem to hold both.
+        # Freed heap that the allocator keeps is still resident: a call that reuses it would seem to need no memory, and
+        # one that alternates between freeing and allocating would seem to hold both.
         _set_mmap_threshold(_MMAP_THRESHOLD_MEASURING)
         ctypes.CDLL(None).malloc_trim(0)
         with open("/proc/self/clear_refs", "w") as clear_refs:
-            clear_refs.write("5")  # the kernel's code for: VmHWM becomes VmRSS
+            clear_refs.write("5")  # the kernel's code to reset VmHWM to VmRSS
         return _status_bytes("VmRSS")
     except (AttributeError, OSError, LookupError):  # not glibc; not Linux; a kernel without these counters
         return None

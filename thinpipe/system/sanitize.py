@@ -1,4 +1,4 @@
-"""Text from elsewhere, made safe to print: peers and records must not control a terminal."""
+"""Sanitizing of untrusted text for printing: peers and records must not control a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 _REPLACEMENT = "?"
 # Controls (of which escape sequences begin with one), surrogates, and separators of lines and paragraphs.
 _CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
-# Marks that change the direction of the text around them, and so the order in which it is shown.
+# Bidirectional control characters, which change the order in which surrounding text is shown.
 _BIDI = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
 
 
 def printable(text: str) -> str:
-    """Replace control characters, escapes and marks of direction; line ends stay, tabs become spaces."""
+    """Replace control characters, escapes and bidirectional marks; keep line ends, replace tabs by spaces."""
     return "".join(
         _REPLACEMENT if each != "\n" and (each in _BIDI or unicodedata.category(each) in _CATEGORIES) else each
         for each in text.replace("\t", " ")

@@ -1,4 +1,4 @@
-"""Numbers of bytes: as users write and read them, and whether so many fit into memory, told before they are taken."""
+"""Sizes in bytes: parsing, formatting, and checks against the memory of the machine before allocation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from thinpipe.options import OptionError
 
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_LARGE = {"TB": 10**12, "PB": 10**15, "EB": 10**18}  # nobody asks for as much, but mistakes come to it
-_DIGITS = 30  # more than any size has, and far from where a float ends
+_LARGE = {"TB": 10**12, "PB": 10**15, "EB": 10**18}  # not accepted as input, but needed in messages about mistakes
+_DIGITS = 30  # more than any real size has, and far below the range of a float
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_CONTAINER = Path("/sys/fs/cgroup/memory.max")  # in a container: what it may have
+_CONTAINER = Path("/sys/fs/cgroup/memory.max")  # the memory limit of a container
 
 
 def parse_size(text: str) -> int:
-    """``1kB`` and ``1.5MB`` in thousands, as networks count; ``4GiB`` in powers of two, as memory does."""
+    """Return the bytes of a size: ``1kB`` and ``1.5MB`` in powers of 1000, ``4GiB`` in powers of 1024."""
     units = _DECIMAL | _BINARY
     match = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(units)})", text.strip().upper())
     if match is None or len(match[1]) > _DIGITS:
@@ -27,14 +27,14 @@ def parse_size(text: str) -> int:
 
 
 def size_text(size: int) -> str:
-    """The same the other way, in thousands."""
+    """Return a size as text, in powers of 1000."""
     units = _DECIMAL | _LARGE
     unit, count = next(((unit, count) for unit, count in reversed(units.items()) if size >= count), ("B", 1))
     return f"{size / count:.4g} {unit.replace('K', 'k')}"
 
 
 def memory_bytes(device: str = "cpu") -> int:
-    """What this machine, this container or this GPU can give at the most."""
+    """Return the total memory of this machine, this container or this GPU."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[1])
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -45,7 +45,7 @@ def memory_bytes(device: str = "cpu") -> int:
 
 
 def check_fits(what: str, needed: int, remedy: str, device: str = "cpu") -> None:
-    """OptionError if ``needed`` bytes, of which ``what`` takes no less, are more than there are."""
+    """Raise OptionError if ``needed`` bytes, the least that ``what`` takes, exceed the memory of a device."""
     there = memory_bytes(device)
     if needed > there:
         owner = "this machine" if device == "cpu" else "this GPU"

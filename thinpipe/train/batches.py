@@ -1,4 +1,4 @@
-"""Which samples are in which batch: a pure function of seed, epoch and place, so that a broken run can go on."""
+"""Assignment of samples to batches: a pure function of seed, epoch and position, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import Batch, Data, Split
 
-_MIX = 0x9E3779B97F4A7C15  # an odd number with no pattern: seeds that follow each other end up far apart
+_MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd, as in splitmix64: consecutive seeds end up far apart
 
 
 def mixed_seed(*parts: int) -> int:
-    """One seed, below 2^63, from several numbers; other numbers or another order give another one."""
+    """Return one seed below 2^63 mixed from several numbers; other numbers or another order give another seed."""
     seed = 0
     for part in parts:
         seed = ((seed ^ part) * _MIX + 1) % 2**64
@@ -23,30 +23,30 @@ def mixed_seed(*parts: int) -> int:
 
 
 def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
-    """The order in which an epoch, counted from 0, sees the samples."""
+    """Return the permutation of the samples in an epoch, counted from 0."""
     generator = torch.Generator().manual_seed(mixed_seed(seed, epoch))
     return torch.randperm(samples, generator=generator)
 
 
 class SampleOrder:
-    """Which samples each step has: every worker knows, whether or not it has the data."""
+    """The samples of each step; every worker can compute it, with or without the data."""
 
     def __init__(self, samples: int, *, step_samples: int, seed: int) -> None:
         self.samples, self.step_samples, self.seed = samples, step_samples, seed
         self._epoch, self._order = -1, torch.empty(0)
 
     def step(self, epoch: int, position: int) -> Tensor:
-        """Of all replicas together, batch after batch; epoch and position are counted from 0."""
+        """Return a step's samples of all replicas, batch after batch; epoch and position are counted from 0."""
         if epoch != self._epoch:
             self._epoch, self._order = epoch, epoch_order(self.samples, seed=self.seed, epoch=epoch)
         return self._order[position * self.step_samples : (position + 1) * self.step_samples]
 
 
 class TrainingBatches:
-    """The batches of one worker: whole ones, or with several replicas its share of each.
+    """The training batches of one worker: complete ones, or its share of each where there are several replicas.
 
-    Stages have static shapes, so an epoch leaves out the samples that do not fill the batches of a step; the next
-    epoch's order leaves out others.
+    Stages have static shapes, so an epoch drops the samples that do not fill the batches of a step; the next epoch's
+    order drops others.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TrainingBatches:
         self._order = SampleOrder(len(split), step_samples=batch_size * accumulate, seed=seed)
 
     def step(self, epoch: int, position: int) -> list[Batch]:
-        """The batches of a step, by its position in an epoch; augmented alike every time they are asked for."""
+        """Return the batches of a step, by its position in an epoch; augmentation is the same at every call."""
         samples = self._order.step(epoch, position).view(self.accumulate, self.replicas, -1)[:, self.replica]
         first = position * self.accumulate
         return [
@@ -68,10 +68,10 @@ class TrainingBatches:
 
 @dataclass(frozen=True)
 class Samples:
-    """What a worker knows of the samples of a run: the order of all of them, and those that it reads."""
+    """A worker's view of the samples of a run: the order of all of them, and those that it reads."""
 
     order: SampleOrder
-    training: TrainingBatches | None  # where this worker reads data
+    training: TrainingBatches | None  # None unless this worker reads data
     validation: Split | None  # likewise
 
     @staticmethod
@@ -90,7 +90,7 @@ class Samples:
 
 
 def evaluation_batch(split: Split, start: int, batch_size: int) -> Batch:
-    """A full batch of the samples from ``start`` on; where there are no more, sample 0 fills it up."""
+    """Return a full batch of the samples from ``start`` on, padded with sample 0 at the end of the split."""
     indices = torch.arange(start, start + batch_size)
     indices[indices >= len(split)] = 0
     return split.batch(indices)

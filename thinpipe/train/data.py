@@ -1,13 +1,15 @@
-"""The data of a run: whether it can be had, read by those who need it, told to the others, and the same for all.
+"""The data of a run: preflight checks, loading on the workers that need it, and a fingerprint that all compare.
 
-Its fingerprint tells one data set from another, so that a run goes on with the samples it began with. Of both parts:
-how many samples; what the split says of all of them without reading them (labels; of texts, all tokens; of pictures in
-folders, names below the folder and sizes of the files); and a sketch, the mean size of the values of some samples
-spread over the part, compared with a tolerance because machines decode and resize a little differently.
+The fingerprint identifies a data set, so that a resumed run continues with the samples it began with. For the training
+and the validation part it has the number of samples; what the split describes of all samples without reading them
+(labels; for texts, all tokens; for pictures in folders, names below the folder and sizes of the files); and a sketch,
+the mean absolute value of each of some samples spread over the part. The sketch is compared with a tolerance because
+machines decode and resize slightly differently.
 
-So it sees a sample more or less, another order, another label, a changed text, a picture renamed or replaced by one of
-another length. Not: a picture replaced by one of the same name and length, unless the sketch looks at it; and of
-public pictures, which are not files, only number, labels and sketch. Where the data are does not matter.
+It detects an added or missing sample, another order, another label, a changed text, and a picture renamed or replaced
+by one of another length. It does not detect a picture replaced by one of the same name and length, unless the sketch
+contains it. For public pictures, which are not files, it has only number, labels and sketch. The location of the data
+does not matter.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from thinpipe.train.tasks.sources import SHARED_FILES, identity
 from thinpipe.train.tasks.task import Batch, Data, Described, Shape, Source, Split, Task
 
 _IMAGE = 3 * 4  # bytes of a pixel: three colours, floats
-_SKETCHED = 32  # samples of a part
-_TOLERANCE = 0.02  # of values that are about 1
+_SKETCHED = 32  # samples per part
+_TOLERANCE = 0.02  # of values of about 1; relative above
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What those who read the data tell the others."""
+    """Facts about the data that the workers reading it send to the others."""
 
     shape: Shape
     train_samples: int
@@ -49,7 +51,7 @@ class Facts:
     inputs: tuple[Meta, ...]  # of one sample
 
     def to_json(self) -> dict[str, Any]:
-        """Without the names of classes: no model needs them to be trained."""
+        """Return the facts as JSON, without the class names: no model needs them for training."""
         inputs = [[list(meta.shape), str(meta.dtype).removeprefix("torch.")] for meta in self.inputs]
         return asdict(self) | {"inputs": inputs, "shape": asdict(replace(self.shape, labels=None))}
 
@@ -60,13 +62,13 @@ class Facts:
 
 
 def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None = None) -> None:
-    """ValueError for what can be told without reading samples or building the model."""
+    """Raise ValueError for errors that can be detected without reading samples or building the model."""
     source = settings.source
     units = task.look_for(source)
     if settings.lora is not None or settings.freeze or adapter is not None:
         model = task.hollow(source)
         if model is not None and adapter is not None:
-            adapter.put_on(model, with_head=False)  # which classes there are is found in the data
+            adapter.put_on(model, with_head=False)  # the classes are known only from the data
         elif model is not None:
             adapt(model, settings.adapters, settings.freeze, settings.seed)
     if source.width is not None:
@@ -90,9 +92,10 @@ def check_files(settings: Settings, world: World) -> None:
 def read_data(
     task: Task, settings: Settings, world: World, companions: Path | None = None, *, trains: bool = True
 ) -> tuple[Data | None, Facts]:
-    """Data where it is needed: on the client, at the end of a line, which has the loss, and on every replica.
+    """Load the data where it is needed, and return it (None elsewhere) with its facts.
 
-    ``companions``: the folder with the tokenizer that the run has kept, which then is the one it goes on with.
+    It is needed on the client, on the last worker of a linear pipeline, which computes the loss, and on every replica.
+    ``companions``: the folder with the tokenizer that the run has saved; if given, the run continues with it.
     """
     source = settings.source
     if companions is not None:
@@ -122,7 +125,7 @@ def read_data(
 
 
 def _loaded(task: Task, source: Source) -> tuple[Data, Shape]:
-    """Load a task's data; ValueError unless it is what a task returns, as of a user's own."""
+    """Load a task's data; raise ValueError if its types are wrong, as a user's own task may return."""
     loaded = task.load(source)
     if not isinstance(loaded, tuple) or [type(each) for each in loaded] != [Data, Shape]:
         raise ValueError(f"task {task.name}: load should return (Data, Shape); it returned a {type(loaded).__name__}")
@@ -133,7 +136,7 @@ def _loaded(task: Task, source: Source) -> tuple[Data, Shape]:
 
 
 def _first_sample(task: Task, split: Split) -> Batch:
-    """Return the first sample as a batch; ValueError unless its tensors are what a step takes."""
+    """Return the first sample as a batch; raise ValueError unless its tensors are what a step takes."""
     batch = split.batch(torch.zeros(1, dtype=torch.int64))
     labels = batch.labels
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.shape[:1] != (1,):
@@ -153,13 +156,13 @@ def _text(inputs: Any) -> str:
 
 
 def several_read(settings: Settings) -> bool:
-    """Return whether workers other than the client read data: the end of a line, or replicas."""
+    """Return True if workers other than the client read data: the last one of a linear pipeline, or replicas."""
     is_line = settings.parallel == "pipeline" and settings.layout == "linear"
     return is_line or (settings.parallel == "data" and settings.workers > 1)
 
 
 def fingerprint_together(data: Data | None, world: World) -> dict[str, Any]:
-    """Of the client's samples; all who read samples must have the same. A collective."""
+    """Return the fingerprint of the client's samples; raise SetupError if another reader's differs. A collective."""
     told = world.gather(world.together(lambda: None if data is None else fingerprint(data)))
     for worker, theirs in enumerate(told):
         other = None if theirs is None else difference(told[0], theirs)
@@ -171,12 +174,12 @@ def fingerprint_together(data: Data | None, world: World) -> dict[str, Any]:
 
 
 def fingerprint(data: Data) -> dict[str, Any]:
-    """As JSON."""
+    """Return the fingerprint of both parts as JSON."""
     return {"training": _of_split(data.train), "validation": _of_split(data.validation)}
 
 
 def difference(saved: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """What differs first between two fingerprints, in words."""
+    """Return the first difference between two fingerprints as text; None if there is none."""
     for part, here in found.items():
         there = saved.get(part, {})
         for name in (*here, *(there.keys() - here.keys())):
@@ -204,7 +207,7 @@ def _of_split(split: Split) -> dict[str, Any]:
 
 def _alike(saved: Any, found: Any) -> bool:
     if isinstance(saved, list) and isinstance(found, list):
-        # NaN is like nothing: what is not finite is compared as text.
+        # NaN equals nothing: values that are not finite are compared as text.
         return len(saved) == len(found) and all(
             abs(one - other) <= _TOLERANCE * max(1.0, abs(one)) or repr(one) == repr(other)
             for one, other in zip(saved, found, strict=True)

@@ -1,4 +1,4 @@
-"""Evaluation: every sample counts exactly once, whatever the batch size and the number of chunks."""
+"""Evaluation of a split: every sample counts exactly once, whatever the batch size and the number of chunks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from thinpipe.train.tasks.task import IGNORED, Metric, OfText, Split
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """What the validation part came to."""
+    """The result of an evaluation."""
 
-    loss: float  # nats of a label, their mean
+    loss: float  # mean, in nats per label
     metric: float
-    accuracy: float  # of all labels
+    accuracy: float  # over all labels
     bits_per_byte: float | None = None  # of texts
 
 
 def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int, metric: Metric) -> Evaluated:
-    """Over a split, on the client; meaningless elsewhere. All workers call it.
+    """Return loss and metrics of a split. A collective; the result is valid on the client only.
 
-    Stages have static shapes, so the last batch is padded, and what comes out for the padding is left out. Where the
-    client does not see the predictions itself, they are sent to it.
+    Stages have static shapes, so the last batch is padded, and the outputs of the padding are dropped. If the client
+    does not compute the predictions itself, they are sent to it.
     """
     shape = [samples] if split is None else [samples, *split.batch(torch.zeros(1, dtype=torch.int64)).labels.shape[1:]]
     if not engine.client_has_outcome:
@@ -65,7 +65,7 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
 
 
 def perplexity(loss: float) -> float:
-    """As if the model chose among so many tokens that are equally likely."""
+    """Return exp(loss): the effective number of equally likely tokens that the model chooses among."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -73,14 +73,14 @@ def perplexity(loss: float) -> float:
 
 
 def _bits_per_byte(nats: float, split: Split | None) -> float | None:
-    """Of all labels of a text: what it could be compressed to, whatever the tokenizer."""
+    """Return the bits per byte that a text could be compressed to, whatever the tokenizer; None for other data."""
     if not isinstance(split, OfText) or not split.text_bytes:
         return None
     return nats / math.log(2) / split.text_bytes
 
 
 def score(metric: Metric, predictions: Tensor, labels: Tensor) -> float:
-    """The metric of these predictions; both tensors hold class numbers, [N]."""
+    """Return the metric of these predictions; both tensors hold class numbers, [N]."""
     if predictions.shape != labels.shape or predictions.dim() != 1 or not len(labels):
         raise ValueError(
             f"predictions and labels are class numbers of the same samples, at least one; "
@@ -92,13 +92,13 @@ def score(metric: Metric, predictions: Tensor, labels: Tensor) -> float:
 
 
 def confusion(predictions: Tensor, labels: Tensor) -> Tensor:
-    """How often what was taken for what: [true class, predicted class]. Those of parts of a data set add up."""
+    """Return the confusion matrix [true class, predicted class]. Matrices of parts of a data set add up."""
     classes = int(torch.maximum(predictions.max(), labels.max())) + 1
     return torch.bincount(labels * classes + predictions, minlength=classes**2).view(classes, classes)
 
 
 def matthews(counts: Tensor) -> float:
-    """Correlation between prediction and truth, -1 to 1; 0 if either is always the same class."""
+    """Return the Matthews correlation coefficient, -1 to 1; 0 if truth or prediction is always the same class."""
     counts = counts.double()
     true, predicted, total = counts.sum(1), counts.sum(0), counts.sum()
     covariance = counts.diagonal().sum() * total - true @ predicted

@@ -1,4 +1,4 @@
-"""What a run tells those who watch it: the plan, every step, every epoch, the end.
+"""Events that a run reports to its listeners: the plan, every step, every epoch, the end.
 
 The loop calls a ``Listener`` on the client alone; progress bars, log lines, curves and records are listeners. A
 listener never changes the run.
@@ -17,7 +17,7 @@ Parallel = Literal["pipeline", "data", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The run before its first step."""
+    """The plan of a run, known before its first step."""
 
     task: str
     metric: Metric
@@ -27,23 +27,23 @@ class Plan:
     batch_size: int
     epochs: int
     steps_per_epoch: int
-    first_step: int  # 0, or where a resumed run goes on
+    first_step: int  # 0, or where a resumed run continues
     last_step: int  # where this run ends: after all epochs, or before
-    evaluate_every: int | None  # steps, beside the end of an epoch
+    evaluate_every: int | None  # steps, in addition to the end of an epoch
     train_samples: int
     validation_samples: int
     parameters: int
     trained: int  # of them
     holdings: tuple[Holding, ...]
     links: tuple[LinkPlan, ...]  # of a batch; empty unless parallel is pipeline
-    accumulate: int = 1  # batches to a step
-    tokens: int | None = None  # of a sample, padding included; None for images
-    schedule: str | None = None  # of a pipeline, with the number of chunks on their way where links asked for it
+    accumulate: int = 1  # batches per step
+    tokens: int | None = None  # per sample, padding included; None for images
+    schedule: str | None = None  # of a pipeline, with the number of chunks in flight if the links determined it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step of training, just done."""
+    """One completed training step."""
 
     step: int  # from 1, over all epochs
     epoch: int  # from 1
@@ -51,29 +51,29 @@ class Step:
     loss: float
     accuracy: float  # of this batch, 0 to 1
     lr: float
-    gradient_norm: float | None  # of all stages together; None unless it was asked for
+    gradient_norm: float | None  # of all stages together; None without gradient clipping
     wire_bytes: int  # sent by all workers in this step
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """One epoch, or as much of it as there was when it was evaluated."""
+    """One epoch, or the part of it that was done at its evaluation."""
 
     epoch: int  # from 1
     step: int
     train_loss: float
     train_accuracy: float
     validation_loss: float
-    validation_metric: float  # what Plan.metric says
-    samples_per_s: float  # of training, evaluation and saving not counted
-    seconds: float  # all in all
+    validation_metric: float  # named by Plan.metric
+    samples_per_s: float  # of training, without evaluation and saving
+    seconds: float  # wall time, evaluation and saving included
     bits_per_byte: float | None = None  # of the validation part, where it is text
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkUse:
-    """One direction of one link over the run's training steps: totals."""
+    """Totals of one direction of one link over the run's training steps."""
 
     source: int
     target: int
@@ -83,18 +83,18 @@ class LinkUse:
     wire_bytes: int = 0
     encode_ms: float = 0.0
     decode_ms: float = 0.0
-    wait_ms: float = 0.0  # the receiver stood still because the sender had nothing to send yet
-    transfer_ms: float = 0.0  # the receiver stood still because the message was on its way
+    wait_ms: float = 0.0  # the receiver was idle because the sender had nothing to send yet
+    transfer_ms: float = 0.0  # the receiver was idle because the message was in flight
 
     def plus(self, more: object) -> LinkUse:
-        """With what a report of the same link counted since: its totals have the same names."""
+        """Return the sum with a later report of the same link, whose totals have the same names."""
         totals = [each.name for each in fields(self) if each.default is not MISSING]
         return replace(self, **{name: getattr(self, name) + getattr(more, name) for name in totals})
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerUse:
-    """One worker over the run's training steps."""
+    """Totals of one worker over the run's training steps."""
 
     worker: int
     stages: tuple[int, ...]
@@ -104,9 +104,9 @@ class WorkerUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """The run after its last step."""
+    """The result of a run after its last step."""
 
-    steps: int  # of this run, without those before it was resumed
+    steps: int  # of this run, without those before it resumed
     metric: float  # of the last evaluation
     best_metric: float
     validation_loss: float
@@ -116,13 +116,13 @@ class Finished:
     workers: tuple[WorkerUse, ...]
     links: tuple[LinkUse, ...]
     bits_per_byte: float | None = None  # of the last evaluation, where it was of text
-    parameters_sha256: str = ""  # of all parameters and buffers: equal where two runs ended alike, bit for bit
+    parameters_sha256: str = ""  # of all parameters and buffers: equal if two runs ended bit-identical
     best_step: int | None = None  # of the checkpoint that is kept as the best
-    exported: str = ""  # the folder that the model is in, if that was asked for
+    exported: str = ""  # folder of the exported model, if there is one
 
 
 class Listener(Protocol):
-    """Hears of a run as it goes; called on the client."""
+    """An observer of a run; its methods are called on the client."""
 
     def planned(self, plan: Plan) -> None: ...
 
@@ -131,13 +131,13 @@ class Listener(Protocol):
     def evaluated(self, epoch: Epoch) -> None: ...
 
     def noticed(self, line: str) -> None:
-        """What the user should know about how the run was taken up; before ``planned``."""
+        """Receive a notice for the user about the start or resumption of the run; called before ``planned``."""
         ...
 
     def saved(self, step: int, path: str) -> None: ...
 
     def save_failed(self, step: int, problem: str) -> None:
-        """There is no checkpoint of this step; the run goes on."""
+        """Receive the reason why there is no checkpoint of this step; the run continues."""
         ...
 
     def finished(self, end: Finished) -> None: ...

@@ -1,10 +1,10 @@
-"""Taking a trained model home: the folder that transformers loads, with a card, from a run's end or a checkpoint.
+"""Export of a trained model to a folder that transformers loads, with a card, from a run's end or a checkpoint.
 
 At the end of a run:
 
-1  before the first step the client has found all that could be wrong but the disk: config, tokenizer, who has what
-2  every worker sends its tensors to the client, which writes them as they come
-3  all tell the hash of what they sent, or what went wrong; only then the folder gets its name
+1  before the first step the client has checked all that can fail except the disk: config, tokenizer, who holds what
+2  every worker sends its tensors to the client, which writes them as they arrive
+3  all workers exchange the hash of what they sent, or their error; only then the folder gets its name
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import Shape, Task
 from thinpipe.version import __version__
 
-_MODEL = "model/"  # what names of the model's tensors begin with in a checkpoint
-# Class of transformers that loads a model, and what the hub calls what it does, by the end of the model's class.
+_MODEL = "model/"  # prefix of the model's tensors in a checkpoint
+# By the suffix of the model's class: the class of transformers that loads it, and the hub's name of its purpose.
 _KINDS = {
     "ForCausalLM": ("AutoModelForCausalLM", "text-generation"),
     "LMHeadModel": ("AutoModelForCausalLM", "text-generation"),
@@ -65,20 +65,20 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """All that is known of an exported folder before there are trained weights."""
+    """The contents of an exported folder that are known before there are trained weights."""
 
     directory: Path
     form: ModelForm
     settings: Settings
-    files: Mapping[str, bytes]  # that belong to the model: a tokenizer's
+    files: Mapping[str, bytes]  # that belong to the model, as a tokenizer's
     fill: Fill | None  # gives parameters of the model their values; None: it was built with them
     tensors: int  # of the model
 
     @staticmethod
     def of(directory: Path, model: nn.Module, task: Task, settings: Settings, kept: Mapping[str, bytes]) -> Export:
-        """Of a model as it was built for a run. ValueError for what cannot be exported.
+        """Return the export of a model as it was built for a run. Raise ValueError if it cannot be exported.
 
-        ``kept`` are the companions that the run has of its own: a tokenizer that it has trained.
+        ``kept`` are the companions that the run itself has made: a tokenizer that it has trained.
         """
         return Export(
             directory=directory,
@@ -90,7 +90,7 @@ class Export:
         )
 
     def of_adapter(self, adapted: Adapted) -> Export:
-        """Of a model's adapters alone, as peft saves them."""
+        """Return the export of the adapters alone, in the format of peft."""
         form = AdapterForm(adapted, self.settings.model)
         return replace(self, form=form, fill=adapted.fill(self.fill))
 
@@ -99,7 +99,7 @@ class Export:
         return isinstance(self.form, AdapterForm)
 
     def card(self, progress: Progress) -> str:
-        """The README of the folder, as the hub shows it: where the model is from, how it was trained, what came out."""
+        """Return the README of the folder, as the hub shows it: the model's origin, its training, and the results."""
         form, settings = self.form, self.settings
         loader, purpose = next((kind for end, kind in _KINDS.items() if form.name.endswith(end)), ("AutoModel", ""))
         origin = _bare(settings.model or settings.weights or "")
@@ -135,12 +135,12 @@ class Export:
 
     @property
     def bytes(self) -> int:
-        """What the folder takes."""
+        """The size of the folder."""
         return self.form.bytes + sum(map(len, self.files.values()))
 
     @property
     def notice(self) -> str | None:
-        """What a user should know of it."""
+        """A line of warning for the user, or None."""
         if self.form.twin is not None or self.is_adapter:
             return None
         return (
@@ -149,17 +149,19 @@ class Export:
         )
 
     def missing(self, held: Iterable[str]) -> list[str]:
-        """What the model has and nobody holds, by the names of what is held: its forward does not use it, or it is
-        frozen and in no checkpoint."""
+        """Return the names of the model's tensors that are not among ``held``.
+
+        The forward does not use them, or they are frozen and in no checkpoint.
+        """
         known = self.form.held.keys() & set(held)
         return sorted(self.form.tensors.keys() - {self.form.kept(name) for name in known})
 
     def untrained(self, names: Sequence[str], built: nn.Module) -> dict[str, Tensor]:
-        """Tensors as they were when the run began; ``built`` is the model as it was built for the run."""
+        """Return tensors as they were when the run began; ``built`` is the model as it was built for the run."""
         if not names:
             return {}
         if self.form.twin is not None and self.fill is not None:
-            built = self.form.twin  # which nobody trains
+            built = self.form.twin  # never trained
         with nullcontext() if self.is_adapter else without_adapters(built):
             if self.fill is not None:
                 self.fill(built, names)
@@ -167,9 +169,9 @@ class Export:
         return {name: values[name].to(self.form.tensors[name].dtype) for name in names}
 
     def write(self, tensors: Iterable[tuple[str, Tensor]], progress: Progress, confirm: Callable[[], None]) -> None:
-        """The folder. ``confirm`` is asked when all tensors have come, and raises if they are not what they should be.
+        """Write the folder. ``confirm`` is called when all tensors have arrived, and raises if they are wrong.
 
-        OSError if the disk does not take it.
+        Raise OSError if writing to the disk fails.
         """
         with ModelFolder(self.directory, self.form) as folder:
             folder.add(self.files)
@@ -180,12 +182,13 @@ class Export:
 
 
 class Exporter:
-    """Exports at the end of a run; the same on every worker."""
+    """The export at the end of a run; the same on every worker."""
 
     def __init__(self, engine: Engine, export: Export | None, built: nn.Module, *, with_adapters: bool = False) -> None:
-        """``export`` is the client's. ValueError there if the workers do not hold the model. A collective.
+        """Prepare the export; ``export`` is None except on the client. A collective.
 
-        ``built`` has no adapters, or they are exported alone; or ``with_adapters``, as a part of the model's weights.
+        Raise ValueError on the client if the workers do not hold the model. If ``built`` has adapters, they are
+        exported alone; or, ``with_adapters``, merged into the model's weights.
         """
         self._engine, self._world, self._export, self._merge = engine, engine.world, export, with_adapters
         self._adapters = frozenset(adapter_names(built) if with_adapters else exported_names(built))
@@ -208,17 +211,17 @@ class Exporter:
         return {name: each for name, each in tensors.items() if name in self._adapters} if self._adapters else tensors
 
     def _check(self, form: ModelForm) -> None:
-        """ValueError unless what workers announce is the model's: so much will be received, and no more."""
+        """Raise ValueError unless the tensors that workers announce are the model's; this bounds what is received."""
         for theirs in self._told:
             for name, (shape, dtype) in theirs.items():
                 form.check(name, shape, getattr(torch, dtype))
 
     def export(self, progress: Progress) -> str | None:
-        """Why there is no folder, if so: one line, the same on all workers. A collective."""
+        """Export the model; return None, or one line why it failed, the same on all workers. A collective."""
         ACTIVITY.note("exporting")
         if self._merge:
             for stage in self._engine.stages.values():
-                merge(stage.module)  # which takes no more memory, and nobody needs them apart any more
+                merge(stage.module)  # in place, without more memory; they are not needed separately any more
         if self._export is None:
             pieces = HashedPieces(tensor_pieces(self._mine().values()))
             send_pieces(pieces, 0, self._world)
@@ -240,7 +243,7 @@ class Exporter:
         except (OSError, ValueError) as error:
             problem = _words(error)
             for pieces in received:
-                for _ in pieces:  # workers send on, whatever has become of it
+                for _ in pieces:  # drain: workers keep sending after an error
                     pass
             if not told:
                 self._world.gather(None)
@@ -257,7 +260,7 @@ class Exporter:
         for theirs, pieces in zip(self._told[1:], received, strict=True):
             empty = (torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in theirs.values())
             coming.append(zip(theirs, filled(empty, pieces), strict=True))
-        # One of each in turn: over thin links all of one worker's take longer than torch lets another wait to send.
+        # Round-robin: over slow links one worker's tensors take longer than torch's timeout for another worker's send.
         for in_turn in zip_longest(*coming):
             yield from (each for each in in_turn if each is not None)
 
@@ -269,12 +272,12 @@ class Exporter:
 def export_checkpoint(
     export: Export, built: nn.Module, path: Path, manifest: Manifest, *, with_adapters: bool = False
 ) -> None:
-    """Export what a checkpoint holds, whose parts have been verified; ``with_adapters``, in the model's weights.
+    """Export a checkpoint whose parts have been verified; ``with_adapters``, merged into the model's weights.
 
-    OSError if the disk does not take it.
+    Raise OSError if writing to the disk fails.
     """
     before, now = manifest.data.get("tensors"), export.tensors
-    if before not in (None, now):  # what is missing could not be told from what nothing trains
+    if before not in (None, now):  # missing tensors would be indistinguishable from untrained ones
         raise OptionError(
             f"the run's model had {before} tensors, and {export.form.name} has {now} here: name the run's own {{model}}"
         )
@@ -285,7 +288,7 @@ def export_checkpoint(
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         yield from (each for each in _saved_tensors(path, manifest) if each[0] not in added)
-        for group in export.form.groups.values():  # of which one at a time is in memory
+        for group in export.form.groups.values():  # only one group at a time is in memory
             names = [name for name in group if name in missing]
             values = export.untrained(names, built)
             yield from (merged(built, values, adapters) if added else values).items()
@@ -296,13 +299,13 @@ def export_checkpoint(
 
 
 def saved_shape(manifest: Manifest, task: Task, settings: Settings) -> Shape:
-    """What the model of a checkpoint was built for."""
+    """Return the data shape that the model of a checkpoint was built for."""
     told = manifest.data.get("shape")
     return Shape(**told) if told is not None else task.load(settings.source)[1]
 
 
 def _saved_tensors(path: Path, manifest: Manifest, *, values: bool = True) -> Iterator[tuple[str, Any]]:
-    """The model's tensors in a checkpoint, by their names in the model; mapped, not read."""
+    """Yield the model's tensors in a checkpoint with their names in the model; memory-mapped, not read."""
     for part in manifest.parts:
         try:
             with safe_open(path / part.name, framework="pt") as file:
@@ -330,7 +333,7 @@ def _figures(settings: Settings, progress: Progress, parameters: int) -> dict[st
 
 
 def _bare(text: str) -> str:
-    """A path without the folders it is in, which are nobody's business."""
+    """Return an absolute path's last component, so that private folders are not published; other text unchanged."""
     return Path(text).name if Path(text).is_absolute() else text
 
 

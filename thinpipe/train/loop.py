@@ -1,4 +1,4 @@
-"""The loop: steps, epochs, evaluations, checkpoints. The same on every worker and for every way to be parallel."""
+"""The training loop: steps, epochs, evaluations and checkpoints, the same on every worker and for every engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from thinpipe.train.watchers import StepWatcher
 
 
 class Loop:
-    """One worker's run from where ``progress`` stands to its end."""
+    """One worker's run, from the step in ``progress`` to its end."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class Loop:
         self._samples = self._epoch_samples = 0  # seen by this process, not by the run
 
     def run(self, listener: Listener | None, interrupted: Noted) -> Finished:
-        """Train to the last step of the plan; the listener is the client's.
+        """Train to the last step of the plan; only the client has a listener.
 
-        If a worker was asked to stop, raise StoppedTogether on all, once the step under way is done, evaluated if it
-        was to be, and saved.
+        If a worker receives a stop signal, raise StoppedTogether on all workers once the current step is done,
+        evaluated if that is due, and saved.
         """
         self.listener = listener
         began = epoch_began = time.perf_counter()
@@ -79,7 +79,7 @@ class Loop:
                 epoch_began = time.perf_counter()
                 improved = self._has_improved()
                 stop = stop or stop_request(self.engine.world, interrupted.number)
-            if step == last:  # saved with the digest; a run that is done is not stopped
+            if step == last:  # saved below, with the digest; a finished run is not stopped
                 break
             if self.saver is not None and (stop or save_due or improved or self._is_save_due_after(step)):
                 self._save(self.saver, is_best=improved)
@@ -106,7 +106,7 @@ class Loop:
         )
 
     def _step(self, interrupted: Noted) -> tuple[bool, StoppedTogether | None]:
-        """Run a step; return whether it is to be saved, and whether the run stops after it."""
+        """Run a step; return whether to save it, and the exception to stop the run with after it, if any."""
         began = time.perf_counter()
         number, settings = self.progress.step, self.settings
         epoch, position = divmod(number, self.plan.steps_per_epoch)
@@ -163,10 +163,10 @@ class Loop:
         self._epoch_samples += self.settings.step_samples
 
     def _evaluate(self, epoch_began: float) -> None:
-        """At the end of an epoch, and where the run is told to stop."""
+        """Evaluate the validation part, and report the result to the listener. A collective."""
         ACTIVITY.note("evaluation")
         self.engine.check_replicas(self.progress.step)
-        # Replicas evaluate apart, each with batches of its own size.
+        # Replicas evaluate separate batches, each of the size of its share.
         size = self.settings.batch_size // self.settings.replicas
         plan, progress = self.plan, self.progress
         found = evaluate(self.engine, self.samples.validation, plan.validation_samples, size, plan.metric)
@@ -196,7 +196,7 @@ class Loop:
         return self._timer is not None and self._timer.is_due_after(step)
 
     def _has_improved(self) -> bool:
-        """Return whether the client keeps this model as the best so far. A collective."""
+        """Return True if the client keeps this model as the best so far. A collective."""
         if self.saver is None:
             return False
         return bool(self.engine.world.gather(self.saver.habits.keep_best and improves(self.progress))[0])
@@ -215,19 +215,19 @@ class Loop:
 
 
 class Usage:
-    """What the steps cost: sums over links and workers. ``collect`` and ``workers`` are collectives."""
+    """Time and traffic of the steps, summed by link and worker. ``collect`` and ``workers`` are collectives."""
 
     def __init__(self, engine: Engine, *, forward: str, backward: str, messages_per_step: int) -> None:
         self._engine = engine
         self._specs = {"forward": forward, "backward": backward}
         self._links: dict[tuple[int, int], LinkUse] = {}
         self._steps_ms = self._elsewhere_ms = 0.0
-        # Links remember the stamps of so many messages; without them waiting cannot be told from transfer.
+        # Links keep timestamps of STAMPS messages at most; without them waiting and transfer cannot be separated.
         self._collect_every = max(1, STAMPS // max(messages_per_step, 1))
         self._uncollected = 0
 
     def step(self, *, seconds: float, waited_s: float) -> None:
-        """One step is done; of its time, so much was waiting for other workers to end theirs."""
+        """Count a completed step; ``waited_s`` of its time was spent waiting for other workers to finish theirs."""
         self._steps_ms += (seconds - waited_s) * 1e3
         self._uncollected += 1
         if self._uncollected == self._collect_every:
@@ -259,5 +259,5 @@ class Usage:
 
 
 def messages_per_step(shapes: Iterable[tuple[tuple[int, ...], ...]], chunks: int) -> int:
-    """Of the busiest link, given the shapes of a chunk on each."""
+    """Return the messages per step on the busiest link, given the tensor shapes of one chunk on each link."""
     return chunks * max((len(each) for each in shapes), default=0)

@@ -1,6 +1,6 @@
 """Optimizers, and the learning rate as a pure function of the step.
 
-A name of torch's inside used here, seen on 2.11 and 2.13: ``AdamW._init_group``, which lists what a step updates.
+Private name of torch used here, seen on 2.11 and 2.13: ``AdamW._init_group``, which lists what a step updates.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import LrSchedule, Optimizer
 
 SLICE = 1 << 20  # values that AdamW updates at a time on a CPU
-PORTION = 1 << 24  # values, at the least, whose gradients are widened at a time
+PORTION = 1 << 24  # minimum number of values whose gradients are converted to float32 at a time
 MASTER = "master"  # the name of a float32 copy in checkpoints
 
 
 def learning_rate(step: int, *, steps: int, peak: float, schedule: LrSchedule, warmup: float) -> float:
     """Return the learning rate of step ``step``, counted from 0, of ``steps``.
 
-    It rises linearly over the first ``warmup`` part of the steps; the step after them has ``peak``. Then it is
-    ``constant``, or decays along half a ``cosine`` or linearly (``linear``) to 0, which it would reach one step after
-    the last.
+    It rises linearly over the first fraction ``warmup`` of the steps; the step after them has ``peak``. Then it is
+    ``constant``, or decays to 0 along half a ``cosine`` or linearly (``linear``). It would reach 0 one step after the
+    last.
 
     With 10 steps, a warm-up of 0.2 and linear decay: 0.5, 1, 1, 0.875, ... 0.125 of the peak.
     """
@@ -49,9 +49,9 @@ def make_optimizer(
     nesterov: bool = False,
     adam_betas: tuple[float, float] = Settings.adam_betas,
 ) -> torch.optim.Optimizer:
-    """SGD with momentum, or AdamW, which decays no biases and no scales of norms (what has one dimension or none).
+    """Return SGD with momentum, or AdamW without weight decay for biases and norm scales (one dimension or none).
 
-    Of parameters in bfloat16 it updates float32 copies.
+    If a parameter is in bfloat16, the optimizer updates float32 copies (``MasterWeights``).
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if any(parameter.dtype == torch.bfloat16 for parameter in trained):
@@ -66,7 +66,7 @@ def make_optimizer(
         )
         return MasterWeights(trained, make)
     if name == "sgd":
-        # As a group: a worker of which nothing is trained has none, and torch refuses an empty list.
+        # As a group: torch rejects an empty list, which a worker without trained parameters would have.
         group = [{"params": trained}]
         return torch.optim.SGD(group, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     groups = [
@@ -77,10 +77,10 @@ def make_optimizer(
 
 
 class SlicedAdamW(torch.optim.AdamW):
-    """torch's, to the bit, which on a CPU takes a large parameter slice by slice.
+    """torch's AdamW, bit-identical, which on a CPU updates a large parameter slice by slice.
 
-    There an update makes tensors as large as the parameter, three at a time. A client's largest one, its embeddings, is
-    most of what it has: it would need half as much memory again.
+    On a CPU an update allocates tensors as large as the parameter, three at a time. A client's largest parameter, its
+    embeddings, is most of what it has: the client would need half as much memory again.
     """
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
@@ -95,15 +95,16 @@ class SlicedAdamW(torch.optim.AdamW):
             for number, part in enumerate(zip(*parts, strict=True)):
                 for each, tensor in zip(tensors, part, strict=True):
                     each.append(tensor)
-                steps.append(step.clone() if number else step)  # every slice counts up its own
+                steps.append(step.clone() if number else step)  # every slice increments its own counter
         return has_complex
 
 
 class MasterWeights(torch.optim.Optimizer):
-    """Updates float32 copies of narrower parameters, which are then rounded to what those hold.
+    """An optimizer that updates float32 master copies of narrower parameters, and rounds them into the parameters.
 
-    An update is often smaller than half a step of bfloat16, whose numbers are 0.4 to 0.8% apart: rounded at once, it
-    would be lost every time. Gradients are widened some parameters at a time, so that not all are there twice.
+    An update is often smaller than half a step of bfloat16, whose numbers are 0.4 to 0.8% apart: applied directly to
+    the parameter, it would be rounded away every time. Gradients are converted to float32 for some parameters at a
+    time, so that not all of them are in memory twice.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], make: Callable[..., torch.optim.Optimizer]) -> None:
@@ -111,7 +112,7 @@ class MasterWeights(torch.optim.Optimizer):
         super().__init__(trained, {})
         self._masters = {each: nn.Parameter(each.detach().float()) for each in trained}
         self._wide = make(self._masters.values())
-        self.param_groups = self._wide.param_groups  # whose learning rates count
+        self.param_groups = self._wide.param_groups  # shared: a learning rate set here takes effect
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -119,7 +120,7 @@ class MasterWeights(torch.optim.Optimizer):
             for parameter, master in some:
                 assert parameter.grad is not None
                 master.grad, parameter.grad = parameter.grad.float(), None
-            self._wide.step()  # which passes over what has no gradient
+            self._wide.step()  # skips parameters without a gradient
             for parameter, master in some:
                 parameter.copy_(master)
                 master.grad = None
@@ -129,7 +130,7 @@ class MasterWeights(torch.optim.Optimizer):
             parameter.grad = None
 
     def kept(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """All that is remembered for a parameter; nothing for one that is not trained."""
+        """Return the state of a parameter, including its master copy; empty if it is not trained."""
         master = self._masters.get(parameter)
         if master is None:
             return {}
@@ -156,7 +157,7 @@ class MasterWeights(torch.optim.Optimizer):
 
 
 def kept_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-    """What an optimizer remembers for a parameter, to be saved."""
+    """Return the optimizer state of a parameter, to be saved."""
     if isinstance(optimizer, MasterWeights):
         return optimizer.kept(parameter)
     return dict(optimizer.state.get(parameter, {}))
@@ -164,7 +165,7 @@ def kept_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[
 
 def take_back(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, what: str, value: Tensor) -> None:
     """Load one of the tensors that ``kept_for`` returned."""
-    value = value.to(parameter.device) if value.dim() else value  # torch's keep counts of steps on the CPU
+    value = value.to(parameter.device) if value.dim() else value  # torch's optimizers keep step counts on the CPU
     if isinstance(optimizer, MasterWeights):
         optimizer.take_back(parameter, what, value)
     else:
@@ -172,7 +173,7 @@ def take_back(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, what: s
 
 
 def optimizer_bytes(parameters: Iterable[nn.Parameter], name: Optimizer) -> int:
-    """What an optimizer comes to keep for parameters: averages, and copies of those in bfloat16."""
+    """Return the size of the optimizer state of parameters: averages, and float32 copies of those in bfloat16."""
     averages = {"sgd": 1, "adamw": 2}[name]
     return sum(
         each.numel() * max(each.element_size(), 4) * (averages + (each.dtype == torch.bfloat16)) for each in parameters

@@ -1,4 +1,4 @@
-"""Options that name files: read as full paths, and other on every machine."""
+"""Options that name files: parsed to absolute paths, which may differ on every machine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def _absolute(path: Path) -> str:
 
 
 def _absolute_if_there(text: str) -> str:
-    """Return the full path of a file that exists or can only be one; otherwise the text, a name of the hub."""
+    """Return the absolute path of text that exists or can only be a path; otherwise the text, a name of the hub."""
     path = Path(text)
     return str(path.resolve()) if path.exists() or text.startswith((".", "/", "~")) else text
 
 
-# Facts of their fields, as in ``option("Where.", **ON_DISK)``.
+# Keyword arguments for such options, as in ``option("Where.", **ON_DISK)``.
 _FILES: dict[str, Any] = {"movable": True, "per_machine": True, "default": None}
 ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, **_FILES}
 NAMED: dict[str, Any] = {"parse": _absolute_if_there, **_FILES}  # a path, or a name of the hub

@@ -1,4 +1,4 @@
-"""From what a user gave to the settings of a run: the recipe and usual values fill in, or those it was saved with."""
+"""Resolution of a run's settings from the user's options and a recipe's defaults, or from those it was saved with."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from thinpipe.options import OptionError, options_of, words
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import Recipe
 
-LORA_LR = 2e-4  # of adapters, which begin at zero: ten times that of whole models, as LoRA's authors and users have it
+LORA_LR = 2e-4  # of adapters, which begin at zero: ten times full fine-tuning's, as LoRA's authors and users have it
 
 
 def settle(given: Mapping[str, Any], recipe: Recipe, *, device: str) -> Settings:
-    """Settings from what the user gave (names as in Settings, and ``compress`` for both directions) and the recipe."""
+    """Return settings from the user's options (as in Settings, and ``compress`` for both directions) and a recipe."""
     chosen = {name: value for name, value in given.items() if value is not None}
     parallel = chosen.get("parallel", "pipeline")
     client_server = parallel == "pipeline" and chosen.get("layout", "client-server") == "client-server"
@@ -48,9 +48,9 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, device: str) -> Settings
 
 
 def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
-    """The settings a run was saved with, but for those that may move; OptionError if the user gave others."""
+    """Return the saved settings with the movable ones replaced; raise OptionError if the user changes another."""
     asked = _with_codecs({name: value for name, value in given.items() if value is not None}, saved.parallel)
-    shapes = () if saved.parallel == "pipeline" else ("layout", "client_layers")  # of a pipeline
+    shapes = () if saved.parallel == "pipeline" else ("layout", "client_layers")  # only of a pipeline
     moved = {name: value for name, value in asked.items() if _movable(name) and name not in shapes}
     differing = [
         f"  {{{name}}}: {words(getattr(saved, name))} when it was saved, {words(value)} now"
@@ -67,17 +67,17 @@ def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
     if layout != "client-server" and "client_layers" in moved:
         raise OptionError("{client_layers} is for {layout} client-server; leave it out")
     if layout != saved.layout:
-        moved.setdefault("client_layers", None)  # a client's layers then are those that balance the work
+        moved.setdefault("client_layers", None)  # default for the new layout: cut so that the work is balanced
     return replace(saved, **moved)
 
 
 def fixed_differences(saved: Settings, here: Settings) -> list[str]:
-    """The settings that differ and may not."""
+    """Return the names of settings that differ and must not."""
     return [name for name in options_of(Settings) if not _movable(name) and getattr(saved, name) != getattr(here, name)]
 
 
 def _is_same(name: str, asked: Any, saved: Any) -> bool:
-    """1f1b was saved with the number of chunks that it had on their way."""
+    """Return True if an option has the saved value; 1f1b matches 1f1b:N, saved with its number of chunks in flight."""
     return bool(asked == saved or (name == "schedule" and asked == "1f1b" and saved.startswith("1f1b:")))
 
 
@@ -86,7 +86,7 @@ def _movable(name: str) -> bool:
 
 
 def _with_codecs(given: Mapping[str, Any], parallel: str) -> dict[str, Any]:
-    """Options in which every direction has a codec of its own, and no recipe. Replicas send gradients alone."""
+    """Return options in which each direction has its own codec, and no recipe. Replicas send gradients only."""
     settled = dict(given)
     if "compress" in settled:
         both = settled.pop("compress")

@@ -1,4 +1,4 @@
-"""How a run is carried out this time: may differ each time it is taken up (what it is: settings.py)."""
+"""Options of one execution of a run, which may differ each time it resumes; settings.py defines the run itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _one_link(text: str) -> Shaping | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
-    """What of a run is kept to try codecs on."""
+    """Options for capturing tensors of a run, to measure codecs on."""
 
     path: Path = option(
         "Write activations and gradients, before compression, for `bench codecs {from_}`.",
@@ -54,7 +54,7 @@ class Capture:
         rule=Rule("steps counted from 1", lambda steps: min(steps) >= 1),
         default=None,
     )
-    chunks: int = option(  # of each such step, the first ones
+    chunks: int = option(  # the first ones of each such step
         "Microbatches to capture per step.",
         name="capture_chunks",
         panel=OUT,
@@ -80,7 +80,7 @@ class Capture:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """How a run is carried out: may differ each time it is taken up, and changes nothing about where it ends."""
+    """Options of one execution of a run: may differ each time it resumes, and do not change its result."""
 
     delta_cache: Path | None = option(
         "Folder for the copies of samples that delta(...) keeps.",
@@ -119,7 +119,7 @@ class Running:
         panel=LINKS,
         default=False,
     )
-    steps: int | None = option(  # counted from the very first
+    steps: int | None = option(  # counted from the first of the run
         "Stop after this many steps, counted from the first.",
         panel=HOW,
         metavar="N",
@@ -143,7 +143,7 @@ class Running:
     )
     capture: Capture | None = None
     save: Path | None = option("Folder for checkpoints.", panel=SAVE, metavar="DIR", default=None)
-    save_every: int | str | None = option(  # steps, or a time as it was written
+    save_every: int | str | None = option(  # steps, or a time as the user wrote it
         "Interval between checkpoints: a number of steps, or a time such as 30s, 10min or 2h.",
         panel=SAVE,
         metavar="N|TIME",
@@ -166,7 +166,7 @@ class Running:
         default=None,
     )
     merge: bool = option("Merge adapters into the weights of the exported model.", panel=SAVE, default=False)
-    # One checkpoint, or a folder: the newest in it that is whole.
+    # One checkpoint, or a folder: the newest undamaged one in it.
     resume: Path | None = option(
         "Resume a run from its newest checkpoint, or from the one named, with its options.",
         panel=SAVE,
@@ -208,11 +208,11 @@ class Running:
             )
 
     def last_step(self, steps: int) -> int:
-        """Where this run ends, of so many steps in all."""
+        """Return the step this execution ends with, given the total number of steps."""
         return min(steps, self.steps or steps)
 
     def check_watchable(self, settings: Settings) -> None:
-        """OptionError where steps are to be watched that have no stages and no links."""
+        """Raise OptionError if an option needs the stages or links of a pipeline and there is none."""
         if settings.parallel == "pipeline":
             return
         leave_out = f"of a pipeline; leave it out with {{parallel}} {settings.parallel}"
@@ -224,7 +224,7 @@ class Running:
             raise OptionError(f"{{memory_limit}} is for chunks on their way through the stages {leave_out}")
 
     def check_with(self, settings: Settings) -> None:
-        """OptionError unless a run with these settings can be carried out so."""
+        """Raise OptionError unless these options fit a run with these settings."""
         parallel = settings.parallel
         self.check_watchable(settings)
         if self.export is not None:
@@ -255,12 +255,12 @@ class Running:
                 raise OptionError(f"{{in_process}} does not go together with {what}; leave one of them out")
 
     def processes(self, settings: Settings) -> int:
-        """Workers that are started."""
+        """Return the number of processes to start."""
         return 1 if self.in_process else settings.workers
 
 
 def check_devices(settings: Settings) -> None:
-    """OptionError where this machine has no GPU, and is to have one."""
+    """Raise OptionError if the settings need a GPU on this machine and there is none."""
     me = member()
     here = settings.devices if me is None else [settings.devices[me.rank]]
     if "cuda" in here and not torch.cuda.is_available():

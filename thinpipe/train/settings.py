@@ -1,6 +1,6 @@
-"""What a run is, which a checkpoint keeps; how it is carried out this time is in running.py.
+"""Settings that define a run and are stored in its checkpoints; options of one execution are in running.py.
 
-Every option of `thinpipe train` that shapes a run is declared here, once; see thinpipe/options.py.
+Every option of `thinpipe train` that defines a run is declared here, once; see thinpipe/options.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ON_DISK, _NAMED = {**ON_DISK, "panel": WHAT}, {**NAMED, "panel": WHAT}
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Task, data and model: the part of the settings that a task is asked with."""
+    """Task, data and model: the part of the settings that a task needs."""
 
     task: str = option(
         f"One of {', '.join(TASKS)}; or your own, package.module:Class.",
@@ -87,7 +87,7 @@ class Trained:
         panel=WHAT,
         metavar="N",
         shown="8192",
-        rule=between(257, 10_000_000),  # all bytes, and the end of a text
+        rule=between(257, 10_000_000),  # all bytes, and an end-of-text token
         default=None,
     )
     chat_template: str | None = option(
@@ -140,7 +140,7 @@ class Trained:
     )
 
     def check_source(self) -> None:
-        """OptionError for names that contradict each other."""
+        """Raise OptionError for options that contradict each other."""
         more = {"lora_target": self.lora_target, "lora_alpha": self.lora_alpha, "lora_dropout": self.lora_dropout}
         given = [name for name, value in more.items() if value]
         if given and self.lora is None:
@@ -155,7 +155,7 @@ class Trained:
             raise OptionError("{config_set} changes what {config} says: name a model type or a folder with {config}")
 
     def check_export(self, *, merge: bool) -> None:
-        """OptionError if what is exported could not be used, or is not there."""
+        """Raise OptionError if the exported model would be unusable, or there would be nothing to export."""
         if merge and self.lora is None:
             raise OptionError(
                 "{merge} adds adapters to a model's weights, and without {lora} there are none: leave it out"
@@ -175,7 +175,7 @@ class Trained:
 
     @property
     def source(self) -> Source:
-        """Where data and weights come from, for the task."""
+        """The sources of data and weights, for the task."""
         given = {each.name: getattr(self, each.name) for each in fields(Source)}
         on_disk = ("data", "validation", "weights", "chat_template")
         return Source(**given | {name: Path(given[name]) for name in on_disk if given[name] is not None})
@@ -183,12 +183,12 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Trained):
-    """Everything that the outcome of a run depends on.
+    """All settings that the result of a run depends on.
 
-    What has a default is missing in checkpoints of versions that did not know it, which did what the default says.
-    ``movable`` is what may be other when a run goes on: who computes what and with what, and where data and weights
-    are. The most of each can only be a mistake, and some would end the process without a word: OpenMP aborts where it
-    cannot start its threads, torch raises where a factor is above what a float of 32 bits can be.
+    Settings with a default are missing in checkpoints of older versions, which behaved as the default specifies.
+    ``movable`` marks settings that may change when a run resumes: the placement of computations, and the location of
+    data and weights. A value above a setting's maximum can only be a mistake, and some would end the process without an
+    error message: OpenMP aborts if it cannot start its threads, torch raises if a factor exceeds the range of float32.
     """
 
     parallel: Parallel = option(
@@ -209,7 +209,7 @@ class Settings(Trained):
         usual="client-server",
         movable=True,
     )
-    # None: as the work is balanced, or a line.
+    # None: cut so that the work is balanced; or the layout is linear.
     client_layers: tuple[int, int] | None = option(
         "Units in the client's first and last stage, as in 1,1.",
         panel=_WHERE,
@@ -225,7 +225,7 @@ class Settings(Trained):
         rule=Rule(ORDERS, is_order),
         usual="gpipe",
     )
-    chunks: int = option(  # that each worker cuts its batch into
+    chunks: int = option(  # of each worker's batch
         "Microbatches per batch.",
         panel=_WHERE,
         aliases=("microbatches",),
@@ -300,7 +300,7 @@ class Settings(Trained):
         ),
         movable=True,
     )
-    threads: int | None = option(  # None: as the environment says
+    threads: int | None = option(  # None: set by the environment
         "Threads per worker.",
         panel=_WHERE,
         metavar="N",
@@ -315,7 +315,7 @@ class Settings(Trained):
     )
 
     def __post_init__(self) -> None:
-        # A ValueError of theirs says what is wrong.
+        # Their ValueError names the problem.
         check_directions(self.compress_forward, self.compress_backward)
         if self.parallel != "pipeline":
             codec(self.compress_forward)
@@ -369,7 +369,7 @@ class Settings(Trained):
 
     @property
     def devices(self) -> list[str]:
-        """Of every worker."""
+        """The kind of device of every worker."""
         named = self.device.split(",")
         return (named + named[-1:] * self.workers)[: self.workers]
 
@@ -391,10 +391,10 @@ class Settings(Trained):
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Settings:
-        """ValueError for what is missing, unknown or of another type."""
+        """Return the settings in ``saved``; raise ValueError for missing or unknown names, or wrong types."""
         return from_facts(Settings, saved, "its settings")
 
 
 def per_machine_settings() -> list[str]:
-    """Return the names of settings that workers may have different values of, on several machines."""
+    """Return the names of settings whose values may differ between machines."""
     return [name for name, told in options_of(Settings).items() if told.per_machine]

@@ -1,12 +1,12 @@
-"""Watchers of single steps: one as a picture (``--trace``), and what crosses the links in a few (``--capture``).
+"""Watchers of single steps: a timeline of one step (``--trace``), and the tensors sent in some (``--capture``).
 
-Captured tensors are as they were before a codec saw them, in one safetensors file:
+Captured tensors are those before encoding, in one safetensors file:
 
     forward/0-1/0/step000003/chunk0     direction/stages/which tensor/step/chunk
 
-Workers keep the float tensors that they send. After each such step the client gathers them and writes the file anew,
-whole: on several machines there is still one file, and a run that breaks off has left what it captured. Where the disk
-is full, the next such step tries again with all of them.
+Workers keep the float tensors that they send. After each such step the client gathers them and rewrites the complete
+file. So there is one file even on several machines, and an interrupted run leaves all that it captured. If the disk is
+full, the next captured step retries with all tensors.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from thinpipe.train.running import Capture, Running
 from thinpipe.train.settings import Settings
 from thinpipe.version import __version__
 
-_TRACED = 10  # of the steps this process makes, or the last if there are fewer: by then everything has warmed up
+_TRACED = 10  # index among this process's steps, after warm-up; or the last step if there are fewer
 _SPREAD = (0.1, 0.5, 1.0)  # of a run: early, but not its very first steps; in the middle; at the end
 
 
 class StepWatcher(Protocol):
-    """Looks closely at some of the steps of a pipeline; the same ones on every worker."""
+    """An observer of selected steps of a pipeline; the same ones on every worker."""
 
-    file_bytes: int  # that it writes at the most
+    file_bytes: int  # maximum size of the file it writes
 
     def begin(self, step: int) -> bool:
-        """Whether it looks at this step, which is about to start."""
+        """Return True if it observes this step, which is about to start."""
         ...
 
     def end(self) -> None:
-        """That step is done. A collective."""
+        """Process the observed step, which is done. A collective."""
         ...
 
 
 def make_watchers(
     running: Running, settings: Settings, engine: Engine, *, first_step: int, last_step: int
 ) -> tuple[StepWatcher, ...]:
-    """Those that are asked for; ValueError where they cannot be."""
+    """Return the watchers that the options request; raise ValueError if the run cannot have them."""
     running.check_watchable(settings)
     if not isinstance(engine, PipelineEngine):
         return ()
@@ -72,9 +72,9 @@ def make_watchers(
 
 
 class StepTrace:
-    """Traces one step and writes it to ``path``."""
+    """A watcher that traces one step and writes the timeline to ``path``."""
 
-    file_bytes = 0  # next to nothing
+    file_bytes = 0  # negligible
 
     def __init__(self, path: Path, engine: PipelineEngine, first_step: int, last_step: int) -> None:
         self._path, self._engine = path, engine
@@ -95,9 +95,9 @@ class StepTrace:
 
 
 class StepCapture:
-    """Captures the steps that are asked for between ``first_step``, already done, and ``last_step``.
+    """A watcher that captures the requested steps after ``first_step``, already done, up to ``last_step``.
 
-    ValueError where that cannot be; the same on all workers, but for what only the client sees of its file.
+    Raises ValueError if that is impossible: on all workers, or on the client only for problems of its file.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class StepCapture:
     ) -> None:
         self._path, self._chunks, self._engine = asked.path, asked.chunks, engine
         self._origin = {"thinpipe": __version__, "settings": json.dumps(settings.to_json())}
-        self._mine: dict[str, Tensor] = {}  # of the step under way
+        self._mine: dict[str, Tensor] = {}  # of the current step
         self._step = 0
         if asked.chunks > settings.chunks:
             raise OptionError(f"a step has {settings.chunks} chunks, {{capture_chunks}} asks for {asked.chunks}")
@@ -113,7 +113,7 @@ class StepCapture:
         if max(steps) > last_step:
             raise OptionError(f"this run ends with step {last_step}, {{capture_steps}} asks for {max(steps)}")
         self.steps = {step for step in steps if step > first_step}
-        # What the same run captured before it was broken off.
+        # Captured by the same run before it was interrupted.
         self._kept = self._read(first_step) if first_step and engine.world.is_client else {}
         lost = sorted({step for step in steps if step <= first_step} - set(map(_step_of, self._kept)))
         if asked.steps is not None and lost and engine.world.is_client:
@@ -149,11 +149,11 @@ class StepCapture:
     def _keep(self, link: Link, chunk: int, slot: int, tensor: Tensor) -> None:
         if chunk < self._chunks and tensor.is_floating_point():
             name = f"{link.direction}/{link.source}-{link.target}/{slot}/step{self._step:06d}/chunk{chunk}"
-            if name not in self._mine:  # of several batches of a step, the first one's
+            if name not in self._mine:  # only the first batch of a step
                 self._mine[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
     def _read(self, first_step: int) -> dict[str, Tensor]:
-        """What the file has of this very run, up to a step; nothing if it is another's, or not there."""
+        """Return the tensors of this run in the file, up to a step; empty if the file is of another run or missing."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -173,9 +173,9 @@ def _step_of(name: str) -> int:
 
 
 def _gather_at_client(mine: dict[str, Tensor], world: World, most: int) -> dict[str, Tensor]:
-    """Every worker's tensors, on the client; nothing elsewhere. A collective.
+    """Return every worker's tensors on the client, an empty dict elsewhere. A collective.
 
-    ``most`` is what all of a run's captures have together: a worker that announces more is not believed.
+    ``most`` is the total size of a run's captures: a tensor announced as larger is rejected.
     """
     described = {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in mine.items()}
     everyone = world.gather(described)
@@ -198,11 +198,11 @@ def _gather_at_client(mine: dict[str, Tensor], world: World, most: int) -> dict[
 
 @contextmanager
 def written_beside(option: str, path: Path) -> Iterator[Path]:
-    """Where to write what is to be at ``path``, whole or not at all; ``option`` asked for it, as in {trace}.
+    """Yield a temporary path to write to; the file is put at ``path`` complete, or not at all.
 
-    A disk that does not take it is told in a line, and does not end the run.
+    If writing to the disk fails, print a warning that names ``option``, as in {trace}, and continue the run.
     """
-    from safetensors import SafetensorError  # its word for a full disk
+    from safetensors import SafetensorError  # raised for a full disk
 
     try:
         with written_whole(path) as temporary:

@@ -1,4 +1,4 @@
-"""What every worker of a run does: read data or be told its shape, build the model, take its part, train."""
+"""The main function of every worker of a run: read the data or receive its shape, build the model, cut it, train."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CheckRoom = Callable[[Mapping[str, int]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Assessed:
-    """What an evaluation came to, and cost."""
+    """The result of an evaluation, and its cost."""
 
     found: Evaluated
     samples: int
@@ -72,10 +72,10 @@ def train(
     make_listener: Callable[[], Listener],
     check_room: CheckRoom = lambda sizes: None,
 ) -> Finished:
-    """One worker's run; the client's result counts.
+    """Train as one worker of a run; the result is valid on the client only.
 
-    ``make_listener`` is called on the client; ``check_room`` too, with the bytes that ``save``, ``capture`` and
-    ``export`` take.
+    ``make_listener`` is called on the client. So is ``check_room``, with the bytes that ``save``, ``capture`` and
+    ``export`` need.
     """
     if world.workers > 1:
         _agree(_must_agree(settings, running), world)
@@ -93,7 +93,7 @@ def train(
 
 
 def _take_folder(running: Running, world: World) -> FolderLock | None:
-    """The client's hold on the folder for checkpoints, which is then clear of what broken runs left."""
+    """Lock the checkpoint folder on the client, and remove leftovers of interrupted runs; return None elsewhere."""
     if running.save is None or not world.is_client:
         return None
     lock = FolderLock(running.save)
@@ -121,7 +121,7 @@ def _train(
     fingerprint = fingerprint_together(data, world) if kept_or_shared else {}
     kept = {} if data is None else data.companions
     engine, exporter, about = _prepare(task, settings, running, world, facts, kept)
-    settings = replace(settings, schedule=engine.order or settings.schedule)  # a run goes on with it over any links
+    settings = replace(settings, schedule=engine.order or settings.schedule)  # a resumed run keeps it over any links
     if running.save is not None or running.resume is not None:
         frozen = frozen_hash(engine)
         about |= {} if frozen is None else {"frozen": frozen}
@@ -150,7 +150,7 @@ def _train(
     expected_bytes = world.gather(state_bytes(engine, settings))
     sizes = {
         "save": _save_bytes(running, sum(expected_bytes)),
-        "capture": 2 * sum(each.file_bytes for each in watchers),  # a new file is whole before the old one goes
+        "capture": 2 * sum(each.file_bytes for each in watchers),  # a new file is complete before the old one goes
         "export": 0 if exporter is None else exporter.bytes,
     }
     world.together(lambda: check_room(sizes) if world.is_client else None)
@@ -172,9 +172,9 @@ def _train(
 def assess(
     task: Task, settings: Settings, world: World, *, run: Path | None, adapter: SavedAdapter | None = None, part: Part
 ) -> Assessed:
-    """One worker's part in the evaluation of a model: as it is, as a run's newest checkpoint has it, or with adapters.
+    """Evaluate a model as one worker: as it is, from the newest checkpoint of a run, or with adapters.
 
-    The client's result counts. Of a run, all workers see the folder.
+    The result is valid on the client only. The folder of a run must be visible to all workers.
     """
     if world.workers > 1:
         digest = world.together(lambda: None if adapter is None else adapter.digest())
@@ -207,7 +207,7 @@ def _agree(facts: Mapping[str, Any], world: World) -> None:
 
 
 def _check_kept(running: Running, unsaved: str | None, unexported: str | None) -> None:
-    """UnsavedError for what of a run that came to its end is not on disk, and why."""
+    """Raise UnsavedError, with the reason, if the last checkpoint or the export of a finished run is not on disk."""
     if unsaved is not None:
         raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {unsaved}")
     if unexported is not None:
@@ -220,7 +220,7 @@ def _check_kept(running: Running, unsaved: str | None, unexported: str | None) -
 def _run(
     loop: Loop, plan: Plan, exporter: Exporter | None, listener: Listener | None, notices: list[str]
 ) -> tuple[Finished, str | None]:
-    """The loop, and what the client's listener is told around it; and why the model was not exported, if so."""
+    """Run the loop with the calls to the client's listener; return its result, and why the export failed, if so."""
     try:
         if listener is not None:
             for line in notices:
@@ -241,10 +241,10 @@ def _run(
 
 
 def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
-    """What all workers must have been started with: each option that makes them do something together."""
+    """Return the options that must be the same on all workers: each one that affects a collective."""
     capture = running.capture
     return settings.shared() | {
-        # Whether there are such files; where is each machine's own affair.
+        # True if there are such files; their paths may differ between machines.
         **{name: getattr(running, name) is not None for name in ("save", "resume", "trace", "capture", "export")},
         **{name: getattr(running, name) for name in ("save_local", "save_every", "keep", "steps", "evaluate_every")},
         **{name: getattr(running, name) for name in ("patience_s", "merge", "memory_limit")},
@@ -261,13 +261,13 @@ def _prepare(
     kept: Mapping[str, bytes],
     adapter: SavedAdapter | None = None,
 ) -> tuple[Engine, Exporter | None, dict[str, Any]]:
-    """This worker's part of the model, what will export it, and what the model can be built again from.
+    """Return this worker's part of the model, its exporter, and the facts to rebuild the model from.
 
-    The whole model is let go of when this returns: a worker has no room for it.
+    The full model is released on return: it need not fit in a worker's memory.
     """
 
     def build() -> nn.Module:
-        torch.manual_seed(settings.seed)  # the same weights on all workers, and whatever is parallel
+        torch.manual_seed(settings.seed)  # the same weights on all workers, for all parallelism
         return task.build(facts.shape, settings.source)
 
     def export() -> Export | None:
@@ -277,7 +277,7 @@ def _prepare(
 
     model = world.together(build)
     about = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}
-    exported = world.together(export)  # of the model as it was built: cutting it changes its config
+    exported = world.together(export)  # from the model as it was built: cutting it changes its config
     adapted = world.together(
         lambda: (
             adapt(model, settings.adapters, settings.freeze, settings.seed)
@@ -297,7 +297,7 @@ def _prepare(
 def _make_engine(
     adapted: Adapted, task: Task, settings: Settings, running: Running, world: World, facts: Facts
 ) -> Engine:
-    """What the settings make of a model on this worker."""
+    """Return the engine of this worker for a model and settings."""
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
     fill = adapted.fill(task.fill(settings.source, settings.seed))
     model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
@@ -335,14 +335,14 @@ def _make_engine(
 
 
 def _save_bytes(running: Running, size: int) -> int:
-    """What checkpoints of a size will take beside those that are there: a new one is whole before the oldest goes."""
+    """Return the additional bytes for checkpoints of a size; a new one is complete before the oldest is deleted."""
     if running.save is None:
         return 0
     return size * max(1, running.keep + running.keep_best + 1 - len(checkpoints(running.save)))
 
 
 def _companions(settings: Settings, run: Path | None) -> Path | None:
-    """Where an earlier run from scratch has kept its tokenizer, if this worker sees it."""
+    """Return the folder where an earlier run from scratch saved its tokenizer, if this worker sees it."""
     return None if run is None or settings.config is None else companions_of(run)
 
 

@@ -1,1 +1,1 @@
-"""thinpipe train: from its options to a run, and what those who watch the run are told."""
+"""thinpipe train: from options to a run, and the output of the run."""

@@ -1,4 +1,4 @@
-"""thinpipe train: options to settings; the run itself is thinpipe.train's."""
+"""thinpipe train: the command and its options; the run itself is in thinpipe.train."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from thinpipe.train.tasks.tasks import task as find_task
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the command takes beside the options of a run."""
+    """Options of the command in addition to those of a run."""
 
     compress: str | None = option(
         f"Preset, {', '.join(RECIPES)}, or the codec of both directions, as in tile:4.",
@@ -57,8 +57,8 @@ def train(**given: Any) -> None:
     """
     asked = Asked(**read(Asked, given))
     if given["task"] is None and (given["model"] is not None or given["config"] is not None):
-        given["task"] = "lm"  # what can be done with a model alone
-    # Not at the top: the help need not wait for what training needs.
+        given["task"] = "lm"  # the task that needs only a model
+    # Imported here, so that --help is fast.
     from thinpipe.cli.train.listeners import make_listener
     from thinpipe.cli.train.preflight import preflight
     from thinpipe.cli.train.run import already_there, carry_out
@@ -74,7 +74,7 @@ def train(**given: Any) -> None:
         return
     with one_line_errors():
         me, task = member(), find_task(settings.task)
-        if me is None:  # workers on several machines are there already; those who read data find out
+        if me is None:  # on several machines the workers that read data check it
             check_possible(task, settings)
         if me is None or me.rank == 0:
             outputs = {name: getattr(running, name) for name in ("save", "trace", "export")}

@@ -1,4 +1,4 @@
-"""Who watches a training run: one listener that tells all that were asked for."""
+"""Listeners of a training run: the terminal, TensorBoard curves and the record, combined into one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_listener(
     log: Path | None = None,
     json: Path | None = None,
 ) -> Listener:
-    """The terminal; curves in ``log`` and a record in ``json`` if asked for. Can be sent to the client's process.
+    """Return a picklable listener: the terminal, with curves in ``log`` and a record in ``json`` if given.
 
     ``config`` is the command and its settings, as the record keeps them; ``forward`` and ``backward`` are specs.
     """
@@ -41,9 +41,9 @@ def make_listener(
 class Listeners:
     """Several listeners as one.
 
-    A disk that fills up or a pipe that is closed while the run goes on must not end it: that listener is told nothing
-    more, and a line on stderr says so. A disk that fails before the first step or at the end is an error, after all
-    others have been told: at the end an OutputError, and nobody hears of the run again, which has not failed.
+    A full disk or a closed pipe does not end the run: the listener that failed is removed, with a line on stderr.
+    Errors of a disk before the first step and at the end are raised after all other listeners were called: at the end
+    as an OutputError, with all listeners removed, since the run itself has not failed.
     """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
@@ -92,7 +92,7 @@ class Listeners:
 
 
 class Curves:
-    """Curves for TensorBoard, on disk after every epoch; a resumed run goes on where the first one was broken off."""
+    """TensorBoard curves, flushed after each epoch; a resumed run continues the curves of the first one."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -103,7 +103,7 @@ class Curves:
         from torch.utils.tensorboard import SummaryWriter
 
         self.metric = plan.metric
-        # What an earlier run drew after the checkpoint that this one goes on from is not part of the curve.
+        # Remove the points that the earlier run wrote after the checkpoint from which this run resumes.
         purge_step = plan.first_step + 1 if plan.first_step else None
         self._writer = SummaryWriter(str(self.directory), purge_step=purge_step)
 
@@ -137,7 +137,7 @@ class Curves:
         self._open().close()
 
     def failed(self, error: BaseException) -> None:
-        if self._writer is not None:  # a run may fail before there is a plan
+        if self._writer is not None:  # a run may fail before ``planned``
             self._writer.close()
 
     def _add(self, name: str, value: float, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether everything a run will write can be written: found out before training, not after it."""
+"""The preflight check of output files: everything a run will write is tested before training, not after it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from thinpipe.lab.records.record import check_writable
 from thinpipe.options import flag
 from thinpipe.train.models.save import check_new_folder
 
-SMALL_BYTES = 1 << 20  # what a record, a trace or the curves of a run need at the least
+SMALL_BYTES = 1 << 20  # lower bound on the size of a record, a trace or curves
 
 
 class Output(NamedTuple):
-    """What will be written, and who asked for it."""
+    """An output file or folder, and the option that names it."""
 
     option: str
     path: Path
-    check: Callable[[Path], None] | None  # of what is put into a directory under this name; None: it is the directory
+    check: Callable[[Path], None] | None  # checks a file in a directory; None: the path is the directory
     bytes: int
 
 
@@ -35,10 +35,10 @@ def preflight(
     export: Path | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> None:
-    """Try every output of a run, and make the directories it needs; ValueError for the first that fails.
+    """Test all outputs of a run and make their directories; raise ValueError for the first that fails.
 
-    ``sizes`` are what outputs take at their most, in bytes, by their names: of checkpoints one more than are kept,
-    since a new one is whole before the oldest goes. After an error nothing is left of what was made here.
+    ``sizes`` are the maximum sizes of outputs in bytes, by name; for checkpoints one more than are kept, since a new
+    one is complete before the oldest is removed. After an error the directories made here are removed.
     """
     asked = (
         ("log", log, None),
@@ -53,7 +53,7 @@ def preflight(
 
 
 def check_outputs(outputs: Iterable[Output]) -> None:
-    """The same for any outputs."""
+    """Test any outputs, as ``preflight`` does."""
     made: list[Path] = []
     needs: dict[int, list[tuple[str, Path, int]]] = defaultdict(list)  # by file system
     try:
@@ -73,7 +73,7 @@ def check_outputs(outputs: Iterable[Output]) -> None:
 
 
 def _make_directory(option: str, directory: Path, made: list[Path]) -> None:
-    """Make the directory and those above it; ``made`` is told which were not there."""
+    """Make a directory and its parents; append those that were missing to ``made``."""
     missing = []
     at = directory.absolute()
     while not os.path.lexists(at):
@@ -92,7 +92,7 @@ def _make_directory(option: str, directory: Path, made: list[Path]) -> None:
 
 
 def _try_writing(option: str, directory: Path) -> None:
-    """Put a file there and take it away. Its bytes matter: a full disk still takes empty files."""
+    """Write a file and remove it. It must not be empty: a full disk still accepts empty files."""
     probe = directory / f".thinpipe.{os.getpid()}.tmp"
     try:
         with probe.open("xb") as file:
@@ -110,7 +110,7 @@ def _try_writing(option: str, directory: Path) -> None:
 
 
 def _check_room(outputs: list[tuple[str, Path, int]]) -> None:
-    """Hold what all outputs on one file system need against what is free there."""
+    """Raise ValueError if the outputs on one file system need more bytes than are free."""
     directory = outputs[0][1]
     needed, free = sum(size for _, _, size in outputs), shutil.disk_usage(directory).free
     if needed > free:

@@ -1,4 +1,4 @@
-"""The record of a training run: one row of results, with its epochs, links and workers beside them."""
+"""The record of a training run: one row of results, with its epochs, links and workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ KIND = "train"
 
 
 def metric_text(name: Metric, value: float) -> str:
-    """A metric as people read it."""
+    """Return a metric as text."""
     return format(value, METRICS[name].format)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What the terminal shows of a run. Runs are compared across codecs and seeds, so these are no keys."""
+    """The results that the terminal shows. Codec and seed are not keys, so that runs can be compared across them."""
 
     task: str = figure("task", key=True)
     metric: float = figure("metric")
@@ -38,7 +38,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """All that the record keeps. Times per step are sums over workers and links; memory is the largest worker's."""
+    """All columns of the record. Times per step are sums over workers and links; memory is the largest worker's."""
 
     result: Result
     parallel: str = figure("parallel")
@@ -66,7 +66,7 @@ class Figures:
 
 
 def columns(figures: Result | Figures, plan: Plan) -> tuple[Column, ...]:
-    """Of what such a run has: a figure that is None has no column, or `thinpipe diff` would take it for lost."""
+    """Return the columns with a value: `thinpipe diff` would take a column of None for a missing metric."""
     own: dict[str, dict[str, Any]] = {"metric": {"heading": plan.metric, **asdict(METRICS[plan.metric])}}
     own["best_metric"] = asdict(METRICS[plan.metric])
     row = row_of(figures)
@@ -78,7 +78,7 @@ def columns(figures: Result | Figures, plan: Plan) -> tuple[Column, ...]:
 
 
 def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> Result:
-    """``wire_bytes`` were sent by all workers, in all steps."""
+    """Return the results; ``wire_bytes`` is the sum over all workers and steps."""
     return Result(
         task=plan.task,
         metric=end.metric,
@@ -95,17 +95,17 @@ def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Where the time of a step goes: computing, and what ends of links take; None where there are none."""
+    """The time of a step by part: compute and link ends; None without links."""
 
     compute_ms: float = figure("compute\nms", format=".1f")
     encode_ms: float | None = figure("encode\nms", format=".1f", default=None)
     wait_ms: float | None = figure("wait\nms", format=".1f", default=None)  # for a sender that has nothing to send yet
-    transfer_ms: float | None = figure("transfer\nms", format=".1f", default=None)  # that computing does not hide
+    transfer_ms: float | None = figure("transfer\nms", format=".1f", default=None)  # not hidden by compute
     decode_ms: float | None = figure("decode\nms", format=".1f", default=None)
 
 
 def step_parts(end: Finished, worker: WorkerUse | None = None) -> Parts:
-    """Of one worker, or in the sum over all. Encoding is the sender's; waiting, transfer, decoding the receiver's."""
+    """Return the parts of one worker or their sums over all; encode counts for senders, the rest for receivers."""
     steps = max(end.steps, 1)
     compute_ms = sum(each.compute_ms for each in end.workers) if worker is None else worker.compute_ms
     if not end.links:
@@ -123,14 +123,14 @@ def step_parts(end: Finished, worker: WorkerUse | None = None) -> Parts:
 
 
 class RecordFile:
-    """Writes the record when the run has finished, whole, or to stdout where the disk does not take it.
+    """Writes the record atomically when the run has finished, or prints it on stdout if the disk fails.
 
-    A run that fails or is broken off leaves none.
+    A run that fails or is interrupted writes none.
     """
 
     def __init__(self, path: Path, *, config: Mapping[str, Any], forward: str, backward: str, seed: int) -> None:
         self.path = path
-        self.config = {name: value for name, value in config.items() if value is not None}  # not asked for, not said
+        self.config = {name: value for name, value in config.items() if value is not None}  # options that were given
         self.settings: dict[str, Any] = {"forward": forward, "backward": backward, "seed": seed}
         self.wire_bytes = 0
         self.epochs: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Carrying out a run from the command line: workers started, again if one dies, and every end told in a few lines."""
+"""Execution of a training run from the command line: starting workers, restarts, and the report of its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from thinpipe.train.tasks.tasks import task
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a worker's run ended, unless it broke."""
+    """The exit code and message of a worker's run, unless the worker failed."""
 
     code: int
     message: str = ""
@@ -48,13 +48,13 @@ def carry_out(
     *,
     find_task: Callable[[str], Task] = task,
 ) -> int:
-    """Run to the end and return the exit code. A worker's death is told, or made up for as often as was asked."""
+    """Run to the end and return the exit code; report a worker's failure, or restart up to ``max_restarts`` times."""
     from thinpipe.launch.workers import run_workers
 
     workers = None if member() is not None else running.processes(settings)
 
     def end(cause: str) -> None:
-        """This process is a worker, whose main thread may never return."""
+        """Exit this process, which is a worker whose main thread may be blocked forever."""
         leave(_tell(1, cause, running))
 
     for restarts_left in range(running.max_restarts, -1, -1):
@@ -69,7 +69,7 @@ def carry_out(
         except Terminated as error:
             return _tell(error.code, ended_by(error.code - 128), running)
         except WorkerError as error:
-            if not restarts_left or error.code != 1:  # the others would end alike: bad input, a signal
+            if not restarts_left or error.code != 1:  # bad input or a signal: a restart would not help
                 return _tell(error.code, str(error), running)
             again = running.save if running.save is not None and checkpoints(running.save) else running.resume
             typer.echo(f"thinpipe: {error}", err=True)
@@ -78,9 +78,9 @@ def carry_out(
                 f"restarts left: {restarts_left - 1}",
                 err=True,
             )
-            running = replace(running, resume=again)  # a folder: if the newest is damaged, the next older one is taken
+            running = replace(running, resume=again)  # a folder: a damaged checkpoint is skipped
         else:
-            began = running if outcome.code != 2 else None  # 2: what was asked for cannot be, and could not then
+            began = running if outcome.code != 2 else None  # 2: invalid options; the run did not begin
             if outcome.code:
                 return _tell(outcome.code, outcome.message, began)
             say_remote(COMPLETE)
@@ -89,12 +89,12 @@ def carry_out(
 
 
 def already_there(running: Running, given: Mapping[str, Any]) -> bool:
-    """Whether a run that is to go on has nothing left to do but to export; says so, with its result.
+    """Return True if a run to be resumed is complete; then print its result, and export it if configured.
 
     ``given`` are options by their names as on the command line.
     """
     if running.resume is None or (running.save_local and member() is not None):
-        return False  # the latter: only the client could know, and the others would wait for it
+        return False  # with --save-local only the client has checkpoints, and other workers would wait for it
     path, manifest = newest_manifest(running.resume)
     progress = manifest.progress
     if progress.step < running.last_step(progress.steps):
@@ -103,7 +103,7 @@ def already_there(running: Running, given: Mapping[str, Any]) -> bool:
         for part in manifest.parts:
             verify_part(path, part)
     except DamagedError:
-        return False  # the workers say so, and take an older one
+        return False  # the workers report it, and use an older one
     if _speaks():
         state = "complete" if progress.is_complete else f"at step {progress.step} of {progress.steps} already"
         metric = metric_text(progress.metric_name, progress.metric)
@@ -122,7 +122,7 @@ def already_there(running: Running, given: Mapping[str, Any]) -> bool:
 def _work(
     find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
 ) -> Outcome:
-    """What every worker runs."""
+    """Train on this worker."""
     with flags_in_errors():
         return _train(find_task, settings, running, listener)
 
@@ -135,7 +135,7 @@ def _train(
     from thinpipe.train.engines.world import SetupError, join_world
     from thinpipe.train.worker import train
 
-    # It draws its whole schedule when a stage raises; the error says all that helps.
+    # torch prints its schedule when a stage raises; the error alone is more useful.
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     here = join_world(settings.devices)
     settings, running = take_clients_word(settings, running, here)
@@ -147,7 +147,7 @@ def _train(
         train(chosen, settings, running, here, listener, check_room)
     except SetupError as error:
         return Outcome(2, str(error))
-    except DataError as error:  # one worker's alone, which ends the others
+    except DataError as error:  # on one worker only; it ends the others
         raise WorkerError(str(error), code=2) from None
     except (NotFiniteError, OutputError, UnsavedError) as error:
         return Outcome(1, str(error))
@@ -165,10 +165,10 @@ def _check_room(running: Running, sizes: Mapping[str, int]) -> None:
 def _tell(code: int, message: str, running: Running | None) -> int:
     """Report how a run ended and, if it had begun, its last checkpoint; return the exit code."""
     if sys.stderr.isatty():
-        sys.stderr.write("\x1b[?25h")  # the cursor, which a progress bar that was killed has hidden
+        sys.stderr.write("\x1b[?25h")  # show the cursor, which a killed progress bar has hidden
     typer.echo(f"thinpipe: {printable(message)}", err=True)
     last = None if running is None else _last_checkpoint(running)
-    # Bad input ends a run before there could be one, and with --save-local only the client would know.
+    # Bad input ends a run before the first checkpoint, and with --save-local only the client has checkpoints.
     is_known = running is not None and code != 2 and (_speaks() or not running.save_local)
     if running is not None and (last is not None or is_known):
         typer.echo(f"thinpipe: {_checkpoint_text(running, last)}", err=True)
@@ -190,6 +190,6 @@ def _last_checkpoint(running: Running) -> Path | None:
 
 
 def _speaks() -> bool:
-    """On several machines every worker is a command; the first speaks for all."""
+    """Return True on the process that prints: on several machines, the command of rank 0."""
     me = member()
     return me is None or me.rank == 0

@@ -1,4 +1,4 @@
-"""From the options of thinpipe train to the settings of a run: a new one, or one that goes on."""
+"""Resolution of the options of thinpipe train to the settings of a new or a resumed run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from thinpipe.train.tasks.tasks import task
 
 
 def settle_run(given: Mapping[str, Any], *, here: bool = True) -> tuple[Settings, Running]:
-    """What the run is and how it is carried out; OptionError if the options do not go together.
+    """Return the settings of a run and the options of its execution; raise OptionError for conflicts.
 
-    ``given`` are options by their names as on the command line; None, or missing, if they were not given.
-    Not ``here``: it may be for a machine that has a GPU where this one has none.
+    ``given`` are options by their names as on the command line; None, or missing, if they were not given. With
+    ``here=False`` the run may be for another machine, whose GPUs are not checked.
     """
     settings, running = _settle(
         read(Settings, given) | {"compress": given.get("compress")}, read(Running, given) | _capture(given)
@@ -36,7 +36,7 @@ def settle_run(given: Mapping[str, Any], *, here: bool = True) -> tuple[Settings
 
 
 def join_machines(rank: int | None, master: str | None, workers: int | None) -> None:
-    """This process becomes one of the workers on several machines, if the options say so."""
+    """Make this process one of the workers on several machines, if the options are given."""
     if rank is None and master is None:
         return
     if rank is None or master is None or workers is None:
@@ -57,10 +57,10 @@ def _settle(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, Runni
             raise OptionError(f"torchrun has started {me.size} workers: leave out {{workers}} {given['workers']}")
         given = given | {"workers": me.size}
         if resume is None and save is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-            resume = save if checkpoints(save) else None  # torchrun's own --max-restarts
+            resume = save if checkpoints(save) else None  # restarted by torchrun's --max-restarts
     is_server = me is not None and me.rank > 0
     if resume is None or (is_server and run.get("save_local") and not resume.exists()):
-        # The second: the client alone has the checkpoints, and tells what is in them when all have met.
+        # With --save-local only the client has the checkpoints; it sends their settings after the rendezvous.
         if save is not None:
             check_save_folder(save, resume)
         chosen = task(given.get("task") or "digits")
@@ -77,7 +77,7 @@ def _settle(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, Runni
 
 
 def _capture(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The field of ``Running`` that says what is captured, if anything is."""
+    """Return the ``capture`` field of ``Running``, if captures are configured."""
     asked = read(Capture, given)
     if asked and "path" not in asked:
         name = options_of(Capture)[next(iter(asked))].name

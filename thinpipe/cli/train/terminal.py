@@ -1,4 +1,4 @@
-"""What a person at the client sees of a run: who holds what, a progress bar or plain lines, what it came to."""
+"""Terminal output of a training run: the plan, a progress bar or plain lines, and the results."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from thinpipe.system.sanitize import printable
 from thinpipe.train.checkpoints.best import LINK
 from thinpipe.train.events import Epoch, Finished, Holding, LinkPlan, LinkUse, Plan, Step
 
-LINE_EVERY_S = 10.0  # in a pipe, between the lines of epochs
-SHORT_RUN = 4  # times the steps before axes are known: a run of as many or fewer is told how many those are
-WIDE = 72  # columns that a whole line about an epoch takes
+LINE_EVERY_S = 10.0  # interval of progress lines in a pipe
+SHORT_RUN = 4  # runs of at most this many times the steps before the PCA basis is known get a note on those steps
+WIDE = 72  # width of a full line about an epoch
 _WORKER = Column(name="worker", heading="worker", key=True)
 _HOLDING_COLUMNS = (
     Column(name="stage", heading="stage", key=True),
@@ -52,7 +52,7 @@ _PART_NOTES = {
 
 
 class Terminal:
-    """Shows a run: a bar where somebody watches, lines without control characters in a pipe or a file."""
+    """Shows a run: a progress bar on a terminal, lines without control characters in a pipe or a file."""
 
     def __init__(self, *, line_every_s: float = LINE_EVERY_S) -> None:
         self.line_every_s = line_every_s
@@ -117,9 +117,9 @@ class Terminal:
             self._say(f"the model: {end.exported}")
 
     def failed(self, error: BaseException) -> None:
-        """Leave the terminal as it was and say where the run got to; why, and how to go on, the command tells."""
+        """Restore the terminal and print the last step; the command prints the error and how to resume."""
         self._stop_bar()
-        if hasattr(self, "pace"):  # a run may fail before there is a plan
+        if hasattr(self, "pace"):  # a run may fail before ``planned``
             typer.echo(f"stopped after step {self.pace.done} of {self.pace.total}", err=True)
 
     def _say(self, line: str) -> None:
@@ -136,7 +136,7 @@ class Terminal:
             _write("\n".join(report.plain_text(table) for table in tables))
 
     def _start_bar(self) -> Progress:
-        # Epoch, figures and time take 64 columns; the bar gets what is left, and goes where that is nothing.
+        # Epoch, metrics and time take 64 columns; the bar gets the rest, and is omitted if that is too narrow.
         room = min(24, self.console.width - 64)
         bar = Progress(
             TextColumn("{task.fields[epoch]}", markup=False),
@@ -148,7 +148,7 @@ class Terminal:
         )
         bar.add_task("", total=self.pace.total, completed=self.pace.done, **self._bar_fields())
         bar.start()
-        self.console.show_cursor(True)  # a worker that is killed could not bring it back
+        self.console.show_cursor(True)  # a killed worker could not restore it
         return bar
 
     def _bar_fields(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class Terminal:
 
 
 class Pace:
-    """Means over the epoch so far, bytes since the start, and the time that is left at this speed."""
+    """Means over the epoch so far, bytes since the start, and an estimate of the time left."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -187,7 +187,7 @@ class Pace:
         return f"epoch {self.epoch:>{len(str(self.plan.epochs))}}/{self.plan.epochs}"
 
     def figures(self) -> str:
-        """Loss, accuracy, samples/s, MB sent: one line, aligned from step to step."""
+        """Return loss, accuracy, samples/s and MB sent in one line of constant layout."""
         if not self._samples:
             return "the first step"
         return (
@@ -196,7 +196,7 @@ class Pace:
         )
 
     def left(self) -> str:
-        """Time left, evaluation and saving included, as they were so far."""
+        """Return the time left, with evaluation and saving at the mean rate so far."""
         steps = self.done - self.plan.first_step
         if not steps:
             return "-:--"
@@ -208,17 +208,17 @@ def _megabytes(count_bytes: int) -> str:
 
 
 def _write(text: str) -> None:
-    """Print to a pipe, at once: it is read while the run goes on. Rich would end the process when nobody reads it."""
+    """Print to a pipe and flush; raise BrokenPipeError if it is closed, where rich would end the process."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # What could not be written must not be tried again, and fail again, when the process ends.
+        # Otherwise the exit of the process would flush the buffer, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
 
 
 def plan_tables(plan: Plan) -> list[Table]:
-    """Who holds what; and what each link carries, if there are links."""
+    """Return the tables of stages and, if there are any, of links."""
     rows = [
         {
             "stage": str(holding.stage),
@@ -242,7 +242,7 @@ def plan_tables(plan: Plan) -> list[Table]:
 
 
 def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
-    """What came out, what travelled, where the time of a step went. ``wire_bytes`` were sent by all, in all steps."""
+    """Return the tables of results, traffic and times by part; ``wire_bytes`` is the sum over workers and steps."""
     result = make_result(plan, end, wire_bytes=wire_bytes)
     tables = [Table(title="Result", columns=columns(result, plan), rows=[row_of(result)])]
     if end.links:
@@ -260,7 +260,7 @@ def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
 
 
 def worker_rows(plan: Plan, end: Finished) -> list[Row]:
-    """The parts of a step on every worker."""
+    """Return the parts of a step on each worker."""
     return [
         {
             "worker": _worker_name(plan, worker.worker),
@@ -286,18 +286,18 @@ def _title(plan: Plan) -> str:
 
 
 def _per(plan: Plan) -> str:
-    """What the traffic of links is told for."""
+    """Return the unit of the traffic of links."""
     return "step" if plan.accumulate == 1 else "batch"
 
 
 def _worker_name(plan: Plan, worker: int) -> str:
-    """A worker that has several stages is the client of a client-server layout."""
+    """Return a worker's number, marked as the client if it has several stages (client-server layout)."""
     stages = [holding for holding in plan.holdings if holding.worker == worker]
     return f"{worker}, client" if plan.parallel == "pipeline" and len(stages) > 1 else str(worker)
 
 
 def _unit_range(holding: Holding) -> str:
-    """The numbers of the units, and what the first and the last are: ``1-18 Stem to Head``."""
+    """Return the numbers of the units, and the names of the first and the last: ``1-18 Stem to Head``."""
     first, last = holding.first_unit, holding.first_unit + holding.units - 1
     numbers = f"{first}" if first == last else f"{first}-{last}"
     return f"{numbers} {' to '.join(dict.fromkeys((holding.unit_names[0], holding.unit_names[-1])))}"
@@ -308,8 +308,11 @@ def _shapes_text(link: LinkPlan) -> str:
 
 
 def _plan_notes(plan: Plan) -> str:
-    """Return what the table does not say: gradients that nothing needs, first steps, floats that no codec encodes, and
-    masks that need fewer bytes."""
+    """Return the notes on links, as lines.
+
+    They report gradients that are not needed, bytes of the first steps, floats that are not compressed, and integers,
+    such as masks, that may need fewer bytes than the table shows.
+    """
     notes = []
     back = {(link.target, link.source) for link in plan.links}
     silent = [f"{link.target} to {link.source}" for link in plan.links if (link.source, link.target) not in back]
@@ -339,7 +342,7 @@ def _plan_notes(plan: Plan) -> str:
 
 
 def _first_steps_notes(plan: Plan, first_steps: int, bits: int) -> list[str]:
-    """Say which part of a short run has more bits than its codec; links count batches, also several to a step."""
+    """Return a note on the part of a short run that uses more bits than its codec; links count batches, not steps."""
     batches, before = plan.last_step * plan.accumulate, plan.first_step * plan.accumulate
     if before >= first_steps or batches > SHORT_RUN * first_steps:
         return []
@@ -358,7 +361,7 @@ def _link_row(link: LinkPlan | LinkUse, steps: int = 1) -> dict[str, object]:
 
 
 def _sums(end: Finished) -> list[Row]:
-    """All links together in each direction: the line to compare runs by. One link has nothing to add up."""
+    """Return the sums over all links by direction, for comparing runs; none for a direction with one link."""
     sums: list[Row] = []
     for direction in ("forward", "backward"):
         links = [link for link in end.links if link.direction == direction]

@@ -1,4 +1,4 @@
-"""The inner loops of the codecs: one module per machine, each with all of ``Kernels``."""
+"""The kernels of the codecs: one module per kind of device, each with all functions of ``Kernels``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class Kernels(Protocol):
-    """What a machine does for the codecs: a module with these functions.
+    """The interface of a kernel module: the functions that the codecs call.
 
-    Tensors are contiguous, floats of any type in ``FLOATS``, and not empty; wires have the size that the codec says,
-    may start at any byte, and when decoded may hold anything.
+    Tensors are contiguous, floats of any type in ``FLOATS``, and not empty. Wires have the size that the codec
+    computes and may start at any byte; a wire to decode may hold anything.
     """
 
     def encode_uniform(self, x: Tensor, wire: Tensor, bits: int, zero: bool = False, /) -> None: ...
@@ -67,9 +67,9 @@ class Kernels(Protocol):
 
 
 def select(name: str, device: torch.device) -> Kernels:
-    """The kernels that run on a device, or the plain torch ones for ``"reference"``.
+    """Return the kernels that run on a device, or the plain torch ones for ``"reference"``.
 
-    Imported on first use: numba takes longer to import than everything else in thinpipe together.
+    They are imported on first use: numba takes longer to import than everything else in thinpipe together.
     """
     if name == "reference":
         from thinpipe.codecs.kernels import reference

@@ -1,4 +1,4 @@
-"""Gains and bit planes of ``axes`` (thinpipe.links.learned.transform) in plain torch: the reference of its kernels."""
+"""Reference kernels of ``axes`` (thinpipe.links.learned.transform) in plain torch: gains, bit planes and moments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, lev
 def fold_moments(
     step: Tensor, size: int, rate: float, seen: int, before: Tensor, weight: Tensor, moments: Tensor, new_weight: Tensor
 ) -> None:
-    """Moments of all steps so far, and of one that has so many rows; what is not finite in that changes nothing."""
+    """Update the moving averages with a step of ``seen`` rows of ``size`` columns; skip a step that is not finite."""
     squares = step[: step.numel() // (size + 1) * size].view(-1, size * size)[:, :: size + 1]
     finite = squares.amax() < torch.inf
     moments.copy_(torch.where(finite, before.lerp(step / seen, rate), before))
@@ -39,14 +39,14 @@ def fold_moments(
 
 
 def to_planes(codes: Tensor, bits: Tensor, starts: Tensor, count: int) -> Tensor:
-    """So many bit planes of codes, uint8, a row for each that has so many bits."""
+    """Return ``count`` bit planes of uint8 codes, which have one row per axis and ``bits`` planes each."""
     axis, bit = _of_planes(bits, starts, count)
     apart = ((codes[axis] >> bit) & 1).unflatten(1, (8, -1))
     return (apart << _pieces(codes)).sum(1, dtype=torch.uint8)
 
 
 def from_planes(planes: Tensor, bits: Tensor, starts: Tensor) -> Tensor:
-    """The inverse of ``to_planes``. Planes beyond those that bits tell of, on a damaged wire, say nothing."""
+    """Return the codes of bit planes: the inverse of ``to_planes``. Ignores planes beyond those that bits allot."""
     axis, bit = _of_planes(bits, starts, len(planes))
     known = (torch.arange(len(planes), device=planes.device) < starts[-1] + bits[-1])[:, None]
     apart = (((planes * known)[:, None] >> _pieces(planes)) & 1).flatten(1)
@@ -59,7 +59,7 @@ def _pieces(planes: Tensor) -> Tensor:
 
 
 def _of_planes(bits: Tensor, starts: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The axis of each plane, and which of its bits it has."""
+    """Return the axis and the bit index of each plane."""
     plane = torch.arange(count, device=bits.device)
     axis = torch.searchsorted(starts + bits, plane, right=True).clamp(max=len(bits) - 1)
     return axis, (plane - starts[axis]).clamp(0, 7).to(torch.uint8)[:, None]

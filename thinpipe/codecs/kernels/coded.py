@@ -1,4 +1,4 @@
-"""Small values in fewer bits, in plain torch, as thinpipe.codecs.coded has it: what other kernels are held against."""
+"""Reference kernels of ``gauss:B+coded`` (thinpipe.codecs.coded) in plain torch: variable-length codes of blocks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def decode_coded(wire: Tensor, out: Tensor, words: int, channels: int, inner: in
     count = -(-out.numel() // CODED_BLOCK)
     first, second = sections(count, channels)
     sizes = known_sizes(wire.device)[wire[first : first + count].int()]
-    # On a damaged wire blocks may reach beyond its end: there it counts as zeros.
+    # On a damaged wire blocks may reach beyond its end: the missing bytes are read as zeros.
     told = torch.nn.functional.pad(wire[second:].view(words, 4), (0, 0, 0, LARGEST_SIZE))
     levels = torch.empty(count, CODED_BLOCK, device=wire.device)
     for form, which, at in _of_each_form(sizes):
@@ -59,12 +59,12 @@ def decode_coded(wire: Tensor, out: Tensor, words: int, channels: int, inner: in
 
 def _energies(blocks: Blocks) -> Tensor:
     energies = blocks.squares.float().view(torch.int32) >> GAUSS_ENERGY
-    energies += blocks.power.view(torch.int32) >> (GAUSS_ENERGY - 1)  # squared, an exponent counts twice
+    energies += blocks.power.view(torch.int32) >> (GAUSS_ENERGY - 1)  # the power squared: its exponent twice
     return torch.where(blocks.usual, energies, 0)
 
 
 def _of_each_form(sizes: Tensor) -> Iterator[tuple[Form, Tensor, Tensor]]:
-    """Each form that there is, which blocks have it, and where their words are, a row for each block."""
+    """Yield each form in use, the indices of its blocks, and the offsets of their 32-bit words, one row per block."""
     starts = starts_of(sizes)
     for size, form in forms().items():
         which = (sizes == size).nonzero().squeeze(1)
@@ -73,7 +73,7 @@ def _of_each_form(sizes: Tensor) -> Iterator[tuple[Form, Tensor, Tensor]]:
 
 
 def _magnitudes(blocks: Blocks, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """How many low steps values have, and the half of such a step: so large that what is to be written fits."""
+    """Return magnitudes in low steps, and half a low step, enlarged until the unary codes fit."""
     numbers, steps = form_table(sizes.device)
     low, high, rest = numbers[sizes].unbind(1)
     relative = blocks.largest / blocks.power
@@ -84,7 +84,7 @@ def _magnitudes(blocks: Blocks, sizes: Tensor) -> tuple[Tensor, Tensor]:
     while True:
         factor = 1 / blocks.power * (1 / step) * (1 << low)
         magnitudes = torch.minimum((blocks.rows.abs() * factor[:, None]).int(), most[:, None])
-        more = (magnitudes >> low[:, None]) - (1 << high[:, None]) + 2  # ones and a zero
+        more = (magnitudes >> low[:, None]) - (1 << high[:, None]) + 2  # bits of the unary code: ones and a zero
         over = (rest > 0) & (more.clamp(min=0).sum(1) > 32 * rest)
         if not over.any():
             return magnitudes, step / (2 << low)
@@ -102,7 +102,7 @@ def _scales(blocks: Blocks, magnitudes: Tensor, half_step: Tensor, unbiased: boo
 
 
 def _to_words(magnitudes: Tensor, negative: Tensor, form: Form) -> Tensor:
-    """Bytes of blocks of one form: [blocks, words, 4]."""
+    """Encode blocks of one form to bytes [blocks, words, 4]."""
     escape = (1 << form.high) - 1
     above = magnitudes >> form.low
     codes = magnitudes & ((1 << form.low) - 1) | above.clamp(max=escape) << form.low
@@ -115,7 +115,7 @@ def _to_words(magnitudes: Tensor, negative: Tensor, form: Form) -> Tensor:
 
 
 def _rest(more: Tensor, width: int) -> Tensor:
-    """Of values of 0 and more: so many ones and a zero, the first of all of them, then the second, and so on."""
+    """Return the unary codes (n ones and a zero) of values n >= 0, interleaved: all first bits, all second bits ..."""
     bits = torch.zeros(len(more), width + 1, dtype=torch.int32, device=more.device)
     written = torch.zeros_like(more[:, :1])
     for turn in range(MOST_STEPS):
@@ -127,7 +127,7 @@ def _rest(more: Tensor, width: int) -> Tensor:
 
 
 def _from_words(words: Tensor, form: Form) -> Tensor:
-    """Levels of blocks of one form, in halves of a step."""
+    """Decode blocks of one form to levels in half low steps."""
     bits = (words.int().flatten(1)[:, :, None] >> torch.arange(8, device=words.device) & 1).flatten(1)
     planes = bits[:, : form.planes * CODED_BLOCK].unflatten(1, (form.planes, -1, 8)).transpose(2, 3).flatten(2)
     magnitudes = sum((planes[:, bit] << bit for bit in range(form.planes - 1)), torch.zeros_like(planes[:, 0]))
@@ -137,7 +137,7 @@ def _from_words(words: Tensor, form: Form) -> Tensor:
 
 
 def _told_more(present: Tensor, bits: Tensor, form: Form) -> Tensor:
-    """The inverse of ``_rest``. What is beyond its end is zero."""
+    """Decode the interleaved unary codes of ``_rest``. Bits beyond the end are zero."""
     told = torch.nn.functional.pad(bits[:, form.planes * CODED_BLOCK :], (0, 1))
     more, read = torch.zeros_like(present, dtype=torch.int32), torch.zeros_like(bits[:, :1])
     for _ in range(MOST_STEPS):

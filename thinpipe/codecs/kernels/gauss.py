@@ -1,4 +1,4 @@
-"""Rotated blocks in plain torch, as thinpipe.codecs.gauss has it: what other kernels are held against."""
+"""Reference kernels of ``gauss`` (thinpipe.codecs.gauss) in plain torch: rotated Lloyd-Max quantization."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
 
 class Blocks(NamedTuple):
-    """A rotated block in each row, and what is known of each."""
+    """Rotated blocks, one per row, with statistics of each."""
 
     rows: Tensor
     largest: Tensor
     finite: Tensor
-    usual: Tensor  # whether it has a scale
+    usual: Tensor  # True if the block has a scale other than 0 and NaN
     power: Tensor
-    squares: Tensor  # their sum, in units of 2^-16 power^2
+    squares: Tensor  # sum of squares, in units of 2^-16 power^2
 
 
 def encode_gauss(
@@ -50,7 +50,7 @@ def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int,
 
 
 def rotated(x: Tensor, tile: int, channels: int, inner: int, seed: int) -> tuple[Tensor, Blocks]:
-    """The means of channels, and blocks without them."""
+    """Return the means of channels, and the rotated blocks of the centred values."""
     values = x.reshape(-1).float()
     count = -(-values.numel() // tile)
     means = _channel_means(values.view(-1, channels, inner)) if channels else values.new_zeros(0)
@@ -67,12 +67,12 @@ def rotated(x: Tensor, tile: int, channels: int, inner: int, seed: int) -> tuple
 
 
 def root_mean_squares(blocks: Blocks) -> Tensor:
-    """In units of the power of two. By way of float64: torch's root of a float32 may be one off on a CPU."""
+    """Return root mean squares in units of ``power``. Uses float64: float32 sqrt in torch may be 1 ulp off on a CPU."""
     return (blocks.squares.float().double() * (2.0**-16 / blocks.rows.shape[1])).sqrt().float()
 
 
 def _codes_of(blocks: Blocks, bits: int, unbiased: bool) -> tuple[Tensor, Tensor]:
-    """Codes and scales of blocks."""
+    """Return codes and scales of blocks."""
     rows, power, tile = blocks.rows, blocks.power, blocks.rows.shape[1]
     s = root_mean_squares(blocks) if bits < GAUSS_BY_LARGEST else blocks.largest / power * gauss_reach(tile)
     s = torch.where(blocks.usual, bfloat16_nearest(s), 1)
@@ -95,7 +95,7 @@ def write_header(wire: Tensor, means: Tensor, scale: Tensor, seed: int) -> None:
 
 
 def write_rows(wire: Tensor, out: Tensor, levels: Tensor, channels: int, inner: int) -> None:
-    """What blocks of levels mean, with the header on the wire."""
+    """Decode blocks of levels into ``out``, with the means, scales and seed in the header of the wire."""
     blocks, tile = levels.shape
     end = 2 * (channels + blocks)
     words = wire[:end].clone().view(torch.bfloat16).float()
@@ -107,7 +107,7 @@ def write_rows(wire: Tensor, out: Tensor, levels: Tensor, channels: int, inner: 
 
 
 def _channel_means(values: Tensor) -> Tensor:
-    """The mean of a sample of every channel of [samples, channels, values of a channel], rounded to bfloat16."""
+    """Return the bfloat16 mean of a sample of every channel of [samples, channels, values of a channel]."""
     channels = values.shape[1]
     rows = values.transpose(1, 2).reshape(-1, channels)
     count = min(len(rows), GAUSS_SAMPLES)
@@ -123,7 +123,7 @@ def _channel_means(values: Tensor) -> Tensor:
 
 
 def _of_every_value(means: Tensor, count: int, inner: int) -> Tensor:
-    """The mean that belongs to each of so many values; 0 without means."""
+    """Return the mean that belongs to each of ``count`` values; 0 without means."""
     if not len(means):
         return means.new_zeros(count)
     every = means.repeat_interleave(inner)
@@ -131,7 +131,7 @@ def _of_every_value(means: Tensor, count: int, inner: int) -> Tensor:
 
 
 def butterflies(rows: Tensor) -> Tensor:
-    """The sums and differences of each row's Hadamard transform: of neighbours first, then ever further apart."""
+    """Return the fast Walsh-Hadamard transform of each row, not normalized: pairs 1 apart first, then 2, 4 ..."""
     h = 1
     while h < rows.shape[1]:
         a, b = rows.view(rows.shape[0], -1, 2, h).unbind(2)
@@ -141,10 +141,10 @@ def butterflies(rows: Tensor) -> Tensor:
 
 
 def bfloat16_nearest(x: Tensor) -> Tensor:
-    """x rounded to a bfloat16, halfway away from zero, as float32."""
+    """Return x rounded to bfloat16, halfway away from zero, as float32."""
     return ((x.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
 
 
 def bfloat16_word(x: Tensor) -> Tensor:
-    """The 16 bits of float32 values that are bfloat16 already; torch's own conversion has a NaN of its own."""
+    """Return the 16 bits of float32 values that are bfloat16 already; torch's conversion would change NaN bits."""
     return (x.view(torch.int32) >> 16).to(torch.int16)

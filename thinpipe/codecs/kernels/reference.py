@@ -1,6 +1,6 @@
-"""The codecs as their definitions read, in plain torch: what is right, and what speed is measured against.
+"""Reference kernels of all codecs in plain torch, written as the definitions: the standard for results and speed.
 
-Algorithm 1 sorts, Algorithm 2 takes kth values, k-means runs Lloyd's steps over all values. Nothing here is fast.
+Algorithm 1 sorts, Algorithm 2 takes kth values, k-means runs Lloyd's algorithm over all values. Nothing here is fast.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> No
 
 
 def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
-    """Algorithm 1: sort, cut the sorted list into buckets of equal count, quantize each bucket by itself."""
+    """Encode by Algorithm 1: sort, split the sorted values into buckets of equal count, quantize each bucket."""
     values = x.reshape(-1).float()
     order = torch.sort(values).indices
     _write_buckets(wire, values, order.tensor_split(1 << split_bits), level_bits, split_bits, zero)
 
 
 def encode_fast(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
-    """Algorithm 2: the last value of each bucket is a kth value; a value belongs to the first bucket that reaches it.
+    """Encode by Algorithm 2: find each bucket's maximum as a kth value; values go to the first bucket that covers them.
 
-    Where equal values straddle a cut they all land in the lower bucket. The upper bucket's minimum is still the
-    value that a sort would put first there, so both algorithms have the same minimums and steps.
+    Equal values on both sides of a cut all go to the lower bucket. The upper bucket's minimum is still the value that a
+    sort would put first there, so both algorithms have the same minimums and steps.
     """
     values = x.reshape(-1).float()
     bounds = bucket_bounds(values.numel(), 1 << split_bits)
@@ -85,7 +85,7 @@ def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) 
 
 
 def encode_kmeans(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
-    """Lloyd: start from evenly spaced values, then move each to the mean of the values nearest to it."""
+    """Encode by Lloyd's algorithm: from evenly spaced values, move each to the mean of the values nearest to it."""
     values = x.reshape(-1).float()
     if not torch.isfinite(values).all():
         write_poisoned(wire, 1 << bits)
@@ -109,10 +109,10 @@ def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
 
 
 def encode_tile(x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bool, zero: bool, key: int) -> None:
-    """As thinpipe.codecs.tile says, on a matrix with a tile in each row."""
+    """Encode as thinpipe.codecs.tile defines, on a matrix with one tile per row."""
     values = x.reshape(-1).float()
     tiles = -(-values.numel() // tile)
-    missing = values.new_zeros(1) if rot else values[-1:]  # without +rot only a place: it changes neither end of a tile
+    missing = values.new_zeros(1) if rot else values[-1:]  # without +rot padding that keeps both ends of a tile
     rows = torch.cat([values, missing.expand(tiles * tile - values.numel())]).view(tiles, tile)
     if rot:
         rows = hadamard(rows)
@@ -164,20 +164,20 @@ def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero
 
 
 def hadamard(rows: Tensor) -> Tensor:
-    """Each row times the orthogonal Hadamard matrix, which is its own inverse."""
+    """Return the orthonormal Hadamard transform of each row; it is its own inverse."""
     return butterflies(rows) * rows.shape[1] ** -0.5
 
 
 def _tile_step(low: Tensor, hi: Tensor, top: int) -> Tensor:
-    """The step with which ``top`` steps from low reach hi: 0 if low does already."""
+    """Return the step with which ``top`` steps from low reach hi; 0 if low reaches hi."""
     step = _bfloat16_up((hi - low) / top).clamp(min=TILE_LEAST_STEP)
-    # One more is enough: the quotient is less than 2^-22 of it too small, the next bfloat16 2^-8 larger.
+    # One increment is enough: the quotient is less than 2^-22 (relative) too small, the next bfloat16 is 2^-8 larger.
     step = torch.where(low + top * step < hi, _next_bfloat16(step), step)
     return torch.where(hi > low, step, 0)
 
 
 def _tile_with_zero(lo: Tensor, hi: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """The step, and how many steps below zero the levels begin, that reach from lo <= 0 to hi >= 0."""
+    """Return the step and the zero point, the number of steps below zero, that cover lo <= 0 to hi >= 0."""
     constant = lo == hi
     point = (-lo / (hi - lo) * top).round()
     point = torch.where(lo < 0, point.clamp(min=1), point)
@@ -192,7 +192,7 @@ def _tile_with_zero(lo: Tensor, hi: Tensor, top: int) -> tuple[Tensor, Tensor]:
 
 
 def _bfloat16_down(x: Tensor) -> Tensor:
-    """The largest finite bfloat16 that is not above x, as float32; the lowest if all are."""
+    """Return the largest finite bfloat16 that is not above x, as float32; the lowest if all are above x."""
     bits = x.view(torch.int32)
     down = bits & ~0xFFFF
     down = torch.where((bits < 0) & (bits != down), down + 0x10000, down)
@@ -200,7 +200,7 @@ def _bfloat16_down(x: Tensor) -> Tensor:
 
 
 def _bfloat16_up(x: Tensor) -> Tensor:
-    """The smallest bfloat16 that is not below x >= 0, as float32."""
+    """Return the smallest bfloat16 that is not below x >= 0, as float32."""
     return ((x.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
 
 
@@ -209,7 +209,7 @@ def _next_bfloat16(x: Tensor) -> Tensor:
 
 
 def _draws(count: int, key: int, device: torch.device) -> Tensor:
-    """A number from 0 to 1, 1 excluded, for each place under a 64-bit key. See thinpipe.codecs.rounding."""
+    """Return a random number in [0, 1) for each position under a 64-bit key. See thinpipe.codecs.rounding."""
     i = torch.arange(count, device=device)
     z = _mix((i & _WORD) ^ (key & _WORD))
     z = (z + (key >> 32) + (i >> 32) * 0x9E3779B9) & _WORD
@@ -217,7 +217,7 @@ def _draws(count: int, key: int, device: torch.device) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
-    """A bijection of 32-bit words in which every bit of the result hangs on every bit of z."""
+    """Hash 32-bit integers by a bijection in which every bit of the result depends on every bit of z."""
     z = ((z ^ (z >> 16)) * 0x7FEB352D) & _WORD
     z = ((z ^ (z >> 15)) * 0x846CA68B) & _WORD
     return z ^ (z >> 16)
@@ -245,7 +245,7 @@ def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
 
 
 def write_topk(wire: Tensor, values: Tensor, where: Tensor, count: int) -> None:
-    """Lay out kept values and their rising positions among ``count`` values."""
+    """Write kept values and their ascending positions among ``count`` values to the wire."""
     kept = values.numel()
     wire[: 4 * kept].copy_(values.view(torch.uint8))
     if positions_are_bits(count, kept):
@@ -272,7 +272,7 @@ def _write_buckets(
     lo: list[Tensor] = []
     hi: list[Tensor] = []
     for i, members in enumerate(buckets):
-        # Fewer values than buckets leaves the last ones empty: they repeat the bucket before.
+        # With fewer values than buckets the last buckets are empty: they repeat the bucket before.
         low, high = values[members].aminmax() if members.numel() else (hi[-1], hi[-1])
         lo.append(low)
         hi.append(high)
@@ -294,7 +294,7 @@ def _write_codes(
 
 
 def _nearest(values: Tensor, codebook: Tensor) -> Tensor:
-    """The index of the nearest of rising codebook values; halfway goes to the lower one."""
+    """Return the index of the nearest of ascending codebook values; a midpoint goes to the lower one."""
     return torch.bucketize(values, midpoints(codebook))
 
 

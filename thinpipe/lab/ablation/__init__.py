@@ -1,1 +1,1 @@
-"""Many training runs from one plan: which they are, carrying them out, what came of them."""
+"""Ablations: the runs of a plan, their execution, and the statistics of their results."""

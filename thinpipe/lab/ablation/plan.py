@@ -1,12 +1,12 @@
-"""A plan in TOML -> the runs it asks for: every combination of its matrix, checked before the first one starts.
+"""Ablation plans: a TOML file is expanded to one run per combination of its matrix, checked before the first starts.
 
 title = "digits: what compression costs"
 
-[train]                                   # options of `thinpipe train`, the same in every run
+[train]                                   # options of `thinpipe train`, the same in all runs
 task = "digits"
 epochs = 10
 
-[matrix]                                  # every combination is a run; the last line varies fastest
+[matrix]                                  # each combination is a run; the last line varies fastest
 compress = ["none", "sort:8,4,2+2"]       # four codecs; { forward = ..., backward = ... } is a pair
 seed = [0, 1, 2]
 """
@@ -35,11 +35,11 @@ CODEC_KEYS = {"forward": "compress-forward", "backward": "compress-backward"}  #
 
 
 def _key(told: Option) -> str:
-    """An option's name in a plan: as on the command line, without the dashes in front."""
+    """Return an option's name in a plan: as on the command line, without the leading dashes."""
     return flag(told.name).removeprefix("--")
 
 
-# Options that a plan may set: what a run's outcome depends on, and some of how it is carried out.
+# Options that a plan may set: those that determine a run's outcome, and some of the options of its execution.
 _CARRIED_OUT = ("steps", "evaluate_every", "in_process")
 _DECLARED = {
     _key(told): told for told in (*options_of(Settings).values(), *(options_of(Running)[name] for name in _CARRIED_OUT))
@@ -49,10 +49,10 @@ _ALIASES = {flag(alias).removeprefix("--"): key for key, told in _DECLARED.items
 _DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 MOST_RUNS = 10_000  # a minute each is a week
-_APART = {"threads"}  # of settings: how fast a run is, not what it comes to
+_APART = {"threads"}  # settings that affect the speed of a run, not its result
 
 Options = Mapping[str, Any]  # by their names as on the command line, without the leading dashes
-Settle = Callable[[dict[str, Any]], Settings]  # what thinpipe train makes of its options; ValueError if it refuses them
+Settle = Callable[[dict[str, Any]], Settings]  # resolves the options of thinpipe train; ValueError if it rejects them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,11 @@ class Run:
 
     name: str  # "digits sort:6+2 seed 1"
     options: Options
-    varied: Options  # those of the options that the matrix varies, codec and seed aside
-    settings: Mapping[str, Any]  # all that its outcome depends on, recipe included: equal settings, same run
+    varied: Options  # the options that the matrix varies, without codec and seed
+    settings: Mapping[str, Any]  # all that the outcome depends on, presets resolved: equal settings, same run
 
     def arguments(self) -> list[str]:
-        """What follows ``thinpipe train`` on the command line."""
+        """Return the arguments that follow ``thinpipe train`` on the command line."""
         words = []
         for name, value in self.options.items():
             if not isinstance(value, bool):
@@ -75,7 +75,7 @@ class Run:
         return words
 
     def matches(self, text: str) -> bool:
-        """Whether the name has this in it; a codec may be written in short."""
+        """Return True if the name contains ``text``; codecs in ``text`` may be abbreviated."""
         return text in self.name or " ".join(map(in_full, text.split())) in self.name
 
     @property
@@ -89,7 +89,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a file asks for."""
+    """The title, the common options and the runs of a plan file."""
 
     title: str
     fixed: Options
@@ -97,23 +97,23 @@ class Plan:
 
 
 def identity(settings: Mapping[str, Any]) -> str:
-    """Settings as one text: the same for the same run, whoever wrote them down.
+    """Return settings as canonical JSON: equal for equal runs.
 
-    One that is missing has its default: results of versions that did not know it are still results.
+    A missing setting has its default, so results of versions without that setting remain valid.
     """
     return json.dumps({**_DEFAULTS, **without_synonyms(Settings, settings)}, sort_keys=True)
 
 
 def codec_text(settings: Mapping[str, Any]) -> str:
-    """The codec of both directions, the recipe, or forward/backward."""
+    """Return the codec of both directions, the name of the preset, or ``forward/backward``."""
     forward, backward = str(settings["compress_forward"]), str(settings["compress_backward"])
     return forward if forward == backward else recipe_of(forward, backward) or f"{forward}/{backward}"
 
 
 def read_plan(path: Path, settle: Settle, overrides: Sequence[str] = ()) -> Plan:
-    """The runs of a plan; ``overrides`` are ``NAME=VALUE`` and go before what the file says.
+    """Read a plan file; ``overrides`` are ``NAME=VALUE`` and take precedence over the file.
 
-    ValueError that names the file and what is wrong with it.
+    Raise ValueError that names the file and the error in it.
     """
     content = read_toml(path, "a plan, a TOML file")
     try:
@@ -140,9 +140,9 @@ def _plan(content: Mapping[str, Any], name: str, settle: Settle, overrides: Opti
     varied = {name: values for name, values in matrix.items() if name not in overrides}
     _check_count(varied)
     axes = {name: _axis(name, values) for name, values in varied.items()}
-    if "compress" in fixed:  # a list of one, so that codecs are written alike wherever they stand
+    if "compress" in fixed:  # a list of one, so that codecs have the same form in both tables
         axes["compress"] = expand_codecs([fixed.pop("compress")])
-    _check_count(axes)  # again: an entry may be several codecs
+    _check_count(axes)  # again: an entry may expand to several codecs
     for option, value in fixed.items():
         _check_type(option, value, _kind(option))
     runs = tuple(_runs(fixed, axes, settle))
@@ -160,7 +160,7 @@ def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], settle: Settle) -> 
         except ValueError as error:
             raise ValueError(f"{_words(chosen)}{error}") from None
         known = {name: value for name, value in settings.items() if name not in _APART}
-        known = json.loads(json.dumps(known | {"steps": options.get("steps")}))  # as it reads back: tuples are lists
+        known = json.loads(json.dumps(known | {"steps": options.get("steps")}))  # as read from JSON: tuples are lists
         known |= {name: value for name, value in _places(options) if Path(str(known.get(name))).is_absolute()}
         varied = {name: value for name, value in chosen.items() if name not in ("task", "compress", "seed")}
         words = (known["task"], codec_text(known), *(f"{name} {value}" for name, value in varied.items()))
@@ -173,19 +173,19 @@ def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], settle: Settle) -> 
 
 
 def _places(options: Options) -> Iterator[tuple[str, str]]:
-    """Texts as the plan has them: a run is the same wherever the folder lies that its model and data are in."""
+    """Yield text options as the plan writes them: a run keeps its identity if model and data folders move."""
     return ((name.replace("-", "_"), value) for name, value in options.items() if isinstance(value, str))
 
 
 def _words(chosen: Options) -> str:
-    """Which combination an error is about; nothing where there is one alone."""
+    """Return the prefix of an error message that names the combination; empty if there is only one."""
     codecs = ("compress", *CODEC_KEYS.values())
     words = [f"{name} {'/'.join(value.values()) if name in codecs else value}" for name, value in chosen.items()]
     return f"the run with {', '.join(words)}: " if words else ""
 
 
 def _check_count(axes: Mapping[str, Any]) -> None:
-    """ValueError where a matrix has more runs than anybody waits for: counted, not made."""
+    """Raise ValueError if the matrix has more than MOST_RUNS runs; the runs are counted, not created."""
     sizes = {name: len(values) for name, values in axes.items() if isinstance(values, list)}
     count = math.prod(sizes.values())
     if count > MOST_RUNS:
@@ -205,7 +205,7 @@ def _axis(name: str, values: Any) -> list[Any]:
 
 
 def _known(where: str, given: Options) -> Options:
-    """Return options under their own names; OptionError if one is unknown or given twice."""
+    """Return options under their canonical names; raise OptionError if one is unknown or given twice."""
     try:
         found, _ = without_aliases(_ALIASES, given)
     except OptionError as error:
@@ -221,15 +221,15 @@ def _check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> 
 
 
 def _check_type(name: str, value: Any, kind: type) -> None:
-    """Numbers for numbers, as ``thinpipe train`` would insist on the command line."""
+    """Raise ValueError if a value has another type than its option, as ``thinpipe train`` does on the command line."""
     fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
-    if not fits or (isinstance(value, bool) and kind is not bool):  # to Python true is a number
+    if not fits or (isinstance(value, bool) and kind is not bool):  # bool is a subclass of int
         raise ValueError(f"{name} is {_KINDS[kind]}, got {value!r}")
 
 
 def _kind(name: str) -> type:
     kind = _DECLARED[name].kind
-    return kind if kind in _KINDS else str  # a choice and a path are texts
+    return kind if kind in _KINDS else str  # choices and paths are strings in TOML
 
 
 def _check_apart(runs: Sequence[Run]) -> None:
@@ -241,7 +241,7 @@ def _check_apart(runs: Sequence[Run]) -> None:
 
 
 def _override(text: str) -> tuple[str, Any]:
-    """``epochs=2``: a value as TOML has it, or else a text, so that paths and specs need no quotes."""
+    """Parse ``epochs=2``: the value is TOML, or else text, so that paths and specs need no quotes."""
     name, equals, value = text.partition("=")
     if not (equals and name.strip() and value.strip()):
         raise OptionError(f"{{set}} takes an option of thinpipe train and its value, as in epochs=2; got {text!r}")
@@ -253,10 +253,10 @@ def _override(text: str) -> tuple[str, Any]:
 
 
 def expand_codecs(entries: Sequence[Any]) -> list[dict[str, str]]:
-    """The options of thinpipe train for every codec of a list.
+    """Return the options of thinpipe train for each codec of a list.
 
-    ``["fp16", "sort:8,2+2"]`` -> ``fp16``, ``sort:6+2``, ``sort:2+2``, each in both directions. Specs come out in
-    full, so that two ways to write a codec are one run.
+    ``["fp16", "sort:8,2+2"]`` becomes ``fp16``, ``sort:6+2``, ``sort:2+2``, each in both directions. Specs are written
+    in full, so that two spellings of a codec are one run.
     """
     return [options for entry in entries for options in _entry(entry)]
 
@@ -279,14 +279,14 @@ def _entry(entry: Any) -> list[dict[str, str]]:
 def _specs(text: Any) -> list[str]:
     if not isinstance(text, str):
         raise ValueError(f'a codec is named by its spec, as in "sort:8"; got {text!r}')
-    if "(" in text:  # a comma in brackets is not one between specs
+    if "(" in text:  # commas in parentheses do not separate specs
         return [encoding(spec).spec for spec in split_specs(text)]
     name, colon, arguments = text.partition(":")
     return [encoding(f"{name}{colon}{argument.strip()}").spec for argument in arguments.split(",")]
 
 
 def in_full(text: str) -> str:
-    """``sort:8`` as ``sort:6+2``; what is no spec as it is."""
+    """Return ``sort:8`` as ``sort:6+2``; return text that is not a spec unchanged."""
     try:
         return encoding(text).spec
     except ValueError:

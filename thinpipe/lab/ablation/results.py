@@ -1,6 +1,6 @@
-"""Results of runs: a line of JSON each, appended as runs end; over seeds, one row per method.
+"""Results of ablation runs: a JSON line per run, appended as runs end, and statistics over seeds per method.
 
-What is in the file is done, whatever happens next. A row has mean, spread and worst seed of the metric.
+Results in the file survive an interruption. A row has mean, standard deviation and worst seed of the metric.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thinpipe.lab.records.record import Column, Record, Row, columns_of, figure,
 from thinpipe.options import OptionError
 from thinpipe.system.files import read_bytes
 
-FORMAT = 1  # raised when a reader of the old lines would misread the new ones
+FORMAT = 1  # incremented when a reader of the old lines would misread the new ones
 KIND = "ablate"
 
 KEYS = (Column(name="task", heading="task", key=True), Column(name="codec", heading="codec", key=True))
@@ -30,7 +30,7 @@ KEYS = (Column(name="task", heading="task", key=True), Column(name="codec", head
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """What sets a method apart from the uncompressed one, over the seeds that both have."""
+    """Differences between a method and the uncompressed one, over the seeds that both have."""
 
     minus_none: float | None = figure("minus\nnone", format="+.4f", default=None)
     p_value: float | None = figure("p", format=".2f", default=None)
@@ -40,7 +40,7 @@ class Against:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Means over the seeds that came to an end; how many did, and did not, stands beside them."""
+    """Means over the seeds that finished, with the number of seeds, of finished and of failed ones."""
 
     wire_ratio: float | None = figure("wire\nratio", format=".3f", better="lower", default=None)
     bits_per_value: float | None = figure("bits per\nvalue", format=".2f", default=None)
@@ -57,18 +57,18 @@ FIGURES = {column.name: column for kind in (Against, Costs) for column in column
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of a run: figures, or the error that it ended with."""
+    """The outcome of a run: its metrics, or the error that it ended with."""
 
     name: str
     settings: Mapping[str, Any]  # of the Run
     finished: str  # date and time
-    wall_s: float  # of the process, its start included
-    threads: int  # of each worker
-    jobs: int  # runs at a time
-    figures: Mapping[str, Any] | None = None  # the row of the run's record; None: it failed
-    metric: str = ""  # what figures["metric"] is
+    wall_s: float  # wall time of the process, startup included
+    threads: int  # per worker
+    jobs: int  # number of concurrent runs
+    figures: Mapping[str, Any] | None = None  # the row of the run's record; None if it failed
+    metric: str = ""  # name of figures["metric"]
     metric_format: str = ""
-    metric_better: Literal["higher", "lower"] = "higher"  # as of results from before there was a choice
+    metric_better: Literal["higher", "lower"] = "higher"  # the default is for results from before there was a choice
     environment: Mapping[str, Any] | None = None
     thinpipe: str = ""
     error: str | None = None
@@ -79,14 +79,14 @@ class Result:
 
 
 class Store:
-    """The file. Read once, then appended to; results of settings that no plan has any more stay in it untouched."""
+    """The result file, read once and then appended to; results whose settings are in no plan are left untouched."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damaged = 0  # lines that are not whole: somebody was ended while writing one
+        self.damaged = 0  # incomplete lines: the process was killed while writing them
         self._by_identity: dict[str, Result] = {}
         for result in self._read():
-            self._by_identity[identity(result.settings)] = result  # a later one is a run tried again
+            self._by_identity[identity(result.settings)] = result  # a later one is a retry
 
     def __len__(self) -> int:
         return len(self._by_identity)
@@ -95,11 +95,11 @@ class Store:
         return self._by_identity.get(run.identity)
 
     def others(self, runs: Sequence[Run]) -> int:
-        """How many results are of none of these runs."""
+        """Return the number of results that belong to none of these runs."""
         return len(self._by_identity.keys() - {run.identity for run in runs})
 
     def append(self, result: Result) -> None:
-        """On disk, in one piece, when this returns."""
+        """Append a result in one write; it is on disk when this returns."""
         line = json.dumps({"format": FORMAT, **asdict(result)}).encode() + b"\n"
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -113,7 +113,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """For one ablation at a time: ValueError if another is appending to this file."""
+        """Hold an exclusive lock on the file; raise ValueError if another ablation is appending to it."""
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -147,7 +147,7 @@ class Store:
 
 
 def _result(data: Any) -> Result | None:
-    """The result that a line holds, if it is one."""
+    """Return the result that a line holds; None if it is not a result."""
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT or not isinstance(data.get("settings"), dict):
         return None
     try:
@@ -160,7 +160,7 @@ def _result(data: Any) -> Result | None:
 
 @dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seed alone, and what has come of them so far."""
+    """Runs that differ only in their seed, and their results so far."""
 
     runs: tuple[Run, ...]
     results: tuple[Result, ...]
@@ -171,7 +171,7 @@ class Method:
 
     @property
     def metrics(self) -> dict[int, float]:
-        """By seed, of those that came to an end."""
+        """The metric by seed, of the runs that finished."""
         return self.by_seed("metric")
 
     def by_seed(self, figure: str) -> dict[int, float]:
@@ -183,7 +183,7 @@ class Method:
 
 
 def methods(runs: Sequence[Run], store: Store) -> list[Method]:
-    """In the order of the plan; those that have no result yet are left out."""
+    """Return the methods in the order of the plan, without those that have no result yet."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(_without_seed(run.settings), []).append(run)
@@ -196,7 +196,7 @@ def methods(runs: Sequence[Run], store: Store) -> list[Method]:
 
 
 def rows_of(found: Sequence[Method]) -> list[dict[str, Any]]:
-    """One for every method; where there is an uncompressed one too, with the difference and how likely it is chance."""
+    """Return a row per method; with an uncompressed method, include the difference to it and its p-value."""
     plain = {_without_seed_and_codec(method): method for method in found if method.runs[0].codec == "none"}
     against = (_against(method, plain.get(_without_seed_and_codec(method))) for method in found)
     return [method_row(method) | row_of(each) for method, each in zip(found, against, strict=True)]
@@ -221,9 +221,9 @@ def _against(method: Method, plain: Method | None) -> Against:
 
 
 def p_value(metrics: Sequence[float], baseline: Sequence[float]) -> float | None:
-    """By a paired t-test, how likely so large a mean difference would be if there were none; None of fewer than two.
+    """Return the p-value of a paired t-test of the mean difference; None for fewer than two pairs.
 
-    The two sequences have the seeds in the same order.
+    Both sequences have the seeds in the same order.
     """
     differences = [ours - theirs for ours, theirs in zip(metrics, baseline, strict=True)]
     if len(differences) < 2:
@@ -236,7 +236,7 @@ def p_value(metrics: Sequence[float], baseline: Sequence[float]) -> float | None
 
 
 def method_row(method: Method) -> dict[str, Any]:
-    """Keys, what it takes, and the metric."""
+    """Return the keys, costs and metric of a method."""
     run = method.runs[0]
     varied = {_column_name(name): value for name, value in run.varied.items()}
     row = {"task": run.settings["task"], "codec": run.codec, **varied, **row_of(_costs(method))}
@@ -259,7 +259,7 @@ def _costs(method: Method) -> Costs:
 
 
 def _metric_figures(done: Sequence[Result]) -> dict[str, Any]:
-    """Under the names of ``metric_columns``."""
+    """Return the values of the columns of ``metric_columns``."""
     metrics = [result.figures["metric"] for result in done if result.figures]
     worst, best = (min, max) if done[0].metric_better == "higher" else (max, min)
     spread = stdev(metrics) if len(metrics) > 1 else None
@@ -268,7 +268,7 @@ def _metric_figures(done: Sequence[Result]) -> dict[str, Any]:
 
 
 def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
-    """What was measured, on the machine that measured it, which need not be this one."""
+    """Return the record of all methods, with the environment of the newest result, which may be another machine."""
     done = [result for method in found for result in method.done]
     metrics = {result.metric: result for result in done}
     varied = dict.fromkeys(name for method in found for name in method.runs[0].varied)
@@ -292,7 +292,7 @@ def varied_columns(options: Iterable[str]) -> tuple[Column, ...]:
 
 
 def metric_columns(result: Result) -> tuple[Column, ...]:
-    """Of all results with the same metric."""
+    """Return the columns that all results with this metric have."""
     metric, form, better = result.metric, result.metric_format, result.metric_better
     return (
         Column(name=f"{metric}_mean", heading=metric, format=form, better=better),
@@ -308,7 +308,7 @@ def _without_seed_and_codec(method: Method) -> str:
 
 
 def places(found: Sequence[Method]) -> Counter[str]:
-    """How many results each machine and version gave: figures of several are side by side, not silently one."""
+    """Return the number of results by machine and version, so that mixed sources are shown."""
     return Counter(
         f"thinpipe {result.thinpipe}, torch {result.environment['torch']}, {result.environment['cpu']}, "
         f"{result.environment['cores']} cores, {result.jobs} jobs, {result.threads} threads"

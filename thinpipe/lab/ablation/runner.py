@@ -1,4 +1,4 @@
-"""Carries out runs, several at a time, each a ``thinpipe train`` in a process of its own."""
+"""Execution of ablation runs: several at a time, each a ``thinpipe train`` in its own process."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from thinpipe.options import flag
 
 TRAIN = (sys.executable, "-m", "thinpipe", "train")  # not the console script: it may not be installed
 _POLL_S = 0.05
-REPORT_S = 600.0  # between two reports on the runs that have not ended
-_DETAILS = ("links", "workers", "epochs")  # lists in the row of a record that no table shows
+REPORT_S = 600.0  # interval between progress reports
+_DETAILS = ("links", "workers", "epochs")  # lists in the row of a record that tables do not show
 _NEEDED = ("metric", "validation_loss", "train_loss")
-_WARM_VALUES = 1 << 16  # enough that codecs take the way of large tensors
-_PATIENCE_S = 30  # for a training to end after Ctrl-C: it finishes its step and its workers leave
+_WARM_VALUES = 1 << 16  # enough for codecs to take the code path of large tensors
+_PATIENCE_S = 30  # for a run to end after SIGINT: it finishes its step and its workers exit
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class _Started:
     output: Path
 
     def state(self) -> str:
-        """Return a line on a run that has not ended: its time, and the last line that it printed."""
+        """Return a status line of a run that has not ended: its running time and the last line of its output."""
         lines = self.output.read_text(errors="replace").splitlines()
         last = next((line.strip() for line in reversed(lines) if line.strip()), "no output yet")
         return f"{self.run.name}: running for {(time.monotonic() - self.since) / 60:.0f} min; {last}"
 
 
 def compile_kernels(runs: Sequence[Run]) -> None:
-    """Encode and decode once with every codec of runs on the CPU; what numba compiles stays in its cache on disk.
+    """Encode and decode once with each codec of the runs on the CPU, to fill numba's cache on disk.
 
-    Otherwise the first runs all compile, and their speed is that of a compiler.
+    Otherwise the first runs all compile, and their speed includes the compilation.
     """
     x = torch.randn(16, 16, _WARM_VALUES // 256, generator=torch.Generator().manual_seed(0))
     here = [run.settings for run in runs if run.settings["device"] == "cpu" or not torch.cuda.is_available()]
@@ -63,19 +63,19 @@ def compile_kernels(runs: Sequence[Run]) -> None:
 
 
 def threads_of(run: Run, jobs: int) -> int:
-    """Threads of each worker, so that all runs together have no more than there are cores."""
+    """Return the threads of each worker, such that all concurrent runs together use no more than all cores."""
     if "threads" in run.options:
         return int(run.options["threads"])
     return max(1, cores() // (jobs * processes_of(run)))
 
 
 def processes_of(run: Run) -> int:
-    """That compute: its workers, or the one that has the stages of all."""
+    """Return the number of processes of a run that compute: its workers, or 1 if it runs in process."""
     return 1 if run.options.get("in-process") else int(run.settings["workers"])
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -86,9 +86,9 @@ def carry_out(
     train: Sequence[str] = TRAIN,
     report: Callable[[str], None] = lambda line: None,
 ) -> Generator[Result, None, None]:
-    """Yield the results of the runs as they end. Whatever ends this, no training outlives it.
+    """Run all, at most ``jobs`` at a time, and yield the results as runs end. On exit, terminate all runs.
 
-    ``report`` is called with a line on each run under way every REPORT_S.
+    ``report`` is called with a status line of each active run every REPORT_S seconds.
     """
     waiting = list(reversed(runs))
     reported_at = time.monotonic()
@@ -120,7 +120,7 @@ def _start(run: Run, jobs: int, train: Sequence[str], stem: Path) -> _Started:
             stdout=file,
             stderr=subprocess.STDOUT,
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-            process_group=0,  # Ctrl-C is ours to pass on, to it and its workers together
+            process_group=0,  # this process forwards Ctrl-C to the run and its workers together
             preexec_fn=end_with_parent,
         )
     return _Started(run, process, time.monotonic(), threads, record, output)
@@ -145,7 +145,7 @@ def _result(started: _Started, jobs: int) -> Result:
 
 @contextmanager
 def _ended_afterwards(running: Sequence[_Started]) -> Iterator[None]:
-    """End what still runs: as Ctrl-C would, then for good."""
+    """On exit, terminate all active runs: SIGINT first, SIGKILL after _PATIENCE_S."""
     try:
         yield
     finally:
@@ -157,19 +157,19 @@ def _ended_afterwards(running: Sequence[_Started]) -> Iterator[None]:
                 started.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             pass
-        finally:  # also when somebody presses Ctrl-C again
+        finally:  # also after a second Ctrl-C
             for started in running:
                 _signal(started, signal.SIGKILL)
                 started.process.wait()
 
 
 def _signal(started: _Started, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # nobody of it is left
+    with suppress(ProcessLookupError):  # all its processes have exited
         os.killpg(started.process.pid, number)
 
 
 def figures_of(record: Path) -> dict[str, Any]:
-    """The fields of a Result that a record fills; nothing if there is no record with finite figures."""
+    """Return the fields of a Result that a record fills; empty if there is no record with finite metrics."""
     try:
         read = Record.read(record)
     except ValueError:
@@ -191,13 +191,13 @@ def figures_of(record: Path) -> dict[str, Any]:
 
 
 def last_error(code: int, output: Path) -> str:
-    """The last thing a training said that sounds like its error, or how it ended."""
+    """Return the last error message in a run's output, or how its process ended."""
     if code == 0:
         return "ended without finite figures"
     ending = f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
     lines = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
     told = [place for place, line in enumerate(lines) if line.startswith("thinpipe: ")]
-    if told:  # an error that ends with a colon goes on in the next line
+    if told:  # an error that ends with a colon continues on the next line
         words = lines[told[-1]].removeprefix("thinpipe: ")
         return " ".join([words, *lines[told[-1] + 1 : told[-1] + 2]]) if words.endswith(":") else words
     return f"{ending}: {lines[-1]}" if lines else ending

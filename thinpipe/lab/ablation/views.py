@@ -1,4 +1,4 @@
-"""Methods as people read them: a table per task, what failed, and the metric against bits."""
+"""Views of ablation results: a table per task, the failed runs, and a plot of the metric against bits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NOTE = (
     "loss added: validation loss minus that of none with the same seed."
 )
 _FAILED = (Column(name="name", heading="run", key=True), Column(name="error", heading="error", key=True))
-_Point = tuple[float, float, float, float]  # bits; the metric's mean, worst and best seed
+_Point = tuple[float, float, float, float]  # bits; mean, worst and best seed of the metric
 
 
 def result_tables(found: Sequence[Method], waiting: int = 0) -> list[Table]:
-    """``waiting`` runs of the plan have no result yet, which the tables say."""
+    """Return the tables; ``waiting`` is the number of runs of the plan without a result, shown in a note."""
     tables = [_task_table(task, of_task) for task, of_task in _by_task(found).items()]
     notes = [_NOTE]
     if waiting:
@@ -39,13 +39,16 @@ def result_tables(found: Sequence[Method], waiting: int = 0) -> list[Table]:
 
 
 def with_spread(middle: float, spread: float | None, form: str) -> str:
-    """``98.1% ± 0.3%``; without a spread if there is one seed."""
+    """Return ``98.1% ± 0.3%``; without a deviation if there is one seed."""
     text = format(middle, form)
     return text if spread is None else f"{text} ± {format(spread, form.removeprefix('+'))}"
 
 
 def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
-    """Two panels per task and setting, the second close to the uncompressed run, which is a band; a line per family."""
+    """Plot the metric against bits per value, a line per codec family.
+
+    Each task and setting has two panels: the full range, and the range around the uncompressed run, which is a band.
+    """
     panels: dict[str, dict[str, list[_Point]]] = {}
     bands: dict[str, tuple[float, float]] = {}
     ranges: dict[str, tuple[float, float]] = {}
@@ -87,14 +90,14 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
 
 
 def _near(band: tuple[float, float], better: str) -> tuple[float, float]:
-    """From a few percent worse than the uncompressed run to a little better than its spread."""
+    """Return the y range from a few percent worse than the uncompressed run to slightly better than its deviation."""
     middle, spread = band
     worse, than = max(6 * spread, 0.04 * middle), max(3 * spread, 0.015 * middle)
     return (middle - worse, middle + than) if better == "higher" else (middle - than, middle + worse)
 
 
 def _ticks(bits: Sequence[float]) -> dict[float, str]:
-    """Powers of two around these."""
+    """Return the powers of two that enclose these values, with their labels."""
     if not bits:
         return {}
     low, high = math.floor(math.log2(min(bits))), math.ceil(math.log2(max(bits)))
@@ -102,10 +105,10 @@ def _ticks(bits: Sequence[float]) -> dict[float, str]:
 
 
 def _line(codec: str, bits: float, panel: Mapping[str, Sequence[_Point]]) -> str:
-    """The family; a second codec of a family with as many bits (2+2 beside 3+1) stands for itself."""
+    """Return the codec's family, or the codec itself if the family has a point with as many bits (2+2 and 3+1)."""
     if codec in RECIPES:
         return "recipe"
-    family = re.sub(r":[^/,)]*(/\d[^/,)]*)?", "", codec)  # a slash may be a tile's, or between the directions
+    family = re.sub(r":[^/,)]*(/\d[^/,)]*)?", "", codec)  # a slash precedes a tile size or separates the directions
     taken = any(abs(other[0] - bits) < 0.01 * bits for other in panel.get(family, []))
     return codec if taken else family
 

@@ -1,1 +1,1 @@
-"""Benchmarks: what is measured, held against what, and how it is shown."""
+"""Benchmarks of codecs, links, data-parallel training and pipelines."""

@@ -1,4 +1,4 @@
-"""The barrier between measurements."""
+"""A barrier that separates measurements and never times out in practice."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch.distributed as dist
 from thinpipe.comm.backend import CPU
 from thinpipe.comm.exchange import gather
 
-# A worker that has no part in a measurement waits for as long as it takes. One that dies is noticed at once all the
-# same: its connections close.
+# A worker without a part in a measurement waits until it is over. The death of a worker is still detected immediately,
+# because its connections close.
 WAIT = timedelta(days=1)
 
 
 class Barrier:
-    """A process group of all workers for nothing but waiting for each other; gloo, with a timeout of a day."""
+    """A gloo process group of all workers that serves only as a barrier; its timeout is a day."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=WAIT)

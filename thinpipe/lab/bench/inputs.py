@@ -1,4 +1,4 @@
-"""What several benchmarks ask for in the same way: codecs, devices, threads; checked before the long run."""
+"""Options that several benchmarks share, and their parsers: codecs, devices, threads, links."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from thinpipe.links.learned.axes import Axes
 from thinpipe.links.spec import encoding
 from thinpipe.options import OptionError, Rule, between, option
 
-PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "Output"  # of the help, in this order
+PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "Output"  # panels of the help, in this order
 MOST_THREADS, MOST_REPEATS = 1024, 1_000_000_000
 COUNT = between(1, MOST_REPEATS)
 SECONDS = Rule("from 0 to 1000000 seconds", between(0, 1_000_000).holds)
 
 
-# Options that several benchmarks have, which mean the same in all of them; each says more about its own.
+# Options with the same meaning in several benchmarks; each benchmark adds its own help text and default.
 _SHARED: dict[str, dict[str, Any]] = {
     "compress": {"panel": WHAT, "metavar": "SPEC,..."},
     "link": {
@@ -53,7 +53,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "panel": HOW,
         "metavar": "N",
         "rule": between(0, MOST_REPEATS),
-        "was": "warmup",  # which in training is a part of all steps
+        "was": "warmup",  # in training, warmup is a fraction of all steps
     },
     "repeat": {"panel": HOW, "metavar": "N", "rule": COUNT},
     "budget": {"panel": HOW, "metavar": "SECONDS", "rule": SECONDS},
@@ -61,15 +61,15 @@ _SHARED: dict[str, dict[str, Any]] = {
 
 
 def shared(name: str, help: str = "", **facts: Any) -> Any:
-    """The field of an option that several benchmarks have; ``facts`` are this one's own, as in ``option``."""
+    """Return the field of a shared option; ``facts`` override its properties, as in ``option``."""
     told = {**_SHARED[name], "name": name, **facts}
     return option(help or told.pop("help"), **{key: value for key, value in told.items() if key != "help"})
 
 
 def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
-    """Specs separated by commas, a recipe for its two; none twice.
+    """Return the codecs of specs separated by commas, without duplicates; a preset is its two codecs.
 
-    ``outside``: also what only the codec benchmark knows, quantizers of others and axes without a link.
+    ``outside`` also accepts baselines of the codec benchmark: bitsandbytes quantizers, and ``axes`` without a link.
     """
     chosen: dict[Codec, None] = {}
     for spec in split_specs(text):
@@ -88,7 +88,7 @@ def _codec_or_axes(spec: str) -> Codec:
 
 
 def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:
-    """The device of that name, if it is here and the codecs run on it."""
+    """Return the device of that name; raise OptionError if it is unavailable or a codec does not support it."""
     if text == "auto":
         text = "cuda" if torch.cuda.is_available() else "cpu"
     rule = "{device} is auto, cpu, or cuda or cuda:N where torch and the codecs can use that GPU"
@@ -100,7 +100,7 @@ def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:
         for each in codecs:
             if isinstance(each, KernelCodec):
                 each.kernels_on(device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+    except (RuntimeError, AssertionError) as error:  # torch raises AssertionError if it was built without CUDA
         reason = str(error).partition("\n")[0]
         raise OptionError(f"{rule}; {text}: {reason}") from None
     return device

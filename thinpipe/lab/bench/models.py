@@ -1,4 +1,4 @@
-"""What workers train in benchmarks: a model with random weights, a batch of random data, a loss."""
+"""Models of the benchmarks, with random weights, a batch of random data, and a loss."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ CLASSES = 1000
 RESNET_DEPTHS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
 RESNEXTS = ("resnext50_32x4d", "resnext101_32x8d")
 MODELS = (*RESNET_DEPTHS, *RESNEXTS, "mobilenetv2", "roberta-base")
-CUTTABLE = ("mobilenetv2", *RESNET_DEPTHS, "roberta", "mlp")  # those that a pipeline can cut
+CUTTABLE = ("mobilenetv2", *RESNET_DEPTHS, "roberta", "mlp")  # models that can be cut into stages
 
-ROBERTA_VOCABULARY, ROBERTA_POSITIONS = 50_265, 514  # the published model's
+ROBERTA_VOCABULARY, ROBERTA_POSITIONS = 50_265, 514  # of the published model
 MLP_HIDDEN, MLP_LAYERS, MLP_CLASSES = 1024, 4, 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What one iteration computes."""
+    """The model, inputs and loss of one iteration."""
 
     model: nn.Module
     inputs: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """The sizes of the data, and of the model where it has a choice."""
+    """The sizes of the data, and of models with a configurable size."""
 
     batch_size: int = shared("batch_size", default=32)
     image_size: int = option(
@@ -72,7 +72,7 @@ class Shapes:
 
 
 def least_bytes(name: str, shapes: Shapes) -> int:
-    """What weights and a batch of data take at the least, told from the sizes alone; 0 for models of users."""
+    """Return a lower bound on the bytes of weights and a batch, from the sizes alone; 0 for user models."""
     if ":" in name:
         return 0
     if name == "mlp":
@@ -81,12 +81,12 @@ def least_bytes(name: str, shapes: Shapes) -> int:
     if name in ("roberta", "roberta-base"):
         weights = roberta_bytes(roberta_size(shapes), None)
         return weights + 16 * shapes.batch_size * shapes.tokens  # ids and mask
-    # Of models of images MobileNetV2 is the smallest.
+    # MobileNetV2 is the smallest of the image models.
     return mobilenet_bytes(shapes.width) + 12 * shapes.batch_size * shapes.image_size**2
 
 
 def check_model(name: str) -> str:
-    """The library that a model comes from, with its version; ValueError if it cannot be had."""
+    """Return the library of a model, with its version; raise ValueError if it is not available."""
     if ":" in name:
         _load_function(name)
         return name
@@ -102,7 +102,7 @@ def check_model(name: str) -> str:
 
 
 def build(name: str, shapes: Shapes, *, dtype: torch.dtype, device: torch.device) -> Workload:
-    """The same weights and data whenever it is called."""
+    """Return the model, inputs and loss; weights and data are the same in each call."""
     torch.manual_seed(0)
     with torch.device(device):
         if ":" in name:
@@ -111,7 +111,7 @@ def build(name: str, shapes: Shapes, *, dtype: torch.dtype, device: torch.device
         model = _model(name, shapes).to(dtype)
         labels = torch.randint(CLASSES, (shapes.batch_size,))
         if name == "roberta-base":
-            tokens = torch.randint(3, 50_000, (shapes.batch_size, shapes.tokens))  # 0 to 2 have meanings of their own
+            tokens = torch.randint(3, 50_000, (shapes.batch_size, shapes.tokens))  # 0 to 2 are special tokens
             inputs = (tokens,)
         else:
             inputs = (torch.randn(shapes.batch_size, 3, shapes.image_size, shapes.image_size, dtype=dtype),)
@@ -119,7 +119,7 @@ def build(name: str, shapes: Shapes, *, dtype: torch.dtype, device: torch.device
 
 
 def has_torchvision() -> bool:
-    """Whether torchvision imports: beside a CPU build of torch its published builds raise RuntimeError instead."""
+    """Return True if torchvision imports; its published builds raise RuntimeError with a CPU build of torch."""
     try:
         importlib.import_module("torchvision")
     except (ImportError, RuntimeError):
@@ -128,7 +128,7 @@ def has_torchvision() -> bool:
 
 
 def build_cuttable(name: str, shapes: Shapes) -> tuple[nn.Module, Batch]:
-    """A model of CUTTABLE with a batch, in host memory; the same whenever it is called."""
+    """Return a model of CUTTABLE and a batch, in host memory; the same in each call."""
     torch.manual_seed(0)
     batch = shapes.batch_size
     if name == "roberta":
@@ -144,7 +144,7 @@ def build_cuttable(name: str, shapes: Shapes) -> tuple[nn.Module, Batch]:
 
 
 def check_named(source: Source) -> None:
-    """ValueError unless the source names a causal language model that can be had."""
+    """Raise ValueError unless the source names a causal language model that is available."""
     model = chosen_model(source, "causal")
     assert model is not None
     if isinstance(model, FunctionModel):
@@ -154,7 +154,10 @@ def check_named(source: Source) -> None:
 
 
 def build_named(source: Source, shapes: Shapes) -> tuple[nn.Module, Batch, Callable[..., None] | None]:
-    """A causal language model of the user's with random tokens, and what gives it random weights if it has none yet."""
+    """Return a user's causal language model, random tokens, and a function that initializes its weights.
+
+    The function is None if the model already has weights.
+    """
     torch.manual_seed(0)
     chosen = chosen_model(source, "causal")
     assert chosen is not None
@@ -184,7 +187,7 @@ def _classifier(name: str, shapes: Shapes) -> nn.Module:
 
 
 def _resnet(name: str, shapes: Shapes) -> nn.Module:
-    transformers: Any = importlib.import_module("transformers")  # untyped: mypy misses arguments its configs do take
+    transformers: Any = importlib.import_module("transformers")  # untyped: mypy does not know all config arguments
     resnet = transformers.ResNetConfig(depths=RESNET_DEPTHS[name], num_labels=CLASSES)
     resnet.embedding_size = round(resnet.embedding_size * shapes.width)
     resnet.hidden_sizes = [round(size * shapes.width) for size in resnet.hidden_sizes]
@@ -192,7 +195,7 @@ def _resnet(name: str, shapes: Shapes) -> nn.Module:
 
 
 def roberta_size(shapes: Shapes) -> Size:
-    """RoBERTa-base's, or one with as many values to a head; ValueError if heads do not share the hidden size."""
+    """Return RoBERTa-base's size, or one with as many values per head; raise OptionError if heads do not fit."""
     hidden = shapes.hidden or BASE.states
     heads = max(1, hidden // (BASE.states // BASE.heads))
     if hidden % heads:
@@ -203,19 +206,19 @@ def roberta_size(shapes: Shapes) -> Size:
 
 
 def _vocabulary(shapes: Shapes) -> int:
-    """RoBERTa's, smaller where the model is narrower: the embeddings keep their share of the parameters."""
+    """Return RoBERTa's vocabulary size, scaled by the width: embeddings keep their share of the parameters."""
     return round(ROBERTA_VOCABULARY * (shapes.hidden or BASE.states) / BASE.states)
 
 
 def _mlp(shapes: Shapes) -> nn.Sequential:
-    """Linear layers: of all models the one with most to send for what there is to compute."""
+    """Return linear layers: the model with the most traffic per computation."""
     hidden = shapes.hidden or MLP_HIDDEN
     layers = [nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()) for _ in range(shapes.layers or MLP_LAYERS)]
     return nn.Sequential(*layers, nn.Linear(hidden, MLP_CLASSES))
 
 
 class _Logits(nn.Module):
-    """A model of transformers that returns its scores alone."""
+    """A model of transformers that returns only its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

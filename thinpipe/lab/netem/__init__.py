@@ -1,1 +1,1 @@
-"""Network emulation: namespaces whose links have a rate, a delay and loss."""
+"""Network emulation: network namespaces joined by links with a rate, a delay and loss."""

@@ -1,16 +1,16 @@
-"""Thin networks on one machine: workers in network namespaces of their own, joined by links that are shaped.
+"""Emulated networks on one machine: each worker in its own network namespace, joined by shaped links.
 
     two workers     worker 0 |=======================| worker 1
     more            worker 0 |=====| bridge |=====| worker 1
                                             |=====| worker 2 ...
 
-``=`` is a pair of virtual interfaces; ``|`` is an end of it, and lets through what it sends at the rate of the link
-(``tc tbf``). So every worker sends and receives at that rate at the same time, as through a cable into a switch.
+``=`` is a veth pair; ``|`` is an end of it, which sends at the rate of the link (``tc tbf``, a token bucket filter). So
+each worker sends and receives at that rate at the same time, as through a cable into a switch.
 
     more than a rate     worker 0 | forwarder | worker 1 ...
 
-``|`` is a TUN device, whose packets a process beside the workers reads, delays and loses: ``forwarder.py``. That
-process also removes the network, of either kind, if this one is killed. What crosses is real TCP through the kernel.
+``|`` is a TUN device, whose packets a separate process reads, delays and drops: ``forwarder.py``. That process also
+removes the network, of either kind, if this process is killed. The traffic is real TCP through the kernel.
 
     with thin_network(100, workers=2) as network:
         run_workers(function, workers=2, network=network)
@@ -42,14 +42,14 @@ from thinpipe.lab.netem import forwarder
 from thinpipe.lab.netem.forwarder import CLONE_NEWNET, NAMESPACES
 from thinpipe.options import OptionError
 
-INTERFACE = "thinpipe"  # of every worker, in a namespace where there is no other but loopback
+INTERFACE = "thinpipe"  # interface of each worker, the only one in its namespace apart from loopback
 _TUN = Path("/dev/net/tun")
-_TUN_PACKETS = "2000"  # that may wait for the forwarder: 18 MB at most, 140 ms at 1 Gbit/s
+_TUN_PACKETS = "2000"  # queue length in front of the forwarder: 18 MB at most, 140 ms at 1 Gbit/s
 
-# What may pass at once: three Ethernet frames, so that small messages are shaped, too. The kernel then cuts what TCP
-# hands over into frames, which it can do at some hundred Mbit/s; above that a packet of TCP's must fit, and a
-# millisecond's worth, so that late timers lose nothing. What may wait: enough that TCP, which keeps a local queue short
-# by itself, loses nothing here. Seen with these, from 10 Mbit/s to 1 Gbit/s: no frame lost, 95.5 % of the rate for the
+# Burst: three Ethernet frames, so that small messages are shaped, too. The kernel then segments TCP's packets into
+# frames, which it can do at some hundred Mbit/s; above that a burst must hold a TCP segment and a millisecond of
+# traffic, so that late timers do not reduce the rate. Queue: long enough that TCP, which keeps a local queue short,
+# loses nothing here. Measured with these, from 10 Mbit/s to 1 Gbit/s: no frame lost, 95.5 % of the rate for the
 # payload, which is what headers leave of 1514 bytes.
 _BURST_BYTES, _FAST_BURST_BYTES, _FAST_BURST_S, _FAST_MBIT = 4608, 70_000, 1e-3, 250
 _QUEUE_S, _QUEUE_BYTES = 50e-3, 262_144
@@ -58,7 +58,7 @@ _serial = itertools.count()
 
 
 def missing_for_networks(links: Shaping | None = None) -> str | None:
-    """What thin networks, or those with these links, need and this machine lacks; None where nothing is missing."""
+    """Return what this machine lacks to emulate networks, or these links; None if nothing is missing."""
     forwarded = links is not None and links.plain_mbit_per_s is None
     lacks = [
         *(["Linux"] if not sys.platform.startswith("linux") else ["root"] if os.geteuid() else []),
@@ -69,7 +69,7 @@ def missing_for_networks(links: Shaping | None = None) -> str | None:
 
 
 def check_links(several: Sequence[Shaping | None], workers: int = 3) -> None:
-    """OptionError where these links cannot be made: found out before a long run, by making one of either kind."""
+    """Raise OptionError if these links cannot be created, by creating one of each kind before a long run."""
     shaped = [links for links in several if links is not None]
     for links in shaped:
         links.check(workers)
@@ -79,7 +79,7 @@ def check_links(several: Sequence[Shaping | None], workers: int = 3) -> None:
 
 
 def check_launch(workers: Sequence[int], links: Sequence[Shaping | None]) -> None:
-    """OptionError where torchrun has started other workers than are asked for, or links there cannot be shaped."""
+    """Raise OptionError if torchrun started another number of workers, or if its links are to be shaped."""
     me = member()
     if me is None:
         check_links(links, max(2, *workers))
@@ -93,15 +93,15 @@ def check_launch(workers: Sequence[int], links: Sequence[Shaping | None]) -> Non
 
 @dataclass(frozen=True)
 class Network:
-    """A namespace for every worker, each with an interface into the network."""
+    """A network namespace per worker, each with an interface into the network."""
 
     namespaces: tuple[str, ...]
-    broken: int | None = None  # a file descriptor of the process that made it: readable when the links are gone
+    broken: int | None = None  # a file descriptor of the creating process: readable when the links are down
 
     def enter(self, worker: int) -> None:
-        """Move this process into the namespace of a worker: call it before there are threads and sockets.
+        """Move this process into a worker's namespace; call it before threads and sockets exist.
 
-        Sockets that exist stay where they were opened; threads that exist stay, too. gloo is told its interface.
+        Existing sockets and threads stay in the old namespace. Sets gloo's interface.
         """
         with open(Path(NAMESPACES, self.namespaces[worker])) as namespace:
             _enter(namespace)
@@ -109,7 +109,7 @@ class Network:
 
     @contextmanager
     def visit(self, worker: int) -> Iterator[None]:
-        """Enter the namespace of a worker and return at the end; sockets opened and threads started inside stay there.
+        """Enter a worker's namespace and return at the end; sockets and threads created inside stay there.
 
         So a process can hold process groups over several networks.
         """
@@ -124,16 +124,16 @@ class Network:
                 os.environ |= {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
     def command(self, worker: int, *command: str) -> list[str]:
-        """The command that runs another one where a worker is."""
+        """Return the command that runs ``command`` in a worker's namespace."""
         return ["ip", "netns", "exec", self.namespaces[worker], *command]
 
 
 @contextmanager
 def thin_network(links: Shaping | float | None, workers: int) -> Iterator[Network | None]:
-    """A network of so many workers, gone with the context; None for None, where nothing is shaped.
+    """Create a network of ``workers`` and remove it on exit; yield None if ``links`` is None.
 
-    ``links``: a number is a rate in Mbit/s. Networks of other processes do not see this one. It is removed if this
-    process is killed; should its forwarder be killed, too, the next network removes it.
+    ``links``: a number is a rate in Mbit/s. Networks of other processes are isolated from this one. The network is
+    removed if this process is killed; if its forwarder is killed, too, the next ``thin_network`` removes it.
     """
     if links is None:
         yield None
@@ -168,8 +168,8 @@ def thin_network(links: Shaping | float | None, workers: int) -> Iterator[Networ
 
 @contextmanager
 def _beside(prefix: str) -> Iterator[subprocess.Popen[str]]:
-    """The process that removes a network, whatever becomes of this one; with the context, the network is removed."""
-    # -I and -S: nothing of the user's is imported, so that it starts at once.
+    """Start the process that removes a network even if this one is killed; on exit, remove the network."""
+    # -I and -S: no user or site modules are imported, so that it starts fast.
     command = [sys.executable, "-I", "-S", forwarder.__file__, prefix]
     with signals_blocked():
         keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -178,8 +178,8 @@ def _beside(prefix: str) -> Iterator[subprocess.Popen[str]]:
     try:
         yield keeper
     finally:
-        with signals_blocked():  # a second Ctrl-C must not leave half
-            with suppress(OSError):  # it was killed
+        with signals_blocked():  # a second Ctrl-C must not interrupt the removal
+            with suppress(OSError):  # the process was killed
                 keeper.stdin.close()
             keeper.wait()
             keeper.stdout.close()
@@ -187,7 +187,7 @@ def _beside(prefix: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _cable(prefix: str, names: Sequence[str], mbit_per_s: float) -> None:
-    """Pairs of virtual interfaces between the workers."""
+    """Create veth pairs between the workers, with a bridge for more than two."""
     if len(names) == 2:
         _join(names[0], INTERFACE, names[1], INTERFACE, mbit_per_s)
     elif len(names) > 2:
@@ -200,7 +200,7 @@ def _cable(prefix: str, names: Sequence[str], mbit_per_s: float) -> None:
 
 
 def _forward(keeper: subprocess.Popen[str], names: Sequence[str], ways: dict[tuple[int, int], Way]) -> None:
-    """A TUN device for every worker, with the process that forwards between them."""
+    """Create a TUN device per worker and start forwarding between them."""
     queues = {
         queue.name: {"bytes_per_s": queue.mbit_per_s * 1e6 / 8, "room_s": way.room_s(queue)}
         for way in ways.values()
@@ -220,7 +220,7 @@ def _forward(keeper: subprocess.Popen[str], names: Sequence[str], ways: dict[tup
                 "delay_s": way.shape.delay_ms / 1e3,
                 "jitter_s": way.shape.jitter_ms / 1e3,
                 "loss": way.shape.loss,
-                "seed": f"{source} to {target}",  # the same packets are lost whenever the same are sent
+                "seed": f"{source} to {target}",  # losses are reproducible
             }
             for (source, target), way in ways.items()
         ],
@@ -241,7 +241,7 @@ def _forward(keeper: subprocess.Popen[str], names: Sequence[str], ways: dict[tup
 
 
 def _route(names: Sequence[str], ways: dict[tuple[int, int], Way]) -> None:
-    """Packets of every pair as large as suits its rate."""
+    """Set the MTU of each pair's route by its rate."""
     for (source, target), way in ways.items():
         if str(way.mtu) != _largest(ways):
             to = f"{_address(target)}/32"
@@ -258,7 +258,7 @@ def _address(worker: int) -> str:
 
 
 def _join(here: str, my_end: str, there: str, its_end: str, mbit_per_s: float) -> None:
-    """A pair of interfaces between two namespaces, shaped at both ends."""
+    """Create a veth pair between two namespaces, shaped at both ends."""
     _run("ip", "link", "add", my_end, "netns", here, "type", "veth", "peer", "name", its_end, "netns", there)
     bytes_per_s = mbit_per_s * 1e6 / 8
     fast = mbit_per_s > _FAST_MBIT
@@ -271,7 +271,7 @@ def _join(here: str, my_end: str, there: str, its_end: str, mbit_per_s: float) -
 
 
 def _enter(namespace: IO[str]) -> None:
-    """Move this thread to an open network namespace."""
+    """Move this thread into an open network namespace."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace.name}")
 
@@ -286,7 +286,7 @@ def _run(*command: str) -> None:
 
 
 def _existing() -> list[str]:
-    """Namespaces that thinpipe made."""
+    """Return the namespaces that thinpipe created."""
     return [path.name for path in Path(NAMESPACES).glob("thinpipe-*")]
 
 
@@ -304,15 +304,15 @@ def _owner_lives(name: str) -> bool:
 
 
 def _remove(names: Iterator[str]) -> None:
-    with signals_blocked():  # a second Ctrl-C must not leave half
+    with signals_blocked():  # a second Ctrl-C must not interrupt the removal
         for name in names:
-            # Another process may have removed a dead one's already.
+            # Another process may have removed it already.
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
 @contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process as an exception would, so that what it made is removed."""
+    """Turn SIGTERM and SIGHUP into SystemExit, so that the network is removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,1 +1,1 @@
-"""Numbers -> records -> tables and plots. Knows neither pipelines nor codecs."""
+"""Records of measurements, and their tables, plots and comparisons; independent of pipelines and codecs."""

@@ -1,4 +1,4 @@
-"""Two records of one kind -> facts side by side, how far each figure moved, and that for people and for programs."""
+"""Comparison of two records of one kind: settings side by side, and the change of each metric."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from thinpipe.lab.records.record import Check, Column, Record, Row
 from thinpipe.lab.records.report import Table
 from thinpipe.options import OptionError
 
-_UNCOMPARED = {"command"}  # names the files it wrote: never the same twice
-FACT_WIDTH = 20  # of a value; what is longer takes several lines
+_UNCOMPARED = {"command"}  # contains names of output files: always different
+FACT_WIDTH = 20  # width of a value; longer values are wrapped
 BETTER, WORSE, DIFFERS = "green", "red", "bold yellow"
 NOTE = "Changes in percent of the baseline."
 
@@ -52,13 +52,13 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The row of each record that is about the same thing."""
+    """The matching rows of the two records."""
 
     baseline: Row
     test: Row
 
     def change(self, column: Column) -> float | None:
-        """How far a figure moved, as a part of the baseline's; None where a side has no number."""
+        """Return the relative change of a metric; None if a side has no number."""
         before, after = number(self.baseline, column), number(self.test, column)
         if before is None or after is None:
             return None
@@ -67,29 +67,29 @@ class Pair:
         return (after - before) / abs(before) if before else math.copysign(math.inf, after - before)
 
     def worsening(self, column: Column) -> float | None:
-        """The same, above 0 where it got worse; a figure that the test lost could not be worse."""
+        """Return the relative change, positive if worse; infinity if only the test has no number."""
         if column.better is None or number(self.baseline, column) is None:
             return None
         change = self.change(column)
         if change is None:
-            return math.inf  # what is not finite is kept as null
+            return math.inf  # null in a record: the value was not finite
         return change if column.better == "lower" else -change
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """What two records have in common, and what only one of them has."""
+    """The matching rows and columns of two records, and those of only one."""
 
     kind: str
     facts: tuple[Fact, ...]
     keys: tuple[Column, ...]
-    columns: tuple[Column, ...]  # the figures that are compared
+    columns: tuple[Column, ...]  # the compared metrics
     pairs: tuple[Pair, ...]
-    only_baseline: tuple[str, ...]  # the names of rows and columns that the test lacks
+    only_baseline: tuple[str, ...]  # names of rows and columns that the test lacks
     only_test: tuple[str, ...]
 
     def check(self, limit: float) -> Check:
-        """The claim that nothing got worse by more than ``limit``, a part of the baseline: 0.05 is 5%."""
+        """Return the check that no metric got worse by more than ``limit``, a fraction of the baseline: 0.05 is 5%."""
         worst, where = 0.0, ""
         for pair in self.pairs:
             for column in self.columns:
@@ -102,9 +102,9 @@ class Diff:
 
 
 def compare(baseline: Record, test: Record, columns: Sequence[str] = ()) -> Diff:
-    """Match the rows of two records. Without ``columns``: every figure that both have and that can be better or worse.
+    """Match the rows of two records; the default columns are all common metrics that can improve.
 
-    ValueError where there is nothing to compare.
+    Raise ValueError if there is nothing to compare.
     """
     if baseline.kind != test.kind:
         raise ValueError(f"only records of one kind can be compared; got {baseline.kind!r} and {test.kind!r}")
@@ -127,7 +127,7 @@ def compare(baseline: Record, test: Record, columns: Sequence[str] = ()) -> Diff
 
 
 def number(row: Row, column: Column) -> float | None:
-    """The figure of a row, if it is one."""
+    """Return the value of a column if it is a number, else None."""
     value = row.get(column.name)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -137,7 +137,7 @@ def row_name(row: Row, keys: Sequence[Column]) -> str:
 
 
 def _by_key(record: Record, keys: Sequence[Column]) -> Mapping[tuple[Any, ...], Row]:
-    """Rows by their key; of several with the same key, the first matches the first and so on."""
+    """Return rows by key and occurrence, so that rows with equal keys are matched in order."""
     seen: Counter[str] = Counter()
     rows = {}
     for row in record.rows:
@@ -174,7 +174,7 @@ def _said(record: Record) -> dict[str, Any]:
 
 
 def fact_lines(facts: Sequence[Fact]) -> Iterator[Text]:
-    """Every fact with its value in the baseline and in the test; a star marks what differs.
+    """Yield each fact with its value in the baseline and in the test; a star marks differences.
 
     bucket_cap_mb: 25 and 1 becomes ``* bucket_cap_mb:    25  vs     1``, with wider gaps.
     """
@@ -192,7 +192,7 @@ def fact_lines(facts: Sequence[Fact]) -> Iterator[Text]:
 
 
 def fact_table(facts: Sequence[Fact]) -> Table:
-    """The same for a page."""
+    """Return the facts as a table, for a Markdown page."""
     rows = [
         {
             "name": fact.name,
@@ -206,7 +206,7 @@ def fact_table(facts: Sequence[Fact]) -> Table:
 
 
 def change_table(diff: Diff, *, figures: bool) -> Table:
-    """A row for every pair: the change of each column, and with ``figures`` what it was on both sides."""
+    """Return a row per pair: the change of each column, with ``figures`` also its value on both sides."""
     columns: list[Column] = list(diff.keys)
     for column in diff.columns:
         if figures:
@@ -228,14 +228,14 @@ def change_table(diff: Diff, *, figures: bool) -> Table:
 
 
 def missing_lines(diff: Diff) -> Iterator[Text]:
-    """What only one of the records has, by name."""
+    """Yield the names of rows and columns that only one record has."""
     for where, names in (("baseline", diff.only_baseline), ("test", diff.only_test)):
         for name in names:
             yield Text(f"only in the {where}: {name}", style=DIFFERS)
 
 
 def to_record(diff: Diff, checks: Sequence[Check], config: Row) -> Record:
-    """A row for every figure of every pair."""
+    """Return a record of the comparison, with a row per metric and pair."""
     rows = []
     for pair in diff.pairs:
         for column in diff.columns:

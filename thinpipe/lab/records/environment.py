@@ -1,4 +1,4 @@
-"""What a measurement ran on: versions, processor, threads, devices, and how GPUs are joined."""
+"""The environment of a measurement: versions, processor, threads, devices and GPU topology."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def environment() -> dict[str, object]:
-    """Facts that a reader needs to judge the numbers of a record."""
+    """Return the versions and hardware that are needed to judge the numbers of a record."""
     return {
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "numpy", "numba")},
@@ -26,17 +26,17 @@ def environment() -> dict[str, object]:
 
 
 def gpu_topology() -> str | None:
-    """What ``nvidia-smi topo -m`` prints; None where there is none."""
+    """Return the output of ``nvidia-smi topo -m``; None if it is not available."""
     if shutil.which("nvidia-smi") is None:
         return None
     done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True)
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)  # it underlines headings even where nobody looks
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)  # headings are underlined even in a pipe
     return plain.strip("\n") if done.returncode == 0 else None
 
 
 def _version(package: str) -> str | None:
     try:
-        return version(package)  # from the metadata: importing numba to ask would take longer than many a run
+        return version(package)  # from the metadata: importing numba would take longer than many runs
     except PackageNotFoundError:
         return None
 

@@ -1,8 +1,8 @@
-"""Styles of lines: a codec has the same colour in all plots.
+"""Line styles of plots: a codec has the same colour in all of them.
 
-A name has the style of its first word that is in the table: ``sort:6+2``, ``pipeline linear sort:8`` and ``sort/tile``
-are all orange. Other names get one by a hash. Lines of one plot that share a colour differ in marker and dashes, in the
-alphabetical order of their names.
+The first part of a name that is in the table determines its style: ``sort:6+2``, ``pipeline linear sort:8`` and
+``sort/tile`` are all orange. Other names are assigned one by a hash. Lines of one plot that share a colour differ in
+marker and dashes, in the alphabetical order of their names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Okabe and Ito's colours and Tol's bright ones, which people with colour-blind eyes can tell apart.
+# The Okabe-Ito palette and Tol's bright one, which are distinguishable with colour blindness.
 _COLOURS = {
     "uniform": "#0072B2",
     "sort": "#D55E00",
@@ -47,7 +47,7 @@ _DASHES = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True)
 class LineStyle:
-    """The look of a line. Lines may lie on top of each other: hollow markers are larger, and beneath the others."""
+    """The style of a line; open markers are larger and drawn below others, since lines may coincide."""
 
     colour: str
     marker: str

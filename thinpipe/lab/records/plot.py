@@ -1,4 +1,4 @@
-"""Lines in small multiples, as a PNG."""
+"""Plots of records: small multiples of lines, as a PNG."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# x and y; and the lowest and the highest y, if it was measured several times.
+# x and y; with several measurements also the lowest and the highest y.
 Series = Mapping[str, Sequence[tuple[float, float] | tuple[float, float, float, float]]]
 
 _PANELS_PER_ROW = 3
-_LEGEND_INCHES, _CHARACTER_INCHES = 0.6, 0.085  # what a line's sample and a character of its name take in the legend
+_LEGEND_INCHES, _CHARACTER_INCHES = 0.6, 0.085  # width in the legend of a line's sample and of a character
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One panel per entry, one line per series; the same axes in all, unless some have a range of their own."""
+    """A panel per entry and a line per series, with common axes unless panels have a range of their own."""
 
     title: str
     x_label: str
     y_label: str
     panels: Mapping[str, Series]
     x_log: bool = False
-    x_ticks: Mapping[float, str] | None = None  # names of places on the x axis, instead of numbers
+    x_ticks: Mapping[float, str] | None = None  # tick labels by position
     y_log: bool = True
-    y_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by panel: a part to look at closely
-    bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by panel: a y to compare with, its spread
+    y_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by panel: a zoomed range
+    bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by panel: a reference y and its deviation
     band_label: str = ""
 
     def draw(self, path: Path) -> None:

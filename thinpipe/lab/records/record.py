@@ -1,6 +1,6 @@
-"""Record <-> JSON: what ran, on what, and what came out, with units in the names.
+"""Records of runs as JSON: configuration, environment and results, with units in the names.
 
-A row is a dataclass whose figures are declared once; the columns follow from its fields:
+A row is a dataclass whose fields declare the columns:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
@@ -25,25 +25,25 @@ from thinpipe.system.files import read_json, temporary_beside, written_whole
 from thinpipe.system.sanitize import printable_json
 from thinpipe.version import __version__
 
-FORMAT = 1  # raised when a reader of the old shape would misread the new one
+FORMAT = 1  # incremented when a reader of the old format would misread the new one
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One named figure of a row, described once for every table, page and comparison."""
+    """A named column of a row, described once for all tables, pages and comparisons."""
 
     name: str  # its key in a row, unit included: encode_ms
-    heading: str  # how a table heads it; a line break makes two lines
-    format: str = ""  # of the number, as in format(value, ".2f")
+    heading: str  # heading in tables; a line break makes two lines
+    format: str = ""  # format of the number, as in format(value, ".2f")
     better: Literal["higher", "lower"] | None = None  # None: neither
-    key: bool = False  # part of what the row is about, not a result
+    key: bool = False  # identifies the row; not a result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One claim that a run held against what it measured."""
+    """A claim about a measured value and its limit."""
 
     claim: str
     measured: float | None
@@ -63,9 +63,9 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Everything one run has to say."""
+    """The configuration, environment, results and checks of a run."""
 
-    kind: str  # what was measured; only records of one kind can be compared
+    kind: str  # kind of measurement; only records of one kind can be compared
     config: Mapping[str, Any]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -74,20 +74,20 @@ class Record:
     thinpipe: str = __version__
 
     def to_json(self) -> str:
-        """The record as its file has it."""
+        """Return the record as the JSON of its file."""
         return _dump(_without_nonfinite({"format": FORMAT, **asdict(self)}))
 
     def write(self, path: Path) -> None:
-        """Write the record whole or not at all."""
+        """Write the record atomically."""
         text = self.to_json()
         with written_whole(path) as temporary:
             temporary.write_text(text)
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read what ``write`` wrote; ValueError that names the file and what is wrong in it for everything else."""
+        """Read a record; raise ValueError that names the file and the error in it."""
         what = "a record, a JSON file that `thinpipe ... --json FILE` wrote"
-        data = printable_json(read_json(path, what, finite=True))  # it may come from elsewhere, and goes to terminals
+        data = printable_json(read_json(path, what, finite=True))  # untrusted, and printed on terminals
         try:
             return cls(**_parts(data))
         except ValueError as error:
@@ -95,10 +95,10 @@ class Record:
 
 
 def check_writable(path: Path) -> None:
-    """ValueError unless a file can be put at ``path``: asked before a long run, not after it."""
+    """Raise ValueError unless a file can be written at ``path``; called before a long run, not after it."""
     if path.is_dir():
         raise ValueError(f"{path}: results go to a file, this is a directory; name a file in it")
-    if path.exists() and not path.is_file():  # renaming onto /dev/null would do away with it
+    if path.exists() and not path.is_file():  # renaming onto /dev/null would replace it
         raise ValueError(f"{path}: results go to a file, this is a device or a pipe; name another")
     try:
         temporary = temporary_beside(path)
@@ -111,7 +111,7 @@ def check_writable(path: Path) -> None:
 
 
 def _dump(data: Mapping[str, Any]) -> str:
-    """JSON with a line for every row, column and fact: readable, and a change of one row is a change of one line."""
+    """Return JSON with a line per row, column and fact: readable, and a change of one row is a change of one line."""
     parts = []
     for name, value in data.items():
         if isinstance(value, list) and value:
@@ -123,7 +123,7 @@ def _dump(data: Mapping[str, Any]) -> str:
 
 
 def _without_nonfinite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null, rather than losing the run that produced them."""
+    """Replace NaN and infinity, which JSON does not have, by null, so that the run's results are not lost."""
     if isinstance(value, Mapping):
         return {name: _without_nonfinite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -132,7 +132,7 @@ def _without_nonfinite(value: Any) -> Any:
 
 
 def _parts(data: Any) -> dict[str, Any]:
-    """The fields of a record, each of its kind; ValueError that says which is not."""
+    """Return the checked fields of a record; raise ValueError that names an invalid one."""
     if not isinstance(data, dict) or not _is(data.get("format"), int) or data["format"] < 1:
         raise ValueError("it has no format number")
     if data["format"] > FORMAT:
@@ -185,7 +185,7 @@ def _column(number: int, item: Mapping[str, Any]) -> Column:
 
 
 def is_number_format(text: Any) -> bool:
-    """Return whether numbers can be written in a format, and none of them takes gigabytes, as in .999999999f."""
+    """Return True if a number format is valid and does not produce gigabytes, as .999999999f would."""
     if not isinstance(text, str) or re.search(r"\d{3}", text):
         return False
     try:
@@ -196,7 +196,7 @@ def is_number_format(text: Any) -> bool:
 
 
 def _check_figures(where: str, row: Row, columns: Sequence[Column]) -> None:
-    """ValueError unless every figure can be written as its column says."""
+    """Raise ValueError unless all values can be formatted as their columns require."""
     for column in columns:
         value = row.get(column.name)
         if value is None or isinstance(value, str) or not column.format:
@@ -220,7 +220,7 @@ def _fields(kind: type, where: str, item: Mapping[str, Any], kinds: Mapping[str,
 
 
 def _is(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))  # to Python true is a number
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))  # bool is a subclass of int
 
 
 def _shown(value: Any) -> str:
@@ -236,14 +236,14 @@ def figure(
     key: bool = False,
     default: Any = MISSING,
 ) -> Any:
-    """A field whose name, unit included, is that of a column; the rest is as in ``Column``."""
+    """Return a dataclass field that declares a column; its name, with unit, is the column's."""
     return field(
         default=default, metadata={"column": {"heading": heading, "format": format, "better": better, "key": key}}
     )
 
 
 def columns_of(kind: type) -> tuple[Column, ...]:
-    """A column for every figure, those of dataclasses in it included; other fields stay in the row alone."""
+    """Return a column per ``figure`` field, including nested dataclasses; other fields have no column."""
     hints = get_type_hints(kind)
     columns: list[Column] = []
     for each in fields(kind):
@@ -255,7 +255,7 @@ def columns_of(kind: type) -> tuple[Column, ...]:
 
 
 def row_of(figures: Any) -> dict[str, Any]:
-    """The figures by their names, as a table or a record has them; those of a dataclass in it stand beside the rest."""
+    """Return the fields of a row as a flat dict, including those of nested dataclasses."""
     row: dict[str, Any] = {}
     for each in fields(figures):
         value = getattr(figures, each.name)

@@ -1,4 +1,4 @@
-"""Tables for people: rich on a terminal, plain when piped, Markdown for a page that lasts."""
+"""Tables of records: rich on a terminal, plain text in a pipe, Markdown for a page."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _STYLES = {"PASS": "green", "FAIL": "bold red", "MISS": "yellow"}
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows to show under a title; a column that no row has is left out."""
+    """Rows under a title; columns without values in any row are omitted."""
 
     title: str
     columns: Sequence[Column]
     rows: Sequence[Row]
     note: str = ""  # below the table
     explained: Mapping[str, str] = field(default_factory=dict)  # by column: a sentence of the note, if it is shown
-    style: Callable[[Row, Column], str] | None = None  # the colour of a cell on a terminal
+    style: Callable[[Row, Column], str] | None = None  # colour of a cell on a terminal
 
     def shown(self) -> list[Column]:
         return [column for column in self.columns if any(row.get(column.name) is not None for row in self.rows)]
@@ -48,7 +48,7 @@ class Table:
 
 
 def check_table(checks: Iterable[Check], note: str = "") -> Table:
-    """Claims with their verdicts: a required one that does not hold fails, a target is missed."""
+    """Return a table of checks with verdicts: a required check FAILs, a target is a MISS."""
     rows = [
         {
             "verdict": "PASS" if check.passed else "FAIL" if check.required else "MISS",
@@ -62,7 +62,7 @@ def check_table(checks: Iterable[Check], note: str = "") -> Table:
 
 
 def summary(record: Record) -> str:
-    """One line on what ran where."""
+    """Return one line on versions and hardware."""
     facts = record.environment
     devices = "".join(f", {name}" for name in facts["devices"])
     return (
@@ -86,14 +86,14 @@ def show(tables: Iterable[Table], console: Console | None = None) -> None:
 
 
 def show_lines(lines: Iterable[Text], console: Console | None = None) -> None:
-    """Print lines as they are, however wide: with their colours on a terminal, plain elsewhere."""
+    """Print lines without wrapping, in colour on a terminal."""
     console = console or Console(highlight=False)
     for line in lines:
         console.print(line, soft_wrap=True)
 
 
 def plain_text(table: Table) -> str:
-    """A title, then columns aligned by spaces alone."""
+    """Return a title, and columns aligned by spaces."""
     columns = table.shown()
     widths = [_width(table, column) for column in columns]
     headings = zip_longest(*(_heading_lines(column, columns) for column in columns), fillvalue="")
@@ -111,7 +111,7 @@ def plain_text(table: Table) -> str:
 
 
 def markdown(title: str, record: Record, tables: Iterable[Table]) -> str:
-    """A page with the result, the environment it was measured in, and the command to reproduce it."""
+    """Return a page with the results, their environment, and the command to reproduce them."""
     parts = [f"# {title}", "## Result"]
     for table in tables:
         columns = table.shown()
@@ -138,12 +138,12 @@ def _cell(row: Row, column: Column) -> str:
     if value is None:
         return "-"
     if value == 0:
-        return "0"  # what is exactly nothing stands out from what rounds to it
+        return "0"  # distinguishes exact zeros from values that round to zero
     return value if isinstance(value, str) else format(value, column.format)
 
 
 def _heading_lines(column: Column, columns: Sequence[Column]) -> list[str]:
-    """The lines of a heading, with empty ones above so that all headings end on the same line."""
+    """Return the lines of a heading, with empty ones above so that all headings end on the same line."""
     lines = column.heading.split("\n")
     return [""] * (max(other.heading.count("\n") for other in columns) + 1 - len(lines)) + lines
 
@@ -153,9 +153,10 @@ def _width(table: Table, column: Column) -> int:
 
 
 def _blocks(table: Table, width: int) -> Iterator[list[Column]]:
-    """Columns in blocks that fit, each beginning with the key columns, rather than squashed into one.
+    """Yield columns in blocks that fit the width, each beginning with the key columns.
 
-    Key columns that take more than half of the width are folded instead: their words survive it, numbers do not.
+    Key columns that take more than half of the width are folded instead: texts remain readable when folded, numbers do
+    not.
     """
     keys = [column for column in table.shown() if column.key]
     used = start = min(width // 2, sum(_width(table, column) + GAP for column in keys))

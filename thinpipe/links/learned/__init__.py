@@ -1,1 +1,1 @@
-"""Links that learn a PCA basis from what they carry."""
+"""Link encodings that learn a PCA basis from the tensors they send."""

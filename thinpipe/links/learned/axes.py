@@ -1,15 +1,15 @@
-"""axes:B on a link: the sender learns how rows of what it sends vary, and tells the receiver in its messages.
+"""axes:B on a link: the sender learns a PCA basis of the rows it sends, and transmits it in its messages.
 
     step                      sender                                       receiver
-    t             begins      (1) starts to learn, from steps before t
-    t + LEAD      messages    (2) carry what it has learned, in parts      puts the parts together
-    t + LEAD + 1  begins      (3) both send and decode with that
+    t             begins      (1) starts to learn from steps before t
+    t + LEAD      messages    (2) carry the new basis, in parts            joins the parts
+    t + LEAD + 1  begins      (3) both encode and decode with that basis
 
-Both ends count the training steps and so know for each, before it begins, whether its messages carry something: the
-size of all of them is known. (1) runs in a thread, so that nothing waits for it: finding the axes takes longer than
-everything else here together. Until (3) was once, tensors travel by FIRST.
+Both ends count the training steps, so before each step both know whether its messages carry a basis, and the size of
+every message. (1) runs in a thread and does not block training: the eigendecomposition takes longer than everything
+else here together. Until the first (3), tensors are encoded with FIRST.
 
-t is known from shapes (``is_due``): not before START, unless ``+now`` says so.
+t follows from shapes (``is_due``): not before START, except with ``+now``.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from thinpipe.links.slot import Slot
 
 FIRST_BITS = 8
 FIRST = codec(f"tile:{FIRST_BITS}")
-# What a model that begins to learn sends changes more from a step to the next than axes can follow, and what is lost
-# then is not made up for: after 250 steps a small language model (6 layers, 128 wide, one seed) had a validation loss
-# of 1.919 uncompressed, 1.934 with axes:2.25, and 2.258 with axes:2.25+now.
+# Early in training, activations change faster than the basis is updated, and the resulting loss is not recovered: after
+# 250 steps a small language model (6 layers, 128 wide, one seed) had a validation loss of 1.919 uncompressed, 1.934
+# with axes:2.25, and 2.258 with axes:2.25+now.
 START = 32
 
 
 @dataclass(frozen=True)
 class LearnedForm(Form):
-    """Not as they are, and through no codec."""
+    """The wire format of rows in a learned basis: neither raw nor encoded with a codec."""
 
     @property
     def raw(self) -> bool:
@@ -46,26 +46,26 @@ class LearnedForm(Form):
 
 @dataclass
 class _Learned:
-    """What one end knows of a slot."""
+    """The learning state of a slot at one end."""
 
-    key: tuple[int, ...]  # of its rows, and their bits
-    steps: int = 0  # of training
-    left: int = 0  # steps from the last of them to (2), while something is being learned: 1 is the next one
-    known: Tensor | None = None  # what was learned last, as it travelled
-    forth: Tensor | None = None  # a sender's part of that
-    travelling: Tensor | None = None  # what was learned since, in the step under way, or the last one
+    key: tuple[int, ...]  # of its rows, and their bit planes
+    steps: int = 0  # training steps
+    left: int = 0  # steps until (2), while a basis is being learned: 1 is the next step
+    known: Tensor | None = None  # the basis in use, as it was sent
+    forth: Tensor | None = None  # the sender's projection matrix of that basis
+    travelling: Tensor | None = None  # the next basis, sent in the current or the last step
     next_forth: Tensor | None = None
     basis: Basis | None = None  # of ``known``
 
     def adopt(self) -> None:
-        """(3)"""
+        """Switch to the transmitted basis, (3)."""
         if self.travelling is not None:
             self.known, self.forth, self.basis = self.travelling, self.next_forth, None
             self.travelling = self.next_forth = None
 
 
 class Axes(Plain):
-    """Rows of values in the axes along which those before them varied."""
+    """PCA transform coding: rows are encoded in a basis learned from earlier rows."""
 
     def __init__(self, bits: float, *, now: bool = False) -> None:
         super().__init__(FIRST)
@@ -85,7 +85,7 @@ class Axes(Plain):
         return (first,) if rows is None else (first, LearnedForm(None, rows.wire_bytes(self.bits)))
 
     def _rows_of(self, slot: Slot, chunks: int) -> Rows | None:
-        """None where tensors travel by FIRST, or as they are, for ever."""
+        """Return the rows of a slot; None if its tensors are always encoded with FIRST or sent raw."""
         return None if Form.of(slot, FIRST).raw else rows_of(slot.shape, self.bits, chunks)
 
     def learning(self, slot: Slot, chunks: int = 1) -> Learning:
@@ -132,7 +132,7 @@ class Axes(Plain):
                 learner.start()
 
     def _carry(self, learned: _Learned, learner: Learner | None, rows: Rows) -> None:
-        """(2)"""
+        """Set the basis that the messages of the current step carry, (2)."""
         size = self.chunks * _part(rows, self.chunks)
         if learner is None:
             learned.travelling = torch.empty(size, dtype=torch.uint8, device=self.route.device)
@@ -141,7 +141,7 @@ class Axes(Plain):
             learned.travelling = torch.nn.functional.pad(told, (0, size - len(told)))
 
     def _learner(self, index: int, rows: Rows) -> Learner:
-        """Of a sender; another one where a state was loaded, or chunks have another size."""
+        """Return the learner of a slot of a sender; make a new one after a state was loaded or chunk sizes changed."""
         kept, learner = self._state.setdefault(index, {}), self._learners.get(index)
         if learner is None or learner.kept is not kept or learner.rows != rows or learner.chunks != self.chunks:
             if learner is not None:
@@ -177,13 +177,13 @@ class Axes(Plain):
             self._parts(index)[chunk].copy_(wire[end:])
 
     def _basis(self, index: int) -> Basis | None:
-        """What tensors of a slot travel by in the step under way, if there is something."""
+        """Return the basis of a slot in the current step; None if there is none."""
         rows, learned = self._rows[index], self._learned.get(index)
         if rows is None or learned is None or learned.known is None or learned.key != self._key(rows):
             return None
         if learned.basis is None:
             told = learned.known[: rows.learned_bytes]
-            if self.route.sends and learned.forth is None:  # of a run that was taken up
+            if self.route.sends and learned.forth is None:  # of a resumed run
                 learned.forth = sender_side(told, rows)
             learned.basis = Basis.read(told, rows, self.bits, learned.forth)
         return learned.basis
@@ -192,7 +192,7 @@ class Axes(Plain):
         return *rows.key, rows.planes(self.bits)
 
     def _carried(self, index: int) -> int:
-        """Bytes of what was learned in each message of a slot in the step under way."""
+        """Return the bytes of the basis in each message of a slot in the current step."""
         learned = self._learned.get(index)
         if not self.training or learned is None or learned.travelling is None:
             return 0
@@ -209,7 +209,7 @@ class Axes(Plain):
         if rows is not None:
             rehearse(torch.zeros(slot.shape, dtype=slot.dtype, device=device), rows, self.bits, chunks)
 
-    # What was learned is known to both ends and saved by one; what it is learned from is the sender's.
+    # The basis is known to both ends and saved by one; the moments it is learned from are state of the sender.
 
     def state_dict(self) -> dict[str, Tensor]:
         for learner in self._learners.values():
@@ -235,10 +235,10 @@ class Axes(Plain):
             if known is not None:
                 learned.known = known.to(self.route.device)
                 if index in before and before[index].known is learned.known:
-                    learned.basis = before[index].basis  # as an evaluation finds it, batch after batch
+                    learned.basis = before[index].basis  # the case in an evaluation, batch after batch
             self._learned[index] = learned
 
 
 def _part(rows: Rows, chunks: int) -> int:
-    """What each message of a step carries of what was learned; the last one may end in zeros."""
+    """Return the bytes of the basis that each message of a step carries; the last one may be zero-padded."""
     return -(-rows.learned_bytes // chunks)

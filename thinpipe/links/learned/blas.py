@@ -1,9 +1,9 @@
-"""NumPy's linear algebra on the thread that calls it.
+"""A context manager that limits NumPy's linear algebra to the calling thread.
 
-OpenBLAS, which NumPy's wheels have, spreads even a matrix of a few hundred columns over all cores, and waits for them
-again and again while it factorizes. Where other work has those cores, as in training, that takes many times as long:
-eigenvectors of two matrices of 384 in 26 ms on one thread, in 54 to 4600 on two, of two cores that others used as well.
-On one thread results are also the same on every number of cores.
+OpenBLAS, which NumPy's wheels contain, distributes even a matrix of a few hundred columns over all cores and
+synchronizes them repeatedly while it factorizes. If other work uses those cores, as in training, that is many times
+slower: eigenvectors of two 384 x 384 matrices took 26 ms on one thread and 54 to 4600 ms on two, on two cores that were
+also used by other work. On one thread, results also do not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 _lock = threading.Lock()
-_inside, _before = 0, 0  # threads that are, and what there was before
+_inside, _before = 0, 0  # threads inside ``one_thread``, and OpenBLAS's number of threads before
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For all of the process, since OpenBLAS knows nothing less, until the last one leaves."""
+    """Limit OpenBLAS to one thread until the last caller leaves; its setting is process-wide only."""
     global _inside, _before
     blas = _numpys()
     with _lock:
@@ -41,6 +41,6 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def _numpys() -> Any:
-    """NumPy's own OpenBLAS, and no library that torch computes with; None where NumPy has another."""
+    """Return NumPy's own OpenBLAS, not a library that torch uses; None if NumPy uses another BLAS."""
     libraries = ThreadpoolController().lib_controllers
     return next((each for each in libraries if each.internal_api == "openblas" and "numpy" in each.filepath), None)

@@ -1,7 +1,8 @@
-"""Principal axes: the moments of rows that travelled, and from them the axes and bits that ``axes`` sends with.
+"""Principal axes: second moments of the rows that were sent, and the PCA basis and bit allocation learned from them.
 
-Moments follow what changes while a model is trained: a step counts a fifth, those before it the rest. On hidden states
-of a language model a twentieth had a quarter more squared error. Rows that are not finite teach nothing.
+Moments are exponential moving averages, since the model changes in training: a step has weight 1/5, earlier steps the
+rest. On hidden states of a language model, a weight of 1/20 had a quarter more squared error. Rows that are not finite
+are ignored.
 """
 
 from __future__ import annotations
@@ -25,40 +26,40 @@ from thinpipe.links.learned.transform import Basis, Rows, decode, deviations, en
 
 Values = TypeVar("Values", Tensor, np.ndarray)
 
-RATE = 0.2  # of a step among all
-LEAST_WEIGHT = 1e-9  # of all together, where none was finite
-LEAST_DEVIATION = 1e-12  # of what never changed
+RATE = 0.2  # weight of a step in the moving average
+LEAST_WEIGHT = 1e-9  # total weight, if no step was finite
+LEAST_DEVIATION = 1e-12  # of a component that never changed
 ENOUGH = 4  # rows for each axis before there is a first basis
-PLENTY = 8  # rows for each axis in a step: more of them say nothing new
-# Steps from where learning starts to the one whose messages carry what it found. The thread takes 32 ms for two groups
-# of 384 axes beside an H200, and a step of such a model may take little more than ten.
+PLENTY = 8  # rows for each axis in a step: more do not improve the estimate
+# Steps from the start of learning to the step whose messages carry the basis. The thread takes 32 ms for two groups of
+# 384 axes on the host of an H200, and a step of such a model may take little more than 10 ms.
 LEAD = 3
 
 
 class Lesson(NamedTuple):
-    """What was learned, on the device that sends."""
+    """A learned basis, on the device of the sender."""
 
-    told: Tensor  # uint8: what travels of it
+    told: Tensor  # uint8: the bytes that are sent
     forth: Tensor  # see ``axes.Basis``
 
 
 class Learner:
-    """The moments of what one link sends, in a mapping that the link saves, and what is learned from them."""
+    """The moments of the rows one link sends, in a mapping that the link saves, and the basis learned from them."""
 
     def __init__(self, kept: MutableMapping[str, Tensor], rows: Rows, bits: float, chunks: int = 1) -> None:
         self.kept, self.rows, self.bits, self.chunks = kept, rows, bits, chunks
         self._stride = stride_of(rows, chunks)
         self._step_rows = -(-rows.count // self._stride) * chunks
-        self._seen = 0  # rows of the step under way
+        self._seen = 0  # rows of the current step
         self._thread: ThreadPoolExecutor | None = None
         self._future: Future[Lesson] | None = None
-        if "products" in kept:  # of a checkpoint that has them apart
+        if "products" in kept:  # of an older checkpoint that stores them separately
             kept["moments"] = torch.cat([kept.pop(name).flatten() for name in ("products", "mean")])
 
     def add(self, columns: Tensor) -> None:
-        """A tensor of the step under way, as ``Rows.columns`` has it."""
+        """Add a tensor of the current step, in the layout of ``Rows.columns``, to the moments."""
         if "origin" not in self.kept:
-            # Of what is far from zero beside its deviation, float32 holds no mean square less a squared mean.
+            # With a mean large against its deviation, E[x^2] - E[x]^2 cancels in float32: subtract an origin first.
             self.kept["origin"] = columns.mean(2, keepdim=True).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             self.kept["moments"] = torch.zeros(_size(self.rows), device=columns.device)
             self.kept["weight"] = torch.zeros((), device=columns.device)
@@ -72,16 +73,16 @@ class Learner:
 
     @cached_property
     def _total(self) -> _Moments:
-        """Of the step under way."""
+        """The moments of the current step."""
         return _Moments(self.rows, self.kept["origin"].device)
 
     @cached_property
     def _more(self) -> _Moments:
-        """Of a chunk that is not the first."""
+        """The moments of a chunk other than the first."""
         return _Moments(self.rows, self.kept["origin"].device)
 
     def fold(self) -> None:
-        """The step under way has ended. Nobody waits for a GPU; tensors that were kept stay what they are."""
+        """Fold the current step into the averages. Does not synchronize with the device or modify tensors in place."""
         if not self._seen:
             return
         before = self.kept["moments"], self.kept["weight"]
@@ -92,7 +93,7 @@ class Learner:
         self._seen = 0
 
     def center(self) -> None:
-        """Moments around the mean so far: of values that have moved far from where it was, none has their deviation."""
+        """Move the origin of the moments to the current mean: far from the mean, moments do not give the deviation."""
         moments = torch.empty_like(self.kept["moments"])
         (before, mean), (products, sums) = (_parts(flat, self.rows) for flat in (self.kept["moments"], moments))
         shift = mean / self.kept["weight"].clamp(min=LEAST_WEIGHT)
@@ -101,7 +102,7 @@ class Learner:
         self.kept["moments"], self.kept["origin"] = moments, self.kept["origin"] + shift
 
     def start(self) -> None:
-        """Learn from all steps that have ended, in a thread."""
+        """Start learning from all completed steps, in a thread."""
         self.center()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="thinpipe-axes")
@@ -113,7 +114,7 @@ class Learner:
         def work() -> Lesson:
             if ready is None:
                 return self._lesson(moments)
-            ready.synchronize()  # and not the copies: while one waits, no other thread can launch anything
+            ready.synchronize()  # not in the copies: while a copy blocks, no other thread can launch kernels
             with torch.cuda.stream(self._stream):
                 found = self._lesson({name: each.cpu() for name, each in moments.items()})
                 there = Lesson(*(each.pin_memory().to(device, non_blocking=True) for each in found))
@@ -124,7 +125,7 @@ class Learner:
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
-        """The thread's own, and of higher priority: what it copies need not stand behind what the worker has queued."""
+        """The thread's stream, of higher priority: its copies do not queue behind the worker's kernels."""
         return torch.cuda.Stream(self.kept["weight"].device, priority=-1)
 
     def _lesson(self, moments: dict[str, Tensor]) -> Lesson:
@@ -132,35 +133,35 @@ class Learner:
         return Lesson(*map(torch.from_numpy, learn(arrays, self.rows, self.bits, self._step_rows)))
 
     def take(self) -> Lesson:
-        """What was learned, here or before this run was taken up."""
+        """Return the basis that was learned, in this run or before it was resumed."""
         if self._future is None:
             told = self.kept.pop("next")
             return Lesson(told, sender_side(told, self.rows))
         lesson, self._future = self._future.result(), None
         if lesson.told.is_cuda:
-            for each in lesson:  # of the thread's stream
+            for each in lesson:  # allocated on the thread's stream
                 each.record_stream(torch.cuda.current_stream(each.device))
         return lesson
 
     def settle(self) -> None:
-        """Leave everything in the mapping."""
+        """Finish pending work and leave the complete state in the mapping."""
         self.fold()
         if self._future is not None:
             self.kept["next"], self._future = self._future.result().told, None
 
 
 class _Moments:
-    """Sums over rows, in memory that every step uses again: one piece, and what it is made of."""
+    """Sums over rows in one flat buffer that every step reuses, and views of its parts."""
 
     def __init__(self, rows: Rows, device: torch.device) -> None:
         self.flat = torch.empty(_size(rows), dtype=torch.float32, device=device)
         self.products, self.sums = _parts(self.flat, rows)
 
     def fill(self, columns: Tensor, origin: Tensor) -> None:
-        """Of so many columns, in place of what there was."""
-        # A GPU multiplies bfloat16 several times as fast, and sums in float32. Rounding takes a value away from itself
-        # by 2^-8 at most, in a direction that other values know nothing of: means of products stay what they are, and
-        # those of squares grow by less than 2^-18. Even with eight bits for a value, more than 2^-15 is lost.
+        """Overwrite the sums with those of these columns."""
+        # A GPU multiplies bfloat16 several times as fast, and accumulates in float32. Rounding errors are at most 2^-8
+        # relative and independent of other values: means of products are unchanged, and means of squares grow by less
+        # than 2^-18. Even quantization to 8 bits per value loses more than 2^-15.
         dtype = torch.bfloat16 if columns.is_cuda else torch.float32
         apart = deviations(columns, origin, dtype)
         torch.sum(apart, 2, keepdim=True, dtype=torch.float32, out=self.sums)
@@ -172,16 +173,16 @@ def _size(rows: Rows) -> int:
 
 
 def _parts(flat: Values, rows: Rows) -> tuple[Values, Values]:
-    """Products [groups, size, size] and sums [groups, size, 1]: views of what is kept in one piece."""
+    """Return products [groups, size, size] and sums [groups, size, 1] as views of a flat buffer."""
     end = rows.groups * rows.size**2
     return flat[:end].reshape(rows.groups, rows.size, rows.size), flat[end:].reshape(rows.groups, rows.size, 1)
 
 
 def is_due(step: int, rows: Rows, bits: float, chunks: int, start: int) -> bool:
-    """Whether learning starts with a step, counted from 0.
+    """Return True if learning starts with a step, counted from 0.
 
-    First when there were rows enough, but not before ``start``; then after 2, 4, 8 ... steps, then every so many; but
-    not while another one is under way or about to start.
+    It starts first when there were enough rows, but not before ``start``; then after 2, 4, 8 ... steps, then at the
+    fixed interval of ``Rows.every``; but not while another learning is running or about to start.
     """
     since, every = step - first_due(rows, chunks, start), rows.every(bits, chunks)
     return since >= 0 and (since % every == 0 or (LEAD <= since <= every - LEAD and since & (since - 1) == 0))
@@ -192,8 +193,11 @@ def first_due(rows: Rows, chunks: int, start: int) -> int:
 
 
 def stride_of(rows: Rows, chunks: int) -> int:
-    """Of so many rows one is enough to learn from. All places of a sample have their turn: what is at its border, or at
-    the start of a sentence, is not like the rest."""
+    """Return the stride at which rows are subsampled for learning.
+
+    It has no common divisor with the rows of a sample, so that all positions are covered: rows at a border of an image,
+    or at the start of a sentence, differ from the rest.
+    """
     places = rows.count // rows.shape[0]
     stride = max(1, rows.count * chunks // (PLENTY * rows.size))
     while math.gcd(stride, places) > 1:
@@ -202,7 +206,7 @@ def stride_of(rows: Rows, chunks: int) -> int:
 
 
 def rehearse(x: Tensor, rows: Rows, bits: float, chunks: int) -> None:
-    """What both ends do with every tensor, so that nothing compiles while a step waits for it. x becomes anything."""
+    """Run the encoder and decoder of both ends once, to compile their kernels before a step. Overwrites ``x``."""
     columns = rows.columns(x)
     learner = Learner({}, rows, bits, chunks)
     learner.add(columns)
@@ -216,26 +220,26 @@ def rehearse(x: Tensor, rows: Rows, bits: float, chunks: int) -> None:
 
 @one_thread()
 def sender_side(told: Tensor, rows: Rows) -> Tensor:
-    """What a sender makes of what it told the other end, or had told before this run was taken up."""
+    """Return the sender's projection matrix for a basis that was sent, in this run or before it was resumed."""
     return torch.from_numpy(forth_of(told.cpu().numpy(), rows)).to(told.device)
 
 
 @one_thread()
 def learn(moments: dict[str, np.ndarray], rows: Rows, bits: float, step_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """What travels of a basis, and ``forth``: see ``axes.Basis``. From moments as ``Learner.center`` leaves them.
+    """Return the bytes of a new basis and its ``forth``: see ``Basis``. Moments are centered by ``Learner.center``.
 
-    NumPy's: torch's would run on threads of their own in this one, and where there are more of those than cores, the
-    OpenMP that both have makes all of them sleep between any two loops. Training on two cores took twice as long.
+    Uses NumPy: torch would start another OpenMP thread pool for this thread, and with more threads than cores OpenMP
+    puts all of them to sleep between any two loops. Training on two cores took twice as long.
     """
     weight = max(float(moments["weight"]), LEAST_WEIGHT)
     told = np.empty(rows.learned_bytes, np.uint8)
     mean, deviations, axes, bits_of = views(told, rows)
     mean[...] = moments["origin"]
     products, _ = _parts(moments["moments"], rows)
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # the others have a model to train
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # the other cores are for training
         found = pool.map(_find_axes, products, repeat(step_rows / RATE * weight), axes)
         inverse, units, variances = map(np.stack, zip(*found, strict=True))
-    # No deviation is less than what float32 makes of the mean, so that no component overflows.
+    # Deviations are at least the float32 rounding error of the mean, so that no component overflows.
     least = max(LEAST_DEVIATION, float(np.abs(mean).max()) * float(np.finfo(np.float32).eps))
     exact = np.maximum(np.sqrt(variances / weight), least * units)
     deviations[...] = exact
@@ -244,10 +248,11 @@ def learn(moments: dict[str, np.ndarray], rows: Rows, bits: float, step_rows: in
 
 
 def _find_axes(products: np.ndarray, rows: float, axes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fills in a group's axes as they travel, each 1 / unit long; gives their inverse, units, and variances in that.
+    """Fill in a group's axes as int8, each with a separate unit; return their inverse, units, and variances in units.
 
-    Few operations, in little memory: after each one a thread waits for Python, and some machines take longer to find
-    memory than to fill it. float32 where it loses less than the 8 bits of an axis do; NumPy inverts in float64.
+    Few operations and little memory: after each operation the thread waits for the GIL, and on some machines allocating
+    memory takes longer than filling it. float32 where it loses less than the 8 bits of an axis; NumPy inverts in
+    float64.
     """
     eigenvalues, vectors = np.linalg.eigh(products.astype(np.float64))
     vectors = vectors.astype(np.float32)
@@ -256,15 +261,16 @@ def _find_axes(products: np.ndarray, rows: float, axes: np.ndarray) -> tuple[np.
     np.rint(whole, out=whole)
     axes[...] = whole.T
     inverse = np.linalg.inv(whole)
-    shares = np.square(inverse @ vectors, out=whole)  # and no difference, of which float32 has few digits
+    shares = np.square(inverse @ vectors, out=whole)  # a sum of squares, not a difference that would cancel in float32
     variances = shares @ _shrunk(eigenvalues, rows).astype(np.float32)
     return inverse, units[:, None], variances.astype(np.float64)[:, None]
 
 
 def allocate(variances: np.ndarray, total: int) -> np.ndarray:
-    """So many bits over normal variables, 0 to 8 each, for the least sum of squared errors; uint8.
+    """Allocate ``total`` bits over normal variables, 0 to 8 each, for the least sum of squared errors; return uint8.
 
-    A bit takes less error away than the one before it, so the best ones are the best of all.
+    This is reverse water-filling. Each further bit of a variable removes less error than the one before it, so the
+    greedy choice is optimal.
     """
     errors = np.array([distortion(bits) for bits in range(MAX_BITS + 1)])
     gains = variances[:, None] * (errors[:-1] - errors[1:])
@@ -274,9 +280,9 @@ def allocate(variances: np.ndarray, total: int) -> np.ndarray:
 
 
 def _shrunk(variances: np.ndarray, rows: float) -> np.ndarray:
-    """Of all axes, nearer to their mean the fewer rows they are of (Chen et al., 2010: the oracle approximation).
+    """Return variances shrunk towards their mean, more for fewer rows (oracle approximation, Chen et al., 2010).
 
-    So no axis has no deviation at all: a value that was constant so far may change.
+    So every axis has a deviation above 0: a value that was constant so far may change.
     """
     variances = variances.astype(np.float64).clip(0, np.finfo(np.float32).max)
     size, total, squares = len(variances), variances.sum(), np.square(variances).sum()

@@ -1,24 +1,23 @@
-"""axes:B: rows of values in the directions in which they vary, each direction with as many bits as it deserves.
+"""axes:B: PCA transform coding of rows, with bits allocated to the axes by variance (reverse water-filling).
 
-Here is what both ends of a link do with axes that they have; ``principal`` says where those come from, and
-``thinpipe.links.learned.axes`` when they travel.
+This module encodes and decodes with a given basis; ``principal`` learns it, and ``thinpipe.links.learned.axes`` decides
+when it is sent.
 
-A tensor is rows of values that vary together: a token's, or those of a square of pixels in all channels. Wide rows fall
-into groups that have axes of their own. With the mean m of all rows, axes V (the columns of a matrix, rounded to 8
-bits, which is why its inverse is not its transpose), the deviation s of each axis and its number of bits, a row x
-travels as
+A tensor consists of rows of values that vary together: those of a token, or of a square of pixels in all channels. Wide
+rows are split into groups with separate axes. With the mean m of all rows, axes V (the columns of a matrix, rounded to
+8 bits, so its inverse is not its transpose), the deviation s of each axis and its number of bits, a row x is sent as
 
     z       (x - m) in the axes V, divided by s
     gain    the root of the mean of z^2 over axes with bits, at least max |z| / AXES_REACH; a bfloat16 for each row
     codes   of z / gain, axis by axis: the level of a normal distribution (``normal``) that is nearest
 
-and comes back as V(gain * s * level) + m. Bits of all axes sum to the same whatever was learned, B for each value.
+and decoded as V(gain * s * level) + m. The bits of all axes always have the same sum, B for each value on average.
 
-The wire has the gains of all rows, then B bit planes for every value of a row: for each axis in turn its lowest bits
-of all rows, the next ones, and so on. A plane has 8 pieces of ceil(rows / 8) rows; bit k of its byte i is of row i of
-piece k. So a plane is written and read by whole bytes, whatever the bits of its neighbours.
+The wire has the gains of all rows, then B bit planes for every value of a row: for each axis in turn the lowest bits
+of all rows, the next bits, and so on. A plane has 8 pieces of ceil(rows / 8) rows; bit k of its byte i belongs to row i
+of piece k. So a plane is written and read in full bytes, whatever the number of bits of other axes.
 
-NaN or infinity in a row is in its gain, and nothing of it comes back finite.
+NaN or infinity in a row makes its gain non-finite, and all its decoded values too.
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ from thinpipe.codecs.normal import MAX_BITS, boundaries, levels
 
 LEAST_BITS = 0.5
 # A GPU multiplies bfloat16 seven times as fast as float32. Rounding rows and axes to it, at both ends, adds 2^-18 to
-# the squared error; so many bits for each value of hidden states lose a hundred times that.
+# the squared error; quantizing hidden states to this many bits per value loses a hundred times that.
 ROUNDED_BITS = 4
-MOST_AXES = 512  # of a group: their matrix is 256 kB, and takes a core 50 ms to find
+MOST_AXES = 512  # of a group: their matrix has 256 kB, and its eigendecomposition takes a core 50 ms
 LEAST_AXES = 16
 BLOCKS = (8, 4, 2, 1)  # pixels: the sides that squares of an image may have
 
-# Learned axes may take this part of a link's bytes. They age: where that would let them travel more rarely than every
-# FRESH steps, rows fall into more groups, with fewer axes each. That costs more than age does, on hidden states and on
-# pictures, until they are this old.
+# Learned axes may take this share of a link's bytes. They become stale: if they would be sent less often than every
+# FRESH steps, rows are split into more groups with fewer axes each. On hidden states and on pictures, more groups cost
+# more accuracy than stale axes until these are FRESH steps old.
 LEARNING_SHARE = 0.05
 FRESH = 64
-OFTEN = 5  # steps: on a GPU, about the time in which a core finds the axes of two links
+OFTEN = 5  # steps: on a GPU, about the time in which a core computes the axes of two links
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How tensors of a shape are rows, and how these fall into groups."""
+    """The layout of tensors of one shape as rows, and of rows as groups of axes."""
 
     shape: torch.Size
     groups: int
@@ -63,12 +62,12 @@ class Rows:
 
     @property
     def rotated(self) -> bool:
-        """Whether squares go through a Hadamard transform, so that what varies together is in one group."""
+        """True if squares go through a Hadamard transform, so that correlated values are in one group."""
         return self.block > 1 and self.groups > 1
 
     @cached_property
     def width(self) -> int:
-        """Values in a row."""
+        """The number of values in a row."""
         return self.shape[1] * self.block**2 if self.block else self.shape[-1]
 
     @cached_property
@@ -77,11 +76,11 @@ class Rows:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """What tensors have in common that can have the same axes."""
+        """The properties that tensors must share to use the same axes."""
         return self.width, self.groups, self.size, self.block
 
     def planes(self, bits: float) -> int:
-        """Bits of a row."""
+        """Return the number of bits of a row."""
         return math.floor(bits * self.width)
 
     def wire_bytes(self, bits: float) -> int:
@@ -89,22 +88,22 @@ class Rows:
 
     @property
     def learned_bytes(self) -> int:
-        """Of mean, deviation, axes and bits: see ``Basis``."""
+        """The bytes of mean, deviations, axes and bits: see ``Basis``."""
         return sum(_sizes(self))
 
     def every(self, bits: float, chunks: int) -> int:
-        """Steps of so many chunks from one learning to the next."""
+        """Return the interval between two learnings, in steps of ``chunks`` chunks."""
         return max(OFTEN, math.ceil(self.learned_bytes / (LEARNING_SHARE * chunks * self.wire_bytes(bits))))
 
     def columns(self, x: Tensor) -> Tensor:
-        """A tensor as float32 [groups, size, count], of which each column is a row of it; the last may end in zeros."""
+        """Return a tensor as float32 [groups, size, count], one row per column; the last group is zero-padded."""
         if self.block:
             images, channels, height, width = self.shape
             side = self.block
             squares = x.reshape(images, channels, height // side, side, width // side, side).permute(1, 3, 5, 0, 2, 4)
             values = squares.reshape(channels, side * side, -1).float()
             if self.rotated:
-                values = _rotated(values).transpose(0, 1)  # its coefficients one by one
+                values = _rotated(values).transpose(0, 1)  # sorted by coefficient
             values = values.reshape(self.width, -1)
         else:
             values = x.reshape(-1, self.width).float().T
@@ -114,13 +113,13 @@ class Rows:
         return values.unflatten(0, (self.groups, self.size))
 
     def view(self, out: Tensor) -> Tensor | None:
-        """A tensor as ``columns`` has it, where that takes no copy."""
+        """Return a view of a tensor in the layout of ``columns``; None if that needs a copy."""
         if self.block or out.dtype != torch.float32 or self.groups * self.size != self.width or not out.is_contiguous():
             return None
         return out.view(-1, self.groups, self.size).permute(1, 2, 0)
 
     def restore(self, columns: Tensor, out: Tensor) -> None:
-        """The inverse of ``columns``."""
+        """Write columns back into a tensor: the inverse of ``columns``."""
         values = columns.flatten(0, 1)[: self.width]
         if not self.block:
             out.view(-1, self.width).copy_(values.T)
@@ -134,9 +133,9 @@ class Rows:
 
 
 def rows_of(shape: Sequence[int], bits: float, chunks: int) -> Rows | None:
-    """The rows of tensors of a shape, so many a step; None where there are none to speak of."""
+    """Return the rows of tensors of a shape, with ``chunks`` tensors a step; None if rows are too short."""
     shape = torch.Size(shape)
-    # [N, C, H, W]; but [N, H, W, C], as some models of images have it, where that alone makes images square.
+    # [N, C, H, W]; or [N, H, W, C], as some image models have it, if only that makes images square.
     is_image = len(shape) == 4 and not shape[1] == shape[2] != shape[3]
     if len(shape) < 2 or 0 in shape:
         return None
@@ -157,20 +156,20 @@ def rows_of(shape: Sequence[int], bits: float, chunks: int) -> Rows | None:
 
 @dataclass(frozen=True)
 class Basis:
-    """What was learned, as it travels, and what follows from that. All vectors have groups * size entries."""
+    """A learned basis as it is sent, and matrices derived from it. All vectors have groups * size entries."""
 
     bits: Tensor  # uint8
     starts: Tensor  # int64: the first plane of each axis
     share: Tensor  # the root of 1 / axes with bits
     mean: Tensor  # float32 [groups, values, 1]
-    back: Tensor  # [groups, values, axes]: from components, in deviations, to rows
-    forth: Tensor | None  # [groups, axes, values], of a sender
+    back: Tensor  # [groups, values, axes]: decoding matrix, from components in units of deviations to rows
+    forth: Tensor | None  # [groups, axes, values]: encoding matrix, at a sender only
 
     @staticmethod
     def read(learned: Tensor, rows: Rows, bits: float, forth: Tensor | None = None) -> Basis:
-        """From bytes that may be anything: mean and deviations, float32; axes, int8, rows of a matrix; bits.
+        """Read a basis from untrusted bytes: mean and deviations, float32; axes, int8, rows of a matrix; bits.
 
-        A deviation is that of the component times what makes an axis of the int8. ``forth``: of a sender.
+        A deviation is that of the component times the unit of the int8 axis. ``forth``: given at a sender.
         """
         mean, deviation, axes, each = learned.split(_sizes(rows))
         mean, deviation = (as_dtype(part, torch.float32).view(rows.groups, rows.size, 1) for part in (mean, deviation))
@@ -191,9 +190,9 @@ class Basis:
 
 
 def forth_of(learned: np.ndarray, rows: Rows, inverse: np.ndarray | None = None) -> np.ndarray:
-    """What a sender multiplies rows with. Found where axes are, on the CPU: no GPU and no step waits for it.
+    """Return the encoding matrix of a sender. It is computed on the CPU, where the axes are, and blocks no step.
 
-    ``inverse``: of the axes as they travel, by who has it; it becomes what is returned.
+    ``inverse``: of the int8 axes, if it is known; it is overwritten and returned.
     """
     _, deviation, axes, each = views(learned, rows)
     if inverse is None:
@@ -203,7 +202,7 @@ def forth_of(learned: np.ndarray, rows: Rows, inverse: np.ndarray | None = None)
 
 
 def views(learned: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, deviations, axes and bits, group by group: the bytes themselves, to be read or filled in."""
+    """Return writable views of mean, deviations, axes and bits of a basis, group by group."""
     mean, deviation, axes, each = np.split(learned, np.cumsum(_sizes(rows))[:-1])
     vector = rows.groups, rows.size, 1
     return (
@@ -215,13 +214,13 @@ def views(learned: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _sizes(rows: Rows) -> list[int]:
-    """Bytes of mean, deviations, axes and bits."""
+    """Return the bytes of mean, deviations, axes and bits."""
     total = rows.groups * rows.size
     return [4 * total, 4 * total, total * rows.size, total]
 
 
 def encode(columns: Tensor, basis: Basis, rows: Rows, wire: Tensor, kernels: str | Kernels = "auto") -> None:
-    """Fill a wire from what ``Rows.columns`` made of a tensor."""
+    """Encode a tensor, in the layout of ``Rows.columns``, into a wire."""
     assert basis.forth is not None
     components = torch.empty_like(columns, memory_format=torch.contiguous_format)
     product(basis.forth, deviations(columns, basis.mean, basis.forth.dtype), components)
@@ -236,7 +235,7 @@ def encode(columns: Tensor, basis: Basis, rows: Rows, wire: Tensor, kernels: str
 
 
 def decode(wire: Tensor, basis: Basis, rows: Rows, out: Tensor, kernels: str | Kernels = "auto") -> None:
-    """Fill a tensor from its wire, of the right size but with any contents."""
+    """Decode a wire into a tensor; the wire has the right size but untrusted contents."""
     end = 2 * rows.count
     gains, planes = as_dtype(wire[:end], torch.bfloat16), wire[end:].view(-1, -(-rows.count // 8))
     z = torch.empty(rows.groups, rows.size, rows.count, dtype=basis.back.dtype, device=wire.device)
@@ -250,12 +249,12 @@ def decode(wire: Tensor, basis: Basis, rows: Rows, out: Tensor, kernels: str | K
 
 
 def deviations(columns: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
-    """From a mean, and only then rounded."""
+    """Return columns minus the mean, rounded to ``dtype`` after the subtraction."""
     return torch.sub(columns, mean, out=torch.empty_like(columns, dtype=dtype))
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """Of matrices, summed in float32. Nothing with ``out`` goes through autocast, in which stages compute."""
+    """Multiply batches of matrices, accumulating in float32. Calls with ``out`` bypass the autocast of stages."""
     if a.dtype == torch.float32:
         return torch.bmm(a, b, out=out)
     return torch.bmm(a, b, torch.float32, out=out)
@@ -267,7 +266,7 @@ def _kernels(chosen: str | Kernels, wire: Tensor) -> Kernels:
 
 @cache
 def _table(of: object, rest: float, device: torch.device) -> Tensor:
-    """Levels or boundaries of a normal distribution for 0 to 8 bits, a row each, filled up."""
+    """Return the quantizer levels or boundaries of a normal distribution for 0 to 8 bits, in padded rows."""
     assert of is levels or of is boundaries
     most = len(of(MAX_BITS))
     rows = [[*of(bits), *[rest] * (most - len(of(bits)))] for bits in range(MAX_BITS + 1)]
@@ -275,14 +274,14 @@ def _table(of: object, rest: float, device: torch.device) -> Tensor:
 
 
 def _rotated(squares: Tensor) -> Tensor:
-    """[channels, pixels, squares] through a Hadamard transform, which is its own inverse."""
+    """Return the Hadamard transform of [channels, pixels, squares]; it is its own inverse."""
     matrix = _hadamard(squares.shape[1], squares.device).expand(len(squares), -1, -1)
     return torch.bmm(matrix, squares, out=torch.empty_like(squares, memory_format=torch.contiguous_format))
 
 
 @cache
 def _hadamard(size: int, device: torch.device) -> Tensor:
-    """The orthonormal one."""
+    """Return the orthonormal Hadamard matrix."""
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])

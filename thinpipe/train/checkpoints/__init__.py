@@ -1,1 +1,1 @@
-"""Checkpoints: what a run is saved as, and how it goes on from there."""
+"""Checkpoints: saving the state of a run, and resuming from it."""

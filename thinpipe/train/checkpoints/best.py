@@ -1,4 +1,4 @@
-"""The best checkpoint of a run: of the best validation metric, kept in addition to the newest.
+"""The checkpoint with the best validation metric of a run, kept in addition to the newest.
 
 DIR/best -> step-00000120    a link; manifests have its step and its metric too (``Progress.best``)
 """
@@ -19,7 +19,7 @@ _NAME = re.compile(r"step-\d{8,}")
 
 
 def improves(progress: Progress) -> bool:
-    """Return whether the evaluation just made is better than that of the best checkpoint; NaN and infinity are not."""
+    """Return True if the last evaluation is better than the best checkpoint's; NaN and infinity never are."""
     metric, best = progress.metric, progress.best
     if best is None or not math.isfinite(metric):
         return math.isfinite(metric)
@@ -27,7 +27,7 @@ def improves(progress: Progress) -> bool:
 
 
 def mark_best(directory: Path, name: str | None) -> None:
-    """Let the link point to the checkpoint of this name, or remove it; on file systems without links do nothing.
+    """Point the link to the checkpoint of this name, or remove it; do nothing on file systems without links.
 
     Replaced atomically: it points to a complete checkpoint at any time.
     """

@@ -1,10 +1,10 @@
-"""The folder that checkpoints go to: one run's at a time, each checkpoint whole or not there.
+"""The checkpoint folder of a run: locked by one run at a time, with checkpoints that are complete or absent.
 
 DIR/.lock                     held by the client while a run saves here
-DIR/step-00000120/            complete: a folder gets this name when all is in it
+DIR/step-00000120/            complete: a folder gets this name when all files are in it
   part-0.safetensors ...      each worker's tensors
   manifest.json               step, settings, progress, and the parts with their sizes and hashes
-DIR/step-00000240.partial/    being written, being deleted, or left by a run that was ended meanwhile
+DIR/step-00000240.partial/    being written, being deleted, or left by an interrupted run
 DIR/best                      link to one of them: best.py
 DIR/tokenizer/                of a run that trained one, from its first checkpoint on: ``Data.companions``
 """
@@ -35,7 +35,7 @@ PARTIAL = ".partial"
 LOCK = ".lock"
 COMPANIONS = "tokenizer"
 _WORD = ".word-"
-# What file systems answer that know no locks.
+# Errors of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 
@@ -48,14 +48,14 @@ def is_complete(path: Path) -> bool:
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """The complete checkpoints of a folder, oldest first."""
+    """Return the complete checkpoints of a folder, oldest first."""
     return sorted(path for path in directory.glob("step-*") if is_complete(path))
 
 
 def candidates(path: Path) -> list[Path]:
-    """The checkpoints a user may mean by a path: this one; or those in this folder, the newest first.
+    """Return the checkpoints a user may mean by a path: this one; or those in this folder, newest first.
 
-    Among them are those that have lost their manifest: whoever takes an older one instead should say why.
+    Includes those that have lost their manifest: a caller that uses an older one instead should report why.
     """
     if is_complete(path):
         return [path]
@@ -69,12 +69,12 @@ def candidates(path: Path) -> list[Path]:
 
 
 def newest(path: Path) -> Path:
-    """The checkpoint a user means, if it is not damaged: this one, or the newest in this folder."""
+    """Return the checkpoint a user means: this one, or the newest with a manifest in this folder; not verified."""
     return next(each for each in candidates(path) if is_complete(each))
 
 
 def newest_manifest(path: Path) -> tuple[Path, Manifest]:
-    """The newest one that has a manifest as it was written, and that manifest; ValueError if none has."""
+    """Return the newest checkpoint with an undamaged manifest, and the manifest; raise ValueError if there is none."""
     damages: list[tuple[Path, str]] = []
     for each in candidates(path):
         try:
@@ -85,7 +85,7 @@ def newest_manifest(path: Path) -> tuple[Path, Manifest]:
 
 
 def newest_whole(path: Path) -> tuple[Path, Manifest, list[tuple[Path, str]]]:
-    """The newest one whose parts are what was saved, and what is wrong with later ones; ValueError if none is whole."""
+    """Return the newest undamaged checkpoint, and the damage of later ones; raise ValueError if all are damaged."""
     damages: list[tuple[Path, str]] = []
     for each in candidates(path):
         try:
@@ -99,8 +99,8 @@ def newest_whole(path: Path) -> tuple[Path, Manifest, list[tuple[Path, str]]]:
 
 
 def all_damaged(path: Path, damages: list[tuple[Path, str]]) -> str:
-    """What to say of a path none of whose checkpoints can be read."""
-    if damages and damages[0][0] == path:  # the user named this very one
+    """Return the error message for a path none of whose checkpoints can be read."""
+    if damages and damages[0][0] == path:  # the user named this checkpoint
         others = [each.name for each in reversed(checkpoints(path.parent)) if each != path]
         advice = f"others in {path.parent}: {', '.join(others)}" if others else f"there is no other in {path.parent}"
         return f"{path} is damaged: {damages[0][1]}; {advice}"
@@ -109,7 +109,7 @@ def all_damaged(path: Path, damages: list[tuple[Path, str]]) -> str:
 
 
 def load(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """The tensors of a checkpoint whose names are wanted, on the CPU. DamagedError if they are not what was saved."""
+    """Return the wanted tensors of a checkpoint, on the CPU; raise DamagedError if they differ from what was saved."""
     state: dict[str, Tensor] = {}
     for part in read_manifest(path).parts:
         state |= read_part(path, part, wanted)
@@ -117,13 +117,13 @@ def load(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
 
 
 def companions_of(path: Path) -> Path | None:
-    """The folder with a run's companions, given where its checkpoints are, or one of them; None if it has none."""
+    """Return the folder of a run's companions, given its checkpoint folder or one checkpoint; None if it has none."""
     found = (path.parent if is_complete(path) else path) / COMPANIONS
     return found if found.is_dir() else None
 
 
 def keep_companions(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Put files into the folder of a run, replacing each atomically; others, of a run before it, are removed last."""
+    """Write files to the folder of a run, replacing each atomically; then remove others, of an earlier run."""
     kept = directory / COMPANIONS
     if not files or (kept.is_dir() and read_folder(kept) == files):
         return
@@ -137,7 +137,7 @@ def keep_companions(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def delete(path: Path) -> None:
-    """Half a checkpoint must never look like a whole one."""
+    """Delete a checkpoint; rename it first, since an incomplete one must never look complete."""
     partial = path.with_name(f"{path.name}.old{PARTIAL}")
     shutil.rmtree(partial, ignore_errors=True)
     path.rename(partial)
@@ -145,12 +145,12 @@ def delete(path: Path) -> None:
 
 
 class FolderLock:
-    """A run's hold on its folder. The kernel lets go of it when the process ends, however it ends."""
+    """A run's lock on its folder. The kernel releases it when the process ends, even by a crash."""
 
     def __init__(self, directory: Path) -> None:
-        """ValueError if another run has the folder, or if nothing can be written there."""
+        """Take the lock; raise ValueError if another run has it, or if the folder is not writable."""
         self._path = directory / LOCK
-        self.notice: str | None = None  # what the user should know
+        self.notice: str | None = None  # a line for the user if the folder cannot be locked
         self._made = not directory.exists()
         try:
             make_folder(directory)
@@ -182,18 +182,18 @@ class FolderLock:
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 return handle
-            os.close(handle)  # of a run that has just ended and taken the file away
+            os.close(handle)  # of a run that has just ended and deleted the file
 
     @property
     def is_held(self) -> bool:
         return self.notice is None
 
     def release(self) -> None:
-        # While it is held: whoever opened the file before finds out that it has gone, and makes another.
+        # While locked: a process that opened the file before finds that it is deleted, and creates another.
         self._path.unlink(missing_ok=True)
         os.close(self._handle)
         if self._made:
-            with suppress(OSError):  # there are checkpoints in it, as there should be
+            with suppress(OSError):  # it contains checkpoints, as it should
                 self._path.parent.rmdir()
 
     def _is_still_there(self, handle: int) -> bool:
@@ -204,7 +204,7 @@ class FolderLock:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what runs that were ended left half written. Only for who has the lock."""
+    """Remove incomplete files of interrupted runs. The caller must hold the lock."""
     for left in directory.glob(f"step-*{PARTIAL}"):
         shutil.rmtree(left, ignore_errors=True)
     for left in directory.glob(f"{_WORD}*"):
@@ -212,7 +212,7 @@ def sweep(directory: Path) -> None:
 
 
 def check_exported(folder: str, option: Literal["model", "adapter"] = "model") -> None:
-    """OptionError if a folder that should have a model, or adapters, has a run's checkpoints."""
+    """Raise OptionError if a folder that should contain a model, or adapters, contains a run's checkpoints."""
     if is_complete(Path(folder)) or checkpoints(Path(folder)):
         kind = "transformers" if option == "model" else "peft"
         raise OptionError(
@@ -242,9 +242,9 @@ def check_save_folder(directory: Path, resume: Path | None) -> None:
 
 
 def check_shared(directory: Path, world: World) -> None:
-    """ValueError on all workers if one does not see what the client writes into the folder. A collective."""
+    """Raise ValueError on all workers if one does not see what the client writes to the folder. A collective."""
     word, problem = secrets.token_hex(16), None
-    file = directory / f"{_WORD}{secrets.token_hex(8)}"  # a name that no file system remembers as missing
+    file = directory / f"{_WORD}{secrets.token_hex(8)}"  # a new name: file systems may cache missing names
     if world.is_client:
         try:
             file.write_text(word)

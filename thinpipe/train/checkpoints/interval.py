@@ -1,4 +1,4 @@
-"""When a run saves: after a number of steps, or a time; by default at the end of an epoch and every ten minutes."""
+"""Checkpoint intervals: a number of steps or a time; by default the end of an epoch and every ten minutes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIME = re.compile(rf"(\d{{1,6}}(?:\.\d{{1,3}})?)\s*({'|'.join(_UNITS)})")
 
 
 def parse_interval(text: str) -> int | str:
-    """Return a number of steps, or a time as it was written: so it goes into manifests."""
+    """Return a number of steps, or a time as the user wrote it, which is stored in manifests."""
     text = text.strip()
     return int(text) if text.isdecimal() else text
 
@@ -34,7 +34,7 @@ INTERVAL = Rule("a number of steps, or a time as in 30s, 10min or 2h", _is_inter
 
 
 class SaveTimer:
-    """Tells the loop when the next checkpoint is due."""
+    """A timer for the next checkpoint."""
 
     def __init__(self, interval: int | str | None, steps_per_epoch: int) -> None:
         self._seconds = _interval_s(interval)
@@ -42,7 +42,7 @@ class SaveTimer:
         self._began = time.monotonic()
 
     def is_due(self) -> bool:
-        """Return whether the time has passed, by this worker's clock: only the client's may decide."""
+        """Return True if the time has passed by this worker's clock. Only the client's clock may decide."""
         return self._seconds is not None and time.monotonic() - self._began >= self._seconds
 
     def is_due_after(self, step: int) -> bool:

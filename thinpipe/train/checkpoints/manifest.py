@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself: a JSON file that is written last and guards itself with a hash."""
+"""The manifest of a checkpoint: a JSON file that is written last and contains a hash of its contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinpipe.version import __version__
 
 FORMAT = 2  # of the manifest, of the parts and of the names of tensors
 NAME = "manifest.json"
-_SEAL = "xxh3_128"  # of all else
+_SEAL = "xxh3_128"  # hash of all other entries
 _KEYS = ("format", "thinpipe", "torch", "settings", "habits", "progress", "first_units", "data", "parts")
 
 
@@ -31,9 +31,9 @@ class ForeignError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """How the run was saved: so it goes on, unless the user says otherwise."""
+    """Options for saving a run, which stay in effect when it resumes unless the user gives others."""
 
-    save_every: int | str | None = None  # steps, or a time as it was written
+    save_every: int | str | None = None  # steps, or a time as the user wrote it
     keep: int = 2
     save_local: bool = False
     keep_best: bool = False
@@ -41,17 +41,17 @@ class Habits:
 
 @dataclass(kw_only=True)
 class Progress:
-    """How far the whole run is, as the client knows it: numbers that go on counting when it is taken up again."""
+    """The progress of a run, valid on the client: counters and metrics that continue when the run resumes."""
 
-    step: int = 0  # done
-    steps: int = 0  # of the whole run
-    epoch_loss: float = 0.0  # sum over the samples of the epoch under way
+    step: int = 0  # completed
+    steps: int = 0  # of the full run
+    epoch_loss: float = 0.0  # sum over the samples of the current epoch
     epoch_correct: float = 0.0
     epoch_samples: int = 0
-    train_loss: float = float("nan")  # of the last epoch evaluated, and so on
+    train_loss: float = float("nan")  # of the last evaluation, as are the next two
     validation_loss: float = float("nan")
     metric: float = float("nan")
-    best_metric: float = float("-inf")  # not finite: of no epoch yet
+    best_metric: float = float("-inf")  # not finite: nothing evaluated yet
     best: tuple[int, float] | None = None  # step and metric of the best checkpoint, if there is one
     metric_name: Metric = "accuracy"
     bits_per_byte: float | None = None  # of texts
@@ -81,7 +81,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All but the tensors."""
+    """Everything in a checkpoint except the tensors."""
 
     settings: Settings
     habits: Habits
@@ -108,7 +108,7 @@ class Manifest:
             temporary.write_text(json.dumps(facts | {_SEAL: seal(facts)}, indent=2))
 
     def versions(self) -> str | None:
-        """A line about the versions that saved it, if they were others."""
+        """Return a line about the versions that saved the checkpoint, or None if they are the current ones."""
         if (self.thinpipe, self.torch) == (__version__, str(torch.__version__)):
             return None
         return (
@@ -118,17 +118,17 @@ class Manifest:
 
 
 def seal(facts: Mapping[str, Any]) -> str:
-    """The hash of a manifest's contents, however they are laid out."""
+    """Return the hash of a manifest's contents, independent of its formatting."""
     return xxh3_128(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Of the checkpoint at ``path``. DamagedError if it is not as it was written, ForeignError for other versions."""
+    """Return the manifest of a checkpoint; raise DamagedError if it was changed, ForeignError for other versions."""
     return manifest_of(read_facts(path), path)
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The manifest as JSON, of this format and unchanged."""
+    """Return the manifest as JSON, after checking its format and hash."""
     facts = _parse(path / NAME)
     number = facts.get("format")
     if type(number) is not int or number < 1:
@@ -150,7 +150,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def manifest_of(facts: Mapping[str, Any], path: Path) -> Manifest:
-    """From what ``read_facts`` returned for ``path``."""
+    """Return the manifest from what ``read_facts`` returned for ``path``."""
     missing = [key for key in _KEYS if key not in facts]
     unknown = sorted(facts.keys() - set(_KEYS))
     try:

@@ -1,7 +1,8 @@
 """One worker's part of a checkpoint: named tensors as a safetensors file, with the hash of its bytes.
 
-The file is written as a stream of pieces. So a part takes no memory beside the tensors, its hash is that of what was in
-memory, and the same stream goes to the client where the client keeps all parts (``send_pieces``). The library reads it.
+The file is written as a stream of pieces. So a part needs no memory in addition to the tensors, its hash is that of the
+values in memory, and the same stream is sent to the client if the client keeps all parts (``send_pieces``). Parts are
+read by the safetensors library.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from thinpipe.system.files import regular_size
 from thinpipe.train.engines.world import World
 from thinpipe.train.models.save import TensorFile
 
-PIECE = 4 << 20  # bytes that are written, hashed or sent at once
+PIECE = 4 << 20  # bytes that are written, hashed or sent at a time
 
 
 class DamagedError(ValueError):
-    """A checkpoint is not what was saved: the message names the file and says what is wrong with it."""
+    """A checkpoint differs from what was saved; the message names the file and the problem."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What the manifest knows of a part."""
+    """The manifest's entry for a part: name, size and hash."""
 
     name: str
     bytes: int
@@ -51,7 +52,7 @@ def part_name(worker: int) -> str:
 
 
 class PartStream:
-    """The bytes of a safetensors file: a header that says where each tensor is, then the tensors."""
+    """The bytes of a safetensors file: a header with the position of each tensor, then the tensors."""
 
     def __init__(self, state: dict[str, Tensor]) -> None:
         file = TensorFile(state)
@@ -59,20 +60,20 @@ class PartStream:
         self._tensors = [state[name] for name in file.names]
 
     def pieces(self) -> Iterator[Tensor]:
-        """uint8 on the CPU, at most ``PIECE`` each."""
+        """Yield the bytes as uint8 tensors on the CPU, at most ``PIECE`` each."""
         yield from torch.frombuffer(bytearray(self._header), dtype=torch.uint8).split(PIECE)
         yield from tensor_pieces(self._tensors)
 
 
 def tensor_pieces(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The bytes of these tensors, uint8 on the CPU, at most ``PIECE`` at once."""
+    """Yield the bytes of these tensors as uint8 on the CPU, at most ``PIECE`` each."""
     for tensor in tensors:
         if tensor.numel():
             yield from as_bytes(tensor.detach().cpu().contiguous()).split(PIECE)
 
 
 def filled(tensors: Iterable[Tensor], pieces: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Tensors on the CPU, each when its bytes have come; pieces may end anywhere in them."""
+    """Yield each CPU tensor once it is filled with bytes from ``pieces``, which may end anywhere in a tensor."""
     coming, piece = iter(pieces), torch.empty(0, dtype=torch.uint8)
     for tensor in tensors:
         room = as_bytes(tensor) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
@@ -85,7 +86,7 @@ def filled(tensors: Iterable[Tensor], pieces: Iterable[Tensor]) -> Iterator[Tens
 
 
 class HashedPieces:
-    """Pieces that are counted and hashed as they pass."""
+    """An iterable of pieces that are counted and hashed as they pass."""
 
     def __init__(self, pieces: Iterable[Tensor]) -> None:
         self._pieces, self._hash, self.bytes = pieces, xxh3_128(), 0
@@ -94,7 +95,7 @@ class HashedPieces:
         for piece in self._pieces:
             self._hash.update(_memory(piece))
             self.bytes += piece.numel()
-            ACTIVITY.done += 1  # a slow disk is no standstill
+            ACTIVITY.done += 1  # progress: a slow disk is not a stall
             yield piece
 
     def hexdigest(self) -> str:
@@ -102,10 +103,10 @@ class HashedPieces:
 
 
 def write_pieces(path: Path, pieces: Iterable[Tensor]) -> Part:
-    """A new file of these pieces, on the disk when this returns; nothing of it is left after an error."""
+    """Write pieces to a new file, synced to disk on return; remove the file after an error."""
     hashed = HashedPieces(pieces)
     try:
-        with path.open("xb", buffering=0) as file:  # a buffer would try once more to write what a full disk refused
+        with path.open("xb", buffering=0) as file:  # a buffer would retry the write that a full disk rejected
             for piece in hashed:
                 _write_all(file, _memory(piece))
             os.fsync(file.fileno())
@@ -133,7 +134,7 @@ def read_part(directory: Path, part: Part, wanted: Callable[[str], bool]) -> dic
             names = [name for name in file.keys() if wanted(name)]  # noqa: SIM118, it is no dict
             if names:
                 verify_part(directory, part)
-            # What the library returns is the file, mapped: it must not change when the file goes.
+            # The library returns the mapped file: copy, since the tensors must not change if the file is deleted.
             return {name: file.get_tensor(name).clone() for name in names}
     except OSError as error:
         raise DamagedError(f"{part.name}: {error.strerror or error}") from None
@@ -142,7 +143,7 @@ def read_part(directory: Path, part: Part, wanted: Callable[[str], bool]) -> dic
 
 
 def verify_part(directory: Path, part: Part) -> None:
-    """Raise DamagedError unless the file is what was saved, by its size and its hash."""
+    """Raise DamagedError unless the file has the size and the hash that were saved."""
     _check_size(directory / part.name, part)
     found = xxh3_128()
     try:
@@ -167,7 +168,7 @@ def _check_size(path: Path, part: Part) -> None:
 
 
 def send_pieces(pieces: Iterable[Tensor], worker: int, world: World) -> None:
-    """Send bytes to a worker, which receives as many. ``pieces`` of any length travel as full ones."""
+    """Send bytes to a worker, which receives as many. ``pieces`` of any length are sent as pieces of full size."""
     buffer, filled = torch.empty(PIECE, dtype=torch.uint8), 0
     for piece in pieces:
         while piece.numel():
@@ -187,7 +188,7 @@ def _send(piece: Tensor, worker: int, world: World) -> None:
 
 
 def receive_pieces(count: int, worker: int, world: World) -> Iterator[Tensor]:
-    """So many bytes from a worker, piece by piece; each is gone when the next one comes."""
+    """Yield ``count`` bytes from a worker, piece by piece; each piece is overwritten by the next."""
     buffer = torch.empty(min(count, PIECE), dtype=torch.uint8)
     for start in range(0, count, PIECE):
         piece = buffer[: min(PIECE, count - start)]

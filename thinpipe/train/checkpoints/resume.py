@@ -1,12 +1,12 @@
-"""Going on from a checkpoint: the newest that is whole on all workers, whatever their number.
+"""Resuming from the newest checkpoint that is undamaged on all workers, whatever the number of workers.
 
-1  the client reads the manifest of the newest candidate and tells it
+1  the client reads the manifest of the newest candidate and broadcasts it
 2  every worker verifies and reads what it needs of the parts; or the client does, and sends it (``save_local``)
-3  all tell what is damaged; if anything is, the next older one is tried, on all workers alike
-4  every worker takes over its tensors
+3  all workers report damage; if there is any, all try the next older checkpoint
+4  every worker loads its tensors
 
-Tensors are named as in the whole model, so any worker finds its own however the model was cut. What belongs to a link
-(a codec's memory, copies of samples) goes to the link between the same two units, if there is one.
+Tensors are named as in the full model, so every worker finds its own, however the model was cut. The state of a link
+(codec state, copies of samples) is loaded by the link between the same two units, if there is one.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """Where a run goes on, and what the user should know about it."""
+    """The progress that a run resumes from, and notices for the user."""
 
     progress: Progress
     notices: list[str]
 
 
 def take_clients_word(settings: Settings, running: Running, world: World) -> tuple[Settings, Running]:
-    """What the run is, where the client alone has its checkpoints and so its settings. A collective."""
+    """Return the client's settings, and whether it resumes, if it alone has the checkpoints. A collective."""
     if not running.save_local or world.workers == 1:
         return settings, running
     told, goes_on = world.gather([settings.to_json(), running.resume is not None])[0]
     if not goes_on:
         return settings, replace(running, resume=None)
-    # Where files are on this machine, the client does not know.
+    # The client does not have this machine's file paths.
     own = {name: value for name in per_machine_settings() if (value := getattr(settings, name)) is not None}
     settings = replace(Settings.from_json(told), **own)
     return settings, running if running.resume else replace(running, resume=running.save)
@@ -72,9 +72,9 @@ def resume(
     data: Mapping[str, Any],
     frozen: str | None = None,
 ) -> Resumed:
-    """Load the newest checkpoint that is whole; ValueError, alike on all workers, if there is none. A collective.
+    """Load the newest undamaged checkpoint; raise ValueError on all workers if there is none. A collective.
 
-    ``frozen`` is the hash of what is not trained.
+    ``frozen`` is the hash of the tensors that are not trained.
     """
     assert running.resume is not None
     world = engine.world
@@ -99,7 +99,7 @@ def resume(
 
 
 def load_newest(run: Path, engine: Engine) -> None:
-    """The model's tensors of the newest checkpoint that is whole, as the client sees it, and what links learned."""
+    """Load model tensors and link state from the newest checkpoint that is undamaged on the client. A collective."""
     world, frozen = engine.world, frozen_hash(engine)
 
     def newest() -> str | None:
@@ -113,7 +113,7 @@ def load_newest(run: Path, engine: Engine) -> None:
     path = run if is_complete(run) else run / name
     manifest = world.together(lambda: manifest_of(read_facts(path), path))
     cuts = Cuts(manifest.first_units, first_units(engine))
-    # Copies of samples are of no use to others.
+    # Copies of samples are useless for other samples.
     kinds = ("model/",) if encoding(manifest.settings.compress_forward).needs_samples else ("model/", "link/")
 
     def is_wanted(key: str) -> bool:
@@ -127,7 +127,7 @@ def load_newest(run: Path, engine: Engine) -> None:
 
 
 def _offers(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
-    """The checkpoints to try, the newest first, as the client sees them: path, manifest, what is wrong with that."""
+    """Yield the checkpoints to try, newest first, as the client sees them: path, manifest, damage of the manifest."""
     names: list[str] = []
     problem = None
     if world.is_client:
@@ -167,7 +167,7 @@ def _check_same_run(manifest: Manifest, settings: Settings, data: Mapping[str, A
 
 
 def check_frozen(manifest: Manifest, here: str | None) -> None:
-    """OptionError unless what is not trained, by its hash, is what it was when the run was saved."""
+    """Raise OptionError unless the tensors that are not trained have the hash that was saved."""
     if manifest.data.get("frozen") not in (None, here):
         raise OptionError(
             "a run goes on with the weights it began with, and those that are frozen, which a checkpoint does not "
@@ -176,7 +176,7 @@ def check_frozen(manifest: Manifest, here: str | None) -> None:
 
 
 def _read_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> tuple[State, str | None]:
-    """What this worker needs, and what is wrong with it on any worker."""
+    """Return the tensors that this worker needs, and the first damage found on any worker."""
     world, damage = engine.world, None
     state: State = {}
     if not path.is_dir():
@@ -192,7 +192,7 @@ def _read_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> t
 
 
 def _first_damage(told: list[str | None]) -> str | None:
-    """One worker's word for all, and who says it unless the client does."""
+    """Return the first worker's damage, with its number unless it is the client; None if there is none."""
     for worker, damage in enumerate(told):
         if damage is not None:
             return f"{damage} (worker {worker})" if worker else damage
@@ -200,7 +200,7 @@ def _first_damage(told: list[str | None]) -> str | None:
 
 
 def _receive_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> tuple[State, str | None]:
-    """The same where the client has all parts: it verifies them, and sends every worker what that asks for."""
+    """Like ``_read_state`` if the client has all parts: it verifies them, and sends every worker its tensors."""
     world, damage = engine.world, None
     everything: State = {}
     if world.is_client:
@@ -246,7 +246,7 @@ def _send_state(tensors: list[Tensor], worker: int, world: World) -> str:
 
 
 def _fill(tensors: list[Tensor], world: World) -> str:
-    """Tensors from the bytes that the client sends, in this order."""
+    """Fill tensors, in order, with the bytes that the client sends; return their hash."""
     pieces = HashedPieces(receive_pieces(sum(each.numel() * each.element_size() for each in tensors), 0, world))
     for _ in filled(tensors, pieces):
         pass

@@ -1,12 +1,12 @@
-"""Writing a checkpoint: all workers together, and either all know that it is there or all know why it is not.
+"""Writing a checkpoint: a collective, after which all workers have either its path or the same error.
 
 1  the client makes a fresh .partial folder
-2  every worker writes its part, synced to disk; or sends it to the client, which writes it (``local``)
-3  all tell name, size and hash, or what went wrong
-4  the client sees that every part is there with its size, writes the manifest, renames the folder
-5  it lets go of older ones, and tells how it went
+2  every worker writes its part, synced to disk; or sends it to the client, which writes it (``save_local``)
+3  all workers exchange name, size and hash, or their error
+4  the client checks that every part is there with its size, writes the manifest, renames the folder
+5  the client deletes older checkpoints, and sends the result
 
-What goes wrong with the disk ends no run: the folder is removed, and the next save is another try.
+A disk error does not end the run: the folder is removed, and the next save tries again.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from thinpipe.train.checkpoints.part import (
 from thinpipe.train.engines.world import World
 from thinpipe.train.settings import Settings
 
-_SLACK = 64 << 20  # bytes that a part may have more than twice what was told before the first step
+_SLACK = 64 << 20  # bytes that a part may exceed twice its size by, as estimated before the first step
 
 
 class UnsavedError(RuntimeError):
-    """A run came to its end, and its last checkpoint could not be written."""
+    """The last checkpoint or the export of a finished run could not be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """How a save went: the path of a checkpoint, or why there is none."""
+    """The result of a save: the path of a checkpoint, or the reason why there is none."""
 
     path: Path
     problem: str | None = None
 
 
 class Saver:
-    """Writes the checkpoints of one run; the same on every worker."""
+    """The writer of the checkpoints of one run; the same on every worker."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Saver:
         habits: Habits,
         first_units: tuple[int, ...],
         data: Mapping[str, Any],
-        expected_bytes: list[int],  # of each worker's part, about
+        expected_bytes: list[int],  # estimate for each worker's part
         companions: Mapping[str, bytes],  # of the client's data
     ) -> None:
         self.directory, self.world = directory, world
@@ -103,7 +103,7 @@ class Saver:
         return best if best is not None and is_complete(checkpoint_path(self.directory, best[0])) else None
 
     def _on_client(self, function: Callable[[], None]) -> list[str]:
-        """What the client could not do, told to all."""
+        """Call a function on the client; return its disk error on all workers, as a list of at most one line."""
         problem = None
         if self.world.is_client:
             try:
@@ -126,7 +126,7 @@ class Saver:
         return [] if problems else [Part(**each) for each, _ in told], problems
 
     def _collect(self, partial: Path, state: dict[str, Tensor]) -> tuple[list[Part], list[str]]:
-        """Like ``_write``, but all files are the client's."""
+        """Like ``_write``, but the client writes all files."""
         world, stream = self.world, PartStream(state)
         sizes = world.gather(stream.bytes)
         problems = [
@@ -147,12 +147,12 @@ class Saver:
                 files.append(write_pieces(partial / part_name(worker), pieces))
             except OSError as error:
                 problem = problem or self._words(error)
-                for _ in pieces:  # the worker sends on, whatever has become of it
+                for _ in pieces:  # drain: the worker keeps sending after an error
                     pass
         return self._compared(files, None, problem)
 
     def _compared(self, files: list[Part], sent: str | None, problem: str | None) -> tuple[list[Part], list[str]]:
-        """What the client has written, if it is what the workers have sent."""
+        """Return the parts that the client has written, and a problem for each that differs from what was sent."""
         told = self.world.gather([[file.xxh3_128 for file in files], sent, problem])
         written, _, problem = told[0]
         if problem is not None:
@@ -175,7 +175,7 @@ class Saver:
             parts=tuple(parts),
         ).write(partial)
         sync(partial)
-        if path.exists():  # of a run that was resumed from an older one
+        if path.exists():  # from before the run was resumed from an older one
             delete(path)
         partial.rename(path)
         sync(self.directory)
@@ -183,10 +183,10 @@ class Saver:
         mark_best(self.directory, None if best is None else best.name)
         found = checkpoints(self.directory)
         here = found.index(path)
-        # Later ones are of a run that was resumed from before them: it comes by there again.
+        # Later ones exist if the run was resumed from before them: it will save these steps again.
         for other in found[: max(here + 1 - self.habits.keep, 0)] + found[here + 1 :]:
             if other != best:
-                with suppress(OSError):  # this one is saved, and the next one tries again
+                with suppress(OSError):  # the new checkpoint is saved, and the next save retries
                     delete(other)
 
     def _words(self, error: OSError) -> str:

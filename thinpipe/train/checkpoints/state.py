@@ -1,8 +1,8 @@
-"""Everything a worker must remember, as named tensors: model, optimizer, what codecs remember, random state.
+"""The state of a worker as named tensors: model, optimizer, codecs and random number generators.
 
-    model/<name>                  a parameter that is trained, or a buffer, by its name in the whole model
-    optimizer/<name>/<what>       what the optimizer keeps for a parameter
-    link/..., replica/...         what the codecs of this worker's links, or of its replica, remember
+    model/<name>                  a parameter that is trained, or a buffer, by its name in the full model
+    optimizer/<name>/<what>       the optimizer's state of a parameter
+    link/..., replica/...         the state of the codecs of this worker's links, or of its replica
     random/<worker>/cpu, cuda     torch's generators
 
 Names are unique over all workers, so that one checkpoint holds them all.
@@ -23,16 +23,16 @@ from thinpipe.train.settings import Settings
 
 
 class Cuts:
-    """Where a model was cut when it was saved, and where it is cut here: the first unit of every stage."""
+    """The cuts of a model when it was saved and here, as the first unit of every stage."""
 
     def __init__(self, saved: tuple[int, ...], here: tuple[int, ...], *, same_replicas: bool = True) -> None:
         self.saved, self.here, self.same_replicas = saved, here, same_replicas
-        self.dropped: set[str] = set()  # what had a memory and is not here, in words
+        self.dropped: set[str] = set()  # descriptions of saved state that has no place here
 
     def moved(self, key: str) -> str:
-        """The name here of what was saved under a name: a link is known by the two units that it joins.
+        """Return the name here of a saved tensor; a link is identified by the two units that it joins.
 
-        Empty for what belonged to a link that is not here, or to one of another number of replicas.
+        Return an empty string for state of a link that does not exist here, or of another number of replicas.
         """
         kind, _, rest = key.partition("/")
         if kind == "replica" and not self.same_replicas:
@@ -46,13 +46,13 @@ class Cuts:
         unit = self.saved[int(stage) + behind]
         if unit in self.here:
             return f"link/{self.here.index(unit) - behind}/{what}"
-        if not what.endswith("/steps"):  # every link counts those
+        if not what.endswith("/steps"):  # every link has a step counter
             self.dropped.add(f"what codecs remembered of the link before unit {unit}")
         return ""
 
 
 def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What this worker saves: on replicas the model is worker 0's to save, only the rest is their own."""
+    """Return what this worker saves. Of replicas, worker 0 alone saves model and optimizer."""
     state = dict(engine.memory())
     for kind, value in random_state(engine.world.device).items():
         state[f"random/{engine.world.worker}/{kind}"] = value
@@ -66,7 +66,7 @@ def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def belongs_here(engine: Engine, key: str) -> bool:
-    """Whether this worker wants to load what a checkpoint has under this name."""
+    """Return True if this worker loads the checkpoint's tensor of this name."""
     kind, _, rest = key.partition("/")
     if kind == "model":
         return rest in trained_tensors(engine)
@@ -110,7 +110,7 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
 
 
 def state_bytes(engine: Engine, settings: Settings) -> int:
-    """About what this worker has in a checkpoint."""
+    """Return an estimate of the bytes that this worker saves in a checkpoint."""
     mine = 0
     if engine.owns_state:
         mine += sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(engine).values())
@@ -118,20 +118,20 @@ def state_bytes(engine: Engine, settings: Settings) -> int:
             trained = (each for each in stage.parameters().values() if each.requires_grad)
             mine += optimizer_bytes(trained, settings.optimizer)
     if settings.parallel == "data" and settings.compress_backward != "none" and settings.error_feedback:
-        # What is lost on the way, for each.
+        # Error feedback: the compression error of each gradient.
         mine += sum(each.numel() * each.element_size() for each in engine.parameters() if each.requires_grad)
     return mine + sum(value.numel() * value.element_size() for value in engine.memory().values())
 
 
 def digest(engine: Engine) -> str:
-    """One SHA-256 of all parameters and buffers of the whole model, whoever holds them. A collective."""
+    """Return one SHA-256 of all parameters and buffers of the full model, over all workers. A collective."""
     mine = {name: _sha256(tensor) for name, tensor in model_tensors(engine).items()} if engine.owns_state else {}
     everyone = {name: sha for known in engine.world.gather(mine) for name, sha in known.items()}
     return hashlib.sha256("".join(f"{name} {everyone[name]}\n" for name in sorted(everyone)).encode()).hexdigest()
 
 
 def frozen_hash(engine: Engine) -> str | None:
-    """Of all that no checkpoint has, since it is not trained; None if there is nothing such. A collective."""
+    """Return the hash of all tensors that are not trained, so not in checkpoints; None without any. A collective."""
     frozen = model_tensors(engine).keys() - trained_tensors(engine).keys()
     mine = {
         name: xxh3_128(_bytes(tensor).numpy().data).hexdigest()
@@ -152,13 +152,13 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def trained_tensors(engine: Engine) -> dict[str, Tensor]:
-    """Those of ``model_tensors`` that a run changes. The others are where the run took them from."""
+    """Return those of ``model_tensors`` that a run changes. The others are available from their source."""
     held = model_tensors(engine)
     return {name: each for name, each in held.items() if each.requires_grad or not isinstance(each, nn.Parameter)}
 
 
 def model_tensors(engine: Engine) -> dict[str, Tensor]:
-    """Parameters and buffers of this worker's stages, by their names in the whole model."""
+    """Return parameters and buffers of this worker's stages by their names in the full model."""
     return {name: tensor for stage in engine.stages.values() for name, tensor in stage.tensors().items()}
 
 
@@ -167,7 +167,7 @@ def _parameters(engine: Engine) -> dict[str, nn.Parameter]:
 
 
 def seed_worker(seed: int, worker: int) -> None:
-    """What dropout draws differs on every worker; the model was built before, from the same seed everywhere."""
+    """Seed torch so that dropout differs on every worker; call it after the model is built from the common seed."""
     torch.manual_seed(mixed_seed(seed, -1, worker))
 
 
@@ -179,7 +179,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """What is not in it, of a worker or a device that was not there when it was saved, stays as it is."""
+    """Restore torch's generators; those of a worker or device that did not exist at saving stay as they are."""
     if "cpu" in state:
         torch.set_rng_state(state["cpu"])
     if "cuda" in state and device.type == "cuda":

@@ -1,1 +1,1 @@
-"""Engines: one training step, for training and for benchmarks, whatever is parallel."""
+"""Engines: one training step, used by training and benchmarks, for every form of parallelism."""

@@ -1,4 +1,4 @@
-"""A worker's part of a model in training, whether that is stages of a pipeline or the whole model."""
+"""The engine interface: a worker's part of a model in training, stages of a pipeline or a full replica."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinpipe.train.tasks.task import Batch
 
 @dataclass(frozen=True)
 class NamedModule:
-    """A stage's module whose parameters and buffers are known by their names in the whole model."""
+    """A stage's module with the names of its parameters and buffers in the full model."""
 
     module: nn.Module
     names: Mapping[str, str]  # in the stage -> in the model
@@ -30,12 +30,12 @@ class NamedModule:
     def of(module: nn.Module, model: nn.Module) -> NamedModule:
         in_model: dict[int, str] = {}
         for name, tensor in model.state_dict(keep_vars=True).items():
-            in_model.setdefault(id(tensor), name)  # of tied weights the first, as named_parameters has it
+            in_model.setdefault(id(tensor), name)  # for tied weights the first name, as in named_parameters
         mine = module.state_dict(keep_vars=True)
         return NamedModule(module, {name: in_model[id(tensor)] for name, tensor in mine.items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers."""
+        """Return parameters and buffers by their names in the full model."""
         return {self.names[name]: tensor for name, tensor in self.module.state_dict(keep_vars=True).items()}
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -43,16 +43,16 @@ class NamedModule:
 
 
 class Engine(ABC):
-    """One worker's part. ``compute`` and ``predict`` are called by all workers alike, with or without data."""
+    """One worker's part of a model. All workers call ``compute`` and ``predict``, with or without data."""
 
     world: World
     stages: dict[int, NamedModule]  # those this worker has
-    stage_count: int  # of the whole model
+    stage_count: int  # of the full model
     reads_inputs: bool
     reads_labels: bool
-    shares: tuple[int, int] = (0, 1)  # of each training batch this worker takes the first-th of so many parts
+    shares: tuple[int, int] = (0, 1)  # (index, count) of this worker's share of each training batch
     owns_state: bool  # False on replicas whose tensors worker 0 has as well
-    loss: Loss  # of what this worker's last stage returns
+    loss: Loss  # applied to the outputs of this worker's last stage
     client_has_outcome: bool  # loss and predictions are on worker 0; otherwise they are sent there
     order: Order | None = None  # of a pipeline
 
@@ -62,77 +62,78 @@ class Engine(ABC):
 
     @abstractmethod
     def warm_up(self) -> None:
-        """Let the codecs compile what they need: before the first step, not in it."""
+        """Compile the codecs' kernels before the first step."""
 
     @abstractmethod
     def compute(self, *batches: Batch | None) -> tuple[float, float]:
-        """Forward and backward of a step's batches: this worker's part of the mean loss, and how many were right.
+        """Run forward and backward of a step's batches; return this worker's part of mean loss and correct samples.
 
-        The mean is over the labelled positions of all of them, as if they were one. None where there is no data.
+        The mean is over the labelled positions of all batches, as if they were one. A batch is None on workers
+        without data.
         """
 
     def expect_step(self) -> None:  # noqa: B027
-        """What follows is another ``compute``: be ready for what others send in it."""
+        """Prepare to receive what other workers send in the next ``compute``, which follows directly."""
 
     def call_off(self) -> None:  # noqa: B027
-        """It does not follow after all, on no worker. A collective."""
+        """Cancel ``expect_step``: no ``compute`` follows, on any worker. A collective."""
 
     @abstractmethod
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
-        """What ``loss`` takes, of a full batch, where it ends up; None elsewhere. In evaluation mode, no gradients."""
+        """Return the input of ``loss`` for a full batch, without gradients; None if it is on another worker."""
 
     @abstractmethod
     def takes(self, evaluation_batch: int) -> bool:
-        """Whether this worker has a part in an evaluation batch, by its number."""
+        """Return True if this worker takes part in the evaluation batch of this number."""
 
     @abstractmethod
     def suspicions(self) -> list[Suspicion]:
-        """What was not finite in the last step."""
+        """Return a report of non-finite values in the last step for each stage here."""
 
     @abstractmethod
     def sent_bytes(self) -> int:
-        """What this worker has sent for training since it was made."""
+        """Return the bytes that this worker has sent for training so far."""
 
     def evaluation_bytes(self) -> int:
-        """What this worker has sent for evaluations."""
+        """Return the bytes that this worker has sent for evaluations."""
         return 0
 
     @abstractmethod
     def memory(self) -> dict[str, Tensor]:
-        """What codecs remember on this worker, to be saved."""
+        """Return the state of this worker's codecs, to be saved."""
 
     @abstractmethod
     def recall(self, memory: dict[str, Tensor]) -> None:
-        """Take back what ``memory`` returned."""
+        """Load the codec state that ``memory`` returned."""
 
     @abstractmethod
     def holdings(self) -> tuple[Holding, ...]:
-        """Who holds what: of all workers."""
+        """Return the holdings of all workers: which stages each has, and what is in them."""
 
     @abstractmethod
     def tell_samples(self, samples: Tensor) -> None:
-        """The numbers of the samples in the next training step, batch after batch; on every worker."""
+        """Set the indices of the samples in the next step, batch after batch; called on every worker."""
 
     def collect_links(self) -> tuple[list[LinkReport], float]:
-        """What links did since the last call, and the ms this worker spent in codecs or blocked. A collective."""
+        """Return link reports since the last call, and the ms this worker spent in codecs or blocked. A collective."""
         self.updates.reset()
         return [], 0.0
 
     @abstractmethod
     def check_replicas(self, step: int) -> None:
-        """Raise on all workers if replicas are not the same any more after a step. A collective."""
+        """Raise DriftError on all workers if replicas differ after a step. A collective."""
 
     def link_plans(self) -> tuple[LinkPlan, ...]:
-        """What will travel between stages: of all workers."""
+        """Return the plans of the links between stages, of all workers."""
         return ()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Each once, though two stages may share it: embeddings that are the head's weights as well."""
+        """Yield each parameter once, even if two stages share it, as embeddings that are also the head's weights."""
         for parameters in self.stage_parameters().values():
             yield from parameters
 
     def stage_parameters(self) -> dict[int, list[nn.Parameter]]:
-        """Those of each stage here; what two of them share is the first one's."""
+        """Return the parameters of each stage here; one that two stages share belongs to the first."""
         seen: set[int] = set()
         found: dict[int, list[nn.Parameter]] = {}
         for index, stage in self.stages.items():

@@ -1,8 +1,8 @@
-"""Where a number that is not finite first appeared: the step, the stage, the chunk.
+"""Location of the first non-finite value of a run: the step, the stage and the chunk.
 
-Stages and replicas keep one sum of what each chunk brought. Nobody looks at the sums unless a step went wrong.
+Stages and replicas keep one sum of each chunk's values. The sums are read only if a step has a non-finite value.
 
-Names of torch's inside used here, seen on 2.11 and 2.13: ``forward_maybe_with_nosync``, which runs the module, and
+Private names of torch used here, seen on 2.11 and 2.13: ``forward_maybe_with_nosync``, which runs the module, and
 ``bwd_cache``, the input gradients of each chunk.
 """
 
@@ -21,13 +21,13 @@ from thinpipe.pipeline.stage import PipelineStage
 
 
 class Suspicion(TypedDict):
-    """What one worker knows about one of its stages after a step; lists are of chunks."""
+    """A report of non-finite values of one stage after a step; lists contain chunk numbers."""
 
     stage: int
     worker: int
     outputs: list[int]  # whose outputs were not finite
-    losses: list[int]  # whose losses were not: of the last stage
-    input_gradients: list[int]  # whose gradients for the stage before were not
+    losses: list[int]  # whose losses were not; only of the last stage
+    input_gradients: list[int]  # whose gradients for the previous stage were not
     gradients: bool  # of parameters
 
 
@@ -36,9 +36,9 @@ class NotFiniteError(RuntimeError):
 
 
 def explain(step: int, loss: float, suspicions: Sequence[Suspicion]) -> NotFiniteError:
-    """Names the first place in the order of computation: forward from the first stage on, then backward from the last.
+    """Return the error that names the first place in order of computation: forward, then backward from the last stage.
 
-    ``loss`` is NaN where this worker is not told the loss but knows that it was not finite.
+    ``loss`` may be a stand-in where its value is not received: only whether it is finite matters.
     """
     forward = sorted(suspicions, key=lambda suspicion: (suspicion["stage"], suspicion["worker"]))
     backward = sorted(suspicions, key=lambda suspicion: (-suspicion["stage"], suspicion["worker"]))
@@ -67,10 +67,10 @@ def _error(step: int, loss: float, where: str) -> NotFiniteError:
 
 
 class Checked(pipelining.PipelineStage):
-    """A stage of any kind that runs under autocast if asked, and sums each chunk's outputs and input gradients.
+    """A stage that sums each chunk's outputs and input gradients, and runs under autocast with ``amp``.
 
-    That is one cheap read, and no wait for a GPU. A sum is finite unless one of its terms is not, or they are so large
-    that they might as well not be.
+    This costs one cheap read, and does not synchronize with the device. A sum is finite unless one of its terms is not,
+    or the sum overflows.
     """
 
     def __init__(self, *args: Any, amp: bool = False, **kwargs: Any) -> None:
@@ -100,22 +100,22 @@ class Checked(pipelining.PipelineStage):
 
 
 class CheckedStage(Checked, PipelineStage):
-    """The stage of training."""
+    """The pipeline stage that the engine uses."""
 
 
 def sum_of(values: Iterable[Any]) -> Tensor:
-    """The sum of all floats in these tensors, in float32: half precision would overflow."""
+    """Return the sum of all floats in these tensors, in float32: half precision would overflow."""
     floats = [value.detach() for value in values if isinstance(value, Tensor) and value.is_floating_point()]
     return torch.stack([value.sum(dtype=torch.float32) for value in floats]).sum() if floats else torch.zeros(())
 
 
 def not_finite(sums: dict[int, Tensor]) -> list[int]:
-    """The chunks whose sums are not finite. On a GPU this waits for them."""
+    """Return the chunks whose sums are not finite. Synchronizes with the device."""
     return sorted(chunk for chunk, total in sums.items() if not torch.isfinite(total))
 
 
 def sum_of_squares(parameters: Iterable[nn.Parameter]) -> float:
-    """Of all gradients of one stage; not finite if one of them is not."""
+    """Return the sum of squares of all gradients of one stage; not finite if one of them is not."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return 0.0

@@ -1,8 +1,8 @@
-"""Cross-entropy over the labelled positions of a whole step, chunk by chunk.
+"""Cross-entropy over the labelled positions of a step, chunk by chunk.
 
-Logits of texts are as wide as the vocabulary: of a large one those of a chunk take more memory than all else. So the
-last unit of a language model hands on what its logits are computed from, and they are computed here, some positions at
-a time, and again in the backward pass.
+Logits of texts are as wide as the vocabulary: if it is large, those of a chunk take more memory than all else. So the
+last unit of a language model returns the inputs of its logits. The logits are computed here, some positions at a time,
+and recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.utils.checkpoint import checkpoint
 from thinpipe.train.models.units import Tail
 from thinpipe.train.tasks.task import IGNORED
 
-PIECE = 1 << 26  # logits that are there at once
+PIECE = 1 << 26  # maximum number of logits in memory at once
 
 
 class Deferred(nn.Module):
-    """The last unit of a language model: has the weights of the head, and leaves logits to ``Loss``."""
+    """The last unit of a language model: has the weights of the head; ``Loss`` computes the logits."""
 
     def __init__(self, tail: Tail) -> None:
         super().__init__()
@@ -34,23 +34,23 @@ class Deferred(nn.Module):
 
 
 class Loss:
-    """Of logits, or of what ``head`` makes them from; labels are [N] classes, or [N, T] tokens."""
+    """The loss of logits, or of the inputs of ``head`` for them; labels are [N] classes or [N, T] tokens."""
 
     def __init__(self, head: Tail | None, *, device: torch.device, amp: bool = False, piece: int = PIECE) -> None:
         self._head, self._device, self._amp, self._piece = head, device, amp, piece
-        self._share = 1.0  # of one labelled position in the mean over a step, times chunks
+        self._share = 1.0  # weight of one labelled position in the mean over a step, times chunks
         self._right: list[Tensor] = []
-        self._samples = 0.0  # that one right position counts as
+        self._samples = 0.0  # that one correct position counts as
 
     def begin(self, labels: Tensor, chunks: int, labelled: int | None = None, replicas: int = 1) -> None:
-        """A step; ``labels`` of this worker's share of its batches, ``labelled`` positions in all shares."""
+        """Begin a step; ``labels`` are of this worker's share, ``labelled`` counts positions in all shares."""
         total = max(count_labelled(labels) if labelled is None else labelled, 1)
         self._share = chunks * replicas / total
         self._samples = len(labels) * replicas / total
         self._right = []
 
     def __call__(self, outputs: Tensor | tuple[Tensor, ...], labels: Tensor) -> Tensor:
-        """A chunk's part of the mean over the step, times the number of its chunks."""
+        """Return a chunk's part of the mean over the step, times the number of chunks."""
         if labels.dim() == 1:
             assert isinstance(outputs, Tensor)
             self._right.append((outputs.argmax(-1) == labels).sum())
@@ -68,11 +68,11 @@ class Loss:
         return total * self._share
 
     def correct(self) -> float:
-        """Samples of the step; one with several labels, a text, counts by the part of them that was right."""
+        """Return the correct samples of the step; a text counts as the fraction of its labels that is correct."""
         return float(torch.stack(self._right).sum()) * self._samples
 
     def score(self, outputs: Tensor | tuple[Tensor, ...], labels: Tensor) -> tuple[float, Tensor]:
-        """Summed loss and predictions of the first samples of a batch, as many as there are labels; on the CPU."""
+        """Return summed loss and predictions, on the CPU, of the first samples of a batch, one for each label row."""
         labels = labels.to(self._device)
         if labels.dim() == 1:
             assert isinstance(outputs, Tensor)
@@ -89,7 +89,7 @@ class Loss:
         return torch.stack(losses).sum().item(), torch.cat(predictions, dim=1)[: len(labels)].cpu()
 
     def _of(self, outputs: Any, labels: Tensor, places: slice) -> tuple[Tensor, Tensor]:
-        """Summed loss, and predictions, of these positions."""
+        """Return summed loss and predictions of these positions."""
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._amp):
             logits = outputs[:, places] if self._head is None else self._head.logits(outputs, places)
         here = labels[:, places]
@@ -102,7 +102,7 @@ class Loss:
         rows, length = labels.shape
         width = 1 if self._head is None else self._head.cut.logits.shape[-1]
         step = max(self._piece // (rows * width), 1)
-        step = math.ceil(length / math.ceil(length / step))  # all of about one size
+        step = math.ceil(length / math.ceil(length / step))  # all of about the same size
         return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 

@@ -1,7 +1,7 @@
-"""Stages of a pipeline on this worker, and the two schedules that run them: one trains, one evaluates.
+"""The pipeline engine: this worker's stages, and the two schedules that run them, for training and for evaluation.
 
-Evaluation has stages of its own around the same modules. So it starts from what the codecs of training remember but
-leaves it as it is, its bytes do not count as training's, and nothing is set up again when the two take turns.
+Evaluation has separate stages around the same modules. So it starts from the codec state of training without changing
+it, its bytes do not count as training's, and alternating between the two needs no new setup.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from thinpipe.train.tasks.task import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class Cutting:
-    """How model and batch are cut, and in which order the pieces are computed."""
+    """Options for cutting model and batch, and the order in which the pieces are computed."""
 
     layout: Layout
     order: Order
     chunks: int  # of a batch
-    client_layers: tuple[int, int] | None = None  # units that stay with the client at both ends; None: as costs say
+    client_layers: tuple[int, int] | None = None  # units of the client at both ends; None: chosen by costs
     costs: Sequence[UnitCost] | None = None  # of the units; None: their operations are counted
-    memory_limit: int | None = None  # the most bytes that a worker keeps of chunks on their way
-    in_process: int | None = None  # the stages of so many workers, all on this one; None: of this worker alone
+    memory_limit: int | None = None  # maximum bytes that a worker keeps of chunks in flight
+    in_process: int | None = None  # number of workers whose stages all run here; None: only its own
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """What travels through which codec."""
+    """Options of the links: codecs, their state, and the shaping."""
 
     forward: str
     backward: str
     seed: int = 0  # of codecs that round at random
-    samples: int | None = None  # how many there are: for delta(...), which keeps copies of them
-    copies_in: Path | None = None  # where, on disk; None: in memory
-    shaping: Shaping | None = None  # what they are, where it is known
+    samples: int | None = None  # their number, for delta(...), which keeps copies of them
+    copies_in: Path | None = None  # folder of the copies; None: in memory
+    shaping: Shaping | None = None  # rate, delay and loss, if known
 
 
 class PipelineEngine(Engine):
-    """This worker's stages of a model that every worker has built alike."""
+    """This worker's stages of a model that is built identically on every worker."""
 
     order: Order
 
@@ -116,7 +116,7 @@ class PipelineEngine(Engine):
         self.client_has_outcome = cutting.layout == "client-server" or cutting.in_process is not None
         self.order = self._choose_order({index: modules[index] for index in mine})
         for module in modules:
-            module.plan += f", {self.order}"  # which workers compare
+            module.plan += f", {self.order}"  # workers compare their plans
         self.training_stages = [self._stage(modules[index], index, training=True) for index in mine]
         self._evaluation_stages = [self._stage(modules[index], index, training=False) for index in mine]
         self.loss = Loss(whole.tail, device=world.device, amp=amp)
@@ -128,7 +128,7 @@ class PipelineEngine(Engine):
         self._sent_before = 0  # bytes, before the counters were last reset
 
     def _choose_order(self, mine: Mapping[int, StageModule]) -> Order:
-        """With as many chunks on their way as links ask for and memory is enough for."""
+        """Return the order with as many chunks in flight as the links need and the memory limit allows."""
         chunks, placement = self._cutting.chunks, [index % self._workers for index in range(self.stage_count)]
         wire_bytes = {(link.source, link.target): link.wire_bytes // chunks for link in self.link_plans()}
         limit, kept = self._cutting.memory_limit, self._kept_bytes(mine)
@@ -150,7 +150,7 @@ class PipelineEngine(Engine):
         return order
 
     def _kept_bytes(self, mine: Mapping[int, StageModule]) -> dict[int, int]:
-        """Of one chunk, by every stage of the pipeline; nothing where nobody asks. A collective."""
+        """Return the bytes kept per chunk by every stage; empty without a memory limit. A collective."""
         if self._cutting.memory_limit is None:
             return {}
         device = self.world.device
@@ -164,7 +164,7 @@ class PipelineEngine(Engine):
                     sizes[str(index)] = kept_bytes(module, inputs, beside, recompute=self._recompute)
             return sizes
 
-        # Together: a worker may have failed before it came here.
+        # Together: another worker may have failed before this point.
         told = self.world.gather(self.world.together(measure))
         return {int(index): size for each in told for index, size in each.items()}
 
@@ -177,7 +177,7 @@ class PipelineEngine(Engine):
             backward=links.backward,
             samples=links.samples,
             copies_in=links.copies_in,
-            # As many as the order has on their way: a worker that could compute does not wait for a link.
+            # As many chunks as the order has in flight: a worker that could compute does not wait for a link.
             window=in_flight(self.order, self.stage_count, self._cutting.chunks),
             handover=self._handover,
             deferred_batch_norm=training,
@@ -186,11 +186,11 @@ class PipelineEngine(Engine):
             amp=self._amp,
         )
         for link in stage.ends.sends:
-            link.warns = False  # plans of links say it
+            link.warns = False  # link plans report it
         return stage
 
     def _stage_arguments(self, module: StageModule, index: int, *, training: bool) -> tuple[Any, ...]:
-        """What a stage of torch takes, with examples of what one chunk brings and leaves."""
+        """Return the arguments of torch's stage class, with example inputs and outputs of one chunk."""
         device = self.world.device
         return (
             module,
@@ -220,9 +220,9 @@ class PipelineEngine(Engine):
         self._samples = samples
 
     def reserve_copies(self, limit_bytes: int) -> None:
-        """Make room for what ``delta(...)`` keeps. A collective.
+        """Allocate the copies of samples that ``delta(...)`` keeps. A collective.
 
-        OptionError if the workers of this machine would keep more than they may.
+        Raise OptionError if the copies of this machine's workers exceed the limit.
         """
         mine = sum(stage.copies_bytes() for stage in self.training_stages)
         told = self.world.gather([machine_id() or f"worker {self.world.worker}", mine])
@@ -247,7 +247,7 @@ class PipelineEngine(Engine):
         for number, batch in enumerate(batches):
             self._begin_batch(number, len(batches))
             self._compute_batch(batch)
-        # The mean over chunks, here and not stage by stage as torch does it: two stages may share a parameter.
+        # Average over chunks here, not in each stage as torch does: two stages may share a parameter.
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(chunks)
@@ -270,7 +270,7 @@ class PipelineEngine(Engine):
                 stage.tell_samples(self._samples.chunk(batches)[number])
 
     def _compute_batch(self, batch: Batch | None) -> None:
-        """Add to the gradients, and to the losses of chunks."""
+        """Run forward and backward of one batch; add to the gradients and to the losses of chunks."""
         inputs = to_device(batch.inputs, self.world.device) if batch and self.reads_inputs else ()
         labels = batch.labels.to(self.world.device) if batch and self.reads_labels else None
         losses: list[Tensor] = []
@@ -281,7 +281,8 @@ class PipelineEngine(Engine):
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
         for trained, evaluated in zip(self.training_stages, self._evaluation_stages, strict=True):
             evaluated.load_link_state_dict(trained.link_state_dict())
-            # Rounded unlike any step of training and any other batch, and alike whenever this step is evaluated.
+            # Stochastic rounding differs from all training steps and other batches, and repeats if this step is
+            # evaluated again.
             evaluated.set_seed(rounding_key(self._links.seed, self._predictions))
         self._predictions += 1
         first, beside = self._given(to_device(inputs or (), self.world.device))
@@ -289,7 +290,7 @@ class PipelineEngine(Engine):
             return self._evaluator.step(*first, **beside)
 
     def _given(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """What the schedule cuts into chunks: for the first stage; and for a later one that asks for inputs as well."""
+        """Return what the schedule cuts into chunks: inputs of the first stage, and side inputs of later ones."""
         beside = self._whole.beside(self._asked, inputs) if inputs else {}
         return inputs if self._has_first else (), beside
 
@@ -316,7 +317,7 @@ class PipelineEngine(Engine):
         return sum(link.ledger.counters.wire_bytes for link in _sends(self._evaluation_stages))
 
     def compute_ms(self) -> dict[int, tuple[float, float]]:
-        """Of every stage here: time in forward and in backward since ``collect_links``."""
+        """Return the ms in forward and in backward of every stage here since ``collect_links``."""
         times = {stage.stage_index: stage.compute_ms() for stage in self.training_stages}
         return {index: (kinds["forward"], kinds["backward"]) for index, kinds in times.items()}
 
@@ -333,7 +334,7 @@ class PipelineEngine(Engine):
             f"link/{stage.stage_index}/{direction}/{key}": value
             for stage in self.training_stages
             for direction, state in stage.link_state_dict().items()
-            if direction != "received"  # what the sender saves
+            if direction != "received"  # the sender saves it
             for key, value in state.items()
         }
 
@@ -349,22 +350,22 @@ class PipelineEngine(Engine):
             stage.load_link_state_dict(state)
 
     def trace(self, on: bool) -> None:
-        """Whether the next step is traced."""
+        """Turn tracing on or off, from the next step on."""
         for stage in self.training_stages:
             stage.trace(on)
 
     def tap(self, tap: Tap | None) -> None:
-        """What is shown every tensor that this worker sends in training, from the next step on."""
+        """Set a callback that receives every tensor this worker sends in training, from the next step on."""
         for link in _sends(self.training_stages):
             link.tap = tap
 
     def float_bytes_per_chunk(self) -> int:
-        """Of all activations and gradients that cross the links of the whole pipeline."""
+        """Return the bytes per chunk of all activations and gradients that cross the links of the pipeline."""
         crossing = [meta for metas in self._between[1:-1] for meta in metas if meta.dtype.is_floating_point]
         return sum((1 + meta.has_gradient) * meta.bytes for meta in crossing)
 
     def check_replicas(self, step: int) -> None:
-        """Nothing is here twice."""
+        """Do nothing: a pipeline has no replicas to compare."""
 
     def holdings(self) -> tuple[Holding, ...]:
         return self._holdings
@@ -388,7 +389,7 @@ def _sends(stages: Sequence[CheckedStage]) -> list[SendLink]:
 
 
 def _with_gradients(outputs: Sequence[Sequence[Meta]], modules: Sequence[nn.Module]) -> list[tuple[Meta, ...]]:
-    """What stages return; without gradients as long as no stage up to there is trained."""
+    """Return the outputs of stages; those with no trained stage up to there are marked as without gradients."""
     found, trained = [], False
     for metas, module in zip(outputs, modules, strict=True):
         trained = trained or any(each.requires_grad for each in module.parameters())

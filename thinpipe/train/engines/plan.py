@@ -1,4 +1,4 @@
-"""Who holds what of a model, what will travel in a step, and what stages keep meanwhile: known before the first one."""
+"""The plan of a run before its first step: stages of each worker, traffic per step, and memory of chunks in flight."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thinpipe.train.engines.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """One stage: who has it, and what is in it."""
+    """One stage: the worker that has it, its units and its parameter counts."""
 
     stage: int
     worker: int
@@ -46,13 +46,13 @@ def describe_held(holdings: Sequence[Holding], worker: int) -> str:
 
 
 def counts(parameters: Iterable[nn.Parameter]) -> dict[str, int]:
-    """How many values these hold, and how many of them are trained: two fields of a holding."""
+    """Return the number of values in these parameters, and of trained ones, as two fields of a Holding."""
     sizes = [(each.numel(), each.requires_grad) for each in parameters]
     return {"parameters": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
 
 
 def holdings_of(modules: Sequence[StageModule], names: Sequence[str], workers: int) -> tuple[Holding, ...]:
-    """The stages of a model whose units have these names; what two stages share is the first one's."""
+    """Return the stages of a model; a parameter that two stages share is counted in the first."""
     holdings: list[Holding] = []
     known: set[int] = set()
     for stage, module in enumerate(modules):
@@ -74,7 +74,7 @@ def holdings_of(modules: Sequence[StageModule], names: Sequence[str], workers: i
 
 @dataclass(frozen=True, kw_only=True)
 class LinkPlan:
-    """One direction of one link, per step of training."""
+    """The traffic of one direction of one link per training step."""
 
     source: int  # stages
     target: int
@@ -85,27 +85,27 @@ class LinkPlan:
     shapes: tuple[tuple[int, ...], ...]  # of the tensors of one chunk
     tensor_bytes: int
     wire_bytes: int  # at most
-    integer_bytes: int = 0  # of those, masks and other integers that may need fewer: as many bits as their range
-    # Of a step whose samples were never sent before (delta), or before the first axes are known.
+    integer_bytes: int = 0  # part of it: masks and other integers, which may need fewer, as many bits as their range
+    # In a step whose samples were never sent before (delta), or before the first PCA axes are known.
     first_wire_bytes: int | None = None
-    first_steps: int = 0  # that send so much since axes are not known yet
+    first_steps: int = 0  # that send ``first_wire_bytes`` since PCA axes are not known yet
     first_bits: int = 0  # per value in those steps
     uncompressed: str | None = None  # why nothing is compressed although there is a codec
-    settled_after: int = 0  # steps: from then on axes travel as rarely as they will
-    learned_bytes: int = 0  # of ``wire_bytes``, axes that travel every so many steps: their mean
+    settled_after: int = 0  # steps; afterwards axes are sent at their final, lowest rate
+    learned_bytes: int = 0  # part of ``wire_bytes``: axes, sent every few steps; mean per step
 
 
 def plan_link(
     stages: tuple[int, int], slots: Sequence[Slot], spec: str, *, chunks: int, workers: int, world: World
 ) -> LinkPlan:
-    """The link from one stage to another, stage i on worker i mod ``workers``."""
+    """Return the plan of the link from one stage to another; stage i is on worker i mod ``workers``."""
     source, target = stages
     forms = [encoding(spec).forms(slot, chunks) for slot in slots]
     checksum = checksum_bytes(world.group, world.device)
     packed = [is_packed(slot.dtype, world.group, world.device) for slot in slots]
 
     def sizes(which: int) -> list[int]:
-        """Of all chunks' messages for each slot."""
+        """Return the bytes of all chunks' messages for each slot."""
         pairs = zip(forms, packed, strict=True)
         return [chunks * most_bytes(form[which].wire_bytes, packed=each, checksum=checksum) for form, each in pairs]
 
@@ -132,9 +132,9 @@ def plan_link(
 
 
 def kept_bytes(module: nn.Module, inputs: Sequence[Tensor], beside: Mapping[str, Tensor], *, recompute: bool) -> int:
-    """Run a chunk through a stage as in training, which changes nothing, and count what stays.
+    """Return the bytes that a stage keeps for a chunk until its backward; runs one chunk without changing state.
 
-    With ``recompute`` what is between inputs and outputs does not.
+    With ``recompute`` only inputs and outputs are kept.
     """
     saved: list[Tensor] = []
 
@@ -147,13 +147,13 @@ def kept_bytes(module: nn.Module, inputs: Sequence[Tensor], beside: Mapping[str,
     outputs = output if isinstance(output, tuple) else (output,)
     stays = [*inputs, *outputs, *([] if recompute else saved)]
     own = {tensor.untyped_storage().data_ptr() for tensor in module.state_dict(keep_vars=True).values()}
-    # By memory: a tensor is often saved several times, and as several views.
+    # By storage: a tensor is often saved several times, and as several views.
     sizes = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in stays)}
     return sum(size for place, size in sizes.items() if place not in own)
 
 
 def most_kept(orders: Mapping[int, Sequence[Action]], chunk_bytes: Mapping[int, int]) -> int:
-    """The most that any worker keeps at once, where ``chunk_bytes`` are those of a chunk for every stage."""
+    """Return the peak bytes that any worker keeps for chunks in flight, given the bytes per chunk of every stage."""
     most = 0
     for actions in orders.values():
         held = Counter[int]()

@@ -1,4 +1,4 @@
-"""A whole model on this worker: alone, or one of several replicas whose gradients are averaged (DDP)."""
+"""The replica engine: the full model on this worker, alone or as one of several replicas with averaged gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from thinpipe.train.tasks.task import Batch
 
 
 class DriftError(RuntimeError):
-    """Replicas that should be the same are not."""
+    """Replicas that should be identical differ."""
 
 
 def replicate(
@@ -38,7 +38,7 @@ def replicate(
     seed: int = 0,
     **torch_options: Any,
 ) -> tuple[DistributedDataParallel, DDPState | None]:
-    """A module that averages its gradients with the other workers': as torch does, or through the hook of a codec."""
+    """Wrap a module in DDP, which averages gradients over workers: with torch's all-reduce, or a codec's hook."""
     replica = DistributedDataParallel(
         module,
         device_ids=[world.device] if world.device.type == "cuda" else None,
@@ -53,7 +53,7 @@ def replicate(
 
 
 class ReplicaEngine(Engine):
-    """The model as one stage; its batch, or its share of it, may be taken in chunks whose gradients add up."""
+    """The model as one stage; its share of a batch may be computed in chunks, whose gradients add up."""
 
     stage_count = 1
     reads_inputs = reads_labels = True
@@ -105,24 +105,24 @@ class ReplicaEngine(Engine):
         assert len(given) == len(batches), "every replica has data"
         labels = torch.cat([batch.labels for batch in given])
         labelled = count_labelled(labels)
-        if labels.dim() > 1:  # texts, of which replicas may have more or less than others
+        if labels.dim() > 1:  # texts: the number of labelled positions may differ between replicas
             labelled = int(self.world.sum(torch.tensor([labelled])))
         else:
             labelled *= self.world.workers
         self.loss.begin(labels, self._chunks * len(given), labelled, self.world.workers)
-        with waiting():  # in places that only torch knows
+        with waiting():  # inside torch's collectives
             self._backward(self._replica, given)
         self._steps += 1
         return float(torch.stack(list(self._losses.values())).mean()) / self.world.workers, self.loss.correct()
 
     def compute_alone(self, batch: Batch) -> None:
-        """The same without the other replicas, to see how long it takes; leaves no gradients."""
+        """Run forward and backward without the other replicas, to measure the time; leave no gradients."""
         self.loss.begin(batch.labels, self._chunks)
         self._backward(self._module, [batch])
         self._module.zero_grad()
 
     def _backward(self, module: nn.Module, batches: Sequence[Batch]) -> None:
-        """Add up the gradients of all chunks of all batches."""
+        """Run forward and backward of all chunks of all batches, and add up the gradients."""
         last = self._chunks * len(batches) - 1
         for number, batch in enumerate(batches):
             inputs, labels = to_device(batch.inputs, self.world.device), batch.labels.to(self.world.device)
@@ -144,7 +144,7 @@ class ReplicaEngine(Engine):
             return outputs
 
     def tell_samples(self, samples: Tensor) -> None:
-        """Replicas keep nothing of a sample."""
+        """Do nothing: replicas keep no copies of samples."""
 
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
         assert inputs is not None
@@ -166,9 +166,9 @@ class ReplicaEngine(Engine):
         return [suspicion]
 
     def sent_bytes(self) -> int:
-        """Gloo and NCCL sum in a ring, where each replica sends all gradients twice less its own parts of them.
+        """Return the bytes sent, by the ring all-reduce of Gloo and NCCL: 2 (n - 1) / n of all gradients per replica.
 
-        Compressed messages are gathered instead: each reaches all other replicas.
+        Compressed messages are gathered instead: each is sent to all other replicas.
         """
         replicas = self.world.workers
         if self._hook is not None:
@@ -189,7 +189,7 @@ class ReplicaEngine(Engine):
         return state
 
     def recall(self, memory: dict[str, Tensor]) -> None:
-        if self._hook is None or not memory:  # nothing was kept: saved with another number of replicas
+        if self._hook is None or not memory:  # no state: saved with another number of replicas
             return
         memory = dict(memory)
         steps = int(memory.pop(f"replica/{self.world.worker}/steps"))

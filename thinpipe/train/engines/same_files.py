@@ -1,4 +1,4 @@
-"""Files that every worker reads from its own machine: compared by content, since paths differ between machines."""
+"""Comparison of files that every worker reads locally: by content, since paths differ between machines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from thinpipe.train.engines.world import SetupError, World
 def check_same_files(
     given: Mapping[str, str | None], identify: Callable[[str], Mapping[str, str]], world: World
 ) -> None:
-    """Raise SetupError, on all workers, unless options that name files name the same contents everywhere. A collective.
+    """Raise SetupError on all workers unless options name files of the same content everywhere. A collective.
 
-    ``given`` are options and what this worker was started with; ``identify`` returns a hash of each part of an option's
-    files, or raises ValueError.
+    ``given`` maps options to the values this worker was started with; ``identify`` returns a hash of each part of an
+    option's files, or raises ValueError.
     """
     if world.workers == 1:
         return

@@ -1,9 +1,9 @@
 """One training step on one worker: forward, backward, an all-reduce of the step's statistics, and the update.
 
 One sum over all workers carries all statistics of a step: the squared gradient norm of each stage, from which follow
-the norm to clip by and whether all gradients are finite; whether the loss is finite; whether a worker was asked to
-stop; whether the client's timer asks for a checkpoint; bytes sent; and, unless the client has them itself, the loss and
-the number of correct samples. The labels stay with the client.
+the norm to clip by and whether all gradients are finite; whether the loss is finite; whether a worker received a stop
+signal; whether the client's timer requests a checkpoint; bytes sent; and, unless the client has them itself, the loss
+and the number of correct samples. The labels stay with the client.
 
 Network delay counts only where a microbatch waits for it: receives for the sum are posted ahead and, before waiting for
 it, those for the microbatches of the next step. So a worker has received the sum and updated its parameters by the time
@@ -38,8 +38,8 @@ class Stepped:
     gradient_norm: float
     wire_bytes: int  # sent by all workers
     waited_s: float  # for the other workers
-    save_due: bool = False  # all workers save after this step: the client's timer asks for it
-    stop: StoppedTogether | None = None  # to be raised once this step is saved: a worker was asked to stop
+    save_due: bool = False  # all workers save after this step: the client's timer requests it
+    stop: StoppedTogether | None = None  # to be raised once this step is saved: a worker received a stop signal
 
 
 def train_step(
@@ -57,9 +57,9 @@ def train_step(
     If a number is not finite, raise the same error on all workers, before the update.
 
     Args:
-        interrupted: returns the signal that asked this worker to stop, or 0; called once the gradients are there.
-        save_due: whether this worker, the client, asks for a checkpoint after this step.
-        another: whether workers will run another step right after this one, so that its receives may be posted.
+        interrupted: returns the signal that asked this worker to stop, or 0; called once the gradients are computed.
+        save_due: True if this worker, the client, requests a checkpoint after this step.
+        another: True if another step follows directly, so that its receives may be posted.
     """
     world, stages, sent = engine.world, engine.stage_count, engine.sent_bytes()
     words = world.expect_sum(stages + 6)
@@ -103,13 +103,13 @@ def train_step(
 
 
 def bare_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
-    """Forward, backward and update alone: no word with the others, and nothing that waits for a GPU."""
+    """Run forward, backward and update only: no all-reduce of statistics, no synchronization with the device."""
     loss().backward()
     _update(optimizer)
 
 
 def clip(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
-    """Scale one stage's gradients, given the norm of those of all stages, so that the latter is within the limit."""
+    """Scale one stage's gradients by the factor that brings ``norm``, over all stages, within ``limit``."""
     factor = limit / (norm + _EPSILON)
     if factor < 1:
         for parameter in parameters:
@@ -118,7 +118,7 @@ def clip(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """Of all stages together, given the sum of squares of each."""
+    """Return the gradient norm of all stages together, given the sum of squares of each."""
     return math.sqrt(math.fsum(squares))
 
 

@@ -1,6 +1,6 @@
-"""A model as units that stages are made of: what each returns for one chunk, and what it costs.
+"""A model as units that stages are made of, with the outputs and the cost of each unit for one chunk.
 
-Every worker finds the same by itself.
+Every worker computes the same result independently.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from thinpipe.train.engines.loss import Deferred
 from thinpipe.train.models.cut import CutModel
 from thinpipe.train.models.units import Tail, cut_into_units
 
-Fill = Callable[[nn.Module, Iterable[str]], None]  # gives the parameters of these names their values
+Fill = Callable[[nn.Module, Iterable[str]], None]  # loads the values of the parameters of these names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Units:
-    """A model's units in their order. Every worker finds the same by itself, whether it has the weights or not."""
+    """A model's units in order; the same on every worker, with or without the weights."""
 
     model: nn.Module
     units: list[nn.Module]
     names: tuple[str, ...]
-    outputs: list[Traced] | None = None  # of each for one chunk; None: to be found out by running them
+    outputs: list[Traced] | None = None  # of each for one chunk; None: found by running the units
     fill: Fill | None = None  # None: the model has its weights
-    tail: Tail | None = None  # of a language model whose last unit leaves logits to the loss
-    input_names: tuple[str, ...] = ()  # of the model, for units that ask for some of them
+    tail: Tail | None = None  # of a language model whose logits are computed by the loss
+    input_names: tuple[str, ...] = ()  # of the model, for units that take some as side inputs
 
     def beside(self, asked: Iterable[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-        """What units ask for beside what the one before them returned."""
+        """Return the side inputs that units take in addition to the outputs of the previous unit."""
         named = dict(zip(self.input_names, inputs, strict=False))
         return {name: named[name] for name in asked}
 
@@ -46,30 +46,30 @@ class Units:
         return self.outputs
 
     def bring(self, device: torch.device) -> None:
-        """What a model's code between units computes with, rotary frequencies for instance, goes where units are."""
+        """Move the model's buffers, as rotary frequencies, to the device: its code between units computes with them."""
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = buffer.to(device)
 
     def fill_own(self, modules: Iterable[nn.Module]) -> None:
-        """Give what these modules are saved with its values, and nothing else; each tensor under all of its names."""
+        """Load the values of these modules' saved tensors, and of no others; each tensor under all of its names."""
         if self.fill is None:
             return
         mine = {id(tensor) for module in modules for tensor in module.state_dict(keep_vars=True).values()}
         named = self.model.state_dict(keep_vars=True)
         self.fill(self.model, [name for name, tensor in named.items() if id(tensor) in mine])
         for name, tensor in self.model.state_dict(keep_vars=True).items():
-            tensor.requires_grad_(named[name].requires_grad)  # a parameter that was filled is a new one
+            tensor.requires_grad_(named[name].requires_grad)  # loading replaced the parameter by a new one
 
 
 def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None, *, amp: bool = False) -> Units:
-    """Any model of transformers, by its own forward on a chunk of such inputs; others as ``units_of`` knows them."""
+    """Return the units of a transformers model, traced by its forward on a chunk of such inputs; else ``units_of``."""
     if (is_known(model) and fill is None) or not hasattr(model, "base_model_prefix"):
         known = units_of(model)
         return Units(model=model, units=known, names=unit_names(model, known), fill=fill)
     example = _example(inputs)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the types of what travels
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the dtypes of the tensors between units
         cut = CutModel(model, example)
         travelling = [meta_of(tensors) for tensors in cut.travelling(example)]
     _check_whole_numbers(type(model).__name__, [metas[: len(metas) - len(cut.known)] for metas in travelling[:-1]])
@@ -89,19 +89,19 @@ def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None
 
 
 def _deferred(tail: nn.Module, metas: Sequence[Meta], samples: int | None) -> Deferred | None:
-    """The last unit, without its logits, of a model that can be told which ones are wanted."""
+    """Return the last unit without its logits if the model can compute logits of selected positions, else None."""
     assert isinstance(tail, Tail)
-    of_all = all(meta.shape[:1] == (samples,) for meta in metas)  # nothing that chunks share
+    of_all = all(meta.shape[:1] == (samples,) for meta in metas)  # no tensor that chunks share
     return Deferred(tail) if tail.cut.takes_positions and of_all and not tail.asks else None
 
 
 def cut(model: nn.Module | Sequence[nn.Module], inputs: Mapping[str, Tensor] | None = None) -> list[nn.Module]:
     """Return a model as units, for your own stages: each takes what the one before returns, the first the inputs.
 
-    Of a list its modules, of an ``nn.Sequential`` its children. Of a model of transformers, which is cut by its own
-    forward: what comes before its blocks, each block, what comes after; ``inputs`` are an example of what it is called
-    with, by name, as in ``{"input_ids": ids, "attention_mask": mask}``. Units share their parameters with the model.
-    One that has names in ``asks`` takes these inputs as well: ``unit(*values, input_ids=ids)``.
+    The units of a list are its modules, those of an ``nn.Sequential`` its children. A transformers model is cut by
+    tracing its forward: the part before its blocks, each block, and the part after them; ``inputs`` is an example of
+    its keyword arguments, as in ``{"input_ids": ids, "attention_mask": mask}``. Units share their parameters with the
+    model. A unit with names in ``asks`` takes these inputs as well: ``unit(*values, input_ids=ids)``.
     """
     if isinstance(model, list | tuple | nn.Sequential):
         units = list(model)
@@ -120,13 +120,13 @@ def cut(model: nn.Module | Sequence[nn.Module], inputs: Mapping[str, Tensor] | N
 
 
 def _check_whole_numbers(name: str, travelling: Sequence[Sequence[Meta]]) -> None:
-    """ValueError if something travels that can only be tokens, or what was made of them."""
+    """Raise ValueError if integer tensors, which can only be tokens or derived from them, are sent between units."""
     if any(meta.dtype == torch.int64 for metas in travelling for meta in metas):
         raise ValueError(f"{name} hands its tokens from block to block, so they would travel to the servers: not cut")
 
 
 def check_private(modules: Sequence[StageModule], between: Sequence[Sequence[Meta]]) -> None:
-    """OptionError if a stage asks for inputs that is not at an end, where the data is, or asks for nothing else."""
+    """Raise OptionError if a stage takes side inputs but is not at an end, where the data is, or takes nothing else."""
     for index, module in enumerate(modules[1:], 1):
         if module.asks and (index < len(modules) - 1 or not between[index]):
             raise OptionError(
@@ -137,7 +137,7 @@ def check_private(modules: Sequence[StageModule], between: Sequence[Sequence[Met
 
 
 def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
-    """OptionError if two workers would train one parameter, each a copy of its own."""
+    """Raise OptionError if two workers would train separate copies of one parameter."""
     owner: dict[int, int] = {}
     for index, module in enumerate(modules):
         for parameter in module.parameters():
@@ -149,7 +149,7 @@ def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
 
 
 def _example(inputs: Sequence[Meta]) -> Mapping[str, Tensor]:
-    """Of transformers' models: images; or token ids, with a mask where texts are padded, and types for pairs."""
+    """Return example inputs of a transformers model: images; or token ids, a mask if padded, and types for pairs."""
     if inputs[0].dtype.is_floating_point:
         return {"pixel_values": torch.zeros(inputs[0].shape, dtype=inputs[0].dtype)}
     names = ("input_ids", "attention_mask", "token_type_ids")
@@ -168,7 +168,7 @@ class Meta:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    trained: bool = True  # whether anything is that it was made by
+    trained: bool = True  # False if nothing that it is computed with is trained
 
     @property
     def has_gradient(self) -> bool:
@@ -183,13 +183,13 @@ class Meta:
         return tensor.requires_grad_(gradient and self.has_gradient)
 
     def zeros(self, device: torch.device, *, gradient: bool = False) -> Tensor:
-        """An example that any unit can compute with: zero is a token, too."""
+        """Return zeros, an example that any unit can compute with: zero is a valid token."""
         return self.example(device, gradient=False).zero_().requires_grad_(gradient and self.has_gradient)
 
 
 @dataclass(frozen=True)
 class Traced:
-    """One unit, run on one chunk."""
+    """The outputs and operations of one unit for one chunk."""
 
     outputs: tuple[Meta, ...]
     flops: int  # forward
@@ -200,10 +200,9 @@ def meta_of(tensors: Sequence[Tensor]) -> tuple[Meta, ...]:
 
 
 def trace_units(units: Sequence[nn.Module], inputs: Sequence[Meta], *, amp: bool, device: torch.device) -> list[Traced]:
-    """Run a chunk of zeros through all units, without gradients and as in evaluation, which changes nothing.
+    """Run a chunk of zeros through all units, without gradients and in evaluation mode; no state changes.
 
-    Operations are counted rather than timed, so that all workers, and a run that is taken up again, cut the model
-    alike.
+    Operations are counted rather than timed, so that all workers, and a resumed run, cut the model alike.
     """
     modes = [unit.training for unit in units]
     values: tuple[Tensor, ...] = tuple(meta.zeros(device) for meta in inputs)
@@ -211,7 +210,7 @@ def trace_units(units: Sequence[nn.Module], inputs: Sequence[Meta], *, amp: bool
     try:
         with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=amp):
             for unit in units:
-                # One at a time: the whole model need not fit this worker's device.
+                # One at a time: the full model need not fit this worker's device.
                 with FlopCounterMode(display=False) as counter:
                     output = unit.to(device).eval()(*values)
                 unit.cpu()
@@ -224,5 +223,5 @@ def trace_units(units: Sequence[nn.Module], inputs: Sequence[Meta], *, amp: bool
 
 
 def costs_of(traced: Sequence[Traced]) -> list[UnitCost]:
-    """What ``choose_cuts`` balances: only proportions count, so operations stand in for time."""
+    """Return the costs that ``choose_cuts`` balances: only proportions count, so operations stand in for time."""
     return [UnitCost(max(unit.flops, 1) * 1e-6, sum(meta.bytes for meta in unit.outputs)) for unit in traced]

@@ -1,4 +1,4 @@
-"""A worker's view of all workers: its number, its device, and the groups that carry tensors and small messages."""
+"""A worker's view of all workers: its rank, its device, and the process groups for tensors and small messages."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Result = TypeVar("Result")
 
 
 class SetupError(ValueError):
-    """What the user gave cannot be run; raised alike on all workers, before the first step."""
+    """The user's input cannot be run; the same error is raised on all workers, before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """One worker of a run, among the others."""
+    """One worker of a run, with the collectives that connect it to the others."""
 
     worker: int
     workers: int
     device: torch.device
     group: dist.ProcessGroup | None = None  # carries tensors on the device; None: the default group
     control_group: dist.ProcessGroup | None = None  # carries statistics and JSON on the CPU; None: the default group
-    machine: int = 0  # the number of the machine, where somebody counts them
+    machine: int = 0  # number of this machine, if machines are numbered
 
     @property
     def is_client(self) -> bool:
         return self.worker == 0
 
     def hold(self, module: nn.Module) -> nn.Module:
-        """Move a module here. On a CPU convolutions are faster with the channels of a pixel side by side."""
+        """Move a module to the device. On a CPU, convert it to channels-last, which makes convolutions faster."""
         if self.device.type == "cpu":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
@@ -50,35 +50,37 @@ class World:
         return numbers
 
     def expect_sum(self, count: int) -> Sum:
-        """The same of numbers that are not known yet, without a wait for those who are not ready to hear them."""
+        """Return a pending sum of numbers that are not known yet; does not wait until other workers can receive."""
         return Sum(count, worker=self.worker, workers=self.workers, group=self.control_group)
 
     def gather(self, facts: Any) -> list[Any]:
-        """What every worker has to say (JSON), on all of them. A collective."""
+        """Return the facts (JSON) of every worker, on all workers. A collective."""
         return gather(facts, self.control_group, CPU) if self.workers > 1 else [facts]
 
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
 
     def together(self, function: Callable[[], Result]) -> Result:
-        """Call a function on all workers; a ValueError on one is an error on all, and none waits for another."""
+        """Call a function on all workers; a ValueError on one raises SetupError on all, so that none keeps waiting."""
         result, problem = None, None
         try:
             result = function()
-        except SetupError:  # which all know of
+        except SetupError:  # raised on all workers already
             raise
         except ValueError as error:
             problem = str(error)
         problems = [each for each in self.gather(problem) if each is not None]
         if problems:
-            raise SetupError(printable(problems[0]))  # of another worker
+            raise SetupError(printable(problems[0]))  # perhaps of another worker
         return result  # type: ignore[return-value]
 
 
 def join_world(devices: str | Sequence[str], *, threads: int | None = None) -> World:
-    """The world of this process, in the group that it has joined. NCCL carries tensors only between own GPUs.
+    """Return the world of this process, in the process group that it has joined.
 
-    ``devices`` is ``"cpu"`` or ``"cuda"`` for all, or one of these for each worker; workers share GPUs where there are
+    NCCL carries tensors only if every worker has a GPU of its own.
+
+    ``devices`` is ``"cpu"`` or ``"cuda"`` for all, or one of these for each worker; workers share GPUs if there are
     too few. ``threads``: None leaves this worker its share of the cores.
     """
     me = member()

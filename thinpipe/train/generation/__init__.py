@@ -1,1 +1,1 @@
-"""Generation: texts from a model whose layers live on several workers."""
+"""Text generation with a model whose layers are spread over several workers."""

@@ -1,4 +1,4 @@
-"""Prompts as tokens: from the command line, a file or a pipe; the client alone sees them."""
+"""Prompts as tokens, from the command line, a file or a pipe; only the client reads them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from thinpipe.system.files import errors_named, read_jsonl, read_text
 from thinpipe.train.generation.settings import Settings
 from thinpipe.train.models.pretrained import PretrainedModel, check_vocabulary
 
-_FIELD = "prompt"  # of a line of JSON
+_FIELD = "prompt"  # in a line of JSON
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to go on from."""
+    """A text to continue."""
 
     text: str
     tokens: list[int]
 
 
 def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
-    """Those on the command line, or of a file; or of what is piped in."""
+    """Return the prompts of the command line, of a file, or of standard input."""
     if given and file is not None:
         raise OptionError(f"prompts are given, or read with {{prompts}} {file}; leave one of them out")
     if given:
@@ -59,7 +59,7 @@ def _of_file(file: Path) -> list[str]:
 
 
 def encode(texts: Sequence[str], settings: Settings) -> list[Prompt]:
-    """As tokens; ValueError for what cannot be continued."""
+    """Return the texts as tokens; raise ValueError for one that cannot be continued."""
     model = settings.pretrained
     config = model.config().get_text_config()
     tokenizer = model.tokenizer()
@@ -85,7 +85,7 @@ def encode(texts: Sequence[str], settings: Settings) -> list[Prompt]:
 
 
 def positions_of(model: PretrainedModel) -> int | None:
-    """Return the length of the longest text of a model; None where its description has none."""
+    """Return the maximum number of positions of a model; None if its config has none."""
     positions = getattr(model.config().get_text_config(), "max_position_embeddings", None)
     return positions if isinstance(positions, int) else None
 
@@ -94,12 +94,12 @@ def _tokens(tokenizer: Any, text: str, chat: bool) -> list[int]:
     if chat:
         said = [{"role": "user", "content": text}]
         shown = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-        return list(tokenizer(shown, add_special_tokens=False)["input_ids"])  # the template has them
+        return list(tokenizer(shown, add_special_tokens=False)["input_ids"])  # the template adds them
     return list(tokenizer(text)["input_ids"])
 
 
 def padded(prompts: Sequence[Prompt], padding: int) -> dict[str, Tensor]:
-    """A batch, padded on the left: the last token of each is where the text goes on."""
+    """Return a batch padded on the left, so that each row ends with the last token of its prompt."""
     longest = max(len(prompt.tokens) for prompt in prompts)
     rows = [[padding] * (longest - len(prompt.tokens)) + prompt.tokens for prompt in prompts]
     mask = [[0] * (longest - len(prompt.tokens)) + [1] * len(prompt.tokens) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""What is generated and by whom: the options of `thinpipe generate`; those that training has are declared there."""
+"""The options of `thinpipe generate`; those that training has too are declared there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PANELS = WHAT, CHOICE, WHERE, LINKS, OUT, MACHINES  # of the help, in this order
 
 
 def _activations(text: str) -> str:
-    """The codec of activations, which alone travel."""
+    """Return the codec spec of activations, the only tensors that travel."""
     spec = directions(text)[0]
     if needs_link(spec):
         raise OptionError(
@@ -42,7 +42,7 @@ def _activations(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all workers of a run are started with."""
+    """The settings that all workers of a run start with."""
 
     model: str = like(
         Training, "model", help="Causal language model: a folder of transformers, or a name of the hub.", panel=WHAT
@@ -142,25 +142,25 @@ class Settings:
 
     @property
     def count(self) -> int:
-        """Of workers."""
+        """The number of workers."""
         me = member()
         return self.workers or (1 if self.parallel == "none" else 2 if me is None else me.size)
 
     @property
     def devices(self) -> list[str]:
-        """Of every worker."""
+        """The device of every worker."""
         named = (self.device or ("cuda" if torch.cuda.is_available() else "cpu")).split(",")
         return named + named[-1:] * (self.count - len(named))
 
     def check_here(self) -> None:
-        """OptionError for what cannot be on this machine."""
+        """Raise OptionError for settings that this machine cannot satisfy."""
         me = member()
         here = self.devices if me is None else [self.devices[me.rank]]
         if "cuda" in here and not torch.cuda.is_available():
             raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
 
     def must_agree(self) -> dict[str, Any]:
-        """What workers on several machines must have been started with; where the model is, is their own affair."""
+        """Return the settings that must be equal on all machines; where the model is stored may differ."""
         chosen = asdict(self)
         for name in ("model", "adapter", "tokenizer", "threads", "device", "link"):
             chosen.pop(name)
@@ -185,8 +185,10 @@ class Settings:
         return None if self.adapter is None else SavedAdapter(Path(self.adapter))
 
     def built(self) -> tuple[nn.Module, Fill]:
-        """The model with its adapters, without weights, and what gives parameters their values; ValueError if the
-        adapters are not the model's."""
+        """Return the model with its adapters, on the meta device, and the function that fills its parameters.
+
+        Raises ValueError if the adapters are not the model's.
+        """
         model, fill = self.pretrained.hollow(), self.pretrained.fill(pretrained=True, seed=0)
         if self.saved_adapter is None:
             return model.eval(), fill

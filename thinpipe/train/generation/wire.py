@@ -1,10 +1,11 @@
-"""What travels in generating: around the ring from the client through all servers and back, a message for each step.
+"""Messages of generation: one per step travels around the ring from the client through all servers and back.
 
-    numbers | mask of the new tokens | their positions | wires of their states | checksum
+    header | mask of the new tokens | their positions | encoded states | checksum
 
-The size of a message follows from texts and tokens. A word, which is numbers alone, says how many there are of a new
-batch; after its first message every step has one token of each text. So who receives knows the size of the next message
-before it comes, and posts its receive while it computes: gloo moves nothing before that.
+The size of a message follows from the numbers of texts and tokens. A control message, which has a header only,
+announces both for a new batch; after the first message of a batch, every step has one token per text. So a receiver
+knows the size of the next message in advance and posts its receive while it computes: gloo transfers nothing before
+that.
 """
 
 from __future__ import annotations
@@ -32,29 +33,29 @@ from thinpipe.train.models.decoding import Step
 
 _NUMBERS = struct.Struct("<7I")
 WORD_BYTES = _NUMBERS.size + CHECKSUM_BYTES
-_TAG = 1 << 29  # no link's, which have bit 30, and no user's, which are small
+_TAG = 1 << 29  # distinct from the tags of links, which have bit 30, and of users, which are small
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """The type of a message."""
 
-    BEGIN = 1  # a word: a batch of so many texts begins, with prompts of so many tokens
+    BEGIN = 1  # control message: a batch begins, with this number of texts and of tokens per prompt
     STATES = 2
-    LAST = 3  # of a batch, with nothing in it
-    QUIT = 4  # a word: there are no more batches
+    LAST = 3  # the end of a batch; without content
+    QUIT = 4  # control message: there are no more batches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The numbers of a message."""
+    """The header of a message."""
 
     kind: Kind
-    number: int = 0  # of the message in its batch
+    number: int = 0  # sequence number of the message in its batch
     texts: int = 0
     tokens: int = 0
     has_mask: bool = False
     has_positions: bool = False
-    encoded: bool = False  # by the codec, or as they are
+    encoded: bool = False  # True: states are encoded by the codec
 
     def write(self, message: Tensor) -> None:
         fields = self.kind, self.number, self.texts, self.tokens, self.has_mask, self.has_positions, self.encoded
@@ -80,11 +81,11 @@ class Limits:
     """The largest batch of a run; no message of a peer makes this worker allocate more."""
 
     texts: int
-    tokens: int  # of a text
+    tokens: int  # per text
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], *, batch_size: int | None, max_tokens: int | None) -> Limits:
-        """Return what the client announced (``prompts``, ``longest``), or less if options or the model allow less."""
+        """Return the sizes that the client announced (``prompts``, ``longest``), limited by options and model."""
         texts, tokens = int(facts.get("prompts", 0)), int(facts.get("longest", 0))
         return cls(texts=min(texts, batch_size or texts), tokens=min(tokens, max_tokens or tokens))
 
@@ -99,19 +100,19 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """How steps become messages on one hop of the ring."""
+    """The conversion of steps to messages and back on one hop of the ring."""
 
     states: tuple[Slot, ...]  # of one token
     codec: Codec
     seed: int
-    source: int  # the worker that sends
+    source: int  # the sending worker
 
     def size(self, head: Head) -> int:
         wires = sum(form.wire_bytes for _, form in self._forms(head))
         return _NUMBERS.size + 5 * head.texts * head.tokens + wires + CHECKSUM_BYTES
 
     def pack(self, head: Head, step: Step | None) -> Tensor:
-        """A message in host memory, without its checksum."""
+        """Return a message in host memory, without its checksum."""
         message = torch.zeros(self.size(head), dtype=torch.uint8)
         head.write(message)
         if step is None:
@@ -159,7 +160,7 @@ class Packing:
 
 
 class Ring:
-    """This worker's place in it: messages come from the worker before, and go to the next one."""
+    """This worker's position in the ring: it receives from the preceding worker and sends to the next one."""
 
     def __init__(self, world: World, limits: Limits) -> None:
         self._group, self._me, self._limits = world.control_group, world.worker, limits
@@ -167,17 +168,17 @@ class Ring:
         self._coming: tuple[Tensor, dist.Work] | None = None
         self._going: tuple[Tensor, dist.Work] | None = None
         self.sent_bytes = 0
-        self.busy_s = [0.0, 0.0]  # this server's compute with prompts, and with the tokens that follow
+        self.busy_s = [0.0, 0.0]  # this server's compute time, for prompts and for the tokens that follow
 
     def post(self, size: int) -> None:
-        """Expect a message of so many bytes."""
+        """Post a receive for a message of ``size`` bytes."""
         buffer = torch.empty(size, dtype=torch.uint8)
         work = dist.irecv(buffer, group=self._group, group_src=self._before, tag=_TAG)
         assert work is not None  # torch returns None to workers outside the group
         self._coming = buffer, work
 
     def take(self) -> tuple[Head, Tensor]:
-        """Wait for the message that was posted; ChecksumError for one that is damaged or too large."""
+        """Wait for the posted message; raise ChecksumError for one that is damaged or too large."""
         assert self._coming is not None
         message, work = self._coming
         self._coming = None
@@ -193,7 +194,7 @@ class Ring:
         return head, message
 
     def send(self, message: Tensor) -> None:
-        """Let a message go, when the one before it has gone."""
+        """Send a message when the preceding send is complete."""
         self.flush()
         seal(message, 0, 0, self._me)
         with needing_peers(f"sending to worker {self._next}"):
@@ -203,7 +204,7 @@ class Ring:
         self.sent_bytes += message.numel()
 
     def say(self, head: Head) -> None:
-        """A word."""
+        """Send a control message."""
         message = torch.zeros(WORD_BYTES, dtype=torch.uint8)
         head.write(message)
         self.send(message)
@@ -216,15 +217,15 @@ class Ring:
 
 
 class Servers:
-    """All servers as the client sees them: states go out, and come back."""
+    """The client's view of all servers: a callable that sends states and returns the results."""
 
     def __init__(self, ring: Ring, going: Packing, coming: Packing, device: torch.device) -> None:
         self._ring, self._going, self._coming, self._device = ring, going, coming, device
         self._head = Head(kind=Kind.LAST)
-        self.wait_s = [0.0, 0.0]  # for states to come back, with prompts and with the tokens that follow
+        self.wait_s = [0.0, 0.0]  # time until states return, for prompts and for the tokens that follow
 
     def begin(self, *, encoded: bool) -> None:
-        """The next step is the first of a batch."""
+        """Mark the next step as the first of a batch."""
         self._head = Head(kind=Kind.BEGIN, encoded=encoded)
 
     def __call__(self, step: Step) -> tuple[Tensor, ...]:
@@ -250,7 +251,7 @@ class Servers:
         return self._coming.unpack(message, head, self._device).states
 
     def end(self) -> None:
-        """The batch has ended."""
+        """Mark the end of the batch and notify the servers."""
         if self._head.kind is Kind.STATES:
             self._ring.send(self._going.pack(replace(self._head, kind=Kind.LAST, tokens=1), None))
         self._head = Head(kind=Kind.LAST)

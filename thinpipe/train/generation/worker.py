@@ -1,4 +1,4 @@
-"""What every worker of `thinpipe generate` does: a server its blocks, step by step; the client all else."""
+"""The part of every worker of `thinpipe generate`: servers run their blocks step by step, the client all else."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from thinpipe.train.tasks.sources import identity
 from thinpipe.version import __version__
 
 Show = Callable[[int, str, list[int]], None]  # number, text and tokens of each, when its batch is done
-MakeStreamer = Callable[[Any], Any]  # from a tokenizer: what is told every token of a single prompt
+MakeStreamer = Callable[[Any], Any]  # from a tokenizer: receives every token of a single prompt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """All prompts continued once."""
+    """The result of continuing all prompts one time."""
 
-    tokens: list[list[int]]  # the new ones of each
+    tokens: list[list[int]]  # the new ones of each prompt
     texts: list[str]
     seconds: float
-    prefill_s: float = 0.0  # of it, up to the first new tokens of each batch
-    steps: int = 0  # after those: each adds a token to every text of a batch
-    wait_s: float = 0.0  # in these steps, for states that come back from the servers
-    servers_s: float = 0.0  # of it, compute of all servers; the rest is the network
+    prefill_s: float = 0.0  # part of it, up to the first new tokens of each batch
+    steps: int = 0  # after those; each adds a token to every text of a batch
+    wait_s: float = 0.0  # in these steps, waiting for states from the servers
+    servers_s: float = 0.0  # part of it, compute time of all servers; the rest is the network
     wire_bytes: int = 0  # sent by all workers
 
     @property
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def step_s(self) -> tuple[float, float, float]:
-        """Return what a step takes on the client, on the servers and on the network."""
+        """The time of a step on the client, on the servers and on the network."""
         steps, decode_s = max(self.steps, 1), max(self.seconds - self.prefill_s, 0.0)
         client_s = max(decode_s - self.wait_s, 0.0)
         return client_s / steps, self.servers_s / steps, max(self.wait_s - self.servers_s, 0.0) / steps
@@ -68,9 +68,9 @@ def generate(
     show: Show,
     make_streamer: MakeStreamer | None,  # None: a single prompt is not streamed either
 ) -> list[Run]:
-    """One worker's part; the client, who has the prompts, returns the runs: with the codec, and if asked for without.
+    """Run one worker's part; the client returns the runs: with the codec and, if requested, without.
 
-    SetupError, on all workers, for what cannot be.
+    Only the client has prompts. Raises SetupError on all workers if the run cannot start.
     """
     if world.workers > 1:
         adapter = settings.saved_adapter
@@ -105,7 +105,7 @@ def generate(
             servers = Servers(ring, part.going, part.coming, world.device)
             client = _Client(part.cut.model, pretrained, settings, prompts, world.device, servers)
             with blocks_elsewhere(part.cut, part.blocks, servers):
-                # Of two runs the first one is shown: what was asked for.
+                # Of two runs only the first is shown: the one that the user requested.
                 first = not runs
                 run = client.run(show if first else _show_nothing, make_streamer if first else None, encoded=encoded)
             servers.quit()
@@ -126,7 +126,7 @@ def _whole(settings: Settings, world: World) -> nn.Module:
 
 
 class _Part:
-    """What this worker has of the model."""
+    """The part of the model that this worker holds."""
 
     def __init__(self, settings: Settings, world: World) -> None:
         if world.is_client:
@@ -146,7 +146,7 @@ class _Part:
             client_layers=settings.client_layers,
             costs=costs_of(traced),
         )
-        # Unit 0 is in front of block 0. The client's range is what it does not have.
+        # Unit 0 is in front of block 0. The client's range is the blocks that it does not hold.
         bounds = [0, *(cut - 1 for cut in cuts)]
         self.blocks = range(bounds[1], bounds[-1]) if world.is_client else range(bounds[me], bounds[me + 1])
         modules = cut_units(whole.units, cuts)
@@ -166,7 +166,7 @@ class _Part:
         self._before_client = me == world.workers - 1
 
     def serve(self, ring: Ring) -> None:
-        """Batch after batch, until the client has no more."""
+        """Serve batch after batch, until the client has no more."""
         served = ServedBlocks(self.cut, self.blocks)
         while True:
             ring.post(WORD_BYTES)
@@ -191,7 +191,7 @@ class _Part:
 
 
 class _Client:
-    """Continues all prompts with transformers' own ``generate``."""
+    """The client's generation loop: continues all prompts with transformers' own ``generate``."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class _Client:
         )
 
     def run(self, show: Show, make_streamer: MakeStreamer | None, *, encoded: bool = False) -> Run:
-        """One prompt is streamed, of several each is shown when its batch is done."""
+        """Continue all prompts: a single one is streamed, of several each is shown when its batch is done."""
         settings, prompts = self._settings, self._prompts
         size = settings.batch_size or len(prompts)
         tokens: list[list[int]] = []
@@ -268,19 +268,19 @@ class _Client:
         )
 
     def _until_end(self, row: list[int]) -> list[int]:
-        """Without the padding that follows where a text ended before others."""
+        """Return the tokens up to the end token, without the padding after it."""
         length = next((place + 1 for place, token in enumerate(row) if token in self._ends), len(row))
         return row[:length]
 
 
 class _Clock:
-    """A stopping criterion of transformers that stops nothing: it sees when the tokens of a step are known."""
+    """A stopping criterion of transformers that never stops, used to measure when the tokens of a step are known."""
 
     def __init__(self) -> None:
         self.prefill_s, self.steps = 0.0, 0
 
     def begin(self) -> float:
-        """A batch begins; return the time."""
+        """Start a batch and return the time."""
         self._began, self._is_first = time.perf_counter(), True
         return self._began
 

@@ -1,14 +1,14 @@
-"""What of a model is trained: all of it, what is not frozen, or adapters of low rank on its blocks (LoRA, by peft).
+"""The trainable part of a model: all parameters, those not frozen, or low-rank adapters on its blocks (LoRA, by peft).
 
-A layer that gets an adapter is put inside another one, in place:
+A layer that gets an adapter is wrapped in place:
 
     model.layers.0.self_attn.q_proj.weight  ->  ....q_proj.base_layer.weight    frozen
                                                 ....q_proj.lora_A.default.weight
                                                 ....q_proj.lora_B.default.weight
 
-So the model stays one of transformers, and is cut as any other. Its own weights are filled under their plain names,
-with adapters taken out meanwhile. Those are drawn from the seed and the layer's name alone, so a model has the same
-ones however it is cut. peft is imported when adapters are asked for.
+The model remains a transformers model and is cut as any other. Its own weights are filled under their plain names, with
+the adapters removed for that time. Adapter weights are drawn from the seed and the layer's name alone, so they do not
+depend on how the model is cut. peft is imported only when adapters are used.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from thinpipe.train.models.save import ModelForm, TensorFile, saved_files
 from thinpipe.train.models.weights import hollow
 
 Fill = Callable[[nn.Module, Iterable[str]], None]
-ALL = "all-linear"  # in place of names, as peft has it
+ALL = "all-linear"  # target for all linear layers; the same name as in peft
 MOST_RANK = 4096
-_NAME = "default"  # of the adapter, as peft has it
-ADAPTER_FILE = "adapter_model.safetensors"  # as peft calls it
-# Model types, and a layer of theirs whose weights are used without calling it: peft refuses that.
+_NAME = "default"  # name of the adapter; peft's default
+ADAPTER_FILE = "adapter_model.safetensors"  # peft's file name
+# Model types with a layer whose weights are used without calling it; peft rejects adapters on such a layer.
 _FUSED, _NOT_CALLED = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), "out_proj"
-# What a model of a class is for, as peft calls it, by the end of the class's name.
+# peft's task type, by the suffix of the model's class name.
 _PURPOSES = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Adapters as they are asked for."""
+    """The requested LoRA configuration."""
 
     rank: int
-    targets: tuple[str, ...] = ()  # names of layers in the blocks; empty: those usual for the architecture
-    alpha: float | None = None  # their product is scaled by alpha / rank; None: by 2
+    targets: tuple[str, ...] = ()  # names of layers in the blocks; empty: the usual ones of the architecture
+    alpha: float | None = None  # the update is scaled by alpha / rank; None: by 2
     dropout: float = 0.0
 
 
@@ -60,10 +60,10 @@ class Adapted:
     model: nn.Module
     config: Any  # peft's; None without adapters
     seed: int
-    saved: Path | None = None  # the file that adapters, and a classifier's head, are read from; None: they are drawn
+    saved: Path | None = None  # file to read the adapters and a classifier's head from; None: drawn at random
 
     def fill(self, fill: Fill | None) -> Fill | None:
-        """What gives parameters their values, from what does so for the plain model."""
+        """Return a function that fills plain and adapter parameters, given the one that fills the plain model."""
         if fill is None or self.config is None:
             return fill
 
@@ -81,9 +81,10 @@ class Adapted:
 
 
 def adapt(model: nn.Module, lora: Lora | None, frozen: Iterable[str], seed: int) -> Adapted:
-    """Freeze all but what is to be trained, in place; a hollow model is hollow still.
+    """Freeze all parameters except those to be trained, in place; parameters on the meta device stay there.
 
-    ``frozen`` are patterns of names of parameters. OptionError where one matches none, or nothing is left.
+    ``frozen`` holds name patterns of parameters. Raises OptionError if a pattern matches none or nothing is left to
+    train.
     """
     config = None if lora is None else _add(model, lora)
     if config is not None and not is_hollow(model):
@@ -104,7 +105,7 @@ def adapt(model: nn.Module, lora: Lora | None, frozen: Iterable[str], seed: int)
 
 
 def adapter_names(model: nn.Module) -> list[str]:
-    """Of all parameters of adapters."""
+    """Return the names of all adapter parameters."""
     return [
         f"{path}.{name}"
         for path, layer in adapter_layers(model).items()
@@ -114,7 +115,7 @@ def adapter_names(model: nn.Module) -> list[str]:
 
 
 def exported_names(model: Any) -> list[str]:
-    """Of all parameters that peft saves: of adapters, and of a classifier's head, which is new. Of others none."""
+    """Return the names of the parameters that peft saves: adapters and a classifier's head; none without adapters."""
     adapters = adapter_names(model)
     if not adapters:
         return []
@@ -123,18 +124,18 @@ def exported_names(model: Any) -> list[str]:
 
 
 def plain_name(name: str) -> str:
-    """The name that a parameter has in the model without adapters."""
+    """Return the name that a parameter has in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 def saved_name(name: str) -> str:
-    """The name that peft saves a parameter under: without that of the adapter."""
+    """Return the name under which peft saves a parameter: without the adapter's name."""
     return f"base_model.model.{name.replace(f'.{_NAME}.', '.')}"
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """The plain model, with the very same parameters."""
+    """Remove the adapters temporarily; the plain model has the same parameter objects."""
     layers = adapter_layers(model)
     _put(model, {path: layer.base_layer for path, layer in layers.items()})
     try:
@@ -144,7 +145,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def merge(module: nn.Module) -> None:
-    """Add adapters to the weights that they belong to, in place."""
+    """Merge adapters into the weights that they belong to, in place."""
     from peft.tuners.lora import LoraLayer
 
     for layer in module.modules():
@@ -153,7 +154,7 @@ def merge(module: nn.Module) -> None:
 
 
 def merged(model: nn.Module, plain: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Some weights of a hollow model, by their plain names, with the adapters that belong to them added."""
+    """Return some weights of a model on the meta device, by plain name, with their adapters merged."""
     found = dict(plain)
     for path, layer in adapter_layers(model).items():
         given = {
@@ -168,7 +169,7 @@ def merged(model: nn.Module, plain: Mapping[str, Tensor], adapters: Mapping[str,
 
 
 def draw(model: nn.Module, wanted: Iterable[str], seed: int) -> None:
-    """Give these adapters their values: as peft draws them, so that the model computes what it did before."""
+    """Initialize these adapters as peft does, so that the model's output does not change."""
     own = set(wanted)
     for path, layer in adapter_layers(model).items():
         mine = {name for name, _ in layer.named_parameters() if f"{path}.{name}" in own}
@@ -180,13 +181,13 @@ def draw(model: nn.Module, wanted: Iterable[str], seed: int) -> None:
                     filled = torch.zeros(empty.shape, dtype=empty.dtype)
                     module._parameters[name] = nn.Parameter(filled, requires_grad=empty.requires_grad)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(rounding_key(seed, *f"{path}.lora".encode()))  # not what its weights are drawn from
+            torch.manual_seed(rounding_key(seed, *f"{path}.lora".encode()))  # not the weights' seed
             layer.reset_lora_parameters(_NAME, True)
 
 
 @contextmanager
 def open_adapters(file: Path) -> Iterator[Any]:
-    """The tensors that peft saved, mapped, not read; ValueError if it is no such file."""
+    """Open the tensors that peft saved, memory-mapped; raise ValueError if the file is not readable as such."""
     try:
         with safe_open(file, framework="pt") as saved:
             yield saved
@@ -195,25 +196,25 @@ def open_adapters(file: Path) -> Iterator[Any]:
 
 
 def load_adapters(model: nn.Module, wanted: Iterable[str], file: Path) -> None:
-    """Give these parameters the values that peft saved; no others are read."""
+    """Set these parameters to the values that peft saved; other tensors are not read."""
     with open_adapters(file) as saved:
         for name in sorted(wanted):
             path, _, last = name.rpartition(".")
             module = model.get_submodule(path)
             before = module._parameters[last]
             assert before is not None
-            values = saved.get_tensor(saved_name(name)).to(before.dtype, copy=True)  # not the file's own pages
+            values = saved.get_tensor(saved_name(name)).to(before.dtype, copy=True)  # not mapped pages
             module._parameters[last] = nn.Parameter(values, requires_grad=before.requires_grad)
 
 
 class AdapterForm(ModelForm):
-    """What adapters will be in files, as peft writes them: with the head of a classifier, which is new."""
+    """The file layout of adapters as peft writes them, including a classifier's head, which is new."""
 
     def __init__(self, adapted: Adapted, base: str | None) -> None:
-        """``base`` is the name of the model that they belong to."""
+        """``base`` is the name of the base model."""
         model, self._config = adapted.model, adapted.config
         self._config.base_model_name_or_path, self._config.inference_mode = base, True
-        self._config.target_modules = sorted(self._config.target_modules)  # a set, whose order is never the same
+        self._config.target_modules = sorted(self._config.target_modules)  # a set, whose order changes between runs
         self.name, self.twin = type(model).__name__, None
         kept = set(exported_names(model))
         self.held = self.tensors = {
@@ -229,7 +230,7 @@ class AdapterForm(ModelForm):
         self.bytes = self.files[ADAPTER_FILE].bytes
 
     def converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Under the names that peft saves."""
+        """Return the tensors under the names that peft saves."""
         return {saved_name(name): each for name, each in tensors.items()}
 
     def small_files(self) -> dict[str, bytes]:
@@ -237,7 +238,7 @@ class AdapterForm(ModelForm):
 
 
 def inject(model: nn.Module, config: Any) -> None:
-    """Let peft put its layers in place; those of a hollow model are hollow."""
+    """Let peft insert its layers in place; on the meta device if the model is there."""
     from peft import inject_adapter_in_model
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -273,14 +274,14 @@ def _add(model: Any, lora: Lora) -> Any:
         inject(model, config)
     except (ValueError, NotImplementedError) as error:
         raise OptionError(f"{{lora}}: peft has no adapter for these layers: {error}") from None
-    config.modules_to_save = heads or None  # told now: peft would have put copies in their place
+    config.modules_to_save = heads or None  # set only now: earlier, peft would replace the heads by copies
     for name in heads:
         model.get_submodule(name).requires_grad_(True)
     return config
 
 
 def heads_of(model: Any) -> list[str]:
-    """What classifiers have beside their base model: new for every data set, and so trained."""
+    """Return the names of a classifier's modules outside its base model: new for a data set, and so trained."""
     if not type(model).__name__.endswith("Classification"):
         return []
     blocks = list(candidates(model))
@@ -294,7 +295,7 @@ def heads_of(model: Any) -> list[str]:
 
 
 def _targets(model: Any, asked: tuple[str, ...]) -> tuple[list[str], list[nn.Module]]:
-    """Which layers get an adapter, as peft is told; and the layers."""
+    """Return the layers that get an adapter, by the names that peft takes, and the layer modules."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
     from transformers.pytorch_utils import Conv1D
 
@@ -323,20 +324,20 @@ def _targets(model: Any, asked: tuple[str, ...]) -> tuple[list[str], list[nn.Mod
     if not wanted:
         names = f": name some with {{lora_target}}, of {', '.join(known)}" if known else ""
         raise OptionError(f"the blocks of {type(model).__name__} have no linear layers for {{lora}}{names}")
-    # By their last names where these mean no other layer: that is how people read, and share, a config.
+    # By their last names if these match no other layers: so people read and share a config.
     short = sorted({path.rpartition(".")[2] for path in wanted})
     meant = _matching(short, dict(model.named_modules()))
     return short if set(meant) == set(wanted) else sorted(wanted), [inside[path] for path in wanted]
 
 
 def _matching(names: Iterable[str], paths: Iterable[str]) -> list[str]:
-    """As peft matches them."""
+    """Return the paths that match a name, by peft's rule."""
     ends = tuple(f".{name}" for name in names)
     return [path for path in paths if f".{path}".endswith(ends)] if ends else []
 
 
 def adapter_layers(model: nn.Module) -> dict[str, Any]:
-    """The layers that have an adapter, by their paths."""
+    """Return the layers that have an adapter, by their paths."""
     if not hasattr(model, "peft_config"):
         return {}
     from peft.tuners.lora import LoraLayer
@@ -351,6 +352,6 @@ def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
 
 
 def _pattern(names: Iterable[str]) -> str:
-    """A pattern that matches some of these: an example."""
+    """Return an example pattern that matches some of these names."""
     first = next(iter(names))
     return re.sub(r"[^.]+$", "*", first)

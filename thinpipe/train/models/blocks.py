@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from thinpipe.train.models.forward import run_until, shapes_returned, without_values
 from thinpipe.train.models.unknown import UnknownValueError, unknown_like
 
-SHARED = ("attention_mask",)  # inputs that all workers may see
+SHARED = ("attention_mask",)  # inputs that all workers may receive
 
 
 class UncuttableError(ValueError):
-    """A model that cannot be cut: the message says where and why."""
+    """A model that cannot be cut; the message says where and why."""
 
 
 def in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
-    """The blocks, as the model calls them: each once."""
+    """Return the blocks in the order in which the model calls them, each one time."""
     found = list(candidates(model).values())
     if not found:
         raise UncuttableError(f"{type(model).__name__} has no list of blocks that it could be cut between")
@@ -35,7 +35,7 @@ def in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
         try:
             run_until(model, found, hidden, on_call, None)
         except (UnknownValueError, NotImplementedError):
-            if not order:  # else what comes after the last block needs to know more, and will
+            if not order:  # otherwise the code after the last block needs more values, and gets them later
                 raise
     if not order:
         raise UncuttableError(f"{type(model).__name__} calls none of its blocks")
@@ -59,9 +59,9 @@ def device_of(tensors: Any) -> torch.device:
 
 
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules that look like blocks, by their names: items of lists, of a class that the model names as a block.
+    """Return modules that look like blocks, by name: list items of a class that the model names as a block.
 
-    Not those inside of others.
+    Modules inside another candidate are left out.
     """
     found = _layers_of_stages(model)
     if found:
@@ -77,7 +77,7 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _layers_of_stages(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers of models of images that are lists of stages, which are lists of layers."""
+    """Return the layers of image models that are lists of stages, which are lists of layers."""
     found: dict[str, nn.Module] = {}
     for path, stage in model.named_modules():
         if type(stage).__name__.endswith("Stage"):
@@ -92,7 +92,7 @@ def _layers_of_stages(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _most_in_lists(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of the class of which there are most in lists, for models that name no blocks."""
+    """Return the modules of the most frequent class in module lists, for models that name no block classes."""
     found: dict[type, dict[str, nn.Module]] = {}
     for path, holder in model.named_modules():
         for name, item in holder.named_children() if isinstance(holder, nn.ModuleList) else ():

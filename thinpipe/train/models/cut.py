@@ -1,12 +1,12 @@
-"""Any model of transformers as units: what comes before its blocks, each block, what comes after.
+"""Any transformers model as pipeline units: the code before its blocks, each block, and the code after them.
 
-Between units travel only values that the next ones need and cannot know: hidden states, rarely more, and the inputs
-that all may see (the attention mask). What else a block is called with, its mask, rotary embeddings, window, every
-worker computes by running the model's own forward with unknown values (``unknown``). A value is known by where it came
-from: ("in", k, i) is leaf i of what block k is called with, made by the model's code in front of it; ("out", k, i)
-leaf i of what block k returned; ("input", 0, i) input i itself, where later code asks for it. Inputs do not travel: a
-unit that asks for one (``asks``) is given it, so whoever has that unit needs the inputs. Whatever a run needs and does
-not have stays unknown, and is an error, not a guess.
+Only values that the following units need and cannot compute travel between units: hidden states, rarely more, and the
+shared inputs (the attention mask). Every worker computes the other arguments of a block (its mask, rotary embeddings,
+window) by running the model's own forward with symbolic tensors (``unknown``). A value is identified by its origin:
+("in", k, i) is leaf i of the arguments of block k, computed by the model's code in front of it; ("out", k, i) is leaf i
+of the return value of block k; ("input", 0, i) is input i itself, where later code uses it. Inputs do not travel: a
+unit that uses one (``asks``) receives it as an argument, so the worker that holds that unit needs the inputs. A value
+that a run needs and does not have stays unknown and raises an error; it is never guessed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from thinpipe.train.models.forward import run_until, shapes_returned, takes, wit
 from thinpipe.train.models.unknown import UnknownValueError, is_unknown, unknown_like
 from thinpipe.train.models.weights import zeros_for_hollow
 
-Value = tuple[str, int, int]  # "in" or "out", block, leaf; "input", 0, number
+Value = tuple[str, int, int]  # "in" or "out", block, leaf; or "input", 0, input number
 Values = dict[Value, Tensor]
 
 
 @dataclass
 class Call:
-    """What a block is called with, by its leaves; a leaf that is a value is filled in when there is one."""
+    """The arguments of a block, as leaves; a leaf that is a value is replaced when the value is available."""
 
     leaves: list[Any]
     spec: pytree.TreeSpec
-    values: dict[int, Value]  # leaf -> what it is
+    values: dict[int, Value]  # leaf -> its value
 
     def filled(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
         leaves = [values[self.values[i]] if i in self.values else leaf for i, leaf in enumerate(self.leaves)]
@@ -47,7 +47,7 @@ class Call:
 
 @dataclass
 class Returned:
-    """What a block returns, without values."""
+    """The return value of a block, without values."""
 
     leaves: list[Any]
     spec: pytree.TreeSpec
@@ -62,18 +62,18 @@ class Returned:
 
 @dataclass
 class Trace:
-    """One forward with unknown values: what all blocks are called with, and what they return."""
+    """One forward with symbolic tensors: the arguments and return values of all blocks."""
 
     calls: list[Call] = field(default_factory=list)
     returns: list[Returned] = field(default_factory=list)
-    flops: list[int] = field(default_factory=list)  # of each block
+    flops: list[int] = field(default_factory=list)  # per block
 
 
 class CutModel:
-    """A model, its blocks in the order of their calls, and what travels between them."""
+    """A model, its blocks in call order, and the values that travel between them."""
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
-        """``inputs`` are an example: of the right names, types and shapes."""
+        """``inputs`` is an example with the right names, types and shapes."""
         self.model = model
         without_cache(model)
         self.input_names = tuple(inputs)
@@ -81,7 +81,7 @@ class CutModel:
         self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
         self.blocks = in_order(model, inputs)
         self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
-        # Some classifiers have the argument too, and logits of texts.
+        # Some classifiers have the argument too, with logits of texts.
         generates: Any = getattr(model, "can_generate", None)
         self.takes_positions = takes(model, "logits_to_keep") and generates is not None and bool(generates())
         self.logits: Tensor  # without values
@@ -98,7 +98,7 @@ class CutModel:
         return {name: tensor if name in self.known else unknown_like(tensor, device) for name, tensor in inputs.items()}
 
     def trace(self, inputs: Mapping[str, Tensor]) -> Trace:
-        """What all blocks are called with for these inputs, of which only those that are shared count."""
+        """Return the arguments of all blocks for these inputs; of the inputs, only values of shared ones are used."""
         key = (device_of(inputs.values()), *((name, tuple(tensor.shape)) for name, tensor in inputs.items()))
         shared = {name: inputs[name] for name in self.known}
         kept = self._kept.get(key)
@@ -113,7 +113,7 @@ class CutModel:
     ) -> Trace:
         trace, device = Trace(), device_of(inputs.values())
         hidden = self.inputs_without_values(inputs)
-        # By identity; the tensor keeps its own.
+        # Keyed by identity; keeping the tensor keeps its id from being reused.
         made: dict[int, tuple[Value, Tensor]] = {
             id(tensor): (("input", 0, i), tensor) for i, (name, tensor) in enumerate(hidden.items())
         }
@@ -147,14 +147,14 @@ class CutModel:
         return trace
 
     def calls(self, inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Call]:
-        """What blocks are called with where the model is called with more than its inputs: a cache, positions.
+        """Return the arguments of all blocks if the model is called with further options: a cache, positions.
 
-        Inputs may have other rows and tokens than the example.
+        The inputs may have other numbers of rows and tokens than the example.
         """
         return self._trace(inputs, self.returned(*inputs[self.input_names[0]].shape), options).calls
 
     def returned(self, rows: int, tokens: int) -> list[Returned]:
-        """What blocks return for so many texts of so many tokens: of the example's, states of tokens resized."""
+        """Return the example's block return values, with token states resized to ``rows`` x ``tokens``."""
 
         def resized(leaf: Any) -> Any:
             is_state = isinstance(leaf, Tensor) and leaf.shape[:2] == self.shapes[0][1]
@@ -163,7 +163,7 @@ class CutModel:
         return [Returned([resized(leaf) for leaf in each.leaves], each.spec) for each in self._example.returns]
 
     def _shapes_returned(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
-        """What a block returns, and what it computes, which is counted for the example alone."""
+        """Return what a block returns and its FLOPs, which are counted for the example only."""
         if self._kept:
             return shapes_returned(self.blocks[number], args, kwargs), 0
         with _flop_counter() as counter:
@@ -172,9 +172,10 @@ class CutModel:
     def between(
         self, values: Values, inputs: Mapping[str, Tensor], until: int | None, positions: slice | None = None
     ) -> Any:
-        """Run the model's code up to a block's call, or to its end, with these values known: leaves, or logits.
+        """Run the model's code up to a block's call (return leaves) or to its end (return logits), given these values.
 
-        Logits of these positions of a text alone, where the model can be told so (``takes_positions``).
+        With ``positions``, compute the logits of these positions only, if the model supports that
+        (``takes_positions``).
         """
         trace = self.trace(inputs)
         device = device_of(values.values())
@@ -184,7 +185,7 @@ class CutModel:
 
             def on_call(number: int, args: Any, kwargs: Any) -> Any:
                 if number == first:
-                    with_weights()  # of what is in front of it other units have the weights
+                    with_weights()  # the weights of the code before it belong to other units
                 return trace.returns[number].filled(number, values, device)
 
             given: dict[str, Any] = self.inputs_without_values(inputs) | known
@@ -194,7 +195,7 @@ class CutModel:
         return result if until is None else pytree.tree_leaves(result)
 
     def from_inputs(self, wanted: Iterable[Value], inputs: Mapping[str, Tensor]) -> Values:
-        """Those of the wanted values, of what blocks are called with, that do not depend on any block."""
+        """Return those of the wanted block arguments that do not depend on any block."""
         trace, device = self.trace(inputs), device_of(inputs.values())
         found: Values = {}
 
@@ -213,13 +214,12 @@ class CutModel:
             collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))
         return found
 
-    # Who holds what
+    # Assignment of modules to units
 
     def _parts(self, inputs: Mapping[str, Tensor]) -> tuple[list[list[nn.Module]], list[int]]:
-        """The modules that the model's code uses in front of block 0, 1, ... and behind the last one; and what each
-        unit computes.
+        """Return the modules that the code before each block and after the last one uses, and each unit's FLOPs.
 
-        They are the largest ones without a block inside, so that all that is below comes along.
+        These are the largest modules without a block inside, so that all their submodules are included.
         """
         blocks = {id(block) for block in self.blocks}
         inside = {id(module) for module in self.model.modules() if blocks & {id(each) for each in module.modules()}}
@@ -249,20 +249,20 @@ class CutModel:
             flops.append(counter.get_total_flops())
             return trace.returns[number].filled(number, needed, device)
 
-        # What makes the logits may be code that asks for values.
+        # The code that computes the logits may use values of inputs.
         known = {name: inputs[name] for name in self.asked[-1]}
         needed = {value: zeros for value, zeros in _returned(trace, device).items() if value in self.live[-1]}
-        flops = [0]  # of the code before each block, and of all
+        flops = [0]  # cumulative: at each block's call, and at the end
         with without_values(device, on_tensor), _flop_counter() as counter:
             self.logits = run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, None)
         head, *glue, tail = (after - before for before, after in pairwise([*flops, counter.get_total_flops()]))
         blocks_flops = [own + more for own, more in zip(trace.flops, [*glue, 0], strict=True)]
         return [list(modules.values()) for modules in used], [head, *blocks_flops, tail]
 
-    # What travels
+    # Values that travel
 
     def _early(self, trace: Trace, inputs: Mapping[str, Tensor]) -> set[Value]:
-        """What later blocks are called with and the head can make: embeddings for every layer, a decoder's input."""
+        """Return arguments of later blocks that the head can compute: per-layer embeddings, a decoder's input."""
         wanted = {value for call in trace.calls for value in call.values.values() if value[0] == "in" and value[1] > 0}
         with torch.no_grad():
             return set(self.from_inputs(wanted, inputs)) if wanted else set()
@@ -270,11 +270,11 @@ class CutModel:
     def _liveness(
         self, trace: Trace, inputs: Mapping[str, Tensor]
     ) -> tuple[list[tuple[Value, ...]], list[tuple[str, ...]]]:
-        """What travels in front of block 0 to behind the last one; and for every unit the inputs that it asks for."""
+        """Return the values that travel across each boundary, and for every unit the inputs that it uses."""
         count = len(self.blocks)
         live: list[set[Value]] = [set() for _ in range(count + 1)]
         live[count] = needed = self._needs(trace, inputs, None)
-        asked = [needed]  # of the units, from the last
+        asked = [needed]  # per unit, from the last to the first
         for boundary in range(count - 1, -1, -1):
             later = {value for value in live[boundary + 1] | needed if self._made_at(value) <= boundary}
             called = set(trace.calls[boundary].values.values())
@@ -282,24 +282,24 @@ class CutModel:
             asked.append(called if boundary == count - 1 else called | needed)
             needed = self._needs(trace, inputs, boundary) if self.is_glued(boundary, trace) else set()
         travel = [tuple(sorted(value for value in values if value[0] != "input")) for values in live]
-        asked.append(set())  # of the head, which is given all
+        asked.append(set())  # of the head, which receives all inputs
         names = [[self.input_names[i] for kind, _, i in sorted(values) if kind == "input"] for values in asked]
         return travel, [tuple(each) for each in reversed(names)]
 
     def _made_at(self, value: Value) -> int:
-        """The boundary from which on a value is there."""
+        """Return the first boundary at which a value is available."""
         kind, block, _ = value
         return block + 1 if kind == "out" else 0 if value in self.early else block
 
     def _needs(self, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> set[Value]:
-        """What the code in front of a block (None: what makes the logits) needs: returned values, and inputs."""
+        """Return the values and inputs that the code before a block needs (None: the code that computes the logits)."""
         last = len(self.blocks) if until is None else until
         device = device_of(inputs.values())
         returned = {value: zeros for value, zeros in _returned(trace, device).items() if value[1] < last}
         given: Values = {
             ("input", 0, i): tensor for i, (name, tensor) in enumerate(inputs.items()) if name not in self.known
         }
-        # Most often the block before it is enough, and then nothing else need be tried.
+        # Most often the output of the preceding block is enough, and the larger sets need not be tried.
         before = {value: tensor for value, tensor in returned.items() if value[1] == last - 1}
         for values in (before, before | given, returned | given):
             if self._is_enough(values, trace, inputs, until):
@@ -323,16 +323,16 @@ class CutModel:
         return not any(is_unknown(found[i]) for i in self.made_for(until, trace))
 
     def made_for(self, number: int, trace: Trace) -> dict[int, Value]:
-        """The leaves of a block's call that the code between it and the block before it makes."""
+        """Return the leaves of a block's arguments that the code between it and the preceding block computes."""
         values = trace.calls[number].values
         return {i: value for i, value in values.items() if value[:2] == ("in", number) and value not in self.early}
 
     def is_glued(self, number: int, trace: Trace) -> bool:
-        """Whether the model computes something between this block and the one before it."""
+        """Return True if the model computes something between this block and the preceding one."""
         return number > 0 and bool(self.made_for(number, trace))
 
     def travelling(self, inputs: Mapping[str, Tensor]) -> list[list[Tensor]]:
-        """What each unit returns for inputs of the example's shapes: tensors without values."""
+        """Return what each unit returns for inputs of the example's shapes: tensors on the meta device."""
         trace = self.trace(inputs)
         like = {"in": lambda k, i: trace.calls[k].leaves[i], "out": lambda k, i: trace.returns[k].leaves[i]}
         shared = [inputs[name] for name in self.known]
@@ -348,8 +348,11 @@ _ATTENTION = (
 
 
 def _flop_counter() -> FlopCounterMode:
-    """Torch's own does not know the product that experts are computed with, nor, in 2.11, that heads share keys; and
-    some models return what it cannot hook to tell modules apart, which is not asked for here."""
+    """Return a FLOP counter that also covers grouped matrix products and attention with shared key heads.
+
+    Torch's own counts neither the grouped product of experts nor, in 2.11, attention with shared key heads. It also hooks
+    modules to attribute FLOPs, which fails on some models' return values and is not needed here.
+    """
     formulas: dict[Any, Any] = {getattr(torch.ops.aten, name): _attention_flops for name in _ATTENTION}
     counter = FlopCounterMode(display=False, custom_mapping={**formulas, torch.ops.aten._grouped_mm: _grouped_flops})
     counter.mod_tracker = _Nowhere()  # type: ignore[assignment]
@@ -357,7 +360,7 @@ def _flop_counter() -> FlopCounterMode:
 
 
 class _Nowhere:
-    """In place of torch's ``ModuleTracker`` (seen on 2.11 and 2.13): all is of one whole."""
+    """A replacement of torch's ``ModuleTracker`` (seen on 2.11 and 2.13) that attributes everything to one module."""
 
     parents = ("Global",)
 
@@ -381,14 +384,14 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _own(container: nn.Module) -> nn.Module:
-    """The parameters that a module holds itself, as a module: in the very same dictionary, whoever fills it."""
+    """Return a module with the parameters that a container holds itself, sharing its dictionary."""
     own = nn.Module()
     own._parameters = container._parameters
     return own
 
 
 def _returned(trace: Trace, device: torch.device) -> Values:
-    """All that blocks return, as zeros."""
+    """Return all return values of blocks, as zeros."""
     return {
         ("out", block, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
         for block, returned in enumerate(trace.returns)

@@ -1,16 +1,16 @@
-"""Texts from a model that was cut: transformers' own ``generate`` on the client, with blocks that are elsewhere.
+"""Text generation with a cut model: transformers' own ``generate`` runs on the client, the blocks run on servers.
 
        client                                           servers
 
   (1)  generate calls the model's forward
-  (2)  the first block that is elsewhere is called:
-       what travels is handed over            ------>  (3)  the model's forward, its tokens unknown, says what the
-                                                            blocks are called with: masks, positions, the cache
-       and comes back                         <------  (4)  the blocks compute
-  (5)  the last such block returns it, and generate chooses a token
+  (2)  the first remote block is called:
+       the travelling values are sent         ------>  (3)  the model's forward, run with unknown tokens, gives the
+                                                            blocks' other arguments: masks, positions, the cache
+       and the results received               <------  (4)  the blocks compute
+  (5)  the last remote block returns them, and generate chooses a token
 
-Every worker has a cache of transformers with all layers. Those of its own blocks have keys and values; the others only
-count tokens, by placeholders, so that the model's code finds the lengths that masks and positions are made of.
+Every worker has a transformers cache with all layers. The layers of its own blocks hold keys and values; the others
+hold placeholders that only count tokens, from which the model's code derives the lengths of masks and positions.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from thinpipe.train.models.tiny import WORDS
 from thinpipe.train.models.unknown import unknown
 from thinpipe.train.models.verify import drop_weights
 
-EXAMPLE = 2, 8  # texts and tokens of the example that a model is cut with
+EXAMPLE = 2, 8  # texts and tokens of the example that is used to cut a model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one forward brings: new tokens of each text."""
+    """The input of one forward: the new tokens of each text."""
 
     states: tuple[Tensor, ...]  # [texts, tokens, ...] each
-    mask: Tensor | None = None  # [texts, tokens]: 0 for padding; None: the model takes no mask
-    positions: Tensor | None = None  # [texts, tokens]; None: the model finds them by itself
+    mask: Tensor | None = None  # [texts, tokens]: 0 for padding; None: the model has no such argument
+    positions: Tensor | None = None  # [texts, tokens]; None: the model computes them
 
 
 Elsewhere = Callable[[Step], tuple[Tensor, ...]]
 
 
 def check_states(cut: CutModel) -> list[list[Tensor]]:
-    """What travels in front of every block and behind the last one, for the example, without values.
+    """Return the tensors that travel before every block and after the last one, for the example, on the meta device.
 
-    UncuttableError unless that is states of tokens, and blocks alone make them.
+    Raises UncuttableError unless they are token states that blocks alone compute.
     """
     found = []
     for boundary, (values, tensors) in enumerate(zip(cut.live, cut.travelling(_example(cut.model)), strict=False)):
@@ -80,7 +80,7 @@ def _cut(model: nn.Module) -> CutModel:
 
 
 def new_cache(model: Any) -> Any:
-    """As ``generate`` makes it."""
+    """Return a new cache, made as ``generate`` makes it."""
     from transformers import DynamicCache
 
     return DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -91,7 +91,7 @@ def cache_name(model: nn.Module) -> str:
 
 
 def count_tokens(cache: Any, block: nn.Module, states: Tensor) -> None:
-    """The layers of a cache that belong to a block that is elsewhere have so many tokens more."""
+    """Add the tokens of ``states`` to the cache layers of a remote block, as placeholders."""
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
     rows, tokens = states.shape[:2]
@@ -105,14 +105,14 @@ def count_tokens(cache: Any, block: nn.Module, states: Tensor) -> None:
 
 
 class ServedBlocks:
-    """(3) and (4): consecutive blocks of a model whose other weights are not here."""
+    """(3) and (4): consecutive blocks of a model whose other weights are on other workers."""
 
     def __init__(self, cut: CutModel, blocks: range) -> None:
         self.cut, self.blocks = cut, blocks
         self.begin()
 
     def begin(self) -> None:
-        """New texts."""
+        """Start a new batch of texts with an empty cache."""
         self._cache = new_cache(self.cut.model)
         self._mask: Tensor | None = None
 
@@ -140,8 +140,8 @@ class ServedBlocks:
 
 @contextmanager
 def blocks_elsewhere(cut: CutModel, blocks: range, elsewhere: Elsewhere) -> Iterator[None]:
-    """(1), (2) and (5): the model computes with these blocks somewhere else, by ``elsewhere``."""
-    given: dict[str, Any] = {}  # to the forward under way
+    """(1), (2) and (5): run the model with these blocks replaced by ``elsewhere``."""
+    given: dict[str, Any] = {}  # arguments of the forward in progress
     values: Values = {}
     returns: list[Returned] = []
 
@@ -163,7 +163,7 @@ def blocks_elsewhere(cut: CutModel, blocks: range, elsewhere: Elsewhere) -> Iter
         returns[:] = cut.returned(rows, tokens)
         for number in blocks:
             for i, leaf in enumerate(returns[number].leaves):
-                if isinstance(leaf, Tensor):  # what is needed nowhere else; zeros that are only read take no memory
+                if isinstance(leaf, Tensor):  # used nowhere else; expanded zeros take no memory
                     zero = torch.zeros((), dtype=leaf.dtype, device=states[0].device)
                     values.setdefault(("out", number, i), zero.expand(leaf.shape))
 
@@ -190,7 +190,7 @@ def blocks_elsewhere(cut: CutModel, blocks: range, elsewhere: Elsewhere) -> Iter
 
 
 def check_generates(model: nn.Module) -> None:
-    """ValueError unless a small model generates the same with its blocks elsewhere, on two servers, as whole."""
+    """Raise UncuttableError unless a small model generates the same with its blocks on two servers as uncut."""
     torch.manual_seed(0)
     tokens = torch.randint(WORDS.start, WORDS.stop, (2, 6))
     mask = torch.ones_like(tokens)
@@ -200,7 +200,7 @@ def check_generates(model: nn.Module) -> None:
         wanted = _logits(copy.deepcopy(model), tokens, mask)
         cut = _cut(copy.deepcopy(model))
         count = len(cut.blocks)
-        bounds = [0, (count + 1) // 2, count]  # servers that have blocks in front of theirs, and behind
+        bounds = [0, (count + 1) // 2, count]  # so that servers exist with blocks before theirs and with blocks after
         servers = []
         for blocks in map(range, bounds, bounds[1:]):
             alone = _cut(copy.deepcopy(model))
@@ -230,7 +230,7 @@ def _ids(modules: Iterable[nn.Module]) -> set[int]:
 
 
 def _logits(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
-    """Of a few tokens: [token, text, word]. More than the windows of small models have, and than the first forward."""
+    """Return logits [token, text, vocabulary] of a few tokens: more than a small model's window and first forward."""
     config = copy.deepcopy(model.generation_config)
     config.update(max_new_tokens=8, do_sample=False, return_dict_in_generate=True, output_logits=True, use_cache=True)
     config.eos_token_id, config.pad_token_id = None, 0

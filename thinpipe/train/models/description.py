@@ -1,4 +1,4 @@
-"""Checks of a model's description, its config.json from elsewhere, before transformers makes anything of it."""
+"""Checks of a model's config.json from an untrusted source, before transformers reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinpipe.system.files import read_json
 
 WHAT = "the description of a model"
 MOST_MODULES = (
-    20_000  # of a sort: Doge has 16,384 experts, the deepest models a thousand layers; each takes milliseconds
+    20_000  # per kind: Doge has 16,384 experts, the deepest models a thousand layers; each takes milliseconds
 )
 _COUNTS = re.compile(r"(layers?|blocks?|depths?|experts|groups|stages)$")
 _IMPLEMENTATION = "_implementation"
@@ -21,7 +21,7 @@ _SHOWN = 60  # characters of a value
 
 
 def read_description(file: Path, *, trusted: bool) -> dict[str, Any]:
-    """Return the description; ValueError if it is none, names code and is not trusted, or asks for endless modules."""
+    """Return the config; raise ValueError if it is invalid, names untrusted code, or declares too many modules."""
     facts = read_json(file, WHAT)
     if not isinstance(facts, dict):
         raise ValueError(f"{file} cannot be read as {WHAT}: it is no object; bring the model's own")
@@ -32,17 +32,18 @@ def read_description(file: Path, *, trusted: bool) -> dict[str, Any]:
 
 
 def check_counts(where: str, facts: Mapping[str, Any]) -> None:
-    """Raise OptionError if there are more layers, experts or the like than any model has: building them has no end."""
+    """Raise OptionError if there are more layers, experts or the like than any model has: building would not end."""
     for name, value in _values(facts):
         if _COUNTS.search(name) and type(value) is int and value > MOST_MODULES:
             raise OptionError(f"{where}: {name} is at most {MOST_MODULES}, got {_shown(value)}; describe another model")
 
 
 def _check_code(file: Path, facts: Mapping[str, Any]) -> None:
-    """Raise OptionError if transformers (seen: 5.17, 5.22) would run code that the description names.
+    """Raise OptionError if transformers (seen: 5.17, 5.22) would run code that the config names.
 
-    It comes with the model (``auto_map``), or is a kernel of the hub: "org/kernel" as an implementation of attention is
-    fetched where the package ``kernels`` is installed. ``configuration_files`` would replace what is read here.
+    Such code comes with the model (``auto_map``), or is a kernel of the hub: "org/kernel" as an attention
+    implementation is downloaded if the package ``kernels`` is installed. ``configuration_files`` would replace the file
+    that is read here.
     """
     for name, value in _values(facts):
         if name == "auto_map" and value is not None:
@@ -62,9 +63,9 @@ def _check_code(file: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _values(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield every name with its value, of descriptions within, too; items of lists have the list's name.
+    """Yield every name with its value, including those of nested configs; items of a list have the list's name.
 
-    So do implementations by parts of the model. Not recursive, since a file may nest deeply.
+    Attention implementations per part of the model keep the outer name. Not recursive, since a file may nest deeply.
     """
     waiting: list[tuple[str, Any]] = [("", facts)]
     while waiting:

@@ -1,9 +1,9 @@
-"""A model's own forward, run with its blocks intercepted: to hear what they are called with, or to run a part of it.
+"""A model's own forward with its blocks intercepted: to record their arguments, or to run a part of the model.
 
     inputs -> [ head ] -> block 0 -> [ glue ] -> block 1 -> ... -> block n-1 -> [ tail ] -> logits
 
-Blocks do not compute here: at each call the run is told what the block is given and what it returned, or ends. What is
-between blocks is the model's own code, whatever it does.
+Blocks do not compute here: each call passes the block's arguments to a callback, which returns the block's result or
+ends the run. The code between blocks is the model's own.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class _Reached(Exception):
 
 @contextmanager
 def intercepted(blocks: Sequence[nn.Module], on_call: OnCall) -> Iterator[None]:
-    """Calls of the blocks go to ``on_call``, with the block's number, and return what it does."""
+    """Redirect calls of the blocks to ``on_call``, with the block's number, and return its result."""
 
     def replacement(number: int) -> Callable[..., Any]:
         return lambda *args, **kwargs: on_call(number, args, kwargs)
 
     for number, block in enumerate(blocks):
-        # On the instance: whatever the model's code asks a block for besides is still there.
+        # On the instance: other attributes that the model's code reads from a block are still there.
         block.forward = replacement(number)
     try:
         yield
@@ -45,13 +45,13 @@ def intercepted(blocks: Sequence[nn.Module], on_call: OnCall) -> Iterator[None]:
 
 
 def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
-    """The model's logits."""
+    """Return the model's logits."""
     options: dict[str, Any] = {"use_cache": False} if takes(model, "use_cache") else {}
     return model(**{**options, **inputs}).logits
 
 
 def without_cache(model: nn.Module) -> None:
-    """No keys and values kept for tokens to come: in training there are none."""
+    """Disable the key-value cache: training does not use it."""
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
@@ -65,7 +65,7 @@ def takes(model: nn.Module, name: str) -> bool:
 def run_until(
     model: nn.Module, blocks: Sequence[nn.Module], inputs: Mapping[str, Any], on_call: OnCall, until: int | None
 ) -> Any:
-    """The (args, kwargs) of the call of block ``until``, or, if that is None, the logits."""
+    """Return the (args, kwargs) of the call of block ``until``, or the logits if that is None."""
     call: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def heard(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,7 +88,7 @@ def run_until(
 def without_values(
     device: torch.device, on_tensor: Callable[[Tensor], None] | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Runs with unknown values, without weights and gradients until the function that this yields is called."""
+    """Run with symbolic tensors, without weights and gradients, until the yielded function is called."""
     gradients, casts_kept = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
 
     def as_before() -> None:
@@ -100,7 +100,7 @@ def without_values(
         as_before()
 
     torch.set_grad_enabled(False)
-    # Autocast would keep the unknown cast of a weight and give it to the block that computes next.
+    # Autocast would cache the symbolic cast of a weight and pass it to the block that computes next.
     torch.set_autocast_cache_enabled(False)
     try:
         with UnknownFlow(device, on_tensor) as flow:
@@ -110,12 +110,12 @@ def without_values(
 
 
 def shapes_returned(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a block returns for unknown values."""
+    """Return what a block returns for symbolic tensors."""
     try:
         return type(block).forward(block, *args, **kwargs)
     except (UnknownValueError, NotImplementedError, RuntimeError):
-        # Its code asks for values, as experts do that take only the tokens meant for them: any values will do, for the
-        # shapes of what it returns do not depend on them. Zeros that are only read take no memory on a CPU.
+        # Its code reads values, as experts do that select their tokens: any values will do, since the shapes of its
+        # results do not depend on them. Zeros that are only read take no memory on a CPU.
         device = next(leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if is_unknown(leaf))
 
         def zeros(leaf: Any) -> Any:

@@ -25,20 +25,20 @@ def is_function_name(text: str) -> bool:
 
 
 def import_object(name: str, rule: str) -> Any:
-    """Import what ``package.module:attribute`` names; OptionError that begins with the rule if that fails."""
+    """Import what ``package.module:attribute`` names; raise OptionError, beginning with the rule, if that fails."""
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a script beside the user is found
+        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a script in the working directory is found
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise OptionError(f"{rule}; {name!r} cannot be imported: {error}") from None
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise anything
         raise OptionError(f"{rule}; {name!r} cannot be imported: {said(error)}") from None
 
 
 def import_function(name: str, rule: str) -> Callable[..., Any]:
-    """Import the function of that name; OptionError that begins with the rule, as in "{model} names a function"."""
+    """Import the function of that name; raise OptionError, beginning with the rule, if there is none."""
     found: Callable[..., Any] = import_object(name, rule)
     if not callable(found):
         raise OptionError(f"{rule}; {name!r} is no function")
@@ -47,12 +47,12 @@ def import_function(name: str, rule: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class FunctionModel:
-    """Built anew, with its weights, whenever it is asked for: its random ones come from torch's generator."""
+    """A model that is built again, with weights, on every call; its random weights come from torch's generator."""
 
     name: str
     tokenizer_folder: Path | None = None
-    trusted: bool = False  # whether code that comes with the tokenizer is run
-    trains_tokenizer: ClassVar[bool] = False  # it has an embedding for every token already
+    trusted: bool = False  # True: run code that comes with the tokenizer
+    trains_tokenizer: ClassVar[bool] = False  # its embedding already covers every token
 
     def tokenizer(self) -> Any:
         if self.tokenizer_folder is None:
@@ -69,7 +69,7 @@ class FunctionModel:
         )
 
     def build(self) -> nn.Module:
-        """A model of transformers, or an nn.Sequential of the units."""
+        """Return a transformers model, or an nn.Sequential of the units."""
         function = self.function()
         try:
             made = function()
@@ -85,7 +85,7 @@ class FunctionModel:
         return made.cpu()
 
     def vocabulary_of(self, made: nn.Module, tokens: int) -> int:
-        """How many tokens a built model tells apart, units by running them; ValueError unless they do so."""
+        """Return a built model's vocabulary size, for units by running them; raise ValueError if they do not fit."""
         if not isinstance(made, nn.Sequential):
             config: Any = made.config
             return int(config.get_text_config().vocab_size)
@@ -97,7 +97,7 @@ class FunctionModel:
         return int(shapes[0][-1])
 
     def check_classes(self, inputs: tuple[Tensor, ...], classes: int, kind: str) -> None:
-        """ValueError unless what the function returns tells so many classes of such samples apart, and can be cut."""
+        """Raise ValueError unless the model has ``classes`` outputs for such samples and can be cut."""
         with torch.random.fork_rng(devices=[]):
             made = self.build()
         if is_of_transformers(made):
@@ -114,7 +114,7 @@ class FunctionModel:
 
 
 def _shapes_of(made: Any, values: tuple[Any, ...], rule: str) -> list[list[int] | str]:
-    """What units in a row return for some values; ValueError if they raise."""
+    """Return the shapes that consecutive units return for some values; raise ValueError if a unit raises."""
     try:
         with torch.no_grad():
             for unit in made.eval():
@@ -137,6 +137,6 @@ def _kind(made: Any) -> str:
 
 
 def said(error: Exception) -> str:
-    """An error of code that is not ours, in one line."""
+    """Return an exception of foreign code as one line."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

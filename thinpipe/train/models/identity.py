@@ -1,7 +1,7 @@
-"""What tells one model's folder from another's, wherever it is: its description, and a sketch of its weights.
+"""The identity of a model's folder, wherever it is: hashes of its config and of a sketch of its weights.
 
-The sketch has name, type, shape and first values of every tensor, so it sees another model and other fine-tuned
-weights, whatever files they are in, and reads a few kilobytes.
+The sketch has name, type, shape and first values of every tensor. It differs for another model and for other fine-tuned
+weights, does not depend on how they are split into files, and needs only a few kilobytes of reads.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from safetensors import SafetensorError, safe_open
 from thinpipe.system.files import read_json
 from thinpipe.train.models.weights import weight_files
 
-_SKETCHED = 8  # values of a tensor
-_UNRELATED = ("_name_or_path", "transformers_version")  # of a description: who wrote it, and where
+_SKETCHED = 8  # values per tensor
+_UNRELATED = ("_name_or_path", "transformers_version")  # fields of a config that only record its origin
 
 
 def folder_identity(folder: Path, *, weights: bool) -> dict[str, str]:
-    """Return a hash of each part of a model; ValueError for one that cannot be read.
+    """Return a hash of each part of a model; raise ValueError for one that cannot be read.
 
-    Parts that are not there are left out, but for weights in files other than safetensors, which are none.
+    Missing parts are left out, except that weights in other formats than safetensors are rejected.
     """
     found, described = {}, folder / "config.json"
     if described.is_file():

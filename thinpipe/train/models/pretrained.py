@@ -1,7 +1,6 @@
-"""A model of transformers as its users have it: a folder with a description, weights, perhaps a tokenizer.
+"""A transformers model as a folder with a config, weights and perhaps a tokenizer, or a config with random weights.
 
-Or a description alone, from which a model with random weights is made: a folder without weights, or the bare name of
-a model type.
+A config alone is a folder without weights, or the bare name of a model type.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from thinpipe.train.models.tiny import LAYERS, shrunken
 from thinpipe.train.models.verify import TRAINING, batch, compare, types_of
 from thinpipe.train.models.weights import hollow, load_weights, random_weights, weight_files
 
-# Kind, as in ``verify.KINDS`` -> class of transformers that builds it, and what it is called.
+# Kind, as in ``verify.KINDS`` -> transformers class that builds it, and its description in error messages.
 _BUILDERS = {
     "causal": ("AutoModelForCausalLM", "causal language models"),
     "sequence": ("AutoModelForSequenceClassification", "classifiers of text"),
@@ -39,25 +38,25 @@ _TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
-ADAPTER = "adapter_config.json"  # of a folder that peft wrote
-SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # begin, end, fill up a text
+ADAPTER = "adapter_config.json"  # in a folder that peft wrote
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # tokens that begin, end and pad a text
 
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """A folder that ``save_pretrained`` wrote, or its description, with a model of one kind; ValueError for others."""
+    """A folder that ``save_pretrained`` wrote, or its config, with a model of one kind; ValueError for others."""
 
-    folder: Path | None  # None: ``model_type`` alone
+    folder: Path | None  # None: use ``model_type``
     kind: str
-    model_type: str | None = None  # of transformers, as in "llama", in place of a folder
-    changes: Mapping[str, Any] = field(default_factory=dict)  # what the description says otherwise
-    tokens: Mapping[str, Any] = field(default_factory=dict)  # the same, where it follows from a tokenizer
-    has_weights: bool = True  # False: they are random, whatever lies in the folder
+    model_type: str | None = None  # transformers model type, as in "llama", instead of a folder
+    changes: Mapping[str, Any] = field(default_factory=dict)  # overrides of the config
+    tokens: Mapping[str, Any] = field(default_factory=dict)  # overrides that follow from a tokenizer
+    has_weights: bool = True  # False: random weights, even if the folder has some
     tokenizer_folder: Path | None = None  # None: the model's own
-    trusted: bool = False  # whether code that comes with the model is run
-    classes: int | None = None  # that a classifier is to tell apart; None: as the description says
-    labels: Sequence[str] | None = None  # what they are called; None: not known here
-    dtype: str = "float32"  # of its weights, as torch calls it
+    trusted: bool = False  # True: run code that comes with the model
+    classes: int | None = None  # number of classes of a classifier; None: as in the config
+    labels: Sequence[str] | None = None  # their names; None: not known here
+    dtype: str = "float32"  # of the weights, torch's name
 
     @property
     def name(self) -> str:
@@ -102,7 +101,7 @@ class PretrainedModel:
         return config
 
     def _described(self, folder: Path) -> Path:
-        """Return the file with the description."""
+        """Return the file with the config."""
         check_folder(folder, "a model")
         file = folder / "config.json"
         if file.is_file():
@@ -142,16 +141,16 @@ class PretrainedModel:
 
     @property
     def trains_tokenizer(self) -> bool:
-        """Whether there is none, and weights do not depend on one."""
+        """True if the model has no tokenizer and no weights that depend on one."""
         return not self.has_weights and self.tokenizer_folder is None and not self.has_tokenizer
 
     @property
     def follows_tokenizer(self) -> bool:
-        """Whether vocabulary and special tokens are the tokenizer's: of a new model, and one that is not its own."""
+        """True if vocabulary and special tokens follow the tokenizer: a new model with a tokenizer from elsewhere."""
         return self.trains_tokenizer or (not self.has_weights and self.tokenizer_folder is not None)
 
     def fitted(self, vocabulary: int, special: Sequence[int | None]) -> PretrainedModel:
-        """The same for a tokenizer with so many tokens, of which these begin, end and fill up a text."""
+        """Return the same model for a tokenizer with ``vocabulary`` tokens and these begin, end and padding tokens."""
         return replace(self, tokens={"vocab_size": vocabulary, **dict(zip(SPECIAL, special, strict=True))})
 
     def check_weights(self, *, pretrained: bool = True) -> None:
@@ -168,7 +167,7 @@ class PretrainedModel:
             with torch.device("meta"), torch.random.fork_rng(devices=[]), quiet():
                 model = self._built(self.config())
         except ValueError as error:
-            if "meta" in str(error):  # code that uses values, which there are none of: it runs when they are there
+            if "meta" in str(error):  # code that reads values, which the meta device has not; it runs on real tensors
                 return
             raise
         sizes = {
@@ -179,14 +178,14 @@ class PretrainedModel:
         check_fits(f"{self._changed()}: its tensor {largest}", sizes[largest], "describe another")
 
     def hollow(self) -> nn.Module:
-        """The model without weights."""
+        """Return the model on the meta device, without weights."""
         with hollow(), quiet():
             return self._built(self.config())
 
     def fill(self, *, pretrained: bool, seed: int) -> Callable[[nn.Module, Iterable[str]], None]:
-        """What gives parameters of the hollow model, by their names, their values: the folder's, or random ones.
+        """Return a function that fills parameters of the model, by name, from the folder or at random.
 
-        Random is also the head of a classifier if the folder has none, or one for other classes.
+        A classifier's head is also random if the folder has none, or one for other classes.
         """
         folder = self.folder if pretrained and self.has_weights else None
         head_seed = None if self.kind == "causal" else seed
@@ -201,7 +200,7 @@ class PretrainedModel:
         return fill
 
     def generation_config(self, model: Any) -> Any:
-        """How the model's makers let it generate: which tokens end a text, what is not repeated."""
+        """Return the model's own generation config: which tokens end a text, what is not repeated."""
         from transformers import GenerationConfig
 
         file = None if self.folder is None else self.folder / "generation_config.json"
@@ -211,7 +210,7 @@ class PretrainedModel:
             return GenerationConfig.from_pretrained(str(self.folder), local_files_only=True)
 
     def check_generates(self) -> None:
-        """ValueError unless a small copy of the model generates the same in pieces as whole: seconds, before a run."""
+        """Raise ValueError unless a small copy generates the same in pieces as uncut; takes seconds, before a run."""
         config = self.config()
         small = shrunken(config)
         small._name_or_path = config._name_or_path
@@ -220,11 +219,11 @@ class PretrainedModel:
             check_generates(self._built(small).eval())
 
     def check_cut(self) -> None:
-        """Raise ValueError unless all tensors fit into memory and a small copy computes the same in units as whole."""
+        """Raise ValueError unless all tensors fit into memory and a small copy computes the same in units as uncut."""
         self._check_sizes()
         try:
             check_cut(self.config(), self._built, self.kind)
-        except RuntimeError as error:  # of code that mixes types
+        except RuntimeError as error:  # raised by code that mixes dtypes
             if self.dtype == "float32":
                 raise
             said = str(error).partition("\n")[0]
@@ -255,7 +254,7 @@ def read_tokenizer(folder: Path, *, trusted: bool) -> Any:
 
 
 def check_vocabulary(known: int, embedded: int, where: str) -> None:
-    """ValueError if a tokenizer knows more tokens than a model."""
+    """Raise ValueError if a tokenizer has more tokens than the model has embeddings."""
     if known > embedded:
         raise ValueError(
             f"the tokenizer in {where} knows {known} tokens, and the model has embeddings for {embedded}: they are not "
@@ -264,7 +263,7 @@ def check_vocabulary(known: int, embedded: int, where: str) -> None:
 
 
 def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None:
-    """ValueError unless a small copy of what is described computes the same in units as whole."""
+    """Raise ValueError unless a small copy of the described model computes the same in units as uncut."""
     small = shrunken(config)
     small._name_or_path = config._name_or_path
     with torch.random.fork_rng(devices=[]), quiet():
@@ -281,7 +280,7 @@ def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' bars and reports: every worker would print them."""
+    """Disable transformers' progress bars and reports: every worker would print them."""
     from transformers.utils import logging
 
     before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,11 +1,12 @@
-"""A trained model as the folder that ``save_pretrained`` would write, made from its tensors one by one.
+"""Export of a trained model as the folder that ``save_pretrained`` would write, from its tensors one by one.
 
 1  a twin is built from the model's config, without weights: what ``from_pretrained`` will build
-2  the library's conversions run on tensors without values: they tell names and shapes, so files can be laid out
-3  files are written beside the folder as tensors come, in any order; no more than a block's are in memory
-4  all is synced to disk, and the folder gets its name
+2  the library's conversions run on meta tensors: they give names and shapes, so files can be laid out
+3  files are written next to the folder as tensors arrive, in any order; at most one block's are in memory
+4  everything is synced to disk, and the folder is renamed to its final name
 
-So there is the whole folder or none. A model that transformers cannot build from a config becomes its weights alone.
+So the folder is either complete or absent. A model that transformers cannot build from a config is saved as weights
+alone.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from thinpipe.system.files import read_bytes, read_folder, sync
 from thinpipe.train.models.pretrained import quiet
 from thinpipe.train.models.weights import hollow
 
-SHARD_BYTES = 5_000_000_000  # that files have at the most, unless a tensor has more: as transformers long had it
+SHARD_BYTES = 5_000_000_000  # maximum file size, unless one tensor is larger: transformers' long-standing default
 _PATTERN, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
-_PARTIAL = ".thinpipe-export"  # beside the folder, until it is whole
-# What safetensors calls them.
+_PARTIAL = ".thinpipe-export"  # next to the folder, until it is complete
+# The names in safetensors.
 _DTYPES = {
     torch.float64: "F64",
     torch.int64: "I64",
@@ -55,21 +56,21 @@ _DTYPES = {
 
 
 class ModelForm:
-    """What a model will be in files, known from the model alone: it may be without weights."""
+    """The file layout of a model, derived from the model alone: it may be on the meta device."""
 
     def __init__(self, model: nn.Module, *, shard_bytes: int = SHARD_BYTES) -> None:
         from huggingface_hub import split_torch_state_dict_into_shards
 
         self.name = type(model).__name__
-        self.twin = _twin(model)  # None: not what transformers would build
+        self.twin = _twin(model)  # None: transformers would not build this model from its config
         self._kept = _kept_names(model)
         skipped = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
         self.held = {name: _empty(tensor) for name, tensor in model.state_dict().items()}
         kept = dict.fromkeys(self._kept.values())
-        self.tensors = {name: self.held[name] for name in kept if name not in skipped}  # each once
+        self.tensors = {name: self.held[name] for name in kept if name not in skipped}  # without duplicates
         self.groups = self._grouped()
         made = {name: tensor for names in self.groups.values() for name, tensor in self._made(names).items()}
-        most = shard_bytes if self.twin is not None else sys.maxsize  # an index is transformers' own
+        most = shard_bytes if self.twin is not None else sys.maxsize  # an index is transformers' own format
         split = split_torch_state_dict_into_shards(made, filename_pattern=_PATTERN, max_shard_size=most)
         self.files = {
             file: TensorFile({name: made[name] for name in names}, {"format": "pt"})
@@ -80,12 +81,12 @@ class ModelForm:
         self.bytes = sum(file.bytes for file in self.files.values())
 
     def kept(self, name: str) -> str | None:
-        """The name that a tensor is kept under: one of those that share it. None for what is not written."""
+        """Return the name under which a tensor, or the tensor that it shares, is saved; None if it is not saved."""
         kept = self._kept[name]
         return kept if kept in self.tensors else None
 
     def check(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
-        """ValueError unless the model has such a tensor."""
+        """Raise ValueError unless the model has a tensor of this name, shape and dtype."""
         wanted = self.held.get(name)
         if wanted is None:
             raise ValueError(f"{self.name} has no tensor {name}: this is of another model")
@@ -96,7 +97,7 @@ class ModelForm:
             )
 
     def converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As ``save_pretrained`` writes them: fused experts one by one, names as on the hub."""
+        """Return tensors as ``save_pretrained`` writes them: fused experts split, names as on the hub."""
         if self.twin is None:
             return dict(tensors)
         from transformers.core_model_loading import revert_weight_conversion
@@ -104,7 +105,7 @@ class ModelForm:
         return dict(revert_weight_conversion(self.twin, dict(tensors)))
 
     def small_files(self) -> dict[str, bytes]:
-        """Config and index, by their names."""
+        """Return config and index, by file name."""
         files: dict[str, bytes] = {}
         if self.twin is not None:
             config: Any = self.twin.config
@@ -118,7 +119,7 @@ class ModelForm:
         return files
 
     def _grouped(self) -> dict[str, list[str]]:
-        """Which tensors are converted together: a block's. All of them, where that would make something else."""
+        """Return which tensors are converted together: those of a block, or all if that would change the result."""
         groups: dict[str, list[str]] = defaultdict(list)
         for name in self.tensors:
             groups[_block(name)].append(name)
@@ -135,9 +136,9 @@ class ModelForm:
 
 
 class ModelFolder:
-    """Writes the folder of a model: ``put`` every tensor, ``add`` files. It is there when the block ends.
+    """A writer of a model's folder: ``put`` tensors, ``add`` files; the folder appears when the ``with`` block ends.
 
-    OSError if the disk does not take it, ValueError for tensors that are not the model's; then nothing is left.
+    Raises OSError if writing fails and ValueError for tensors that are not the model's; then nothing is left on disk.
     """
 
     def __init__(self, path: Path, form: ModelForm) -> None:
@@ -149,7 +150,7 @@ class ModelFolder:
         self._missing = set(form.tensors)
 
     def __enter__(self) -> ModelFolder:
-        shutil.rmtree(self._partial, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(self._partial, ignore_errors=True)  # left by a run that was killed
         try:
             with self._errors_named():
                 self._partial.mkdir()
@@ -163,7 +164,7 @@ class ModelFolder:
         return self
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """A tensor of the model, by any of its names."""
+        """Write a tensor of the model, by any of its names."""
         self.form.check(name, tensor.shape, tensor.dtype)
         kept = self.form.kept(name)
         if kept is None:
@@ -181,7 +182,7 @@ class ModelFolder:
                     self._write(file, memoryview(data), self.form.files[file].offset(name))  # type: ignore[arg-type]
 
     def add(self, files: Mapping[str, bytes]) -> None:
-        """Files by their names; one of the same name is replaced."""
+        """Write files by name; an existing one of the same name is replaced."""
         for name, content in files.items():
             file = self._partial / name
             with self._errors_named():
@@ -203,7 +204,7 @@ class ModelFolder:
             for handle in self._handles.values():
                 os.fsync(handle)
             sync(self._partial)
-            os.rename(self._partial, self._path)  # takes the place of an empty folder, and of nothing else
+            os.rename(self._partial, self._path)  # replaces an empty folder and nothing else
             sync(self._path.parent)
 
     def _write(self, name: str, data: memoryview, offset: int) -> None:
@@ -213,7 +214,7 @@ class ModelFolder:
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
-        """The user knows the folder, not what it is called before it is whole."""
+        """Report errors with the user's folder, not with its temporary name."""
         try:
             yield
         except OSError as error:
@@ -227,13 +228,13 @@ class ModelFolder:
 
 
 def partial_path(path: Path) -> Path:
-    """Where a folder is written before it is there: on the same file system, with a name that no user would choose."""
+    """Return where a folder is written until it is complete: on the same file system, under a hidden name."""
     whole = path.resolve()
     return whole.with_name(f".{whole.name}{_PARTIAL}")
 
 
 def check_new_folder(path: Path) -> None:
-    """ValueError unless a folder can get this name: what is there is never replaced."""
+    """Raise ValueError unless a folder can get this name: existing content is never replaced."""
     rule = "a model is written into a new folder"
     try:
         if os.path.ismount(path):
@@ -247,20 +248,20 @@ def check_new_folder(path: Path) -> None:
 
 
 def saved_files(save: Callable[[str], object]) -> dict[str, bytes]:
-    """What ``save_pretrained`` of a tokenizer or the like writes, by the names of the files."""
+    """Return the files that ``save_pretrained`` of a tokenizer or the like writes, by name."""
     with tempfile.TemporaryDirectory(prefix="thinpipe-") as name, quiet():
         save(name)
         return read_folder(Path(name))
 
 
 def copied_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Return those of these files that a folder has."""
+    """Return the contents of those of these files that a folder has."""
     files = [folder / name for name in names]
     return {file.name: read_bytes(file, "a file of the model") for file in files if file.is_file()}
 
 
 def _twin(model: Any) -> Any:
-    """The model that its config describes, without weights; None where that computes something else, or is none."""
+    """Return the model that its config describes, on the meta device; None if that computes something else."""
     if not hasattr(model, "base_model_prefix"):
         return None
     with torch.random.fork_rng(devices=[]), hollow(), quiet():
@@ -273,7 +274,7 @@ def _twin(model: Any) -> Any:
 
 
 def _computation(model: nn.Module) -> dict[str, str]:
-    """What every module computes in evaluation: not what is dropped in training, nor how statistics are kept."""
+    """Return what every module computes in evaluation, without dropout and the momentum of running statistics."""
     return {
         name: re.sub(r"momentum=[^,)]*", "", f"{type(module).__name__}({module.extra_repr()})")
         for name, module in model.named_modules()
@@ -282,7 +283,7 @@ def _computation(model: nn.Module) -> dict[str, str]:
 
 
 def _kept_names(model: nn.Module) -> dict[str, str]:
-    """The names of all tensors -> the one that those which share it are kept under: not one declared as a copy."""
+    """Map the names of all tensors to the name that each is saved under: never one declared as a tied copy."""
     copies = set(getattr(model, "all_tied_weights_keys", None) or ())
     held = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
@@ -292,7 +293,7 @@ def _kept_names(model: nn.Module) -> dict[str, str]:
 
 
 def _block(name: str) -> str:
-    """The path of a name up to its first number: a layer's. Without one, the name."""
+    """Return a name up to its first number, which is a layer's; the full name if it has none."""
     found = re.match(r"(.*?\.)?\d+(?=\.)", name)
     return found[0] if found else name
 
@@ -306,13 +307,13 @@ def _words(shape: Sequence[int], dtype: torch.dtype) -> str:
 
 
 class TensorFile:
-    """The layout of a safetensors file, known before its tensors are, so that it can be written piece by piece.
+    """The layout of a safetensors file, known before its tensors, so that it can be written in pieces.
 
-    Of these only shapes and types count: a header, then values.
+    The layout is a header followed by the values and depends on shapes and dtypes only.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-        # The widest first, so that each lies at a multiple of its width.
+        # The widest dtypes first, so that each tensor is aligned to its element size.
         self.names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         described: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
         starts, end = {}, 0
@@ -328,5 +329,5 @@ class TensorFile:
         self._starts = starts
 
     def offset(self, name: str) -> int:
-        """Where the values of a tensor begin."""
+        """Return the offset of a tensor's values in the file."""
         return len(self.header) + self._starts[name]

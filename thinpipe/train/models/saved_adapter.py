@@ -1,7 +1,7 @@
-"""Adapters that peft saved, put on a model: to evaluate it with them, or to let it generate.
+"""Adapters that peft saved, loaded into a model for evaluation or generation.
 
-What is refused, before a tensor is read: other kinds of adapters, whose layers compute something else; a file whose
-tensors are not, by name and shape, those that the description makes of the model.
+Rejected before a tensor is read: other kinds of adapters, whose layers compute something else; a file whose tensors do
+not match, by name and shape, those that the config implies for the model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from thinpipe.train.models.function import is_function_name
 from thinpipe.train.models.pretrained import ADAPTER, has_tokenizer
 
 _DESCRIPTION = "the description of adapters"
-# Of a description: what says how adapters compute, which peft is told again; and what says nothing about that.
+# Fields of a config: those that define the computation, which are passed to peft; and those that do not affect it.
 _TOLD = (
     *("r", "lora_alpha", "lora_dropout", "use_rslora", "fan_in_fan_out"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
@@ -44,7 +44,7 @@ _SILENT = (
     *("peft_type", "peft_version", "task_type", "auto_mapping", "inference_mode"),
     *("base_model_name_or_path", "revision", "init_lora_weights", "modules_to_save"),
 )
-# How adapters were drawn, where that left the model's own weights as they were.
+# Initializations that leave the model's own weights unchanged.
 _DRAWN = (True, False, None, "gaussian", "orthogonal", "eva")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -56,7 +56,7 @@ class SavedAdapter:
     folder: Path
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of a verb, with the model that the adapters are for, and their tokenizer, unless others are named."""
+        """Return a command's options with the adapters' base model and tokenizer filled in, unless others are named."""
         found = dict(given)
         if found.get("model") is None:
             found["model"] = self._base()
@@ -65,15 +65,15 @@ class SavedAdapter:
         return found
 
     def digest(self) -> str:
-        """What tells these adapters from others: workers must have the same ones."""
+        """Return a hash of these adapters: all workers must have the same ones."""
         self._facts()
-        with open_adapters(self._file), self._file.open("rb") as file:  # whose sizes are checked, before it is hashed
+        with open_adapters(self._file), self._file.open("rb") as file:  # validate the sizes before hashing
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def put_on(self, model: nn.Module, *, with_head: bool = True) -> Adapted:
-        """Put layers in place; those of a hollow model are hollow, and filled by what ``Adapted.fill`` returns.
+        """Insert the adapter layers in place; on the meta device if the model is there: see ``Adapted.fill``.
 
-        ``with_head``: the model has the head of a classifier for the classes that it will have.
+        ``with_head``: the model already has a classifier's head for its final number of classes.
         """
         if not hasattr(model, "base_model_prefix"):
             raise OptionError(
@@ -83,10 +83,10 @@ class SavedAdapter:
         heads, config.modules_to_save = config.modules_to_save, None
         try:
             inject(model, config)
-        except Exception as error:  # whatever peft makes of values that it does not check
+        except Exception as error:  # peft does not validate all values and may raise anything
             said = str(error).strip().partition("\n")[0] or type(error).__name__
             raise OptionError(self._unfit(model, said.rstrip("."))) from None
-        config.modules_to_save = heads  # told now: peft would have put copies in their place
+        config.modules_to_save = heads  # set only now: earlier, peft would replace the heads by copies
         self._check_tensors(model, with_head=with_head)
         if not is_hollow(model):
             load_adapters(model, exported_names(model), self._file)
@@ -97,7 +97,7 @@ class SavedAdapter:
         return self.folder / ADAPTER_FILE
 
     def _facts(self) -> dict[str, Any]:
-        """The description; ValueError unless it is one of plain LoRA, with tensors beside it."""
+        """Return the config; raise ValueError unless it is of plain LoRA and the tensor file is in the same folder."""
         from peft import LoraConfig
 
         file = self.folder / ADAPTER
@@ -120,7 +120,7 @@ class SavedAdapter:
             if name not in _TOLD + _SILENT and value and value != getattr(usual, name, None)
         }
         if facts.get("init_lora_weights") not in _DRAWN:
-            others["init_lora_weights"] = facts["init_lora_weights"]  # changed the model's own weights, too
+            others["init_lora_weights"] = facts["init_lora_weights"]  # changed the model's own weights too
         if others:
             name, value = next(iter(others.items()))
             raise OptionError(
@@ -133,14 +133,14 @@ class SavedAdapter:
         return facts
 
     def _config(self, model: nn.Module) -> Any:
-        """As peft takes it; of the modules that are saved whole, those that the model has."""
+        """Return peft's config; of the fully saved modules, only those that the model has."""
         from peft import LoraConfig
 
         facts = self._facts()
         heads, saved = heads_of(model), facts.get("modules_to_save") or ()
         if not isinstance(saved, list | tuple) or not all(isinstance(name, str) for name in saved):
             raise ValueError(f"{self.folder / ADAPTER}: modules_to_save are names; got {saved!r}")
-        # peft names a classifier's head by all names that heads have.
+        # peft lists all names that classifier heads have.
         ends = tuple(f".{name}" for name in saved if name not in heads)
         unknown = [path for path, _ in model.named_modules() if ends and f".{path}".endswith(ends)]
         if unknown:
@@ -189,7 +189,7 @@ class SavedAdapter:
         )
 
     def _base(self) -> str:
-        """The model that the description names, if it is here or may be a name of the hub."""
+        """Return the model that the config names, if it is a local folder or may be a name of the hub."""
         facts = self._facts()
         name, revision = facts.get("base_model_name_or_path"), facts.get("revision")
         remedy = "name the model with {model}"
@@ -197,7 +197,7 @@ class SavedAdapter:
             raise OptionError(f"{self.folder} does not say which model its adapters are for: {remedy}")
         if Path(name).is_dir():
             return str(Path(name).resolve())
-        # A function is a user's own to name: a folder from elsewhere runs no code here.
+        # A function must be named by the user: a folder from elsewhere runs no code here.
         if Path(name).is_absolute() or is_function_name(name):
             raise OptionError(f"the adapters in {self.folder} are for {name}, which is no folder here: {remedy}")
         if revision not in (None, "main"):

@@ -1,8 +1,8 @@
-"""Small copies of configurations: narrow and shallow, with everything that makes a model special kept.
+"""Small copies of model configs: narrow and shallow, with everything that makes a model special kept.
 
-Sizes are known by their names, of which transformers has many for few ideas (``_RULES``). What is no size, rotary
-embeddings, soft caps, tied weights, stays as it is; windows become shorter than the sequences they are tried on. Of
-the layers four stay, at least one of every sort. What no rule can know stands in ``_CORRECTIONS``, by model type.
+Sizes are recognized by name; transformers has many names for few ideas (``_RULES``). Fields that are not sizes (rotary
+embeddings, soft caps, tied weights) stay as they are. Windows become shorter than the test sequences. Four layers stay,
+at least one of every kind. Exceptions that no rule covers are in ``_CORRECTIONS``, by model type.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-LAYERS = 4  # enough for two sorts of layers, twice
+LAYERS = 4  # enough for two layers of each of two kinds
 HEADS, HEAD, HIDDEN, WIDE = 4, 16, 64, 96  # a quarter of a head is still a pair of dimensions to rotate
 VOCABULARY, POSITIONS, WINDOW, RANK = 128, 64, 4, 8
-WORDS = range(10, 100)  # tokens that mean nothing special to a small copy
+WORDS = range(10, 100)  # token ids without a special meaning in a small copy
 
 Values = dict[str, Any]
 
 
 def shrunken(config: Any) -> Any:
-    """A small copy of a configuration of transformers."""
+    """Return a small copy of a transformers config."""
     values = _shrunken(config.to_dict())
     made = type(config)(**values)
     made._attn_implementation = config._attn_implementation
@@ -28,7 +28,7 @@ def shrunken(config: Any) -> Any:
 
 
 def _shrunken(values: Values) -> Values:
-    """The same for a configuration as a dictionary, with the configurations in it."""
+    """Return the same for a config as a dictionary, including nested configs."""
     kept = _kept_layers(values)
     small = {name: _small(name, value, values, kept) for name, value in values.items()}
     for name in _LEFT_OUT:
@@ -57,7 +57,7 @@ def _small(name: str, value: Any, values: Values, kept: list[int]) -> Any:
     return _small_size(name, value, values) if isinstance(value, int) else value
 
 
-# How weights are stored, and what stages a backbone hands out.
+# How weights are stored, and which stages a backbone returns.
 _LEFT_OUT = ("quantization_config", "out_features", "out_indices", "_out_features", "_out_indices", "stage_names")
 _DROPS = re.compile(r"drop")
 
@@ -68,14 +68,14 @@ _INDEX_LIST = re.compile(r"(layers|layer_ids|idxs|indexes|indices)$")
 
 
 def _layers(values: Values) -> int:
-    """How many layers there are, 0 for a configuration without them."""
+    """Return the number of layers; 0 for a config without layers."""
     found = [value for name, value in values.items() if _LAYERS.match(name) and type(value) is int]
     lists = [value for name, value in values.items() if name in ("layer_types", "layers_block_type")]
     return found[0] if found else len(lists[0]) if lists and lists[0] else 0
 
 
 def _kept_layers(values: Values) -> list[int]:
-    """The layers that stay: the first of every sort, the last one, then those that follow."""
+    """Return the layers that stay: the first of every kind, the last one, then those that follow."""
     layers = _layers(values)
     first: dict[Any, int] = {}
     for number in range(layers):
@@ -87,7 +87,7 @@ def _kept_layers(values: Values) -> list[int]:
 
 
 def _sort_of(number: int, values: Values, layers: int) -> tuple[Any, ...]:
-    """What tells one layer from another, in every list that speaks of all layers or of some by their numbers."""
+    """Return a key of a layer's kind, from every list that covers all layers or names some by number."""
     sort: list[Any] = []
     for name, value in values.items():
         if isinstance(value, list) and _is_index_list(name, value, layers):
@@ -112,7 +112,7 @@ def _overrides(per_layer: Mapping[Any, Any] | None) -> dict[int, Values]:
 
 
 def _per_layer(value: Any, values: Values, kept: list[int]) -> Any:
-    """What some layers have otherwise: as much wider or narrower than the rest as before."""
+    """Return the overrides of some layers, with the original ratio to the model's sizes."""
     return {
         new: {
             name: max(1, _small_size(name, values[name], values) * own // values[name]) if type(own) is int else own
@@ -134,18 +134,18 @@ _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 
 
 def _small_heads(value: int, values: Values) -> int:
-    """One and two stay; three would not divide the width."""
+    """Return the number of heads: one and two stay; three would not divide the width."""
     return HEADS if value == 3 == _first(values, *_HEADS) else min(value, HEADS)
 
 
 def _small_key_heads(value: int, values: Values) -> int:
-    """As many as queries have, one, or some in between, as before."""
+    """Return the number of key-value heads: as many as query heads, one, or some in between, as in the original."""
     heads = _first(values, *_HEADS, "linear_num_value_heads")
     return _small_heads(value, values) if value == heads else min(value, HEADS // 2)
 
 
 def _small_head(value: int, values: Values) -> int:
-    """Heads are together as wide as the model if they were, else twice as wide."""
+    """Return the head size: the heads together are as wide as the model if they were before, else twice as wide."""
     rope, nope = values.get("qk_rope_head_dim"), values.get("qk_nope_head_dim")
     if rope is not None:
         return 2 * HEAD if nope is not None and value == rope + nope and value != rope else HEAD
@@ -155,7 +155,7 @@ def _small_head(value: int, values: Values) -> int:
 
 
 def _small_hidden(value: int, values: Values) -> int:
-    """As wide as the model, or as much wider as before; what is narrower stays narrower."""
+    """Return a width: the same small multiple of the model's width as before, or half of it if it was narrower."""
     heads = values.get("num_heads")
     if isinstance(heads, list):
         return HEAD * heads[0]
@@ -166,7 +166,7 @@ def _small_hidden(value: int, values: Values) -> int:
 
 
 def _small_token(value: int, values: Values) -> int:
-    """Tokens with a meaning keep it apart from others: small ones stay, the rest go to the end of the vocabulary."""
+    """Return a special token's id: small ids stay, the rest move to the end of the vocabulary and remain distinct."""
     if value < WORDS.start:
         return value
     given = [each for name, each in values.items() if re.search(_TOKEN, name)]
@@ -180,7 +180,7 @@ def _first(values: Values, *names: str) -> int | None:
 
 
 _TOKEN = r"token_(id|index)$|_pad_id$"
-# Name -> what an integer of that name becomes: the first that fits.
+# Name pattern -> the value of an integer of that name; the first match applies.
 _RULES: tuple[tuple[str, Callable[[int, Values], int]], ...] = (
     (r"^type_vocab|^task_type", _at_most(16)),
     (r"vocab", _at_most(VOCABULARY)),
@@ -244,7 +244,7 @@ def _small_list(name: str, value: list[Any], values: Values) -> list[Any]:
 
 
 def _small_rope(rope: Values, values: Values) -> Values:
-    """Rotary embeddings: as they are, but for the lists with a number for every pair of a head's dimensions."""
+    """Return rotary embedding parameters unchanged, except for lists with a number per pair of head dimensions."""
     given = _first(values, "head_dim")
     head = HEAD if given is None else _small_head(given, values)
     small: Values = {}
@@ -262,13 +262,13 @@ def _small_rope(rope: Values, values: Values) -> Values:
     return small
 
 
-# Model type -> what no rule can know.
+# Model type -> values that no rule covers.
 _CORRECTIONS: dict[str, Values] = {
     "bit": {"num_groups": 4},
     "blt_local_encoder": {"hidden_size_global": HIDDEN},
     "blt_local_decoder": {"hidden_size_global": HIDDEN},
-    "cvt": {"depth": [1, 2, 3]},  # stage n takes the nth of its drop rates
-    "donut-swin": {"window_size": 2},  # no wider than the last stage is
+    "cvt": {"depth": [1, 2, 3]},  # stage n uses the nth of its drop rates
+    "donut-swin": {"window_size": 2},  # no wider than the last stage
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
     "hgnet_v2": {
         "stem_channels": [3, 8, 16],
@@ -278,12 +278,12 @@ _CORRECTIONS: dict[str, Values] = {
         "hidden_sizes": [32, 48, 64, 96],
         "stage_numb_of_layers": [2, 2, 2, 2],
     },
-    "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},  # four and two of these make a position
+    "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},  # a position is four of the first and two of the second
     "lilt": {"hidden_size": 96},  # six parts make a position
     "reformer": {"axial_pos_embds_dim": [HIDDEN // 2, HIDDEN // 2], "axial_pos_shape": [3, 4]},
     "swin": {"window_size": 2},
     "textnet": {"stem_out_channels": HEAD},
-    "xlstm": {"chunk_size": 16},  # its code for several chunks needs keys as wide as values
+    "xlstm": {"chunk_size": 16},  # with several chunks, its code needs keys as wide as values
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},  # its hybrid layers share weights
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]},
 }

@@ -1,4 +1,4 @@
-"""The units of a model that was cut: modules that each take what the one before returns."""
+"""The units of a cut model: modules that each take what the preceding one returns."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def cut_into_units(cut: CutModel) -> list[_Unit]:
 class _Unit(nn.Module):
     def __init__(self, cut: CutModel, number: int, segment: int) -> None:
         super().__init__()
-        self._cut = [cut]  # in a list: the whole model is no part of a unit
-        self.asks = cut.asked[number]  # inputs that it is to be called with, by their names
+        self._cut = [cut]  # in a list, so that the full model is not a submodule of the unit
+        self.asks = cut.asked[number]  # names of the inputs that are passed to it by keyword
         self.parts = nn.ModuleList(cut.parts[segment])
 
     def train(self, mode: bool = True) -> _Unit:
-        """Also what the model's own code asks or calls and no part has, for it has no weights: dropout, say."""
+        """Set the mode, also of modules without weights that no unit holds and the model's code uses: dropout."""
         for module in self.cut.in_no_unit:
             module.training = mode
         return super().train(mode)
@@ -36,7 +36,7 @@ class _Unit(nn.Module):
     def split(
         self, boundary: int, tensors: Sequence[Tensor], given: Mapping[str, Tensor]
     ) -> tuple[Values, dict[str, Tensor]]:
-        """The values that travelled or were given, and inputs of which the shared ones are real."""
+        """Return the values that travelled or were passed, and the inputs, of which only shared ones have values."""
         live = self.cut.live[boundary]
         values = dict(zip(live, tensors, strict=False))
         values |= {("input", 0, self.cut.input_names.index(name)): given[name] for name in self.asks}
@@ -76,7 +76,7 @@ class Block(_Unit):
         glued = number + 1 < len(cut.blocks)
         super().__init__(cut, number + 1, number + 1 if glued else 0)
         if not glued:
-            self.parts = nn.ModuleList()  # what comes after the last block is the tail's
+            self.parts = nn.ModuleList()  # the code after the last block belongs to the tail
         self.number = number
         self.block = cut.blocks[number]
 
@@ -96,7 +96,7 @@ class Block(_Unit):
 
 
 class Tail(_Unit):
-    """The model's code behind its last block: logits."""
+    """The model's code after its last block, which returns logits."""
 
     def __init__(self, cut: CutModel) -> None:
         super().__init__(cut, len(cut.blocks) + 1, len(cut.blocks))
@@ -107,7 +107,7 @@ class Tail(_Unit):
     def logits(
         self, tensors: Sequence[Tensor], positions: slice | None = None, given: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """Of all positions of a text, or of these."""
+        """Return the logits of all positions of a text, or of these."""
         values, inputs = self.split(len(self.cut.blocks), tensors, given or {})
         logits: Tensor = self.cut.between(values, inputs, None, positions)
         return logits

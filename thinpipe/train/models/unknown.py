@@ -1,12 +1,12 @@
-"""Tensors whose shape is known and whose values are not.
+"""Symbolic tensors: shape, dtype and device are known, values are not.
 
 A worker that holds a few blocks of a model has neither its tokens nor the weights of the rest. It still runs the
-model's own forward, to hear what its blocks are called with: weights that are elsewhere are on the meta device, what
-comes from tokens is ``Unknown``, and whatever is computed from either is ``Unknown``. What is not, masks and positions
-for instance, is computed as always. So nothing that a block is called with can silently be made up.
+model's own forward, to find the arguments of its blocks: missing weights are on the meta device, tensors that depend on
+tokens are ``Unknown``, and every result computed from either is ``Unknown``. Everything else, masks and positions for
+instance, is computed as usual. So no argument of a block can silently be invented.
 
-Names of torch's inside used in this room, seen on 2.11 and 2.13: ``_make_wrapper_subclass``, ``_python_dispatch`` and
-``_pytree``, which torch's own subclasses of tensors are made with; a module's ``_parameters`` and ``_buffers``.
+Private names of torch used in this module, seen on 2.11 and 2.13: ``_make_wrapper_subclass``, ``_python_dispatch`` and
+``_pytree``, which torch's own tensor subclasses use; a module's ``_parameters`` and ``_buffers``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten: Any = torch.ops.aten
-# What these return does not depend on the values they are given.
+# Their results do not depend on the values of their arguments.
 _KNOWN_ANYWAY = {
     _aten.zeros_like.default,
     _aten.ones_like.default,
@@ -35,11 +35,11 @@ _INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.defaul
 
 
 class UnknownValueError(RuntimeError):
-    """The model's code wanted to know a value that this worker does not have."""
+    """The model's code reads a value that this worker does not have."""
 
 
 class Unknown(Tensor):
-    """A tensor without values that claims to be on a device."""
+    """A tensor without values that reports a device."""
 
     meta: Tensor
 
@@ -59,7 +59,8 @@ class Unknown(Tensor):
         return propagate(func, args, kwargs or {})
 
 
-# Storage -> a tensor that was known until unknown values were written into it; kept, so that no other gets its place.
+# Storage -> a tensor that was known until unknown values were written into it; kept alive, so that its address is not
+# reused.
 _written: dict[int, Tensor] = {}
 
 
@@ -82,12 +83,12 @@ def unknown_like(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class UnknownFlow(TorchDispatchMode):
-    """Around a forward: operations on weights that are not here have unknown results instead of failing."""
+    """A dispatch mode for a forward: operations on missing weights return unknown tensors instead of failing."""
 
-    weights = False  # whether weights that are here count as known
+    weights = False  # True: weights on this worker count as known
 
     def __init__(self, device: torch.device, on_tensor: Callable[[Tensor], None] | None = None) -> None:
-        """``on_tensor`` is shown every tensor that an operation takes."""
+        """``on_tensor`` is called with every tensor argument of an operation."""
         super().__init__()
         self.device, self._on_tensor = device, on_tensor
 
@@ -104,7 +105,7 @@ class UnknownFlow(TorchDispatchMode):
 
 
 def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = None, weights: bool = True) -> Any:
-    """Run one operation: as it is if all its tensors are known, else for the shapes of what it returns."""
+    """Run one operation normally if all its tensors are known, otherwise on the meta device for the result's shapes."""
     leaves, structure = pytree.tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not any(is_unknown(tensor) or (not weights and isinstance(tensor, nn.Parameter)) for tensor in tensors):
@@ -114,7 +115,7 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
         return _known(func, args, kwargs, claimed)
     if func is _aten._local_scalar_dense.default or func is _aten.item.default:
         raise UnknownValueError("a value that depends on tokens or on weights decides what is computed")
-    if func in _INDEXED:  # by a known mask: how many it picks is known too
+    if func in _INDEXED:  # a known mask: the number of selected elements is known too
         args = (args[0], _without_masks(args[1]), *args[2:])
         leaves, structure = pytree.tree_flatten((args, kwargs))
     asked = kwargs.get("device")
@@ -129,7 +130,7 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
         meta_kwargs["device"] = torch.device("meta")
     result = func(*metas, **meta_kwargs)
     _note_writes(func, args, kwargs)
-    # What is changed in place stays the same object; its values are unknown from now on.
+    # A tensor changed in place stays the same object; its values are unknown from now on.
     same = {id(meta): leaf for meta, leaf in zip(pytree.tree_leaves((metas, meta_kwargs)), leaves, strict=False)}
 
     def wrap(value: Any) -> Any:
@@ -152,7 +153,7 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
 
 @dataclass(frozen=True)
 class _Shape:
-    """All of a tensor that the shape of a result can depend on."""
+    """The properties of a tensor that the shape of a result can depend on."""
 
     size: torch.Size
     strides: tuple[int, ...]
@@ -166,14 +167,14 @@ class _Shape:
         return Unknown(torch.empty_strided(self.size, self.strides, dtype=self.dtype, device="meta"), device)
 
 
-# What operations that change nothing have returned, by what they were given: torch takes a fraction of a millisecond to
-# find it out in Python, and every chunk asks for the same hundreds. Cleared when full: texts that grow ask for others.
+# Cache of the results of operations without side effects, by their arguments: torch takes a fraction of a millisecond
+# to infer them in Python, and every chunk runs the same hundreds. Cleared when full: growing texts add new entries.
 _answers: dict[Any, Any] = {}
 _MOST_ANSWERS = 10_000
 
 
 def _described(leaf: Any) -> Any:
-    """What of an argument counts; numbers with their type, since 1 == 1.0 == True."""
+    """Return the cache key of an argument; numbers with their type, since 1 == 1.0 == True."""
     return _Shape.of(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf)
 
 
@@ -186,7 +187,7 @@ def _without_masks(indices: Any) -> list[Any]:
 
 
 def _note_writes(func: Any, args: Any, kwargs: Any) -> None:
-    """Known tensors that unknown values are written into are unknown from now on, and so are all views of them."""
+    """Mark known tensors that unknown values are written into, and all their views, as unknown."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[number] if number < len(args) else kwargs.get(argument.name)
@@ -202,7 +203,7 @@ def _to_meta(value: Any) -> Any:
 
 
 def _known(func: Any, args: Any, kwargs: Any, device: torch.device) -> Tensor:
-    """A tensor of a constant: of the shape, dtype and device that the unknown one has, or that were asked for."""
+    """Return a constant tensor with the shape, dtype and device of the unknown one, or the requested device."""
     first, *rest = args
     like = torch.empty((), dtype=first.dtype, device=kwargs.get("device") or device).expand(first.shape)
     return func(like, *rest, **{name: value for name, value in kwargs.items() if name != "device"})

@@ -1,6 +1,6 @@
-"""Whether a cut model computes what the uncut one does: logits and all gradients, to the bit.
+"""Verification that a cut model computes bit-identical logits and gradients to the uncut model.
 
-``compare`` asks one model, ``verify`` every model type of transformers, each built small and cut.
+``compare`` checks one model, ``verify`` every model type of transformers, each built small and cut.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS = {
     "sequence": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
     "image": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
 }
-LIMIT_S = 40.0  # of processor time for one type, most of which take one second
+LIMIT_S = 40.0  # of processor time per type; most take one second
 PROCESSES = 2
 
 _INDEXER = {
@@ -46,7 +46,7 @@ _INDEXER = {
     "indexer_budget": 8,
     "indexer_compress_ratio": 2,
 }
-# Model type -> what its default configuration lacks, without which no model can be built, or no interesting one.
+# Model type -> values missing in its default config, without which no model can be built, or none worth testing.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [9, 18, 27]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_theta": 10000.0, "rope_type": "default"}}},
@@ -61,7 +61,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "t5": {"decoder_start_token_id": 0},
     "xmod": {"default_language": "en_XX"},
 }
-# Model type -> why there is no model of it to verify, where its error does not say so.
+# Model type -> why there is no model of it to verify, where its error does not explain that.
 _NO_MODEL = {
     "gemma4_assistant": "drafts for another model, whose keys and values it is given",
     "gemma4_unified_assistant": "drafts for another model, whose keys and values it is given",
@@ -71,17 +71,17 @@ _NO_MODEL = {
     "shieldgemma2": "takes a text beside the image",
     "siglip2": "takes patches of images, not images",
 }
-TRAINING = ("levit", "reformer")  # keep results between runs unless they are in training mode
+TRAINING = ("levit", "reformer")  # unless in training mode, they keep results between runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The largest differences, and where they begin."""
+    """The largest differences, and the unit where they begin."""
 
     blocks: int
     logits: float
     gradients: float
-    first_difference: str | None  # the unit, in words
+    first_difference: str | None  # the unit, as text
     needs_weights_elsewhere: str | None  # why a worker with one block alone could not compute it; None: it can
 
     @property
@@ -90,15 +90,15 @@ class Comparison:
 
 
 def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = None) -> Comparison:
-    """Run the model whole and in units, and so many blocks alone (None: all). UncuttableError if it cannot be cut."""
-    unused = copy.deepcopy(model)  # some keep tensors of their last run
+    """Run the model uncut, in units, and ``alone`` blocks alone (None: all); UncuttableError if it cannot be cut."""
+    unused = copy.deepcopy(model)  # some models keep tensors of their last run
     cut = CutModel(model, inputs)
     wanted, seen = _run_whole(cut, inputs)
     gradients = _gradients(model, wanted)
     values: tuple[Tensor, ...] = tuple(inputs.values())
     first, given = None, []
     for number, unit in enumerate(cut_into_units(cut)):
-        given.append(tuple(value.clone() for value in values))  # blocks may change what they are given
+        given.append(tuple(value.clone() for value in values))  # blocks may modify their inputs
         output = unit(*values, **_asked(unit, inputs))
         values = output if isinstance(output, tuple) else (output,)
         if first is None and number < len(cut.blocks) and not _equal(cut, number, values, inputs, seen[number]):
@@ -116,7 +116,7 @@ def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = 
 
 
 def _run_whole(cut: CutModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, list[Any]]]:
-    """The logits of the uncut model, and what it calls its blocks with."""
+    """Return the logits of the uncut model, and the arguments of its blocks."""
     seen: dict[int, list[Any]] = {}
 
     def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -133,7 +133,7 @@ def _asked(unit: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _equal(
     cut: CutModel, number: int, values: tuple[Tensor, ...], inputs: Mapping[str, Tensor], seen: list[Any]
 ) -> bool:
-    """Whether a block would be called with what the uncut model calls it with, in every leaf."""
+    """Return True if a block would get the same arguments as in the uncut model, in every leaf."""
     unit = cut_into_units(cut)[number + 1]
     known, shared = unit.split(number, values, inputs)
     leaves = pytree.tree_leaves(cut.trace(shared).calls[number].filled(known))
@@ -143,7 +143,7 @@ def _equal(
 def _same(here: Any, there: Any) -> bool:
     if isinstance(here, Tensor) and isinstance(there, Tensor):
         return torch.equal(here, there)
-    # Other objects, an empty cache for instance, are made anew for every run.
+    # Other objects, an empty cache for instance, are new in every run.
     return type(here) is type(there) and (not isinstance(here, bool | int | float | str) or here == there)
 
 
@@ -166,9 +166,9 @@ def _difference(one: Tensor | None, other: Tensor | None) -> float:
 def _run_alone(
     model: nn.Module, inputs: Mapping[str, Tensor], given: list[tuple[Tensor, ...]], count: int | None
 ) -> str | None:
-    """Run one block after the other with all other weights gone, as on a worker that has its unit alone.
+    """Run one block after the other with all other weights removed, as on a worker that holds one unit.
 
-    With a ``count`` the first blocks and the last ones, in turns: these differ if any do.
+    With a ``count``, run that many, alternating between the first and the last: these differ if any do.
     """
     blocks = range(len(given) - 2)
     for number in sorted(blocks, key=lambda number: min(number, len(blocks) - 1 - number))[:count]:
@@ -186,7 +186,7 @@ def _run_alone(
 
 
 def drop_weights(model: nn.Module, kept: set[int]) -> None:
-    """Move all parameters to the meta device but for those of these ids."""
+    """Move all parameters to the meta device except those with these ids."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in kept:
@@ -195,19 +195,19 @@ def drop_weights(model: nn.Module, kept: set[int]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What became of one model type."""
+    """The result for one model type."""
 
     kind: str
     type: str
-    model: str  # the class
+    model: str  # class name
     outcome: Outcome
-    reason: str = ""  # why it is not exact, in one line
+    reason: str = ""  # one line; why it is not exact
     blocks: int | None = None
     seconds: float = 0.0
 
 
 def types_of(kind: str) -> dict[str, str]:
-    """The model types of a kind that this transformers knows, with the class of each."""
+    """Return the model types of a kind that this transformers version has, with the class of each."""
     from transformers.models.auto import modeling_auto
 
     names = getattr(modeling_auto, KINDS[kind])
@@ -215,8 +215,8 @@ def types_of(kind: str) -> dict[str, str]:
 
 
 def verify(wanted: Sequence[tuple[str, str]], processes: int = PROCESSES) -> Iterator[Verified]:
-    """Verify (kind, type) one after the other in a few processes, each with one thread; yields as they are done."""
-    # A fresh interpreter for each: this one may have threads, which a forked process would wait for.
+    """Verify (kind, type) pairs in a few processes with one thread each; yield results as they complete."""
+    # A fresh interpreter for each: this one may have threads, on which a forked process could hang.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin) as pool:
         resource_tracker.ensure_running()  # ahead, since it unblocks signals
         with signals_blocked():  # the processes start here
@@ -229,16 +229,16 @@ def verify(wanted: Sequence[tuple[str, str]], processes: int = PROCESSES) -> Ite
 
 
 def _begin() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the command has words for it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the command handles it
     unblock_signals()
     end_with_parent()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    logging.disable(logging.ERROR)  # transformers says much about configurations that nobody trains
+    logging.disable(logging.ERROR)  # transformers logs much about configs that are not used for training
 
 
 def verify_type(kind: str, name: str) -> Verified:
-    """Build the smallest model of a type and hold its units against it."""
+    """Build the smallest model of a type and compare its units with it."""
     began, model_class = time.perf_counter(), types_of(kind)[name]
 
     def verified(outcome: Outcome, reason: str = "", blocks: int | None = None) -> Verified:
@@ -272,13 +272,13 @@ def verify_type(kind: str, name: str) -> Verified:
 
 
 def build(kind: str, name: str) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A small model of a type with random weights, and a batch for it."""
+    """Return a small model of a type with random weights, and a batch for it."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_class: Any = getattr(transformers, types_of(kind)[name])
     config = shrunken(CONFIG_MAPPING[name](**_DEFAULTS.get(name, {})))
-    if not isinstance(config, model_class.config_class):  # a model of text has the text part of a larger configuration
+    if not isinstance(config, model_class.config_class):  # text models use the text part of a larger config
         parts = [part for part in vars(config).values() if isinstance(part, model_class.config_class)]
         config = parts[0] if parts else config
     for part in (config, *vars(config).values()):
@@ -293,7 +293,7 @@ def build(kind: str, name: str) -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def _stir(model: nn.Module) -> None:
-    """Change all weights a little: parts that begin at zero, and would hide a mistake, count too."""
+    """Perturb all weights a little, so that weights initialized to zero cannot hide an error."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
@@ -301,7 +301,7 @@ def _stir(model: nn.Module) -> None:
 
 
 def batch(model: Any, kind: str) -> dict[str, Tensor]:
-    """Images, or three texts: one padded on the right, one on the left, one whole."""
+    """Return images, or three texts: one padded on the right, one on the left, one not padded."""
     config, generator = model.config, torch.Generator().manual_seed(0)
     if kind == "image" and takes(model, "pixel_values"):
         config = getattr(config, "vision_config", config)
@@ -314,7 +314,7 @@ def batch(model: Any, kind: str) -> dict[str, Tensor]:
     mask = torch.ones_like(tokens)
     mask[0, 8:] = mask[1, :3] = 0
     end = getattr(config, "eos_token_id", None)
-    if kind == "sequence" and isinstance(end, int):  # some classify what stands at the end of the text
+    if kind == "sequence" and isinstance(end, int):  # some classify the token at the end of the text
         tokens[0, 7] = tokens[1, 11] = tokens[2, 11] = end
     pad = getattr(config, "pad_token_id", None)
     tokens[mask == 0] = 0 if pad is None else pad

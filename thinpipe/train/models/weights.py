@@ -1,8 +1,8 @@
 """Weights of a worker's own units, and of no others: from safetensors files, or drawn at random.
 
-A model is built hollow: its parameters are on the meta device, which takes no memory; its buffers (rotary frequencies
-and the like) are real. Then those parameters are filled that the worker needs. What is drawn depends on the seed and
-on a module's name alone, so a model has the same weights however it is cut.
+A model is built with its parameters on the meta device, which takes no memory; its buffers (rotary frequencies and the
+like) are real. Then the parameters that the worker needs are filled. Random values depend only on the seed and on a
+module's name, so a model has the same weights however it is cut.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from thinpipe.system.files import read_json
 
 _PLAIN = re.compile(
     r"[\w.+-]{1,255}", re.ASCII
-)  # a name of a file in the folder itself; it may be a link, as in caches
+)  # a file name in the folder itself; may be a symbolic link, as in caches
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 @contextmanager
 def hollow() -> Iterator[None]:
-    """Modules that are made inside have their parameters on the meta device."""
+    """Create parameters of modules built inside this context on the meta device."""
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         register(module, name, parameter)
-        if parameter is not None and not parameter.is_meta:  # else it is one that two modules share
+        if parameter is not None and not parameter.is_meta:  # otherwise two modules share it and it was already moved
             module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign,assignment]
@@ -45,9 +45,9 @@ def hollow() -> Iterator[None]:
 
 @contextmanager
 def zeros_for_hollow(model: nn.Module) -> Iterator[None]:
-    """Parameters on the meta device are zeros meanwhile, which take no memory: code that uses them has values.
+    """Replace parameters on the meta device by expanded zeros, which take no memory, for code that reads values.
 
-    Buffers of whole numbers are afterwards what they were: batch norms count their calls.
+    Integer buffers are restored afterwards, since batch norms count their calls.
     """
     counts = [(each, each.clone()) for each in model.buffers() if _counts(each) and not each.is_meta]
     replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
@@ -69,7 +69,7 @@ def zeros_for_hollow(model: nn.Module) -> Iterator[None]:
 
 
 def empty(model: nn.Module, names: Iterable[str]) -> None:
-    """Let go of these parameters: they are on the meta device again."""
+    """Release these parameters: move them back to the meta device."""
     for name in names:
         path, _, last = name.rpartition(".")
         module = model.get_submodule(path)
@@ -79,7 +79,7 @@ def empty(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model's folder; ValueError if there are none."""
+    """Return the safetensors files of a model's folder; raise ValueError if there are none."""
     index = folder / _INDEX
     files = indexed_files(index) if index.is_file() else [folder / _SINGLE]
     missing = [file.name for file in files if not file.is_file()]
@@ -92,7 +92,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def indexed_files(index: Path) -> list[Path]:
-    """Return the files that an index of weights names; ValueError if one is not in its folder."""
+    """Return the files that an index of weights names; raise ValueError if one is not in its folder."""
     facts = read_json(index, "an index of weights")
     found = facts.get("weight_map") if isinstance(facts, dict) else None
     names = list(found.values()) if isinstance(found, dict) else []
@@ -108,7 +108,7 @@ def indexed_files(index: Path) -> list[Path]:
 
 
 def load_weights(model: Any, folder: Path, wanted: Iterable[str], head_seed: int | None = None) -> None:
-    """Fill these parameters and buffers of a hollow model of transformers from a folder; no others are read.
+    """Fill these parameters and buffers of a transformers model on the meta device from a folder; read no others.
 
     Names and layouts that changed since the files were written are converted as the library does. With a seed, a
     classifier's head may be missing or have other classes, and is drawn at random.
@@ -159,18 +159,18 @@ def load_weights(model: Any, folder: Path, wanted: Iterable[str], head_seed: int
 
 
 def _counts(tensor: torch.Tensor) -> bool:
-    """Whether it is a buffer of whole numbers, positions or steps so far, which older files lack."""
+    """Return True for an integer buffer, such as positions or a step count, which older files lack."""
     return not tensor.dtype.is_floating_point
 
 
 def _is_of_head(model: Any, name: str) -> bool:
-    """Whether a tensor is behind the base model, or pools what that returns."""
+    """Return True if a tensor is outside the base model or in its pooler."""
     base = f"{model.base_model_prefix}."
     return not name.startswith(base) or name.removeprefix(base).startswith("pooler.")
 
 
 def random_weights(model: Any, wanted: Iterable[str], seed: int) -> None:
-    """Draw these parameters of a hollow model as its own code does, each module's from a seed of its own."""
+    """Draw these parameters of a model on the meta device as its own code does, each module's from its own seed."""
     own = set(wanted)
     for path, module in model.named_modules():
         mine = [name for name in module._parameters if f"{path}.{name}".removeprefix(".") in own]

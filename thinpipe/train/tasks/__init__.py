@@ -1,1 +1,1 @@
-"""Workloads: what is trained. A task is data, a model, a metric and a recipe."""
+"""Training tasks: each is data, a model, a metric and a recipe."""

@@ -1,8 +1,8 @@
-"""Conversations for language models: prompts and answers, of which only the answers are learnt.
+"""Conversations for language models: prompts and answers, with labels on the answers only.
 
-Every line of a file is an example: ``messages``, which the tokenizer's chat template turns into a text, or ``prompt``
-and ``completion``, which are one as they are. An answer is a piece of that text, from one character to another; its
-tokens, and the one that ends it, are the labels. Examples are padded on the right to one length.
+Every line of a file is an example: ``messages``, which the tokenizer's chat template renders as a text, or ``prompt``
+and ``completion``, which are concatenated as they are. An answer is a character range of that text; its tokens, and the
+end token after it, are the labels. Examples are padded on the right to one length.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from thinpipe.train.tasks.lm import LanguageModel, Made, Model
 from thinpipe.train.tasks.sources import MODEL_OPTIONS
 from thinpipe.train.tasks.task import IGNORED, Batch, Source
 
-_MARKED = re.compile(r"\{%-?\s*generation\b")  # a template that says itself what an answer is
-_MEMORY = 4  # times the file: its text, what JSON makes of it, about four bytes for a token
+_MARKED = re.compile(r"\{%-?\s*generation\b")  # a template that marks answers itself
+_MEMORY = 4  # times the file size: its text, the parsed JSON, and tokens, about four bytes each
 _FORMS = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]} or ' + (
     '{"prompt": "...", "completion": "..."}'
 )
-Line = tuple[int, dict[str, Any]]  # its number in the file, counted from 1, and what it holds
+Line = tuple[int, dict[str, Any]]  # line number in the file, counted from 1, and its object
 
 
 class Chat(LanguageModel):
-    """The same models as ``lm``; an answer's tokens are predicted from all that is before them."""
+    """The same models as ``lm``; an answer's tokens are predicted from everything before them."""
 
     name = "chat"
     summary = "your own conversations, {data} FILE.jsonl, with your own causal language model"
@@ -47,7 +47,7 @@ class Chat(LanguageModel):
         for (option, path), lines in zip(_files(source), self.read(source), strict=True):
             size = _MEMORY * path.stat().st_size
             check_fits(f"{{{option}}} {path}: its text and tokens", size, "bring less, or a part of it")
-            # Of each kind the first: what is wrong with a template is wrong with all.
+            # The first of each kind: an error of the template affects all.
             for kind in ("messages", "prompt"):
                 first = next((line for line in lines if kind in line[1]), None)
                 if first is not None:
@@ -67,7 +67,7 @@ class Chat(LanguageModel):
         return found
 
     def read(self, source: Source) -> list[list[Line]]:
-        """Return the lines of the data, and those of the file that validates if one was given."""
+        """Return the lines of the data, and those of the validation file if one was given."""
         return [_read(path, option) for option, path in _files(source)]
 
     def splits(self, source: Source, read: list[list[Line]], tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
@@ -97,8 +97,8 @@ class Text:
     """An example as a text."""
 
     text: str
-    answers: Sequence[tuple[int, int]]  # from one character to another
-    is_whole: bool  # with all special tokens in it; otherwise the tokenizer adds them
+    answers: Sequence[tuple[int, int]]  # character ranges
+    is_whole: bool  # True: has all special tokens; otherwise the tokenizer adds them
 
 
 @dataclass(frozen=True)
@@ -106,25 +106,25 @@ class Encoded:
     """An example as tokens."""
 
     ids: Tensor  # int32
-    answers: Tensor  # whether each is to be predicted
-    text_bytes: int  # that those stand for
+    answers: Tensor  # True for tokens that are labels
+    text_bytes: int  # of the text of those labels
     is_cut: bool
 
     @staticmethod
     def of(example: Text, tokenizer: Any, tokens: int) -> Encoded:
-        """At most so many of them."""
+        """Return an example as at most ``tokens`` tokens."""
         made = tokenizer(
             example.text, add_special_tokens=not example.is_whole, return_offsets_mapping=True, verbose=False
         )
         ids, places = list(made["input_ids"]), list(made["offset_mapping"])
-        # A token is of an answer if some of its characters are: it is predicted whole.
+        # A token belongs to an answer if some of its characters do: a token is predicted as a unit.
         answers = [any(first < end and last > start for start, end in example.answers) for first, last in places]
         eos = tokenizer.eos_token_id
         if not example.is_whole and eos is not None:
             if ids[-1:] != [eos] or places[-1][0] < places[-1][1]:  # the tokenizer adds none
                 ids, places, answers = [*ids, eos], [*places, (0, 0)], [*answers, True]
             answers[-1] = True
-        answers[:1] = [False]  # there is nothing to predict it from
+        answers[:1] = [False]  # there is nothing before it to predict it from
         ids, answers, is_cut = ids[:tokens], answers[:tokens], len(ids) > tokens
         marks = set(tokenizer.all_special_ids)
         said = [
@@ -135,7 +135,7 @@ class Encoded:
 
 
 def _apart(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Without what was in an earlier one: tokens may be parts of one character."""
+    """Yield the ranges without overlap with earlier ones: several tokens may be parts of one character."""
     behind = 0
     for first, last in places:
         yield max(first, behind), last
@@ -144,32 +144,32 @@ def _apart(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Examples:
-    """A split of conversations, padded when they are asked for."""
+    """A split of conversations, padded when a batch is read."""
 
     examples: Sequence[Encoded]
-    length: int  # of all
-    fill: int  # the token behind their ends
-    masked: bool  # whether the model is told where they end
+    length: int  # of every example
+    fill: int  # the padding token
+    masked: bool  # True: the model takes an attention mask
 
     def __len__(self) -> int:
         return len(self.examples)
 
     @property
     def text_bytes(self) -> int:
-        """Of answers."""
+        """The number of bytes of all answers, in UTF-8."""
         return sum(each.text_bytes for each in self.examples)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """The examples of these numbers; nothing about them is random."""
+        """Return the examples of these numbers, without random augmentation."""
         chosen = [self.examples[index] for index in indices.tolist()]
         ids = self._padded([each.ids.long() for each in chosen], self.fill)
-        # A place's label is the token behind it.
+        # The label of a position is the following token.
         labels = [each.ids[1:].long().masked_fill(~each.answers[1:], IGNORED) for each in chosen]
         mask = self._padded([torch.ones(len(each.ids), dtype=torch.int64) for each in chosen], 0)
         return Batch(inputs=(ids, mask) if self.masked else (ids,), labels=self._padded(labels, IGNORED))
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
-        """All tokens, and which are answers."""
+        """Return all tokens, and which of them are answers."""
         chosen = [self.examples[index] for index in indices.tolist()]
         return {
             "labels": b"".join(each.answers.numpy().tobytes() for each in chosen),
@@ -208,7 +208,7 @@ def _files(source: Source) -> list[tuple[str, Path]]:
 
 
 def _read(path: Path, option: str) -> list[Line]:
-    """Return all examples; ValueError that names the first line that is none."""
+    """Return all examples; raise ValueError that names the first invalid line."""
     if not path.is_file() or path.suffix != ".jsonl":
         got = "another kind" if path.exists() else "not there"
         raise OptionError(f"task chat needs {{{option}}} FILE.jsonl; {path} is {got}")
@@ -224,7 +224,7 @@ def _read(path: Path, option: str) -> list[Line]:
 
 
 def _problem(row: Any) -> str | None:
-    """What is wrong with an example, if anything."""
+    """Return what is wrong with an example; None if nothing is."""
     if not isinstance(row, dict) or ("messages" not in row and not {"prompt", "completion"} <= row.keys()):
         return f"an example is {_FORMS}"
     if "messages" not in row:
@@ -272,27 +272,27 @@ def _made_of(path: Path, line: Line, tokenizer: Any) -> Text:
             f"{path}, line {number} has messages, and the tokenizer has no chat template to make a text of them: give "
             "one with {chat_template} FILE.jinja, or lines with prompt and completion"
         )
-    # What follows the last answer teaches nothing.
+    # The part after the last answer has no labels.
     messages = row["messages"]
     last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
     try:
         return _rendered(messages[: last + 1], row.get("tools"), tokenizer)
     except _UnclearError as error:
         raise OptionError(f"{path}, line {number}: {error.args[0]}") from None
-    except Exception as error:  # whatever a template raises
+    except Exception as error:  # a template may raise anything
         said = next((each.strip() for each in str(error).splitlines() if each.strip()), type(error).__name__)
         raise ValueError(f"{path}, line {number}: the chat template does not take these messages: {said}") from None
 
 
 class _UnclearError(OptionError):
-    """Which part of a text is an answer cannot be told."""
+    """An error for a text in which the answers cannot be located."""
 
 
 def _rendered(messages: Sequence[Mapping[str, Any]], tools: Any, tokenizer: Any) -> Text:
-    """The conversation as the template writes it, and where in it answers are.
+    """Return the conversation as rendered by the template, with the character ranges of its answers.
 
-    Some templates mark them. Otherwise an answer is what a conversation up to its end has more than one up to where the
-    model is asked for it.
+    Some templates mark answers. Otherwise an answer is the difference between the conversation up to its end and the
+    conversation before it, rendered with the generation prompt.
     """
 
     def text(count: int, *, asked: bool = False) -> str:

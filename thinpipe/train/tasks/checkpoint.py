@@ -1,4 +1,4 @@
-"""Pretrained weights and tokenizers: a folder on disk as ``save_pretrained`` writes it, or a checkpoint of the hub."""
+"""Pretrained weights and tokenizers: a local folder as ``save_pretrained`` writes it, or a checkpoint of the hub."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from thinpipe.train.tasks.hub import load_checkpoint
 from thinpipe.train.tasks.task import Source
 
 _BRING = "bring the model's own"
-_NEW = "classifier"  # what is made anew where the classes are others
+_NEW = "classifier"  # name prefix of the tensors that are new if the classes differ
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Where a task's checkpoint is."""
+    """The location of a task's checkpoint."""
 
     task: str
     kind: str  # the model_type that its config.json must name
     path: Path | None  # None: from the hub
-    checkpoint: str | None  # of the hub
+    checkpoint: str | None  # name on the hub
 
     @classmethod
     def of(cls, source: Source, *, task: str, kind: str, checkpoint: str | None) -> Weights | None:
-        """The checkpoint that a source asks for, looked for at once; None for random weights."""
+        """Return the checkpoint that a source names, after checking that it exists; None for random weights."""
         if source.weights is None and (checkpoint is None or not source.pretrained):
             return None
         if source.width is not None:
@@ -44,7 +44,7 @@ class Weights:
         return weights
 
     def config(self) -> dict[str, Any]:
-        """The checkpoint's own description; ValueError if there is none, or if it is of another model."""
+        """Return the checkpoint's config; raise ValueError if there is none, or if it is of another model."""
         if self.path is not None:
             file = self.path / "config.json"
             if not file.is_file():
@@ -64,14 +64,14 @@ class Weights:
         return config
 
     def number(self, name: str) -> int:
-        """A number that the description gives; ValueError if it gives none."""
+        """Return a number of the config; raise ValueError if it has none of this name."""
         value = self.config().get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(f"the config.json of {self._name} should say {name}, a whole number; it says {value!r}")
         return value
 
     def load(self, model: Any, classes: int) -> nn.Module:
-        """The model, its classifier made anew if the checkpoint's has other classes."""
+        """Return the model; its classifier is new if the checkpoint has other classes."""
         options = {"num_labels": classes, "ignore_mismatched_sizes": True, "output_loading_info": True}
         with quiet():
             loaded, report = self._loaded(model.from_pretrained, **options)
@@ -85,7 +85,7 @@ class Weights:
         return loaded
 
     def tokenizer(self) -> Any:
-        """The checkpoint's tokenizer."""
+        """Return the checkpoint's tokenizer."""
         from transformers import AutoTokenizer
 
         return self._loaded(AutoTokenizer.from_pretrained)
@@ -103,7 +103,7 @@ class Weights:
 
     @property
     def _weights_file(self) -> Path | None:
-        """The file that an error is about if transformers does not say: its name for weights that are pickled."""
+        """The file of pickled weights, for errors in which transformers does not name it; None if there is none."""
         assert self.path is not None
         file = self.path / "pytorch_model.bin"
         return file if file.is_file() and not any(self.path.glob("*.safetensors")) else None
@@ -114,7 +114,7 @@ class Weights:
 
 
 def _check_safetensors(file: Path) -> None:
-    """ValueError if a file's header is broken or promises more than there is: transformers would not name the file."""
+    """Raise ValueError if a file's header is broken or exceeds the file: transformers would not name the file."""
     from safetensors import safe_open
 
     check_regular(file, "safetensors")

@@ -1,4 +1,4 @@
-"""Your own classifier: any of transformers in place of a task's own model, its head made for the data."""
+"""Classification with any transformers model in place of a task's own, with a head for the classes of the data."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ Model = PretrainedModel | FunctionModel
 _WEIGHTS = "a model that is named has its own size and weights"
 IMAGE_PROCESSOR = "preprocessor_config.json"
 _PROCESSOR = "the description of a model's images"
-_USUAL_SIZE = 224  # pixels, where neither a model nor its folder says
+_USUAL_SIZE = 224  # pixels, if neither the model nor its folder gives a size
 
 
 class ClassifierTask(Task):
-    """What tasks with a model of their own share with those of any model: either may be asked for."""
+    """The common part of tasks that have their own model and can also train any other."""
 
     kind: ClassVar[Literal["sequence", "image"]]
-    sizes: ClassVar[tuple[str, ...]]  # fields of Source that say how large samples are made, and of what
-    places: ClassVar[tuple[str, ...]] = ("data",)  # fields of Source that say where samples are
+    sizes: ClassVar[tuple[str, ...]]  # fields of Source that set the size of samples, and the tokenizer
+    places: ClassVar[tuple[str, ...]] = ("data",)  # fields of Source that locate samples
 
     def model(self, source: Source) -> Model | None:
-        """The model that the source names; None if the task's own is trained."""
+        """Return the model that the source names; None if the task's own is trained."""
         if source.model is None and source.config is None:
             return None
         reject_unused_options(self.name, source, (*self.places, *DESCRIBING_OPTIONS, *self.sizes, "samples"), _WEIGHTS)
         return chosen_model(source, self.kind)
 
     def check_options(self, source: Source) -> None:
-        """ValueError for options that make no sense, or for weights that are not there."""
+        """Raise ValueError for invalid options or for missing weights."""
         if self.model(source) is None:
             self.own_units(source)
 
@@ -59,8 +59,8 @@ class ClassifierTask(Task):
         return None
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
-        """The task's own model; or the one that was named: without weights, unless a function makes it."""
-        model = self.model(replace(source, tokenizer=None))  # which the client alone has
+        """Return the task's own model, or the named one: on the meta device, unless a function builds it."""
+        model = self.model(replace(source, tokenizer=None))  # only the client has it
         if model is None:
             return self.own_model(shape, source)
         if isinstance(model, FunctionModel):
@@ -81,27 +81,27 @@ class ClassifierTask(Task):
 
     @abstractmethod
     def own_units(self, source: Source) -> int:
-        """How many units the task's own model is cut into; ValueError for options that make no sense."""
+        """Return the number of units of the task's own model; raise ValueError for invalid options."""
 
     @abstractmethod
     def own_model(self, shape: Shape, source: Source) -> nn.Module:
-        """The task's own model with its weights."""
+        """Return the task's own model with its weights."""
 
     @abstractmethod
     def check_size(self, model: PretrainedModel, source: Source) -> None:
-        """ValueError if the model cannot take samples of the size that is asked for."""
+        """Raise ValueError if the model cannot take samples of the requested size."""
 
 
 # Texts
 
 
 def padded_tokenizer(model: Model) -> Any:
-    """The model's tokenizer, with a token to fill up texts; ValueError if there is none."""
+    """Return the model's tokenizer, with a padding token; raise ValueError if there is none."""
     if isinstance(model, PretrainedModel) and model.trains_tokenizer:
         raise OptionError(f"{model.name} has no tokenizer: name one with {{tokenizer}}")
     tokenizer = model.tokenizer()
     if tokenizer.pad_token_id is None:
-        # What is behind a text is masked, so any token will do; models that only continue texts come without one.
+        # Padding is masked, so any token will do; models made only to continue texts come without a padding token.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     if tokenizer.pad_token_id is None:
         raise ValueError(
@@ -112,7 +112,7 @@ def padded_tokenizer(model: Model) -> Any:
 
 
 def fitted(model: PretrainedModel, tokenizer: Any, shape: Shape) -> tuple[PretrainedModel, Shape]:
-    """The model as this tokenizer needs it, and its shape; ValueError if the tokenizer is another model's."""
+    """Return the model fitted to this tokenizer, and its shape; raise ValueError if they do not match."""
     described = model.config().get_text_config()
     vocabulary, special = int(described.vocab_size), [getattr(described, name, None) for name in SPECIAL]
     if model.follows_tokenizer:
@@ -123,7 +123,7 @@ def fitted(model: PretrainedModel, tokenizer: Any, shape: Shape) -> tuple[Pretra
 
 
 def check_positions(model: PretrainedModel, tokens: int) -> None:
-    """OptionError if texts are longer than the model has learned positions for."""
+    """Raise OptionError if texts are longer than the model has learned positions for."""
     for name, module in model.hollow().named_modules():
         learned = isinstance(module, nn.Embedding) and ("pos" in name or name.endswith("wpe"))
         if learned:
@@ -134,7 +134,7 @@ def check_positions(model: PretrainedModel, tokens: int) -> None:
 
 
 def check_length(tokens: int, most: int) -> None:
-    """OptionError if texts are longer than a model takes."""
+    """Raise OptionError if texts are longer than a model takes."""
     if tokens > most:
         raise OptionError(f"these weights take texts of up to {most} tokens; got {{tokens}} {tokens}")
 
@@ -144,19 +144,19 @@ def check_length(tokens: int, most: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFormat:
-    """What images a model takes."""
+    """The format of the images that a model takes."""
 
-    size: int  # pixels, both ways
+    size: int  # pixels, height and width
     colours: Colours = HALF
     dtype: torch.dtype = torch.float32
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Images of any size and range as the model takes them."""
+        """Return images of any size and range in the model's format."""
         return to_model(images, self.size, self.colours).to(self.dtype)
 
 
 def image_format(model: Model) -> ImageFormat:
-    """As the image processor beside the model says, or else the model's description."""
+    """Return the format given by the image processor's file in the model's folder, or else by the model's config."""
     if isinstance(model, FunctionModel):
         return ImageFormat(size=_USUAL_SIZE)
     return replace(_described_format(model), dtype=getattr(torch, model.dtype))
@@ -182,7 +182,7 @@ _COLOURS = (("image_mean", HALF.mean), ("image_std", HALF.deviation))
 
 
 def _edge(file: Path | str, size: Any) -> int | None:
-    """A number of pixels: as it is, of both edges, or of the shorter one."""
+    """Return a size in pixels, given as a number, as both edges, or as the shorter edge."""
     if isinstance(size, dict):
         edges = [size[name] for name in ("height", "width", "shortest_edge") if size.get(name) is not None]
     else:
@@ -205,7 +205,7 @@ def _three(file: Path, name: str, values: Any, default: tuple[float, ...]) -> tu
 
 
 def check_images(model: PretrainedModel, size: int) -> None:
-    """OptionError if the model's code does not take such images."""
+    """Raise OptionError if the model's code does not take images of this size."""
     made = model.hollow()
     try:
         CutModel(made, {"pixel_values": torch.zeros(2, 3, size, size, dtype=getattr(torch, model.dtype))})
@@ -217,6 +217,6 @@ def check_images(model: PretrainedModel, size: int) -> None:
 
 
 def ordered_names(names: Iterable[Any], classes: int) -> tuple[str, ...] | None:
-    """The names of all classes, by their numbers; None if there are not as many."""
+    """Return the names of all classes, by their numbers; None if their number differs."""
     found = tuple(map(str, names))
     return found if len(found) == classes else None

@@ -1,7 +1,7 @@
 """Running text for language models: files or a data set of the hub to documents, documents to windows of tokens.
 
-Documents are joined by the tokenizer's end token and cut into windows of equal length, so that nothing is padded. A
-window's labels are its own tokens, one further: the last label is the first token of what follows.
+Documents are joined by the tokenizer's end token and cut into windows of equal length, so nothing is padded. The labels
+of a window are its tokens shifted by one: the last label is the first token after the window.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from thinpipe.train.tasks.hub import PublicData, load_public, load_saved
 from thinpipe.train.tasks.sources import HUB
 from thinpipe.train.tasks.task import Batch
 
-HELD_OUT = 20  # every so many documents, or the last such part of a text, validates
-_FEW = 2 * HELD_OUT  # documents; with fewer, each gives its end
+HELD_OUT = 20  # every 20th document, or the last 20th of a text, validates
+_FEW = 2 * HELD_OUT  # documents; if there are fewer, the end of each validates
 SUFFIXES = (".txt", ".md", ".rst", ".text", ".jsonl")
-_LOOKED_AT = 1 << 16  # bytes of every file, before there are workers
-# Of a text, at most so many characters are encoded at once, and so many together: a tokenizer needs some hundred bytes
-# for each token that it has just made.
+_LOOKED_AT = 1 << 16  # bytes read of every file before workers start
+# Maximum numbers of characters of one piece and of all pieces that are encoded in one call: a tokenizer needs some
+# hundred bytes of memory for each new token.
 _PIECE, _BATCH = 200_000, 1_000_000
 _OWN_SPLITS = ("validation", "valid", "test")  # of a data set: the first that it has validates
 
 
 def text_files(path: Path) -> list[Path]:
-    """The files that a user means by a path, in a fixed order; ValueError if there are none."""
+    """Return the text files at a path, in a fixed order; raise ValueError if there are none."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -50,9 +50,9 @@ def text_files(path: Path) -> list[Path]:
 
 
 def check_texts(data: Path, option: str) -> None:
-    """ValueError for what a look at the beginning of every file tells: nothing to read, no text, too much of it.
+    """Raise ValueError for errors visible at the beginning of the files: nothing to read, no text, too much of it.
 
-    ``option``: the one that names the path, for errors.
+    ``option`` is the option that names the path, for errors.
     """
     if _is_data_set(data):
         _splits(data, option)
@@ -64,13 +64,13 @@ def check_texts(data: Path, option: str) -> None:
             _lines(path, text[: text.index("\n")])
     if not any(text.strip() for _, text in beginnings):
         _check_some([], len(files))
-    # The text itself, and tokens: about four bytes of text each, held as four.
+    # The text itself, and its tokens: about four bytes of text each, stored in four bytes.
     size = 2 * sum(path.stat().st_size for path in files)
     check_fits(f"{{{option}}} {data}: its text and tokens", size, "bring less, or a part of it")
 
 
 def read_texts(data: Path, validation: Path | None = None) -> tuple[list[str], list[str]]:
-    """Return training and validation texts; ValueError that names what is no text.
+    """Return training and validation texts; raise ValueError that names the file if one is not text.
 
     Without ``validation``, the data set's own split validates, or a part of the data is held out.
     """
@@ -82,7 +82,7 @@ def read_texts(data: Path, validation: Path | None = None) -> tuple[list[str], l
 
 
 def _read_splits(data: Path, option: str) -> tuple[list[str], list[str]]:
-    """Return all texts but those of a data set's own validation split, and these."""
+    """Return all texts except those of a data set's own validation split, and the latter."""
     if not _is_data_set(data):
         return read_documents(text_files(data)), []
     train, *own = (_texts(data, rows) for rows in _splits(data, option))
@@ -90,14 +90,14 @@ def _read_splits(data: Path, option: str) -> tuple[list[str], list[str]]:
 
 
 def _is_data_set(data: Path) -> bool:
-    """Of the hub, or a folder as it is there."""
+    """Return True for a data set of the hub, or for a folder in the hub's format."""
     if str(data).startswith(HUB):
         return True
     return data.is_dir() and ((data / "dataset_dict.json").is_file() or any(data.rglob("*.parquet")))
 
 
 def _splits(data: Path, option: str) -> list[Any]:
-    """Return the rows that train, and those that validate if the data set has such."""
+    """Return the rows to train on, and those to validate on if the data set has such a split."""
     name = str(data).removeprefix(HUB)
     if name == str(data):
         there = {path.stem.split("-")[0] for path in data.rglob("*.parquet")} | {path.name for path in data.iterdir()}
@@ -130,7 +130,7 @@ def _suffix(path: Path) -> str:
 
 
 def read_documents(files: Iterable[Path]) -> list[str]:
-    """The texts of all files that are not empty; ValueError that names the first file that is no text."""
+    """Return the non-empty texts of all files; raise ValueError that names the first file that is not text."""
     documents: list[str] = []
     count = 0
     for path in files:
@@ -141,7 +141,7 @@ def read_documents(files: Iterable[Path]) -> list[str]:
 
 
 def _check_some(documents: Sequence[str], files: int) -> list[str]:
-    """Those that are not empty; ValueError if none is."""
+    """Return the non-empty documents; raise ValueError if there are none."""
     found = [text for text in documents if text.strip()]
     if not found:
         raise ValueError(f"there is no text in the {files} files that were read; all are empty")
@@ -149,7 +149,7 @@ def _check_some(documents: Sequence[str], files: int) -> list[str]:
 
 
 def _read(path: Path, most: int | None = None) -> str:
-    """The text of a file, or of its first bytes."""
+    """Return the text of a file, or of its first bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data: bytes = file.read(-1 if most is None else most)
@@ -158,14 +158,14 @@ def _read(path: Path, most: int | None = None) -> str:
     if b"\0" in data:
         raise ValueError(f"{path} is not text: it holds zero bytes")
     try:
-        # Without the mark that some editors put in front; a beginning may end within a character.
+        # Strips the byte order mark that some editors add; the first bytes may end within a character.
         return codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=most is None or len(data) < most)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8: byte {error.start} is {data[error.start]:#04x}") from None
 
 
 def _lines(path: Path, text: str) -> list[str]:
-    """The field ``text`` of every line of JSON."""
+    """Return the field ``text`` of every line of JSON."""
     documents = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -181,7 +181,7 @@ def _lines(path: Path, text: str) -> list[str]:
 
 
 def held_out(documents: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Training and validation texts: every twentieth document, or the end of each where there are few."""
+    """Return training and validation texts: every 20th document validates, or the end of each if there are few."""
     if len(documents) >= _FEW:
         train = [text for number, text in enumerate(documents) if number % HELD_OUT]
         return train, list(documents[::HELD_OUT])
@@ -191,7 +191,7 @@ def held_out(documents: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in pieces that a tokenizer encodes as it would the whole: cut where a line begins, or else a word."""
+    """Yield a text in pieces that encode as the full text would: cut at a line's start, or else at a space."""
     while len(text) > _PIECE:
         cut = text.rfind("\n", _PIECE // 2, _PIECE) + 1 or text.rfind(" ", _PIECE // 2, _PIECE)
         cut = cut if cut > 0 else _PIECE
@@ -202,7 +202,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """The pieces of all documents, several together; an empty one marks the end of each document."""
+    """Yield the pieces of all documents in batches; an empty piece marks the end of each document."""
     batch: list[str] = []
     size = 0
     for text in documents:
@@ -218,24 +218,24 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Windows of one long row of tokens."""
+    """Windows of one long sequence of tokens."""
 
     stream: Tensor  # int32
-    tokens: int  # of a window
-    text_bytes: int  # that all labels together stand for, in UTF-8
+    tokens: int  # per window
+    text_bytes: int  # of the text of all labels, in UTF-8
 
     @staticmethod
     def of(documents: Iterable[str], tokenizer: Any, tokens: int) -> Windows:
-        """``tokenizer``: of transformers."""
+        """Return the windows of documents; ``tokenizer`` is one of transformers."""
         end: list[int] = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         parts: list[Tensor] = []
-        encoded: list[tuple[str, int]] = []  # piece, and how many tokens it is
+        encoded: list[tuple[str, int]] = []  # piece, and its number of tokens
         for batch in batches(documents):
             ids = _encode(tokenizer, batch, end)
             encoded += zip(batch, map(len, ids), strict=True)
             parts.append(torch.tensor(list(chain.from_iterable(ids)), dtype=torch.int32))
         windows = Windows(stream=torch.cat(parts), tokens=tokens, text_bytes=0)
-        last = len(windows) * tokens + 1  # behind the last label; the first is token 1
+        last = len(windows) * tokens + 1  # after the last label; the first label is token 1
         labelled = _bytes_before(last, encoded, tokenizer) - _bytes_before(min(1, last), encoded, tokenizer)
         return Windows(stream=windows.stream, tokens=tokens, text_bytes=labelled)
 
@@ -243,13 +243,13 @@ class Windows:
         return max((len(self.stream) - 1) // self.tokens, 0)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """The windows of these numbers; nothing about them is random, nor padded: they need no mask."""
+        """Return the windows of these numbers; they have no padding, so no mask, and no random augmentation."""
         places = indices[:, None] * self.tokens + torch.arange(self.tokens + 1)
         rows = self.stream[places].long()
         return Batch(inputs=(rows[:, :-1].contiguous(),), labels=rows[:, 1:].contiguous())
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
-        """All tokens."""
+        """Return all tokens."""
         return {"texts": self.stream[: len(self) * self.tokens + 1].numpy().tobytes()}
 
 
@@ -259,9 +259,9 @@ def _encode(tokenizer: Any, batch: Sequence[str], end: list[int]) -> list[list[i
 
 
 def _bytes_before(token: int, encoded: Sequence[tuple[str, int]], tokenizer: Any) -> int:
-    """Of the text that the first so many tokens stand for; the end of a document is none."""
+    """Return the number of text bytes of the first ``token`` tokens; the end token of a document has none."""
     ends = list(accumulate(count for _, count in encoded))
-    whole = sum(end <= token for end in ends)  # pieces
+    whole = sum(end <= token for end in ends)  # number of complete pieces
     size = sum(len(piece.encode()) for piece, _ in encoded[:whole])
     if whole == len(encoded):
         return size
@@ -270,7 +270,7 @@ def _bytes_before(token: int, encoded: Sequence[tuple[str, int]], tokenizer: Any
 
 
 def _beginning(piece: str, tokens: int, tokenizer: Any) -> str:
-    """What the first tokens of a piece stand for."""
+    """Return the text of the first tokens of a piece."""
     if not tokens:
         return ""
     if not tokenizer.is_fast:

@@ -17,11 +17,11 @@ from thinpipe.train.tasks.task import Data, Recipe, Shape, Source, Task
 COUNT = 1797  # images
 IMAGE_SIZE, WIDTH = 32, 0.35
 LEAST_SIZE = 16  # pixels that MobileNetV2's four strides need
-SHIFT = 1  # pixels of 32 that an image is moved at most: a quarter of one of the original
+SHIFT = 1  # maximum shift, in pixels of 32: a quarter of an original pixel
 
 
 class Digits(Task):
-    """1797 images of 8 x 8 pixels, made larger; every fifth validates."""
+    """1797 images of 8 x 8 pixels, enlarged; every fifth validates."""
 
     name = "digits"
     summary = "scikit-learn's handwritten digits, embedded; small MobileNetV2 from scratch, 32 pixels"
@@ -44,7 +44,7 @@ class Digits(Task):
         return UNITS
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        """Resize once; moves of a pixel or two come with every batch."""
+        """Resize all images one time; random shifts of a pixel or two are applied to every batch."""
         size = self._check(source)
         images, labels = digits()
         images = resized(images, size)
@@ -66,12 +66,12 @@ class Digits(Task):
         return mobilenet_bytes(WIDTH if source.width is None else source.width)
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
-        """From scratch, a third as wide as the original."""
+        """Return a randomly initialized model, about a third as wide as the original."""
         self._check(source)
         return new_mobilenet(shape, WIDTH if source.width is None else source.width)
 
     def _check(self, source: Source) -> int:
-        """The size of images, if everything else can be had as well."""
+        """Return the image size after validating all options."""
         reject_unused_options(
             self.name, source, ("image_size", "width", "samples"), "it is embedded and trained from scratch"
         )
@@ -81,11 +81,11 @@ class Digits(Task):
 
 
 def _moved(images: Tensor, random: torch.Generator, *, pixels: int) -> Tensor:
-    return pad_and_crop(images, pixels, random)  # no flip: a mirrored digit is none
+    return pad_and_crop(images, pixels, random)  # no flip: a mirrored digit is not a digit
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """1797 images [1, 8, 8] between 0 and 1, and what they show."""
+    """Return 1797 images [1, 8, 8] with values from 0 to 1, and their labels."""
     from sklearn.datasets import load_digits
 
     data = load_digits()

@@ -1,4 +1,4 @@
-"""Grey pictures of clothes: Fashion-MNIST, from the hub or from the four idx files that it was published as."""
+"""Fashion-MNIST, grey pictures of clothes, from the hub or from the four idx files that it was published as."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CLASSES = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 PIXELS, PADDED = 28, 32
-FILES = {"train": "train", "test": "t10k"}  # split -> how the names of its files begin
+FILES = {"train": "train", "test": "t10k"}  # split -> prefix of its file names
 _WHAT = "an idx file of Fashion-MNIST"
 _REMEDY = "bring the published one, as Debian's package dataset-fashion-mnist has it"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist(PublicImages):
-    """28 x 28 grey pixels with a black edge of two; from scratch, as no public weights are for images so small."""
+    """28 x 28 grey pixels with a black border of two; from scratch: there are no public weights for images so small."""
 
     checkpoint = None
     usual_size = PADDED
@@ -88,14 +88,14 @@ def _framed(images: Tensor) -> Tensor:
 
 
 def _idx_folder(folder: Path | None) -> Path | None:
-    """The folder, if it is one of idx files: it has none of those that the hub's format has."""
+    """Return the folder if it holds idx files: it has none of the files of the hub's format."""
     if folder is None or not folder.is_dir() or (folder / "dataset_dict.json").is_file():
         return None
     return folder if next(folder.rglob("*.parquet"), None) is None else None
 
 
 def _files(folder: Path, split: str) -> list[tuple[Path, int]]:
-    """The files of images and of labels, each with its number of dimensions; plain, or as they are published."""
+    """Return the files of images and of labels, each with its number of dimensions; plain or compressed."""
     names = [(f"{FILES[split]}-images-idx3-ubyte", 3), (f"{FILES[split]}-labels-idx1-ubyte", 1)]
     found = []
     for name, dimensions in names:
@@ -128,7 +128,7 @@ def _open(file: Path) -> Any:
 
 
 def _shape(file: Path, dimensions: int) -> tuple[int, ...]:
-    """What the header says: zeros, the type, the number of dimensions, then each as four bytes, the highest first."""
+    """Return the shape in the header: two zeros, the type, the number of dimensions, then big-endian 32-bit sizes."""
     check_regular(file, _WHAT, _REMEDY)
     with errors_named(file, _WHAT, _REMEDY), _open(file) as opened:
         header = opened.read(4 + 4 * dimensions)
@@ -147,7 +147,7 @@ def _read(file: Path, dimensions: int) -> Tensor:
     expected = math.prod(sizes)
     with errors_named(file, _WHAT, _REMEDY), _open(file) as opened:
         opened.read(4 + 4 * dimensions)
-        values = opened.read(expected + 1)  # no more than that, whatever a damaged file would unpack to
+        values = opened.read(expected + 1)  # limits what a damaged file can decompress to
     if len(values) != expected:
         there = "more" if len(values) > expected else f"only {len(values)}"
         raise ValueError(f"{file} should have {expected} bytes behind its header, and has {there}; {_REMEDY}")

@@ -23,7 +23,7 @@ VALIDATION_NAMES = ("val", "validation", "valid", "test")
 
 
 class ImageFolders(ImageTask):
-    """``DIR/CLASS/*.jpg``, of which every fifth validates unless another folder does; or ``DIR/{train,val}/CLASS``."""
+    """``DIR/CLASS/*.jpg``, every fifth validates unless another folder is given; or ``DIR/{train,val}/CLASS``."""
 
     name = "images"
     summary = "your own pictures, {data} DIR with a folder per class; MobileNetV2 from public weights, or any {model}"
@@ -38,7 +38,7 @@ class ImageFolders(ImageTask):
         return super().look_for(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        """Find the files and look at the ends of each: one that is no picture is named now, not after an epoch."""
+        """Find the files and check both ends of each: an invalid picture is reported now, not after an epoch."""
         train_root, validation_root = _roots(source)
         made = self.checked_format(source)
         classes = _classes(train_root)
@@ -92,7 +92,7 @@ def _same_classes(root: Path, classes: list[str]) -> None:
 
 
 def _some_of_each(root: Path, classes: list[str], labels: Tensor) -> None:
-    """ValueError if every fifth file, which validates, leaves a class without any to train with."""
+    """Raise ValueError if holding out every fifth file for validation leaves a class without training pictures."""
     left_out = [name for number, name in enumerate(classes) if not (labels == number).any()]
     if left_out:
         raise ValueError(
@@ -107,7 +107,7 @@ def _split(root: Path, classes: list[str], made: ImageFormat) -> Images:
     if empty:
         raise ValueError(f"no pictures in {', '.join(str(root / name) for name in empty)}; known are {_endings()}")
     files = [file for each in found.values() for file in each]
-    with ThreadPoolExecutor(cpu_count() or 1) as pool:  # reading and decoding let other threads run
+    with ThreadPoolExecutor(cpu_count() or 1) as pool:  # reading and decoding release the GIL
         for _ in pool.map(check_picture, files):
             pass
     labels = torch.tensor([classes.index(name) for name, each in found.items() for _ in each])
@@ -115,9 +115,9 @@ def _split(root: Path, classes: list[str], made: ImageFormat) -> Images:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """By their names alone: what is named so and is no picture is an error, not passed over."""
+    """Return the pictures of a folder, by file name: an invalid picture is an error and is not skipped."""
 
-    def refuse(error: OSError) -> None:  # rglob would leave out a folder that cannot be read, and say nothing
+    def refuse(error: OSError) -> None:  # rglob silently skips unreadable folders
         raise ValueError(f"{error.filename} cannot be read as a folder of pictures: {error.strerror}; make it readable")
 
     found = (Path(root) / name for root, folders, files in walk(folder, onerror=refuse) for name in (*folders, *files))

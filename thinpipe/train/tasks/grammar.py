@@ -1,15 +1,15 @@
-"""Sentences of a small grammar, acceptable or not: an embedded text task that no bag of words can solve.
+"""Sentences of a small grammar, acceptable or not: an embedded text task that no bag-of-words model can solve.
 
-Sentences come in pairs of the same words. One is acceptable; in the other, two phrases or words have changed places,
-and that breaks one rule:
+Sentences come in pairs of the same words. One is acceptable; in the other, two phrases or words are swapped, and that
+breaks one rule:
 
     agreement    these dogs near the cat are asleep         the cat near these dogs are asleep
     reflexive    this owl that saw the cats liked itself    the cats that saw this owl liked itself
     licensing    no cow behind the goat ever slept          the cow behind no goat ever slept
     order        the old bear near the cows was tired       old the bear near the cows was tired
 
-Both sentences of a pair are on the same side of the split, so whatever looks only at which words there are is right
-for exactly half of every set of pairs.
+Both sentences of a pair are on the same side of the split, so a model that sees only the set of words is right for
+exactly half of any set of pairs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from thinpipe.train.tasks.task import Data, Recipe, Shape, Source, Task
 
 T = TypeVar("T")
 
-# Forms for one and for many, in this order.
+# Singular and plural, in this order.
 ANIMALS = tuple((name, name + "s") for name in ("dog", "cat", "bird", "horse", "cow", "goat", "owl", "bear"))
 ARTICLES = (("this", "these"), ("the", "the"))
 IS = (("is", "are"), ("was", "were"))
@@ -37,7 +37,7 @@ REFLEXIVES = ("itself", "themselves")
 
 STATES = ("asleep", "hungry", "awake", "tired")
 SLEPT = ("slept", "ran", "sang", "waited")
-MET = ("saw", "heard", "followed", "liked")  # with an object; past, so that it agrees with all
+MET = ("saw", "heard", "followed", "liked")  # take an object; past tense, so that they agree with singular and plural
 PREPOSITIONS = ("near", "behind", "beside")
 ADJECTIVES = ("old", "young", "small")
 AFTER = ("today", "here", "again")
@@ -51,15 +51,15 @@ RULES = ("agreement", "reflexive", "licensing", "order")
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The same words twice: as they may stand, and with two of them swapped."""
+    """The same words twice: in an acceptable order, and with two phrases or words swapped."""
 
-    rule: str  # that the second sentence breaks
+    rule: str  # the rule that the second sentence breaks
     acceptable: tuple[str, ...]
     unacceptable: tuple[str, ...]
 
 
 def pairs(count: int, seed: int = 0) -> list[Pair]:
-    """So many pairs, no sentence twice, the rules in turn; the same for the same seed on every machine."""
+    """Return ``count`` pairs without repeated sentences, the rules in turn; a seed gives the same pairs anywhere."""
     writer = _Writer(seed)
     found: list[Pair] = []
     seen: set[tuple[str, ...]] = set()
@@ -72,13 +72,13 @@ def pairs(count: int, seed: int = 0) -> list[Pair]:
 
 
 class _Writer:
-    """Draws sentences. Uses ``Random.random`` alone, whose numbers Python promises to keep."""
+    """A generator of sentences. Uses only ``Random.random``, whose sequence Python guarantees."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
 
     def pair(self, rule: str) -> Pair:
-        """A sentence and what breaks this rule in it."""
+        """Return an acceptable sentence and one that breaks this rule."""
         if rule == "order":
             words, _ = self._sentences(RULES[self._below(3)])
             places = [place for place, word in enumerate(words) if word in ("the", "this", "these", "no")]
@@ -89,9 +89,9 @@ class _Writer:
         return Pair(rule=rule, acceptable=tuple(words), unacceptable=tuple(broken))
 
     def _sentences(self, rule: str) -> tuple[list[str], list[str]]:
-        """An acceptable sentence, and one in which the subject and another noun phrase changed places.
+        """Return an acceptable sentence, and one in which the subject and another noun phrase are swapped.
 
-        The other is of the other number, and may be nearer to what agrees with the subject.
+        The other phrase has the other grammatical number, and may be closer to the word that agrees with the subject.
         """
         number = self._below(2)
         subject, other = self._noun_phrase(number), self._noun_phrase(1 - number)
@@ -110,7 +110,7 @@ class _Writer:
         return [*subject, *between, *other, *rest], [*swapped[0], *between, *swapped[1], *rest]
 
     def _between(self) -> tuple[list[str], list[str]]:
-        """What joins the other noun phrase to the subject: words before it and words behind it."""
+        """Return the words before and after the other noun phrase that join it to the subject."""
         if self._chance(0.5):
             return [self._one_of(PREPOSITIONS)], []
         met = self._one_of(MET)
@@ -139,11 +139,11 @@ class _Writer:
 
 
 TRAIN_PAIRS, VALIDATION_PAIRS = 4000, 500
-TOKENS = 17  # the longest sentence, 15 words, and the two tokens around it
+TOKENS = 17  # the longest sentence has 15 words, plus two special tokens
 
 
 class Grammar(Task):
-    """8000 sentences to train with, 1000 to validate; half of each are acceptable (class 1), half are not (class 0)."""
+    """8000 training and 1000 validation sentences; half of each are acceptable (class 1), half are not (class 0)."""
 
     name = "grammar"
     summary = "acceptable and unacceptable sentences of a small grammar, embedded; small RoBERTa from scratch"
@@ -167,7 +167,7 @@ class Grammar(Task):
         return SMALL.layers + ENDS
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        """The same sentences on every machine; the two of a pair on the same side of the split."""
+        """Return the same sentences on every machine; both of a pair are on the same side of the split."""
         tokens = self._check(source)
         tokenizer = WordTokenizer(WORDS)
         made = pairs(TRAIN_PAIRS + VALIDATION_PAIRS)
@@ -182,12 +182,12 @@ class Grammar(Task):
         return roberta_bytes(SMALL, source.width)
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
-        """From scratch."""
+        """Return a randomly initialized model."""
         self._check(source)
         return new_roberta(shape, SMALL, source.width)
 
     def _check(self, source: Source) -> int:
-        """The length of texts, if everything else can be had as well."""
+        """Return the length of texts after validating all options."""
         reject_unused_options(
             self.name, source, ("tokens", "width", "samples"), "it is embedded and trained from scratch"
         )

@@ -1,7 +1,7 @@
-"""Public data sets and checkpoints of the Hugging Face hub: from its cache, from the network, or a quick answer.
+"""Public data sets and checkpoints of the Hugging Face hub: from its cache or the network, or an error within seconds.
 
-Its libraries try a network that is not there for half a minute. So the first question is whether the hub can be
-reached; if not, they are kept to what is on this machine.
+The hub's libraries retry an unreachable network for half a minute. So reachability is checked first; if the hub cannot
+be reached, they are set to offline mode.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ class PublicData:
     """A data set of the hub."""
 
     repository: str
-    part: str | None = None  # a data set of several has this one as a folder
+    part: str | None = None  # folder of one data set, in a repository of several
 
     @property
     def folder(self) -> str:
-        """Where the error's download command puts it."""
+        """The folder that the download command in errors creates."""
         return self.repository.split("/")[1]
 
     @property
     def download(self) -> str:
-        """The command that brings it to this folder."""
+        """The command that downloads it to this folder."""
         include = f' --include "{self.part}/*"' if self.part else ""
         return f"hf download {self.repository} --repo-type dataset{include} --local-dir {self.folder}"
 
 
 def load_public(task: str, data: PublicData) -> Any:
-    """The data set with all its splits; ValueError within seconds if it cannot be had."""
+    """Return the data set with all its splits; raise OptionError within seconds if it is not available."""
     datasets = datasets_library()
     try:
         with nullcontext() if reachable() else _kept_offline(datasets):
             return datasets.load_dataset(data.repository, data.part)
-    except (OSError, ValueError) as error:  # not in the cache, not to be had; ConnectionError is an OSError
+    except (OSError, ValueError) as error:  # not cached, not available; ConnectionError is an OSError
         raise OptionError(
             f"task {task}: the data set {data.repository} {_not_here(error)}. Where there is a network, run\n"
             f"  {data.download}\n"
@@ -63,7 +63,7 @@ def load_public(task: str, data: PublicData) -> Any:
 
 
 def load_checkpoint(task: str, checkpoint: str, load: Callable[..., Any], **options: Any) -> Any:
-    """What one of transformers' functions loads from a checkpoint; ValueError within seconds if it cannot be had."""
+    """Return what a transformers function loads from a checkpoint; raise OptionError within seconds if it fails."""
     try:
         return load(checkpoint, local_files_only=not reachable(), **options)
     except OSError as error:
@@ -78,9 +78,9 @@ def load_checkpoint(task: str, checkpoint: str, load: Callable[..., Any], **opti
 
 @cache
 def fetch_model(name: str, option: str, *, weights: bool, code: bool) -> Path:
-    """The folder with a repository's files in the hub's own cache; OptionError within seconds if it cannot be had.
+    """Return the folder of a repository's files in the hub's cache; raise OptionError within seconds if not available.
 
-    Of its weights the safetensors files, if ``weights``; ``code``: also programs that come with it.
+    ``weights``: include its safetensors files; ``code``: include programs that come with it.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
@@ -90,10 +90,10 @@ def fetch_model(name: str, option: str, *, weights: bool, code: bool) -> Path:
     patterns = [*_DESCRIBING, *(["*.safetensors"] if weights else []), *(["*.py"] if code else [])]
     try:
         return Path(
-            # What is in folders of the repository is for other programs.
+            # Subfolders of the repository are for other programs.
             snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"], local_files_only=not reachable())
         )
-    except (OSError, ValueError) as error:  # not in the cache, not to be had, no name of the hub
+    except (OSError, ValueError) as error:  # not cached, not available, or no name of the hub
         folder, nor = name.split("/")[-1], " and no model type of transformers" if option == "config" else ""
         raise OptionError(
             f"{{{option}}} {name} is no folder here{nor}, and as a name of the hub it {_not_here(error)}; where there "
@@ -110,7 +110,7 @@ def _not_here(error: Exception) -> str:
 
 
 def datasets_library() -> ModuleType:
-    """The library ``datasets``, imported when a task needs it."""
+    """Import and return the library ``datasets``, only when a task needs it."""
     try:
         return import_module("datasets")
     except ImportError:
@@ -119,11 +119,11 @@ def datasets_library() -> ModuleType:
 
 @cache
 def reachable() -> bool:
-    """Whether the hub, or the proxy on the way to it, answers within seconds; asked once per process."""
+    """Return True if the hub, or the proxy to it, answers within seconds; checked one time per process."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     answers: list[bool] = []
-    # In a thread, because looking up a name has no time limit of its own.
+    # In a thread, because a name lookup has no timeout of its own.
     probe = Thread(target=lambda: answers.append(_answers(*_host())), daemon=True)
     probe.start()
     probe.join(PROBE_S)
@@ -154,11 +154,11 @@ def _kept_offline(datasets: ModuleType) -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE = before
 
 
-MOST_CLASSES = 100_000  # a classifier for more is a mistake: ids, or times, in place of labels
+MOST_CLASSES = 100_000  # a classifier for more is a mistake: ids or times instead of labels
 
 
 def load_saved(path: Path, splits: tuple[str, ...], part: str | None = None) -> dict[str, Any]:
-    """These splits of a folder: one that ``save_to_disk`` wrote, or one of parquet files as on the hub."""
+    """Return these splits of a folder that ``save_to_disk`` wrote, or of parquet files as on the hub."""
     if not path.is_dir():
         raise OptionError(f"{{data}} is a folder with a data set, and {path} is none")
     found = _saved_by_datasets(path) if (path / "dataset_dict.json").is_file() else _parquet(path, splits, part)
@@ -172,7 +172,7 @@ def load_saved(path: Path, splits: tuple[str, ...], part: str | None = None) -> 
 
 
 def columns_of(path: Path | None, data: PublicData, rows: Any, names: tuple[str, ...]) -> None:
-    """ValueError if a split has not these columns."""
+    """Raise ValueError if a split lacks one of these columns."""
     missing = [name for name in names if name not in rows.column_names]
     if missing:
         raise ValueError(
@@ -182,7 +182,7 @@ def columns_of(path: Path | None, data: PublicData, rows: Any, names: tuple[str,
 
 
 def class_numbers(where: Path | str, column: str, values: Sequence[Any]) -> Tensor:
-    """A column of labels as a tensor; ValueError that names the row if one is no class."""
+    """Return a column of labels as a tensor; raise ValueError that names the row if one is not a class number."""
     for number, value in enumerate(values):
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MOST_CLASSES:
             raise ValueError(
@@ -193,7 +193,7 @@ def class_numbers(where: Path | str, column: str, values: Sequence[Any]) -> Tens
 
 
 def class_names(rows: Any, column: str) -> tuple[str, ...]:
-    """What the classes of a column are called, by their numbers; nothing if the data set does not say."""
+    """Return the names of a column's classes, by number; empty if the data set has none."""
     return tuple(getattr(rows.features[column], "names", None) or ())
 
 
@@ -206,7 +206,7 @@ def _saved_by_datasets(path: Path) -> dict[str, Any]:
 
 
 def _parquet(path: Path, splits: tuple[str, ...], part: str | None) -> dict[str, Any]:
-    # Several data sets may share a repository, each in its folder: glue/rte, glue/cola.
+    # Several data sets may share a repository, each in its own folder: glue/rte, glue/cola.
     root = path / part if part and (path / part).is_dir() else path
     files = {
         split: sorted(str(file) for file in root.rglob("*.parquet") if file.stem.split("-")[0] == split)
@@ -223,7 +223,7 @@ def _parquet(path: Path, splits: tuple[str, ...], part: str | None) -> dict[str,
 
 
 def _check_parquet(file: Path) -> None:
-    """ValueError if a file's start or end is not parquet's: ``datasets`` would not say which file it was."""
+    """Raise ValueError if a file's start or end is not parquet's: ``datasets`` would not name the file."""
     from pyarrow.parquet import read_metadata  # type: ignore[import-untyped]
 
     check_regular(file, "parquet")

@@ -1,4 +1,4 @@
-"""Language models on running text: any causal model of transformers, or units of your own; your own texts."""
+"""Language modeling on your own running text, with any causal transformers model or with units of your own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thinpipe.train.tasks.task import Data, Recipe, Shape, Source, Split, Task
 
 TOKENS = 256
 Model = PretrainedModel | FunctionModel
-VOCABULARY = 8192  # of a tokenizer that is trained
+VOCABULARY = 8192  # of a trained tokenizer
 END = "<|endoftext|>"
 
 
@@ -38,7 +38,7 @@ class LanguageModel(Task):
 
     name = "lm"
     summary = "your own texts with your own causal language model of transformers"
-    wants = "your own texts", "a file or a folder of texts"  # in words
+    wants = "your own texts", "a file or a folder of texts"  # for error messages
     takes: tuple[str, ...] = (*MODEL_OPTIONS, "vocabulary", "data", "validation", "tokens", "samples")  # of Source
     usual_tokens = TOKENS
     metric = "perplexity"
@@ -72,7 +72,7 @@ class LanguageModel(Task):
     def load(self, source: Source) -> tuple[Data, Shape]:
         model = self.model(source)
         tokens = self._tokens(source)
-        # Here too: on several machines nobody has looked before.
+        # Repeated here: on several machines, nothing was checked before.
         if isinstance(model, PretrainedModel):
             _check_positions(model, tokens)
         tokenizer = self.tokenizer(model, source)
@@ -95,23 +95,23 @@ class LanguageModel(Task):
         return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
 
     def check_data(self, source: Source, tokenizer: Any) -> None:
-        """ValueError for what can be told of the data before there are workers."""
+        """Raise ValueError for errors of the data that can be found before workers start."""
         assert source.data is not None
         check_texts(source.data, "data")
         if source.validation is not None:
             check_texts(source.validation, "validation")
 
     def tokenizer(self, model: Model, source: Source) -> Any:
-        """The one that is there; None: it will be trained."""
+        """Return the model's tokenizer; None if one will be trained."""
         return None if model.trains_tokenizer else model.tokenizer()
 
     def read(self, source: Source) -> Any:
-        """What ``splits`` are made of: here texts to train on, first, and to validate."""
+        """Return the input of ``splits``: here the training texts, then the validation texts."""
         assert source.data is not None
         return read_texts(source.data, source.validation)
 
     def splits(self, source: Source, read: Any, tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
-        """Samples of at most so many tokens; ``takes_masks``: the model can be told where texts end."""
+        """Return samples of at most ``tokens`` tokens; ``takes_masks``: the model takes attention masks."""
         windows = [Windows.of(part, tokenizer, tokens) for part in read]
         for name, part in zip(("training", "validation"), windows, strict=True):
             if not len(part):
@@ -126,7 +126,7 @@ class LanguageModel(Task):
         return Made(windows[0], windows[1])
 
     def build(self, shape: Shape, source: Source) -> nn.Module:
-        """Without weights; what a function returns has its own."""
+        """Return the model on the meta device; one that a function builds has its own weights."""
         model = self._without_tokenizer(source)
         if isinstance(model, PretrainedModel):
             if shape.special is not None:
@@ -154,7 +154,7 @@ class LanguageModel(Task):
         return files
 
     def model(self, source: Source, *, reads: bool = True) -> Model:
-        """Return the model that the source names; ValueError if there is none, or if this task cannot use the source.
+        """Return the model that the source names; raise ValueError if there is none, or for options not used here.
 
         ``reads``: this worker needs data.
         """
@@ -173,16 +173,16 @@ class LanguageModel(Task):
         return model
 
     def _without_tokenizer(self, source: Source) -> Model:
-        """The same on any worker: the client alone has data and tokenizer."""
+        """Return the same model on any worker: only the client has data and tokenizer."""
         return self.model(replace(source, tokenizer=None, vocabulary=None), reads=False)
 
     def _tokens(self, source: Source) -> int:
         return positive("tokens", source.tokens, self.usual_tokens, least=2)
 
     def _check_model(self, model: Model, known: int, tokens: int) -> tuple[int, bool]:
-        """How many tokens the model tells apart, and whether it can be told where texts end.
+        """Return the model's vocabulary size, and whether it takes attention masks.
 
-        ValueError if it cannot be cut, or not trained on such texts.
+        Raises ValueError if it cannot be cut or trained on such texts.
         """
         if isinstance(model, PretrainedModel):
             model.check_cut()
@@ -197,7 +197,7 @@ class LanguageModel(Task):
 
 
 def _fitted(model: Model, tokenizer: Any) -> Model:
-    """The model that fits a tokenizer; ValueError if it has its own weights and too few embeddings."""
+    """Return the model fitted to a tokenizer; raise ValueError if it has its own weights and too few embeddings."""
     if isinstance(model, FunctionModel):
         return model
     if model.follows_tokenizer:
@@ -212,7 +212,7 @@ def _special(tokenizer: Any) -> Sequence[int | None]:
 
 
 def _check_positions(model: PretrainedModel, tokens: int) -> None:
-    """OptionError where positions have weights, and too few; what is rotated has no end."""
+    """Raise OptionError if position embeddings are learned and too few; rotary embeddings have no limit."""
     config = model.config().get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     if type(limit) is int and 0 < limit < tokens and getattr(config, "rope_parameters", None) is None:
@@ -220,9 +220,9 @@ def _check_positions(model: PretrainedModel, tokens: int) -> None:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """Byte pairs, so that there is no text that it cannot encode; the same texts give the same tokenizer.
+    """Train a byte-level BPE tokenizer, which can encode any text; the same texts give the same tokenizer.
 
-    Of so many tokens, or of as many as the texts have pairs for.
+    It has ``vocabulary`` tokens, or fewer if the texts do not have enough pairs.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""MobileNetV2 for classification: from scratch at any width, or a checkpoint's."""
+"""MobileNetV2 for classification: from scratch at any width, or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from thinpipe.train.tasks.checkpoint import Weights
 from thinpipe.train.tasks.task import Shape
 
 MOBILENET_MODULES = ("transformers.models.mobilenet_v2.modeling_mobilenet_v2",)
-SMALL_IMAGE = 96  # pixels; below, the original's strides leave 2 x 2 values of an image and fewer
-BATCH_NORM_MOMENTUM = 0.1  # torch's; transformers' 0.997 would keep the statistics of the last step alone
+SMALL_IMAGE = 96  # pixels; below, the original's strides leave 2 x 2 values of an image or fewer
+BATCH_NORM_MOMENTUM = 0.1  # torch's; transformers' 0.997 would keep the statistics of the last step only
 BATCH_NORM_MOST = 0.5
 UNITS = 20  # first convolution, rest of the stem, 16 blocks, last convolution, classifier
-DROPOUT = 0.2  # the original paper's; transformers' 0.8 is its checkpoint's
+DROPOUT = 0.2  # as in the original paper; transformers' default of 0.8 is that of its checkpoint
 
 
 def mobilenet_bytes(width: float) -> int:
-    """What the weights take at the least: twice as wide is four times as many, as of 2.24 million at 1."""
+    """Return a lower bound of the weights' bytes: quadratic in the width, from 2.24 million parameters at width 1."""
     return int(4 * 2.1e6 * width**2)
 
 
 def new_mobilenet(shape: Shape, width: float, *, small: bool | None = None) -> nn.Module:
-    """MobileNetV2 with random weights, made for the size of its images; ``small=False``: as published, for any size.
+    """Return a MobileNetV2 with random weights, sized for its images; ``small=False``: as published, for any size.
 
-    The original makes an image 32 times smaller: of 32 pixels one would be left, and the batch norms of half the layers
-    would see one value per image and channel. So small images are made 8 times smaller, without the dilations that
-    would keep the window of a layer as wide as the whole image. Padding is symmetric, which is faster, the last
-    convolution as narrow as the others, and nothing is dropped.
+    The original reduces an image 32 times: of 32 pixels one would be left, and the batch norms of half the layers would
+    see one value per image and channel. So small images are reduced 8 times, without the dilations that would keep a
+    layer's window as wide as the full image. Padding is symmetric, which is faster, the last convolution is as narrow
+    as the others, and there is no dropout.
     """
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
@@ -53,7 +53,7 @@ def new_mobilenet(shape: Shape, width: float, *, small: bool | None = None) -> n
 
 
 def pretrained_mobilenet(shape: Shape, weights: Weights) -> nn.Module:
-    """A checkpoint's MobileNetV2, with a new classifier where the classes are others."""
+    """Return a checkpoint's MobileNetV2, with a new classifier if the classes differ."""
     from transformers import MobileNetV2ForImageClassification
 
     model = weights.load(MobileNetV2ForImageClassification, shape.classes)
@@ -62,7 +62,7 @@ def pretrained_mobilenet(shape: Shape, weights: Weights) -> nn.Module:
 
 
 def with_plain_statistics(model: nn.Module) -> nn.Module:
-    """Batch norms that keep nearly the last step alone, TensorFlow's convention read as torch's, keep more."""
+    """Set torch's momentum in batch norms with TensorFlow's, which torch would read as keeping only the last step."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and (module.momentum or 0) > BATCH_NORM_MOST:
             module.momentum = BATCH_NORM_MOMENTUM

@@ -1,6 +1,6 @@
-"""Pictures to tensors: files decoded when a batch asks for them; batches resized, normalised, cropped and flipped.
+"""Image loading and augmentation: files decoded per batch, resized, normalised, cropped and flipped.
 
-What is random comes from a generator that the caller seeds: the same seed gives the same images.
+All randomness comes from a generator that the caller seeds: the same seed gives the same images.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from thinpipe.system.files import check_regular, errors_named
 from thinpipe.train.tasks.splits import Images, Prepare
 from thinpipe.train.tasks.task import DataError
 
-MARGIN = 8 / 7  # a picture is read this much larger than the model sees it: 256 pixels for 224
-TINY_SHIFT = 4  # pixels that CIFAR's 32 are moved: the usual recipe
+MARGIN = 8 / 7  # factor of the decoded size over the model's: 256 pixels for 224
+TINY_SHIFT = 4  # shift in pixels of CIFAR's 32: the usual recipe
 REMEDY = "replace or remove it"
-_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}  # what files of these kinds end with
-_TAIL_BYTES = 4096  # some programs fill a file up with zeros
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}  # final bytes of files of these formats
+_TAIL_BYTES = 4096  # some programs pad a file with zeros
 
 
 def framed_images(
@@ -37,10 +37,10 @@ def framed_images(
     prepare: Prepare,
     names: Callable[[Tensor], Sequence[str]] | None = None,
 ) -> Images:
-    """Pictures of any size and shape; ``prepare`` makes a model's images of squares of the size.
+    """Return a split of pictures of any size and shape; ``prepare`` converts squares of ``size`` to the model's format.
 
-    Read, scaled and cut to their middle square of 8/7 of the size; to train, a random window of that, flipped or not;
-    to validate, its middle.
+    Pictures are decoded, scaled and cropped to the central square of 8/7 of the size; training uses a random window of
+    that with a random flip, validation its center.
     """
     frame = round(size * MARGIN)
     return Images(
@@ -53,7 +53,7 @@ def framed_images(
 
 
 def tiny_images(read: Callable[[Tensor], Tensor], labels: Tensor, prepare: Prepare) -> Images:
-    """Pictures that are smaller than the model's: moved and flipped as they are, then made larger."""
+    """Return a split of pictures smaller than the model's input: shifted and flipped first, then enlarged."""
     return Images(
         read=read,
         labels=labels,
@@ -63,8 +63,8 @@ def tiny_images(read: Callable[[Tensor], Tensor], labels: Tensor, prepare: Prepa
 
 
 def read_pictures(files: Sequence[str | PathLike[str] | bytes], frame: int) -> Tensor:
-    """Pictures as bytes [N, 3, frame, frame]: scaled to fill the square, the middle of what is longer."""
-    with ThreadPoolExecutor(min(len(files), cpu_count() or 1)) as pool:  # decoding lets other threads run
+    """Return pictures as bytes [N, 3, frame, frame]: scaled to fill the square, the longer side center-cropped."""
+    with ThreadPoolExecutor(min(len(files), cpu_count() or 1)) as pool:  # decoding releases the GIL
         return torch.stack(list(pool.map(partial(_read, frame=frame), files)))
 
 
@@ -87,15 +87,15 @@ def _read(file: str | PathLike[str] | bytes, frame: int) -> Tensor:
 
 
 def check_picture(file: Path) -> None:
-    """ValueError if a file is no picture, is too large for one, or breaks off.
+    """Raise ValueError if a file is not a picture, has too many pixels, or is truncated.
 
-    Only its ends are read: the start says how large it is, and nearly all that break off lack the bytes that their kind
-    ends with. Those that do, and kinds without such bytes, are decoded.
+    Only its ends are read: the start has the dimensions, and nearly all truncated files lack the final bytes of their
+    format. Files without them, and formats without such bytes, are decoded.
     """
     from PIL import Image
 
     check_regular(file, "a picture", REMEDY)
-    with errors_named(file, "a picture", REMEDY), Image.open(file) as picture:  # refuses what has too many pixels
+    with errors_named(file, "a picture", REMEDY), Image.open(file) as picture:  # rejects too many pixels
         end = _ENDS.get(picture.format or "")
         if end is None or not _last_bytes(file).rstrip(b"\0").endswith(end):
             picture.load()
@@ -108,7 +108,7 @@ def _last_bytes(file: Path) -> bytes:
 
 
 def _middle(images: Tensor, size: int) -> Tensor:
-    edge = (images.shape[-1] - size) // 2  # 0 for what is of the size already
+    edge = (images.shape[-1] - size) // 2  # 0 if the size is right already
     return images[..., edge : edge + size, edge : edge + size]
 
 
@@ -118,23 +118,23 @@ def _window(images: Tensor, random: torch.Generator, *, size: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Colours:
-    """What is taken off red, green and blue from 0 to 1, and what the rest is divided by."""
+    """Normalization of red, green and blue values from 0 to 1: subtract ``mean``, divide by ``deviation``."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
 
-HALF = Colours(mean=(0.5,) * 3, deviation=(0.5,) * 3)  # what Google's MobileNetV2 was trained with: -1 to 1
+HALF = Colours(mean=(0.5,) * 3, deviation=(0.5,) * 3)  # the training range of Google's MobileNetV2: -1 to 1
 
 
 def to_model(images: Tensor, size: int, colours: Colours = HALF) -> Tensor:
-    """Images [N, 1 or 3, h, w], bytes or floats from 0 to 1, as normalised [N, 3, size, size]."""
+    """Return images [N, 1 or 3, h, w], bytes or floats from 0 to 1, as normalised [N, 3, size, size]."""
     mean, deviation = (torch.tensor(each).view(3, 1, 1) for each in (colours.mean, colours.deviation))
     return ((resized(images, size) - mean) / deviation).contiguous()
 
 
 def resized(images: Tensor, size: int) -> Tensor:
-    """Images [N, C, h, w] as [N, C, size, size], floats from 0 to 1; those of that size are not touched."""
+    """Return images [N, C, h, w] as floats [N, C, size, size] from 0 to 1, resampled unless of that size."""
     floats = unit_floats(images)
     if floats.shape[-2:] == (size, size):
         return floats
@@ -142,12 +142,12 @@ def resized(images: Tensor, size: int) -> Tensor:
 
 
 def unit_floats(images: Tensor) -> Tensor:
-    """Bytes as floats from 0 to 1; floats as they are."""
+    """Return bytes as floats from 0 to 1; floats unchanged."""
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 def pad_and_crop(images: Tensor, padding: int, random: torch.Generator) -> Tensor:
-    """Every image moved by up to ``padding`` pixels both ways; what comes in from outside is zero."""
+    """Shift every image by up to ``padding`` pixels in both directions, filling with zeros."""
     count, _, height, width = images.shape
     padded = pad(images, (padding,) * 4)
     top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=random)
@@ -158,15 +158,15 @@ def pad_and_crop(images: Tensor, padding: int, random: torch.Generator) -> Tenso
 
 
 def flip(images: Tensor, random: torch.Generator) -> Tensor:
-    """Every other image or so, left to right."""
+    """Flip each image left to right with probability 1/2."""
     flipped = torch.rand(len(images), generator=random) < 0.5
     return torch.where(flipped[:, None, None, None], images.flip(-1), images)
 
 
 def crop_and_resize(images: Tensor, size: int, random: torch.Generator, *, least: float = 0.35) -> Tensor:
-    """A square window of ``least`` to all of each image's area, anywhere in it, as float [N, C, size, size].
+    """Return a random square window of ``least`` to all of each image's area, resized to float [N, C, size, size].
 
-    Windows hold more pixels than ``size`` only by a little, so bilinear sampling needs no filter against aliasing.
+    Windows have only a few more pixels than ``size``, so bilinear sampling needs no antialiasing filter.
     """
     count = len(images)
     side = (least + (1 - least) * torch.rand(count, generator=random)).sqrt()

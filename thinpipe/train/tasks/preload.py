@@ -1,4 +1,4 @@
-"""Modules of a task: imported by the server that forks workers, once for all of them."""
+"""Imports of a task's modules in the server that forks workers, so that all workers share them."""
 
 import importlib
 import os

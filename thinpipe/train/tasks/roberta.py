@@ -1,4 +1,4 @@
-"""RoBERTa for classification: a small one from scratch with a tokenizer of words, or a checkpoint's."""
+"""RoBERTa for classification: a small one from scratch with a word-level tokenizer, or a checkpoint's."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from thinpipe.options import OptionError
 from thinpipe.train.tasks.checkpoint import Weights
 from thinpipe.train.tasks.task import Shape
 
-START, PADDING, END, UNKNOWN = range(4)  # RoBERTa's own numbers
+START, PADDING, END, UNKNOWN = range(4)  # as in RoBERTa
 SPECIAL = 4
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large a RoBERTa from scratch is."""
+    """The size of a RoBERTa from scratch."""
 
-    states: int  # values of each token's state
+    states: int  # hidden size
     layers: int
     heads: int
-    inner: int  # times states: values inside a layer's feed-forward part
+    inner: int  # width of a layer's feed-forward part, as a multiple of states
     dropout: float
-    positions: int = 0  # at the least; the longest text may need more
+    positions: int = 0  # minimum; the longest text may need more
 
 
 ROBERTA_MODULES = ("transformers.models.roberta.modeling_roberta",)
-ENDS = 2  # units beside the layers: embeddings and classifier
+ENDS = 2  # units in addition to the layers: embeddings and classifier
 SMALL = Size(states=64, layers=4, heads=4, inner=2, dropout=0.0)  # six units; few epochs need no dropout
-BASE = Size(states=768, layers=12, heads=12, inner=4, dropout=0.1)  # roberta-base's
+BASE = Size(states=768, layers=12, heads=12, inner=4, dropout=0.1)  # as roberta-base
 
 
 def roberta_bytes(size: Size, width: float | None) -> int:
-    """What the weights take at the least: the matrices of its layers."""
+    """Return a lower bound of the weights' bytes: the matrices of its layers."""
     states = size.states * (1.0 if width is None else width)
     return int(4 * size.layers * (4 + 2 * size.inner) * states**2)
 
 
 def new_roberta(shape: Shape, size: Size, width: float | None = None) -> nn.Module:
-    """RoBERTa with random weights, for the word tokenizer; ``width`` is a factor on its states."""
+    """Return a randomly initialized RoBERTa for the word-level tokenizer; ``width`` is a factor on its hidden size."""
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
     states = round(size.states * (1.0 if width is None else width))
@@ -61,7 +61,7 @@ def new_roberta(shape: Shape, size: Size, width: float | None = None) -> nn.Modu
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         intermediate_size=size.inner * states,
-        # Positions are counted from after the padding's.
+        # Positions are counted from the padding index plus one.
         max_position_embeddings=max(size.positions, shape.tokens + PADDING + 1),
         type_vocab_size=1,
         hidden_dropout_prob=size.dropout,
@@ -75,33 +75,33 @@ def new_roberta(shape: Shape, size: Size, width: float | None = None) -> nn.Modu
 
 
 def pretrained_roberta(shape: Shape, weights: Weights) -> nn.Module:
-    """A checkpoint's RoBERTa, with a new classifier."""
+    """Return a checkpoint's RoBERTa, with a new classifier."""
     from transformers import RobertaForSequenceClassification
 
     return weights.load(RobertaForSequenceClassification, shape.classes)
 
 
 class WordTokenizer:
-    """Words to numbers, with RoBERTa's special ones; words that are not in the vocabulary share one."""
+    """A word-level tokenizer with RoBERTa's special tokens; unknown words share one id."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._numbers = {word: SPECIAL + place for place, word in enumerate(words)}
 
     @classmethod
     def of_texts(cls, texts: Iterable[str], most: int) -> WordTokenizer:
-        """A tokenizer that knows the words of these texts, the ``most`` frequent ones."""
+        """Return a tokenizer of the ``most`` most frequent words of these texts."""
         counts = Counter(word for text in texts for word in _words(text))
         return cls(sorted(counts, key=lambda word: (-counts[word], word))[:most])
 
     @property
     def vocabulary(self) -> int:
-        """Different tokens, the special ones too."""
+        """The number of different tokens, including special ones."""
         return SPECIAL + len(self._numbers)
 
     def encode(self, texts: Sequence[tuple[str, ...]], tokens: int) -> tuple[Tensor, Tensor]:
-        """Token ids and attention mask, both [N, tokens], of texts or pairs of texts: ``<s> a </s> </s> b </s>``.
+        """Return token ids and attention mask, both [N, tokens], of texts or of pairs: ``<s> a </s> </s> b </s>``.
 
-        What is too long loses words at the end of its longer text.
+        A sample that is too long is truncated at the end of its longer text.
         """
         ids = torch.full((len(texts), tokens), PADDING, dtype=torch.int64)
         for row, parts in zip(ids, texts, strict=True):

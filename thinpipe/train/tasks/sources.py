@@ -1,4 +1,4 @@
-"""What a source means: which model it names, and what of it a task can use; the rest is an error, never ignored.
+"""Resolution of a source: the model that it names and the options that a task uses; others are rejected.
 
 A model is a folder, a name of the hub, a model type, or a user's own function.
 """
@@ -20,19 +20,19 @@ from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.tasks.hub import fetch_model
 from thinpipe.train.tasks.task import Source
 
-# Of Source: those that ``chosen_model`` uses.
+# Fields of Source that ``chosen_model`` uses.
 DESCRIBING_OPTIONS = ("model", "config", "config_set", "dtype", "trust_remote_code")
 MODEL_OPTIONS = (*DESCRIBING_OPTIONS, "tokenizer")
-SHARED_FILES = ("model", "config", "weights")  # that every worker reads, from its own machine
-HUB = "hub:"  # in front of a data set's name
-_PYTHON = {"True": True, "False": False, "None": None}  # as people who know the config in Python write it
+SHARED_FILES = ("model", "config", "weights")  # read by every worker from its own machine
+HUB = "hub:"  # prefix of a data set's name
+_PYTHON = {"True": True, "False": False, "None": None}  # as in Python
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _DEFAULT = Source()
 
 
 def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel | None:
-    """The model of a kind ("causal", "sequence", "image") that a source names, not yet read; None if it names none."""
+    """Return the model of a kind ("causal", "sequence", "image") that a source names, not yet read; None if none."""
     tokenizer = None if source.tokenizer is None else _folder(source.tokenizer, "tokenizer", source, weights=False)
     if source.model is not None:
         if is_function_name(source.model) and not Path(source.model).is_dir():
@@ -73,7 +73,7 @@ def _folder(name: str, option: str, source: Source, *, weights: bool) -> Path:
 
 
 def identity(name: str, source: Source) -> dict[str, str]:
-    """Return what tells the files of one of ``SHARED_FILES`` from others, wherever they are; ValueError if none are."""
+    """Return hashes that identify one of ``SHARED_FILES`` wherever it is; raise ValueError if it has no files."""
     given = str(getattr(source, name))
     if not Path(given).is_dir() and (is_function_name(given) if name == "model" else _is_model_type(given)):
         return {"name": given}
@@ -91,7 +91,7 @@ def _is_model_type(name: str) -> bool:
 
 
 def parse_changes(text: str) -> dict[str, Any]:
-    """``hidden_size=256,rope_scaling=null,layer_types=["a","b"]``: values are JSON, or else a text."""
+    """Parse ``hidden_size=256,rope_scaling=null,layer_types=["a","b"]``: values are JSON, or else strings."""
     changes: dict[str, Any] = {}
     while text.strip():
         name, equals, rest = text.partition("=")
@@ -106,12 +106,12 @@ def parse_changes(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> tuple[Any, str]:
-    """The first value of a list, and what follows its comma."""
+    """Return the first value of a list, and the text after its comma."""
     text = text.lstrip()
     try:
         value, end = json.JSONDecoder().raw_decode(text)
         rest = text[end:].lstrip()
-        if not rest or rest.startswith(","):  # else it only begins like JSON
+        if not rest or rest.startswith(","):  # otherwise it only begins like JSON
             return value, rest[1:]
     except ValueError:
         pass
@@ -120,7 +120,7 @@ def _value(text: str) -> tuple[Any, str]:
 
 
 def reject_unused_options(task: str, source: Source, taken: Iterable[str], why: str = "") -> None:
-    """ValueError if the source sets anything but what the task takes; random weights may be asked of any."""
+    """Raise ValueError if the source sets an option that the task does not use; random weights are always allowed."""
     given = [field.name for field in fields(source) if getattr(source, field.name) != getattr(_DEFAULT, field.name)]
     refused = [option(name) for name in given if name not in {*taken, "pretrained"}]
     if source.weights is not None and not source.pretrained:
@@ -131,17 +131,17 @@ def reject_unused_options(task: str, source: Source, taken: Iterable[str], why: 
 
 
 def option(name: str) -> str:
-    """How an error names a field of ``Source``."""
+    """Return the placeholder of a field of ``Source`` in error messages."""
     return "{no_pretrained}" if name == "pretrained" else f"{{{name}}}"
 
 
 def check_tokens(tokens: int, texts: int) -> None:
-    """ValueError if so many texts of that length, held as token ids and masks, do not fit into memory."""
+    """Raise ValueError if this number of texts, as token ids and masks, does not fit into memory."""
     check_fits(f"{{tokens}} {tokens}: the data, {texts} texts,", 16 * tokens * texts, "take fewer")
 
 
 def positive(name: str, value: int | None, default: int, *, least: int = 1) -> int:
-    """The value, or the task's own choice; ValueError if it is below the least that works."""
+    """Return the value, or the task's default for None; raise ValueError if it is below ``least``."""
     if value is None:
         return default
     if value < least:

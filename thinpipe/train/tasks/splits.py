@@ -1,4 +1,4 @@
-"""Splits: samples by number, as batches. Images are read when they are asked for, texts are held as tokens."""
+"""Splits of data sets: samples by number, as batches; images are read per batch, texts are stored as tokens."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from thinpipe.train.tasks.task import Batch, Described, Split
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 Prepare = Callable[[Tensor], Tensor]
 
-VALIDATION_PART = 5  # every fifth sample validates where a data set has no split of its own
+VALIDATION_PART = 5  # every fifth sample validates if a data set has no validation split
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Images, augmented as they are read, so that a crop costs what small images cost, then prepared for the model."""
+    """Images, augmented as they are read, so that small ones are cheap to crop, then prepared for the model."""
 
     read: Callable[[Tensor], Tensor]  # sample numbers -> [N, C, h, w], bytes or floats from 0 to 1
     labels: Tensor
     prepare: Prepare  # [N, C, h, w] -> [N, 3, H, W], normalised floats
     augment: Augment
-    names: Callable[[Tensor], Sequence[str]] | None = None  # sample numbers -> what is known of files unread
+    names: Callable[[Tensor], Sequence[str]] | None = None  # sample numbers -> file names and sizes
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """The images of these numbers, augmented if there is a seed."""
+        """Return the images of these numbers, augmented if there is a seed."""
         images = self.read(indices)
         if augment_seed is not None:
             images = self.augment(images, torch.Generator().manual_seed(augment_seed))
         return Batch(inputs=(self.prepare(images),), labels=self.labels[indices])
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
-        """Labels, and files if that is what images are."""
+        """Return the labels, and file names if images come from files."""
         files = {} if self.names is None else {"files": "\n".join(self.names(indices)).encode(errors="surrogateescape")}
         return {"labels": self.labels[indices].numpy().tobytes(), **files}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Texts as token ids and masks. Nothing about them is random: an augment seed changes nothing."""
+    """Texts as token ids and masks, without random augmentation: the augment seed has no effect."""
 
     ids: Tensor  # [M, T]
     mask: Tensor
     labels: Tensor
-    types: Tensor | None = None  # which text of a pair a token is of; None: the model is not told
+    types: Tensor | None = None  # the text of a pair that a token belongs to; None: the model takes no types
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """The texts of these numbers."""
+        """Return the texts of these numbers."""
         return Batch(inputs=tuple(each[indices] for each in self._tokens()), labels=self.labels[indices])
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
-        """Labels, and all tokens."""
+        """Return the labels and all tokens."""
         tokens = b"".join(each[indices].numpy().tobytes() for each in self._tokens())
         return {"labels": self.labels[indices].numpy().tobytes(), "texts": tokens}
 
@@ -69,7 +69,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some samples of a split, numbered anew."""
+    """A subset of the samples of a split, renumbered."""
 
     whole: Split
     indices: Tensor
@@ -78,18 +78,18 @@ class Part:
         return len(self.indices)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """The samples of these numbers of the part."""
+        """Return the samples of these numbers of the part."""
         return self.whole.batch(self.indices[indices], augment_seed=augment_seed)
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
-        """What the whole says of them."""
+        """Return the description of these samples by the full split."""
         return self.whole.describe(self.indices[indices]) if isinstance(self.whole, Described) else {}
 
 
 def at_most(split: Split, samples: int | None) -> Split:
-    """Return the split, or ``samples`` of it: drawn at random, always the same, since files are often sorted by class.
+    """Return the split, or ``samples`` of it, drawn with a fixed seed, since files are often sorted by class.
 
-    Of a part it is a part of the same whole, which is then found at one place: ``Part.whole``.
+    For a ``Part`` the result is a part of the same underlying split, which is thus always ``Part.whole``.
     """
     if samples is None or samples >= len(split):
         return split
@@ -103,6 +103,6 @@ def at_most(split: Split, samples: int | None) -> Split:
 
 
 def split_fifth(count: int) -> tuple[Tensor, Tensor]:
-    """Numbers of the samples that train, and of every fifth, which validates; the same whatever the seed."""
+    """Return the numbers of training samples, and of every fifth sample, which validates; independent of the seed."""
     validates = torch.arange(count) % VALIDATION_PART == 0
     return (~validates).nonzero().squeeze(1), validates.nonzero().squeeze(1)

@@ -22,7 +22,7 @@ from thinpipe.train.tasks.splits import split_fifth
 from thinpipe.train.tasks.task import Data, Metric, Recipe, Shape, Source
 from thinpipe.train.tasks.text import RECIPE, TextTask
 
-# Columns that hold texts, by name: the first of these that a file has.
+# Names of the columns that hold texts: the first entry that a file has.
 TEXT_COLUMNS = (
     ("text1", "text2"),
     ("sentence1", "sentence2"),
@@ -37,14 +37,14 @@ TEXT_COLUMNS = (
 )
 LABEL = "label"
 _TOO_MANY = "cells without a column"
-_FEW_ROWS = 8  # of so many, each may well be of another class
-_SHOWN = 200  # characters of a header that is none
+_FEW_ROWS = 8  # up to this many rows may each have their own class
+_SHOWN = 200  # characters of an invalid header
 Row = dict[str, str | None]
-Line = tuple[int, Row]  # its number in the file, counted from 1
+Line = tuple[int, Row]  # line number in the file, counted from 1, and the row
 
 
 class TextTable(TextTask):
-    """``FILE.csv`` or ``FILE.jsonl``; every fifth row validates, unless those of another file do."""
+    """``FILE.csv`` or ``FILE.jsonl``; every fifth row validates, unless another file is given for validation."""
 
     name = "texts"
     summary = "your own texts, {data} FILE.csv or .jsonl; small RoBERTa from scratch, or any {model}"
@@ -74,7 +74,7 @@ class TextTable(TextTask):
         return super().look_for(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        """Classes are the different labels of the data, in order."""
+        """Return rows as tokens; the classes are the different labels of the data, in order."""
         self.check_options(source)
         table = _read_table(source.data, "data")
         names = sorted({label for *_, label in table.cells}, key=_label_order)
@@ -95,16 +95,16 @@ class TextTable(TextTask):
 
 @dataclass(frozen=True)
 class _Table:
-    """A file's rows."""
+    """The rows of a file."""
 
     path: Path
-    columns: tuple[str, ...]  # that hold texts
-    lines: Sequence[int]  # of every row the number of its line
-    cells: list[list[str]]  # of every row one or two texts, and the label
+    columns: tuple[str, ...]  # those that hold texts
+    lines: Sequence[int]  # line number of every row
+    cells: list[list[str]]  # one or two texts, and the label, of every row
 
 
 def _read_table(path: Path | None, option: str) -> _Table:
-    """Read the file that an option names; ValueError that names the line if a row cannot be used."""
+    """Read the file that an option names; raise ValueError that names the line if a row cannot be used."""
     rows = list(_reader(path, option)())
     assert path is not None
     least = 2 if option == "data" else 1
@@ -120,7 +120,7 @@ def _read_table(path: Path | None, option: str) -> _Table:
 
 
 def _check_labelled_alike(validation: _Table, table: _Table, names: Sequence[str]) -> None:
-    """ValueError unless rows to validate with have the columns and labels of those to train with."""
+    """Raise ValueError unless validation rows have the columns and labels of the training rows."""
     if validation.columns != table.columns:
         raise ValueError(
             f"{validation.path} has its texts in {', '.join(validation.columns)}, and {table.path}, to train with, in "
@@ -145,7 +145,7 @@ def _reader(path: Path | None, option: str) -> Callable[[], Iterator[Line]]:
 
 
 def _read_csv(path: Path) -> Iterator[Line]:
-    # Strict: a quote that is never closed would make the rest of the file one text.
+    # Strict: an unclosed quote would make the rest of the file one text.
     reader = csv.DictReader(io.StringIO(read_data(path, "a table"), newline=""), restkey=_TOO_MANY, strict=True)
     try:
         twice = [name for name, times in Counter(reader.fieldnames or ()).items() if times > 1]
@@ -217,7 +217,7 @@ def _check_labels(path: Path | None, names: list[str], rows: int) -> None:
 
 
 def _label_order(label: str) -> tuple[float, str]:
-    """Numbers by value, then words by letter."""
+    """Return a sort key: numbers by value, then other labels alphabetically."""
     number = _number(label)
     return float("inf") if number is None else number, label
 

@@ -1,7 +1,7 @@
-"""What a task is: data that gives batches, a model that fits them, a metric, and the recipe it is trained with.
+"""The interface of a training task: data as batches, a model that fits them, a metric, and a training recipe.
 
-Only the client touches data. Everything random about a batch comes from the seed it is asked with, so that a run that
-was broken off goes on with the very batches it would have seen.
+Only the client reads data. All randomness of a batch comes from the seed passed with its request, so an interrupted run
+resumes with the same batches that it would have seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LrSchedule = Literal["constant", "cosine", "linear"]
 
 @dataclass(frozen=True)
 class MetricFacts:
-    """How a metric is read."""
+    """The format of a metric, and which direction is better."""
 
     format: str
     better: Literal["higher", "lower"]
@@ -38,16 +38,16 @@ METRICS: dict[Metric, MetricFacts] = {
 }
 
 
-IGNORED = -100  # the label of a position that does not count, as torch and transformers have it
+IGNORED = -100  # label of positions excluded from loss and metric, as in torch and transformers
 
 
 class DataError(ValueError):
-    """A sample cannot be had, found out while the run goes on: to start again would only meet it again."""
+    """A sample that cannot be read, found during the run: a restart would fail at the same sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a task is trained unless the user says otherwise."""
+    """A task's default training options."""
 
     batch_size: int
     chunks: int
@@ -55,40 +55,42 @@ class Recipe:
     optimizer: Optimizer
     lr: float
     lr_schedule: LrSchedule
-    warmup: float = 0.0  # part of all steps over which the rate rises from 0
-    momentum: float = 0.9  # SGD's
+    warmup: float = 0.0  # fraction of all steps in which the learning rate rises from 0
+    momentum: float = 0.9  # of SGD
     weight_decay: float = 0.0
-    clip_norm: float | None = None  # gradients of all stages together
-    client_layers: tuple[int, int] = (1, 1)  # units at the start and at the end that stay with the client
+    clip_norm: float | None = None  # gradient norm over all stages together
+    client_layers: tuple[int, int] = (1, 1)  # first and last units that stay with the client
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Samples as the model takes them. Every batch of a task has the same shapes but for the number of samples."""
+    """Samples in the model's format; all batches of a task have the same shapes except for the number of samples."""
 
     inputs: tuple[Tensor, ...]  # images [N, 3, H, W]; or token ids [N, T], and attention mask [N, T] if some are padded
-    labels: Tensor  # [N] classes, or [N, T] tokens, of which IGNORED does not count; int64
+    labels: Tensor  # [N] classes, or [N, T] tokens, where IGNORED is excluded; int64
 
 
 class Split(Protocol):
-    """Samples that are asked for by number: the training or the validation part of a data set."""
+    """The training or validation part of a data set, read by sample number."""
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """The samples of these numbers, in this order; augmented at random if a seed is given, and alike every time.
+        """Return the samples of these numbers, in this order; with a seed, randomly and reproducibly augmented.
 
-        DataError if one of them cannot be read.
+        Raises DataError if one of them cannot be read.
         """
 
 
 @runtime_checkable
 class Described(Protocol):
-    """A split that can say which samples it has without reading them."""
+    """A split that can identify its samples without reading them."""
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
-        """What tells the samples of these numbers from others, by its name: labels; files or texts. Where they are on
-        disk is no part of it."""
+        """Return bytes that identify the samples of these numbers, by name: labels; files or texts.
+
+        Their location on disk is not included.
+        """
 
 
 @runtime_checkable
@@ -97,7 +99,7 @@ class OfText(Protocol):
 
     @property
     def text_bytes(self) -> int:
-        """What all labels together stand for, in UTF-8."""
+        """The number of bytes of the text of all labels, in UTF-8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,86 +109,86 @@ class Data:
     train: Split
     validation: Split
     classes: int
-    # Files, by their names, that belong beside the model's weights and that no folder of the user's has: a tokenizer
-    # that was trained on the data. A run keeps them in its folder of checkpoints, an export writes them.
+    # Files, by name, that belong with the model's weights and are in no folder of the user's: a tokenizer trained on
+    # the data. A run keeps them in its checkpoint folder, an export writes them.
     companions: Mapping[str, bytes] = field(default_factory=dict)
-    notices: Sequence[str] = ()  # what the user should know of them, a line each
+    notices: Sequence[str] = ()  # one line each about the data, for the user
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a model is built for; the client finds it from the data, the servers are told."""
+    """The properties of the data that a model is built for; the client derives them and sends them to the servers."""
 
     classes: int
-    image_size: int | None = None  # pixels, both ways; None for texts
-    tokens: int | None = None  # of a text; None for images
-    vocabulary: int | None = None  # different tokens; None for images
-    special: Sequence[int | None] | None = None  # tokens that begin, end, fill up a text; None: as the model has them
+    image_size: int | None = None  # pixels, height and width; None for texts
+    tokens: int | None = None  # per text; None for images
+    vocabulary: int | None = None  # number of different tokens; None for images
+    special: Sequence[int | None] | None = None  # begin, end and padding tokens of a text; None: the model's own
     labels: Sequence[str] | None = None  # names of the classes, on workers that read data; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where data and weights come from, and how large they are made; what is None is the task's own choice."""
+    """The origin and size of data and weights; None means the task's default."""
 
     data: Path | None = None  # on disk; None: embedded, or downloaded
     validation: Path | None = None  # on disk; None: a part of the data
     model: str | None = None  # a folder, a name of the hub, package.module:function; None: the task's own
     config: str | None = None  # from scratch: a folder, a name of the hub, a model type
-    config_set: str | None = None  # what the config says otherwise, as in hidden_size=256,num_hidden_layers=4
+    config_set: str | None = None  # config overrides, as in hidden_size=256,num_hidden_layers=4
     tokenizer: str | None = None  # a folder, or a name of the hub; None: the model's, or one is trained
-    vocabulary: int | None = None  # tokens of a tokenizer that is trained
-    chat_template: Path | None = None  # in place of the tokenizer's: a file of jinja
+    vocabulary: int | None = None  # size of a trained tokenizer
+    chat_template: Path | None = None  # a jinja file in place of the tokenizer's template
     dtype: Dtype = "float32"  # of weights, and so of activations and gradients
-    trust_remote_code: bool = False  # whether code that comes with a model is run
-    weights: Path | None = None  # a checkpoint on disk; None: the task's own choice
+    trust_remote_code: bool = False  # True: run code that comes with a model
+    weights: Path | None = None  # a checkpoint on disk; None: the task's default
     pretrained: bool = True  # False: random weights even where the recipe starts from a checkpoint
     image_size: int | None = None
     tokens: int | None = None
-    width: float | None = None  # of MobileNetV2; for RoBERTa, a factor on the size of its states
-    samples: int | None = None  # at most so many for training, for a quick look
+    width: float | None = None  # factor on the width of MobileNetV2, or on RoBERTa's hidden size
+    samples: int | None = None  # maximum number of training samples, for a quick test
 
 
 class Task(ABC):
-    """One thing that can be trained; the registry in ``tasks.py`` has one of each."""
+    """A training task; the registry in ``tasks.py`` has one instance of each."""
 
     name: str
     summary: str  # one line for --help and errors
     metric: Metric
     recipe: Recipe
     model_recipe: Recipe | None = None  # with a model that the user brings; None: the same
-    modules: tuple[str, ...] = ()  # that reading and building will import: workers share them if imported ahead
+    modules: tuple[str, ...] = ()  # that reading and building import; preloaded so that workers share them
 
     def look_for(self, source: Source) -> int | None:
-        """Find out what can be found without reading samples or building the model: before there are workers.
+        """Validate everything that needs neither samples nor the model, before workers start.
 
-        ValueError for what is missing. Returns how many units the model will be cut into, None if that is not known.
+        Raises ValueError for what is missing. Returns the number of units of the model; None if that is not known.
         """
         return None
 
     def weight_bytes(self, source: Source) -> int:
-        """What the model's weights take at the least, told from the options alone; 0 if they do not say."""
+        """Return a lower bound of the weights' bytes, from the options alone; 0 if they do not determine one."""
         return 0
 
     @abstractmethod
     def load(self, source: Source) -> tuple[Data, Shape]:
-        """Read the data: on the client alone. ValueError within seconds if it is not there, with what to get."""
+        """Read the data, on the client only; raise ValueError within seconds if it is missing, with the remedy."""
 
     @abstractmethod
     def build(self, shape: Shape, source: Source) -> nn.Module:
-        """The model, with random weights drawn from torch's generator or with a checkpoint's: on every worker.
+        """Build the model on every worker, with random weights from torch's generator or with a checkpoint's.
 
-        One of the models that ``thinpipe.pipeline.units`` can cut, or any of transformers.
+        It is one that ``thinpipe.pipeline.units`` can cut, or any transformers model.
         """
 
     def fill(self, source: Source, seed: int) -> Callable[[nn.Module, Iterable[str]], None] | None:
-        """What gives parameters of the model, by their names, their values; None if ``build`` has done so."""
+        """Return a function that fills parameters of the model, by name; None if ``build`` has filled them."""
         return None
 
     def hollow(self, source: Source) -> nn.Module | None:
-        """The model without weights, if it can be had without reading data: to look at its names."""
+        """Return the model on the meta device for its names; None if that needs data."""
         return None
 
     def companions(self, source: Source) -> Mapping[str, bytes]:
-        """Files, by their names, that a model of transformers has beside its weights: a tokenizer's, for one."""
+        """Return the files, by name, that belong with a transformers model's weights, such as its tokenizer's."""
         return {}

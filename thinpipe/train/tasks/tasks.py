@@ -1,4 +1,4 @@
-"""The registry: every task by its name, and tasks of users by package.module:Class."""
+"""The registry of tasks: built-in ones by name, and users' tasks by package.module:Class."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def task(name: str) -> Task:
 
 @cache
 def _own_task(name: str) -> Task:
-    """Import a user's class and make the task; OptionError unless it is one."""
+    """Import a user's class and return an instance; raise OptionError unless it is a task."""
     rule = "{task} package.module:Class names a subclass of thinpipe.train.tasks.task.Task"
     kind = import_object(name, rule)
     if not (isinstance(kind, type) and issubclass(kind, Task)):
@@ -48,7 +48,7 @@ def _own_task(name: str) -> Task:
         )
     try:
         made = kind()
-    except Exception as error:  # whatever the user's constructor raises, or a method that is missing
+    except Exception as error:  # the user's constructor may raise anything, or a method is missing
         raise OptionError(f"{rule} that is made without arguments; {name} raised {said(error)}") from None
     attributes = {"name": str, "summary": str, "metric": str, "recipe": Recipe}
     wrong = [each for each, type_ in attributes.items() if not isinstance(getattr(made, each, None), type_)]

@@ -1,4 +1,4 @@
-"""Texts for classifiers: what all such tasks share; rte and cola of GLUE, with the recipe pretrained weights take."""
+"""Text classification: the common part of such tasks; rte and cola of GLUE, with the recipe for pretrained weights."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from thinpipe.train.tasks.splits import Texts, at_most
 from thinpipe.train.tasks.task import Data, Metric, Recipe, Shape, Source
 
 TOKENS = 128
-LEAST_TOKENS = 8  # a pair of texts has four tokens around it
-VOCABULARY = 16384  # words at most, when the tokenizer is made from the data
+LEAST_TOKENS = 8  # a pair of texts has four special tokens
+VOCABULARY = 16384  # maximum number of words of a tokenizer made from the data
 CHECKPOINT = "FacebookAI/roberta-base"
 RECIPE = Recipe(
     batch_size=32,
@@ -48,17 +48,17 @@ RECIPE = Recipe(
     optimizer="adamw",
     lr=2e-5,
     lr_schedule="linear",
-    warmup=0.06,  # RoBERTa's own for fine-tuning, as is the decay below
+    warmup=0.06,  # as for RoBERTa's own fine-tuning, as is the decay below
     weight_decay=0.1,
     client_layers=(2, 2),
 )
 
-Rows = Sequence[tuple[str, ...]]  # of one or two texts each
-Encoded = Sequence[tuple[Tensor, ...]]  # of each set of rows: token ids, mask, perhaps types
+Rows = Sequence[tuple[str, ...]]  # one or two texts each
+Encoded = Sequence[tuple[Tensor, ...]]  # per set of rows: token ids, mask, perhaps types
 
 
 class TextTask(ClassifierTask):
-    """What tasks with texts of any source share: options, tokens, RoBERTa unless another model is named."""
+    """The common part of text classification: options, tokens, RoBERTa unless another model is named."""
 
     kind = "sequence"
     sizes = ("tokens", "tokenizer")
@@ -68,7 +68,7 @@ class TextTask(ClassifierTask):
     size: Size = BASE  # of a model from scratch
 
     def check(self, source: Source) -> Weights | None:
-        """The checkpoint to start from, or None; ValueError for options that make no sense."""
+        """Return the checkpoint to start from, or None; raise ValueError for invalid options."""
         reject_unused_options(self.name, source, (*self.places, "weights", "tokens", "width", "samples"))
         return Weights.of(source, task=self.name, kind="roberta", checkpoint=self.checkpoint)
 
@@ -77,7 +77,7 @@ class TextTask(ClassifierTask):
         return ENDS + (self.size.layers if weights is None else weights.number("num_hidden_layers"))
 
     def own_model(self, shape: Shape, source: Source) -> nn.Module:
-        """With the checkpoint's weights, or random ones."""
+        """Return the model with the checkpoint's weights, or random ones."""
         weights = self.check(source)
         return new_roberta(shape, self.size, source.width) if weights is None else pretrained_roberta(shape, weights)
 
@@ -92,7 +92,7 @@ class TextTask(ClassifierTask):
         return positive("tokens", source.tokens, TOKENS, least=LEAST_TOKENS)
 
     def companions(self, source: Source) -> Mapping[str, bytes]:
-        """The model's or the checkpoint's tokenizer; one of words is none of transformers."""
+        """Return the files of the model's or the checkpoint's tokenizer; none for the word-level one."""
         model = self.model(source)
         if model is not None:
             return saved_files(padded_tokenizer(model).save_pretrained)
@@ -106,7 +106,7 @@ class TextTask(ClassifierTask):
         validation: tuple[Rows, Tensor],
         names: Iterable[str] = (),  # of the classes
     ) -> tuple[Data, Shape]:
-        """Texts and labels as tokens: the model's or the checkpoint's, or words of the training texts."""
+        """Return data as tokens of the model's or the checkpoint's tokenizer, or of one made of the training words."""
         tokens = self._tokens(source)
         check_tokens(tokens, len(train[0]) + len(validation[0]))
         classes = int(torch.cat([train[1], validation[1]]).max()) + 1
@@ -119,7 +119,7 @@ class TextTask(ClassifierTask):
         return data, replace(shape, labels=ordered_names(names, classes))
 
     def _encoded(self, source: Source, parts: tuple[Rows, Rows], shape: Shape) -> tuple[Encoded, Shape]:
-        """Rows of both parts as tokens, and what the model must know of the tokenizer."""
+        """Return the rows of both parts as tokens, and the shape with the tokenizer's properties."""
         model, tokens = self.model(source), shape.tokens
         assert tokens is not None
         if model is not None:
@@ -130,7 +130,7 @@ class TextTask(ClassifierTask):
                 return encoded, replace(shape, vocabulary=len(tokenizer))
             check_positions(model, tokens)
             model, shape = fitted(model, tokenizer, shape)
-            model.check_cut()  # here, so that it is done on several machines too
+            model.check_cut()  # here, so that it is checked on several machines too
             return encoded, shape
         weights = self.check(source)
         if weights is None:
@@ -157,7 +157,7 @@ class Glue(TextTask):
         return units
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        """From ``source.data``, the hub's cache or the hub."""
+        """Load the data from ``source.data``, the hub's cache or the hub."""
         self.check_options(source)
         where = source.data or f"nyu-mll/glue {self.name}"
         splits = self._splits(source)
@@ -165,7 +165,7 @@ class Glue(TextTask):
         return self.tokenized(source, train, validation, class_names(splits[0], "label"))
 
     def _splits(self, source: Source) -> list[Any]:
-        """The rows of both parts, which stay on disk."""
+        """Return the rows of both parts, which stay on disk."""
         public = PublicData(repository="nyu-mll/glue", part=self.name)
         names = ("train", "validation")
         whole = load_saved(source.data, names, public.part) if source.data else load_public(self.name, public)
@@ -182,7 +182,7 @@ class Glue(TextTask):
 
 
 def _encode(tokenizer: Any, rows: Rows, tokens: int) -> tuple[Tensor, ...]:
-    """Token ids, mask, and which text of a row a token is of, if the tokenizer says."""
+    """Return token ids, mask, and the text of a row that each token belongs to, if the tokenizer returns that."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     encoded = tokenizer(*columns, padding="max_length", truncation=True, max_length=tokens, return_tensors="pt")
     names = ("input_ids", "attention_mask", "token_type_ids")
@@ -190,7 +190,7 @@ def _encode(tokenizer: Any, rows: Rows, tokens: int) -> tuple[Tensor, ...]:
 
 
 def _with_types(tokenizer: Any, parts: Sequence[Rows], tokens: int) -> Encoded:
-    """Several sets of rows, with types if one of them has other ones than zero, which models assume."""
+    """Encode several sets of rows, with types if any differs from zero, which models assume by default."""
     encoded = [_encode(tokenizer, rows, tokens) for rows in parts]
     plain = not any(types.any() for _, _, *each in encoded for types in each)
     return [each[:2] for each in encoded] if plain else encoded

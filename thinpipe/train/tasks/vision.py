@@ -1,4 +1,4 @@
-"""Images for classifiers: what all such tasks share; cifar10, cifar100 and food101 with their recipe."""
+"""Image classification: the common part of such tasks; cifar10, cifar100 and food101 with their recipe."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ RECIPE = Recipe(
 
 
 class ImageTask(ClassifierTask):
-    """What tasks with images of any source share: options, size, MobileNetV2 unless another model is named."""
+    """The common part of image classification: options, size, MobileNetV2 unless another model is named."""
 
     kind = "image"
     sizes = ("image_size",)
@@ -69,7 +69,7 @@ class ImageTask(ClassifierTask):
     usual_size = IMAGE_SIZE
 
     def check(self, source: Source) -> Weights | None:
-        """The checkpoint to start from, or None; ValueError for options that make no sense."""
+        """Return the checkpoint to start from, or None; raise ValueError for invalid options."""
         reject_unused_options(self.name, source, (*self.places, "weights", "image_size", "width", "samples"))
         return Weights.of(source, task=self.name, kind="mobilenet_v2", checkpoint=self.checkpoint)
 
@@ -79,7 +79,7 @@ class ImageTask(ClassifierTask):
         return UNITS
 
     def image_format(self, source: Source) -> ImageFormat:
-        """What images are made for the model."""
+        """Return the image format of the model."""
         model = self.model(source)
         if model is None:
             return ImageFormat(size=positive("image_size", source.image_size, self.usual_size, least=LEAST_SIZE))
@@ -90,16 +90,16 @@ class ImageTask(ClassifierTask):
         check_images(model, self.image_format(source).size)
 
     def checked_format(self, source: Source) -> ImageFormat:
-        """The same, when samples are to be read: of options, weights and the model's code there is nothing to fear."""
+        """Return the image format after checking options, weights and the model's code, before samples are read."""
         self.check_options(source)
         model = self.model(source)
         if isinstance(model, PretrainedModel):
-            model.check_cut()  # here, so that it is done on several machines too
+            model.check_cut()  # here, so that it is checked on several machines too
             self.check_size(model, source)
         return self.image_format(source)
 
     def check_classes(self, source: Source, images: Images, classes: int) -> None:
-        """ValueError if a function makes a model for others."""
+        """Raise ValueError if a user's function builds a model for other classes."""
         model = self.model(source)
         if isinstance(model, FunctionModel):
             model.check_classes(images.batch(torch.tensor([0, 0])).inputs, classes, self.kind)
@@ -109,7 +109,7 @@ class ImageTask(ClassifierTask):
         return mobilenet_bytes(1.0 if source.width is None else source.width) if own else 0
 
     def own_model(self, shape: Shape, source: Source) -> nn.Module:
-        """With the checkpoint's weights, or random ones."""
+        """Return the model with the checkpoint's weights, or random ones."""
         weights = self.check(source)
         if weights is not None:
             return pretrained_mobilenet(shape, weights)
@@ -130,7 +130,7 @@ class PublicImages(ImageTask):
     data: PublicData
     picture: str
     label: str
-    validation: str  # the split that has this part
+    validation: str  # name of the split that validates
     pixels: int | None = None  # of every picture, if all are tiny
 
     def look_for(self, source: Source) -> int | None:
@@ -139,7 +139,7 @@ class PublicImages(ImageTask):
         return units
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        """From ``source.data``, the hub's cache or the hub."""
+        """Load the data from ``source.data``, the hub's cache or the hub."""
         made = self.checked_format(source)
         splits = self.splits(source)
         train, validation = (self.images(source, rows, made) for rows in splits)
@@ -150,7 +150,7 @@ class PublicImages(ImageTask):
         return data, Shape(classes=classes, image_size=made.size, labels=names)
 
     def splits(self, source: Source) -> list[Any]:
-        """The rows of both parts, which stay on disk."""
+        """Return the rows of both parts, which stay on disk."""
         names = ("train", self.validation)
         whole = load_saved(source.data, names, self.data.part) if source.data else load_public(self.name, self.data)
         for name in names:

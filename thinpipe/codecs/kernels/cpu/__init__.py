@@ -1,4 +1,4 @@
-"""Codec kernels for the CPU: a few reads of the tensor and one write of the wire, no sort of it, no index arrays."""
+"""Codec kernels for the CPU: they read the tensor a few times and write the wire once; no sort, no index arrays."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero:
     if not ~_INFINITY < low <= high < _INFINITY:
         write_poisoned(wire, 2 << split_bits)
         return
-    # Fewer values than buckets leaves the last ones empty: they repeat the largest value.
+    # With fewer values than buckets the last buckets are empty: they repeat the largest value.
     missing = len(bounds) - len(edges)
     lo, hi = torch.from_numpy(key_floats(np.concatenate([edges, np.full((missing, 2), high)]).T)).contiguous()
-    cuts = hi[:-1].numpy()  # where values are, wherever +zero moves the levels
+    cuts = hi[:-1].numpy()  # cuts follow the values, even where +zero moves the levels
     if zero:
         lo, hi = move_to_zero(lo, hi, level_bits)
     write_header(wire, torch.stack([lo, hi]))
@@ -80,7 +80,7 @@ def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero:
     )
 
 
-encode_fast = encode_sort  # Algorithm 2 differs from Algorithm 1 in how it finds the buckets, not in what they are
+encode_fast = encode_sort  # Algorithm 2 finds the same buckets as Algorithm 1 in another way
 
 
 def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) -> None:
@@ -142,7 +142,7 @@ def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
     largest = head.view(np.float32)
     positions = rest[: 0 if as_bits else None].view(np.int32)
     mask = rest[: None if as_bits else 0]
-    # Of the values equal to the threshold the first ones fill up the count: how many of them each thread may take.
+    # The first values equal to the threshold fill up the count: compute how many of them each thread may take.
     missing = kept - sum(above for above, _ in counts)
     place, work = 0, []
     for (first, last), (above, equal) in zip(parts, counts, strict=True):

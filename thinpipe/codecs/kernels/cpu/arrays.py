@@ -1,4 +1,4 @@
-"""Tensors as the flat arrays that loops know, and the shares of them that threads take."""
+"""Conversion of tensors to the flat arrays of the compiled loops, and their division among threads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from thinpipe.codecs.kernels.cpu.threads import split
 from thinpipe.codecs.layout import BLOCK
 
-GRAIN = 256  # blocks a thread must have: waking it costs a tenth of a millisecond
+GRAIN = 256  # least blocks per thread: waking a thread costs 0.1 ms
 
 
 def array_of(x: Tensor) -> np.ndarray:
-    """A contiguous float tensor as the flat array that the loops know its type by."""
+    """Return a contiguous float tensor as a flat array whose dtype identifies its float type (see loops/values.py)."""
     flat = x.reshape(-1)
     if x.dtype == torch.bfloat16:
         return flat.view(torch.int16).numpy()
@@ -21,11 +21,11 @@ def array_of(x: Tensor) -> np.ndarray:
 
 
 def shares(x: np.ndarray) -> list[tuple[int, int]]:
-    """The blocks of x as one (first, last) share for each thread."""
+    """Return one (first, last) range of the blocks of x for each thread."""
     return split(-(-x.size // BLOCK), GRAIN)
 
 
 def tile_shares(count: int, tile: int) -> list[tuple[int, int]]:
-    """The units of the tile loops, which are whole tiles and whole blocks, as one share for each thread."""
+    """Return one range of units for each thread; a unit is the larger of a tile and a block."""
     unit = max(tile, BLOCK)
     return split(-(-count // unit), GRAIN * BLOCK // unit)

@@ -1,12 +1,12 @@
-"""The 2^b values with the least squared error, from a histogram of the tensor and all of its tails.
+"""Scalar k-means: the codebook of 2^b values with the least squared error, from a histogram and the full tails.
 
-    1. a small sample says where the middle of the values lies, all but about a thousandth at either end
-    2. one read of the tensor counts the middle in fine bins and gathers the ends whole: the few large values are what
-       much of the error is made of. The same read looks for NaN and infinity
-    3. bins and ends are merged into some thousand groups, fine wherever good centres are dense
-    4. up to 16 centres start from the exact optimum over fewer groups; more of them from the spacing that is optimal
-       for many (as the cube root of the density) and from even spacing, of which the better end counts; Lloyd's
-       steps on prefix sums finish
+    1. a small sample brackets the middle of the values, all but about a thousandth at either end
+    2. one read of the tensor counts the middle in fine bins and gathers all values of the tails: the few large values
+       cause much of the error. The same read checks for NaN and infinity
+    3. bins and tails are merged into some thousand groups, fine wherever good centres are dense
+    4. up to 16 centres start from the exact optimum (dynamic programming) over fewer groups; more centres start from
+       the spacing that is optimal for many (the cube root of the density) and from even spacing, and the better
+       result is used; Lloyd's algorithm on prefix sums finishes
 
 A sample alone is not enough: 65536 values of a ReLU6 tensor place 16 centres up to 1 % above the least error.
 """
@@ -25,10 +25,10 @@ from thinpipe.codecs.kernels.cpu.threads import parallel
 from thinpipe.codecs.layout import BLOCK, bucket_affine
 
 SAMPLE = 16384
-FEW = 65536  # values that are sorted instead
-TAIL = 1024  # one in so many values at each end is gathered
-BINS = 32768  # 128 for each of the most centres, on tensors large enough to fill them
-CROWD = 64  # different values of the sample in one bin
+FEW = 65536  # up to this size all values are sorted instead
+TAIL = 1024  # 1 / TAIL of the values at each end is gathered
+BINS = 32768  # 128 per centre at 256 centres, on tensors large enough to fill them
+CROWD = 64  # distinct sampled values in one bin from which the bin is split
 GROUPS = 4096
 GROUPS_FOR_OPTIMUM = 768
 LLOYD_STEPS = 24
@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 
 
 def groups_of(x: np.ndarray) -> tuple[int, int, Floats, Floats]:
-    """Least and greatest key of x, and rising values with weights that stand for all of its values."""
+    """Return the least and greatest key of x, and ascending weighted points that represent all of its values."""
     size = SAMPLE if x.size > FEW else x.size
     while True:
         keys = sample(x, size)
@@ -48,7 +48,7 @@ def groups_of(x: np.ndarray) -> tuple[int, int, Floats, Floats]:
         low, high, counts, tails = _read(x, middle[0], middle[-1])
         if tails is not None:
             break
-        size *= 8  # ends so much longer than the sample's say that it was not a fair one
+        size *= 8  # tails much longer than expected: the sample was not representative
     if not np.isfinite(key_floats(np.array([low, high]))).all():
         return low, high, np.zeros(1), np.ones(1)
     values, masses = _weighted_points(middle, counts)
@@ -62,7 +62,7 @@ def groups_of(x: np.ndarray) -> tuple[int, int, Floats, Floats]:
 
 
 def _read(x: np.ndarray, left: np.int32, right: np.int32) -> tuple[int, int, NDArray[np.int64], Keys | None]:
-    """Least and greatest key, counts in bins between two keys, and the keys outside (None: too many)."""
+    """Return the least and greatest key, the counts in bins between two keys, and the tail keys (None: too many)."""
     parts = shares(x)
     bins = min(BINS, max(2048, x.size // 64))
     counts = np.zeros((len(parts), 2, bins + 1), np.uint32)
@@ -84,11 +84,11 @@ def _binning(left: np.int32, right: np.int32, bins: int) -> tuple[np.float32, np
 
 
 def _weighted_points(middle: Keys, counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Rising values with weights for the counts of bins.
+    """Return ascending weighted points for the counts of bins.
 
-    A bin stands for the mean of the sample's values in it, so that a value that many share is exact. Where so many
-    different ones are in one bin that the best codebook may want several there, each of the sample's stands for its
-    part.
+    A bin is represented by the mean of its sampled values, so that a frequent value is exact. A bin with so many
+    distinct values that the best codebook may need several there is represented by all of its sampled values, with
+    equal parts of its count.
     """
     floats, bins = key_floats(middle), counts.size
     p, offset, scale = _binning(middle[0], middle[-1], bins)
@@ -97,7 +97,7 @@ def _weighted_points(middle: Keys, counts: NDArray[np.int64]) -> tuple[Floats, F
     half = (right - left) / (2 * bins)
     values = np.linspace(left + half, right - half, bins)
     population = np.bincount(bin_of, minlength=bins)
-    # In place, here and below: arrays of all bins are most of the memory that encoding takes.
+    # In place, here and below: arrays over all bins are most of the memory of encoding.
     np.divide(np.bincount(bin_of, weights=floats, minlength=bins), population, out=values, where=population > 0)
     crowded = np.bincount(bin_of[1:][floats[1:] > floats[:-1]], minlength=bins) >= CROWD
     np.copyto(population, counts > 0, where=~crowded)  # points of each bin, from here on
@@ -108,11 +108,11 @@ def _weighted_points(middle: Keys, counts: NDArray[np.int64]) -> tuple[Floats, F
 
 
 def best_codebook(values: Floats, weights: Floats, bits: int) -> NDArray[np.float32]:
-    """2^bits rising values, close to the least squared error over rising weighted values."""
+    """Return 2^bits ascending values, close to the least squared error over ascending weighted values."""
     count = 1 << bits
     if values.size <= count:
         return np.append(values, np.full(count - values.size, values[-1])).astype(np.float32)
-    # About the mean, or the squares below would cancel where the values are far from zero.
+    # Centred, because the squares below would cancel if the values were far from zero.
     center = np.average(values, weights=weights)
     points = values - center
     sums = np.zeros((3, points.size + 1))

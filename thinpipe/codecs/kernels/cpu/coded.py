@@ -1,4 +1,4 @@
-"""Rotated blocks with small values in fewer bits: means first, then energies, sizes, and what is written."""
+"""CPU kernels of ``gauss:B+coded``: channel means first, then energies, block sizes, and the coded blocks."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def decode_coded(wire: Tensor, out: Tensor, words: int, channels: int, inner: in
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
-    """The first word of each block, and behind the last one."""
+    """Return the offset of each block in 32-bit units, and the end of the last one."""
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

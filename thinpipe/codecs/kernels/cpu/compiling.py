@@ -1,8 +1,8 @@
-"""How the loops are compiled: without the GIL, kept between runs in a folder named after the sources they are made of.
+"""Compilation of the loops with numba: without the GIL, cached in a folder named by a hash of their sources.
 
-numba's own cache watches only the file that a function is in: one that calls a loop of another file, or that has a
-constant of ``layout.py`` in it, would go on with the old one. A folder for every state of all those sources is never
-stale, and processes that run other sources do not write to it.
+numba's own cache checks only the file that a function is in: a function that calls a loop of another file, or that
+uses a constant of ``layout.py``, would keep the old one. A folder per hash of all these sources is never stale, and
+processes that run other sources do not write to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _settings: Any = numba.config
 
 
 def digest(sources: list[Path]) -> str:
-    """A name for what these files say and where they lie beside each other."""
+    """Return a hash of the contents of these files and of their relative paths."""
     said = hashlib.sha256()
     for path in sources:
         said.update(f"{path.parent.name}/{path.name}\n".encode())
@@ -37,7 +37,7 @@ def digest(sources: list[Path]) -> str:
 
 @cache
 def folder() -> Path | None:
-    """Where compiled loops are kept: the first place that can be written to, or None."""
+    """Return the cache folder of compiled loops: the first one that is writable, or None."""
     name = "loops-" + digest([*sorted((HERE / "loops").glob("*.py")), Path(__file__), Path(layout.__file__)])
     chosen = [Path(_settings.CACHE_DIR)] if _settings.CACHE_DIR else []
     for parent in (*chosen, HERE / "__pycache__", Path("~/.cache/thinpipe")):
@@ -45,19 +45,19 @@ def folder() -> Path | None:
             kept_in = parent.expanduser() / name
             kept_in.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=kept_in).close()
-        except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        except (OSError, RuntimeError):  # RuntimeError: the user has no home directory
             continue
         return kept_in
     return None
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile on first use. Where nothing can be kept, every run does."""
+    """Compile on first use and cache the result; without a writable folder, compile in every process."""
     kept_in = folder()
     if kept_in is None:
         return njit(**OPTIONS)(function)
     before = _settings.CACHE_DIR
-    _settings.CACHE_DIR = str(kept_in)  # numba looks there while it decorates
+    _settings.CACHE_DIR = str(kept_in)  # numba reads this when it decorates
     try:
         compiled = njit(cache=True, **OPTIONS)(function)
     finally:
@@ -67,15 +67,16 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def _save_alone(cache: Any, kept_in: Path) -> None:
-    """Let one process at a time keep what it compiled.
+    """Lock the cache folder while numba saves a compiled function.
 
-    numba reads what there is of a function, and writes that with its own under the next number. Of two processes that
-    do so at once one would write over the other's, and all later ones call what was compiled for other types.
+    numba reads the index of a function and writes it back with its own entry under the next number. Without the lock,
+    of two processes at the same time one would overwrite the other's file, and later processes would call code that was
+    compiled for other types.
     """
     save = cache.save_overload
 
     def save_alone(signature: Any, compiled: Any) -> None:
-        # On a full disk, nothing is kept, and the next run compiles again.
+        # On a full disk nothing is saved, and the next run compiles again.
         with contextlib.suppress(OSError), open(kept_in / "lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
             save(signature, compiled)

@@ -1,4 +1,4 @@
-"""Rotated blocks on normal levels: means first, then blocks, then the header."""
+"""CPU kernels of ``gauss``: channel means first, then blocks, then the header."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thinpipe.codecs.kernels.cpu.threads import parallel, split
 from thinpipe.codecs.layout import BLOCK, GAUSS_SAMPLES, GAUSS_SEED, gauss_reach, header_bytes
 from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
-_RUN = 64  # neighbouring values of one channel, from which on each such run is a loop of its own
+_RUN = 64  # from this many neighbouring values per channel each run of them is a loop of its own
 
 
 def encode_gauss(
@@ -58,7 +58,7 @@ def means_of_channels(values: np.ndarray, channels: int, inner: int) -> np.ndarr
 
 
 def spread_means(means: np.ndarray, inner: int) -> tuple[np.ndarray, int]:
-    """Means and inner size as the loops want them: without long runs one for each of the places, and a unit more."""
+    """Return means and inner size for the loops: means of short runs are repeated per value, plus one unit."""
     if inner >= _RUN:
         return means, inner
     every = np.repeat(means, inner) if means.size else np.zeros(1, np.float32)
@@ -73,6 +73,6 @@ def write_header(header: np.ndarray, means: np.ndarray, words: np.ndarray, seed:
 
 
 def read_header(header: np.ndarray, channels: int, blocks: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Means, words of scales, and the seed."""
+    """Return the means, the scales as bfloat16 bits, and the seed."""
     means, words, told = np.split(header.copy().view(np.uint16), [channels, channels + blocks])
     return (means.astype(np.uint32) << 16).view(np.float32), words, int(told[0]) | int(told[1]) << 16

@@ -1,12 +1,12 @@
-"""Exact order statistics without sorting: a sample brackets them, one read counts and keeps what is in the brackets.
+"""Exact order statistics without sorting: a sample brackets them, one read counts and gathers the bracketed keys.
 
-    1. a sorted sample of m values says between which two keys each wanted rank almost certainly lies
+    1. a sorted sample of m values gives two keys between which each wanted rank almost certainly lies
     2. one read of the tensor counts the keys below every bracket's ends and gathers the few keys inside
     3. the counts turn each rank of the tensor into a rank of the gathered keys: the same problem, much smaller
 
-Many equal values (half of a ReLU's output is 0) are never gathered: where the sample shows a bracket's end more than
-once, that one key is a bracket of its own, and counting it is all there is to do. If a count shows a rank outside its
-bracket, as a fair sample makes happen about once in a hundred to a thousand tensors, they are widened and read again.
+Many equal values (half of a ReLU's output is 0) are never gathered: if the sample has a bracket's end more than once,
+that key becomes a bracket of its own, which only needs counting. If a count shows a rank beyond its bracket, which
+happens for about one in a hundred to a thousand tensors, the brackets are widened and the tensor is read again.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from thinpipe.codecs.layout import BLOCK
 
 Keys = NDArray[np.int32]
 
-SMALL = 8192  # sorting so few costs less than sampling them
+SMALL = 8192  # up to this size sorting costs less than sampling
 DEVIATIONS = 3.5  # half a bracket's width, in standard deviations of a rank in the sample
-RANKS_PER_READ = 16  # brackets for more at once would hold too much of the tensor in memory
+RANKS_PER_READ = 16  # brackets of more ranks would hold too much of the tensor in memory
 
 LOWEST, HIGHEST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
 
 
 def key_floats(keys: np.ndarray) -> NDArray[np.float32]:
-    """The float32 values that keys stand for."""
+    """Return the float32 values of keys."""
     keys = np.ascontiguousarray(keys, np.int32)
     return (keys ^ ((keys >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
 def extent(x: np.ndarray) -> tuple[int, int]:
-    """The least and the greatest key."""
+    """Return the least and the greatest key of x."""
     parts = parallel(lambda first, last: extent_of_blocks(x, first, last), shares(x))
     return min(low for low, _ in parts), max(high for _, high in parts)
 
 
 def sample(x: np.ndarray, size: int, magnitude: bool = False) -> Keys:
-    """Keys from random places, one in each of ``size`` equal stretches; the same ones every time. All if few."""
+    """Return keys from random positions, one in each of ``size`` equal stretches; deterministic. All if x is small."""
     stride = x.size // size if size else 1
     if stride <= 1:
         size, stride = x.size, 1
@@ -53,10 +53,10 @@ def sample(x: np.ndarray, size: int, magnitude: bool = False) -> Keys:
 def read(
     x: np.ndarray, bounds: Keys, regions: Keys, expected: int, magnitude: bool = False
 ) -> tuple[int, int, NDArray[np.int64], Keys | None]:
-    """One read of x: least key, greatest key, counts below the bounds, and the keys in the regions.
+    """Read x once; return the least key, the greatest key, counts below the bounds, and the keys in the regions.
 
-    None instead of the keys if they are far more than expected. Where they lie crowded in one thread's share, as in a
-    tensor that is sorted, the read is repeated with room for all in every share.
+    Returns None for the keys if they are far more than expected. If most of them are in one thread's share, as in a
+    sorted tensor, the read is repeated with buffers large enough for all keys in every share.
     """
     parts = shares(x)
     for room in (expected // len(parts) * 5 // 4 + BLOCK, 2 * expected + BLOCK):
@@ -76,7 +76,7 @@ def read(
 
 
 def close_up(gathered: Keys, found: list[int]) -> Keys | None:
-    """The first ``found`` keys of every row, one row after the other, in place; None if a row had no room."""
+    """Concatenate the first ``found`` keys of every row in place; return None if a row overflowed."""
     if min(found) < 0:
         return None
     flat, total = gathered.reshape(-1), 0
@@ -87,7 +87,7 @@ def close_up(gathered: Keys, found: list[int]) -> Keys | None:
 
 
 def order_statistics(x: np.ndarray, ranks: NDArray[np.int64], magnitude: bool = False) -> tuple[int, int, Keys]:
-    """The least key, the greatest, and those at rising ranks (0 is the least) of x or of its magnitudes."""
+    """Return the least key, the greatest, and those at ascending ranks (0 is the least) of x or its magnitudes."""
     if x.size <= SMALL:
         drawn = np.sort(sample(x, x.size, magnitude))
         return int(drawn[0]), int(drawn[-1]), drawn[ranks]
@@ -95,7 +95,7 @@ def order_statistics(x: np.ndarray, ranks: NDArray[np.int64], magnitude: bool = 
         halves = np.array_split(ranks, 2)
         low, high, head = order_statistics(x, halves[0], magnitude)
         return low, high, np.concatenate([head, order_statistics(x, halves[1], magnitude)[2]])
-    # Sampling costs as the sample's size m, gathering as n * ranks / sqrt(m): together least near this m.
+    # Sampling costs O(m) for a sample of m, gathering O(n * ranks / sqrt(m)): the sum is least near this m.
     drawn = sample(x, int((x.size * len(ranks)) ** (2 / 3)) // 3, magnitude)
     width = DEVIATIONS
     while True:
@@ -108,7 +108,7 @@ def order_statistics(x: np.ndarray, ranks: NDArray[np.int64], magnitude: bool = 
 
 
 def _brackets(drawn: Keys, quantiles: NDArray[np.float64], width: float) -> tuple[Keys, Keys, float]:
-    """Bounds to count below, regions between two of them to gather, and the share of the sample in the regions."""
+    """Return bounds to count below, regions between bounds to gather, and the share of the sample in the regions."""
     size = len(drawn)
     deviation = np.sqrt(size * quantiles * (1 - quantiles)) * width + 2
     ends = _merged(np.floor(quantiles * size - deviation), np.ceil(quantiles * size + deviation))
@@ -133,7 +133,7 @@ def _brackets(drawn: Keys, quantiles: NDArray[np.float64], width: float) -> tupl
 
 
 def _merged(first: NDArray[np.float64], last: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Overlapping brackets of sample ranks as one."""
+    """Merge overlapping brackets of sample ranks."""
     merged: list[tuple[int, int]] = []
     for i, j in zip(map(int, first), map(int, last), strict=True):
         if merged and i <= merged[-1][1]:
@@ -146,7 +146,7 @@ def _merged(first: NDArray[np.float64], last: NDArray[np.float64]) -> list[tuple
 def _resolve(
     count: int, ranks: NDArray[np.int64], bounds: Keys, regions: Keys, below: NDArray[np.int64], gathered: Keys
 ) -> Keys | None:
-    """The keys at the ranks, from the counts and the gathered keys; None if a rank lies outside every bracket."""
+    """Return the keys at the ranks from the counts and the gathered keys; None if a rank is in no bracket."""
     stretch = np.searchsorted(below, ranks, side="right") - 1  # bounds[i] <= the key at this rank < bounds[i + 1]
     if (stretch < 0).any():
         return None
@@ -165,7 +165,7 @@ def _resolve(
         before = np.concatenate([[0], np.cumsum(region_sizes)])
         which = np.searchsorted(regions[:, 0], start[inner])
         inner_ranks = ranks[inner] - below[stretch[inner]] + before[which]
-        if gathered.size > count // 2:  # brackets that leave out so little would not end
+        if gathered.size > count // 2:  # brackets that exclude so little might recurse forever
             found[inner] = np.partition(gathered, inner_ranks)[inner_ranks]
         else:
             found[inner] = order_statistics(gathered, inner_ranks)[2]

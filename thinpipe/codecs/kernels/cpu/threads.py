@@ -1,7 +1,7 @@
-"""Splits a range over as many threads as torch uses; the loops below release the GIL.
+"""The thread pool of the CPU kernels: splits a range over as many threads as torch uses; the loops release the GIL.
 
 numba has its own parallel loops, but its portable thread layer aborts the process when two Python threads enter it,
-and its OpenMP layer when a forked process does. A pool of our own has neither fault and follows torch's setting.
+and its OpenMP layer when a forked process does. A separate pool has neither fault and follows torch's setting.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Result = TypeVar("Result")
 
 @cache
 def _pool(process: int, helpers: int) -> ThreadPoolExecutor:
-    """One pool per process (threads do not survive a fork), started by the first tensor large enough for it."""
+    """Return the pool of this process (threads do not survive a fork), created for the first large tensor."""
     return ThreadPoolExecutor(helpers, thread_name_prefix="thinpipe-codec")
 
 
 def split(count: int, grain: int) -> list[tuple[int, int]]:
-    """range(count) in as many (first, last) parts as there are threads, none shorter than ``grain``."""
+    """Split range(count) into one (first, last) part per thread, none shorter than ``grain``."""
     parts = max(1, min(torch.get_num_threads(), count // grain))
     return list(pairwise(count * i // parts for i in range(parts + 1)))
 
 
 def parallel(work: Callable[..., Result], shares: Sequence[tuple[Any, ...]]) -> list[Result]:
-    """``[work(*share) for share in shares]``, a thread for each share."""
+    """Return ``[work(*share) for share in shares]``, computed with one thread per share."""
     first, *others = shares
     if not others:
         return [work(*first)]

@@ -1,4 +1,4 @@
-"""Codec kernels for NVIDIA GPUs, in Triton: a few launches, nothing that the host waits for."""
+"""Codec kernels for NVIDIA GPUs, in Triton: a few launches per call, without synchronization of host and device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from thinpipe.codecs.kernels.cuda.order import all_at_once, extent, order_statis
 from thinpipe.codecs.layout import BLOCK, header_bytes, positions_are_bits
 from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
-ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}  # each operation rounded by itself, as everywhere
-KEEPING = {"num_warps": 1, "maxnreg": 96}  # without a limit half as many of them run at once
+ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}  # no fused multiply-add: each operation is rounded separately
+KEEPING = {"num_warps": 1, "maxnreg": 96}  # without a limit half as many programs run at once
 COUNTING = {"num_warps": largest.WARPS.value}
 TWO_WARPS = {"num_warps": 2, "enable_fp_fusion": False}
-FOUR_BUCKETS = TWO_WARPS | {"maxnreg": 128}  # more of them at once; with other numbers of buckets that is slower
+FOUR_BUCKETS = TWO_WARPS | {"maxnreg": 128}  # more programs run at once; slower with other numbers of buckets
 SIXTEEN_WARPS = {"num_warps": 16}
 
 
@@ -146,14 +146,17 @@ def encode_coded(x: Tensor, wire: Tensor, words: int, channels: int, inner: int,
     looking = (x, n, means, energies, counts, channels, length, _signed(seed))
     launch(Launch(coded.energies_kernel, blocks, looking, (form,), ONE_WARP))
     sizes = allot_coded(energies, counts, words)
-    wire[2 * channels :].zero_()  # padding, and words that are left: where the last block ends only the device knows
+    wire[2 * channels :].zero_()  # padding and the unused end: only the device knows where the last block ends
     forms = coded.forms_on(x.device)
     arguments = (x, n, wire, means, sizes, starts_of(sizes), forms, channels, length, _signed(seed))
     launch(Launch(coded.encode_coded_kernel, blocks, arguments, (form + gauss.UNBIASED * unbiased,), ONE_WARP))
 
 
 def allot_coded(energies: Tensor, counts: Tensor, words: int) -> Tensor:
-    """The sizes of blocks, of whose energies there are so many each; counts are used up."""
+    """Return the sizes of blocks from their energies.
+
+    ``counts``, the histogram of the energies, is overwritten.
+    """
     blocks, device, sizes = len(energies), energies.device, torch.empty_like(energies)
     limit, programs = torch.empty_like(energies[:1]), -(-blocks // coded.SIZES.value)
     launch(
@@ -174,7 +177,7 @@ def decode_coded(wire: Tensor, out: Tensor, words: int, channels: int, inner: in
 
 
 def _found_means(x: Tensor, wire: Tensor, channels: int, inner: int, form: int, length: int) -> Tensor:
-    """Means of channels, which go to the wire as well."""
+    """Return the means of channels, and write them to the wire."""
     means = torch.empty(channels, dtype=torch.float32, device=x.device)
     if channels:
         arguments = (x, x.numel(), wire, means, channels, inner)
@@ -190,7 +193,7 @@ def _told_means(wire: Tensor, channels: int, form: int, length: int) -> Tensor:
 
 
 def _in_turn(means: Tensor, form: int, length: int) -> Tensor:
-    """Means one for each of so many places, as all forms but runs of one channel have them."""
+    """Return the means repeated for every place of a round; all forms but runs of one channel need this."""
     if form == gauss.RUNS.value or len(means) == length or not len(means):
         return means
     return means.repeat_interleave(length // len(means), output_size=length)
@@ -198,7 +201,7 @@ def _in_turn(means: Tensor, form: int, length: int) -> Tensor:
 
 @cache
 def _normal(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Boundaries between positive levels, infinity and these levels; and the levels of all codes."""
+    """Return a table of boundaries between positive levels, infinity and these levels; and the levels of all codes."""
     levels = signed_levels(bits)
     tables = [*magnitude_boundaries(bits), torch.inf, *levels[: len(levels) // 2]]
     return torch.tensor(tables, device=device), torch.tensor(levels, device=device)
@@ -235,7 +238,7 @@ def decode_topk(wire: Tensor, out: Tensor, kept: int) -> None:
 
 
 def _aligned(wire: Tensor) -> bool:
-    """Whether float32 values can be stored to a wire at once."""
+    """Return True if float32 values can be stored to a wire without being split into bytes."""
     return wire.data_ptr() % 4 == 0
 
 

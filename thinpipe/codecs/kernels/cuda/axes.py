@@ -1,4 +1,7 @@
-"""Gains of rows, components of axes to bit planes and back, as thinpipe.links.learned.transform has it, and moments of rows."""
+"""Kernels of PCA transform coding: gains of rows, components to bit planes and back, and moments of rows.
+
+Gains and planes are as in thinpipe.links.learned.transform.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ import triton.language as tl
 from thinpipe.codecs.layout import AXES_LEAST_GAIN, AXES_REACH
 
 REACH, LEAST_GAIN = tl.constexpr(AXES_REACH), tl.constexpr(AXES_LEAST_GAIN)
-ROWS, AXES = tl.constexpr(32), tl.constexpr(32)  # of a gain's program: enough programs, and whole lines of memory
-STEP = tl.constexpr(128)  # bytes of a plane: of 8 rows each
+ROWS, AXES = tl.constexpr(32), tl.constexpr(32)  # per program of gains: enough programs, and full cache lines
+STEP = tl.constexpr(128)  # bytes of a plane per program, each of 8 rows
 MOMENTS, SQUARES = (
     tl.constexpr(2048),
     tl.constexpr(1024),
-)  # of a program: those it changes; those it looks at, at a time
+)  # per program: moments that it updates; squares that it checks at a time
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
 def find_gains_kernel(z, share, gains, rows, count):
-    """Of some rows, in one read of all their components."""
+    """Compute the gains of some rows, in one pass over all their components."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     squares, largest = tl.zeros([AXES, ROWS], tl.float32), tl.zeros([AXES, ROWS], tl.float32)
     for first in range(0, count, AXES):
@@ -28,13 +31,13 @@ def find_gains_kernel(z, share, gains, rows, count):
         largest = tl.maximum(largest, tl.abs(values))
     total = tl.sum(squares, axis=0)
     gain = tl.maximum(tl.sqrt_rn(total) * tl.load(share), tl.div_rn(tl.max(largest, axis=0), REACH))
-    gain = tl.where(total == total, tl.maximum(gain, LEAST_GAIN), total)  # NaN stays what it is
+    gain = tl.where(total == total, tl.maximum(gain, LEAST_GAIN), total)  # NaN is kept
     tl.store(gains + row, gain.to(tl.bfloat16), mask=row < rows)
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
 def encode_planes_kernel(z, gains, bits, starts, limits, planes, rows, count):
-    """Of some rows of one axis."""
+    """Encode some rows of one axis to bit planes."""
     piece = tl.cdiv(rows, 8)
     blocks = tl.cdiv(piece, STEP)
     axis = (tl.program_id(0) // blocks).to(tl.int64)
@@ -79,7 +82,10 @@ def decode_planes_kernel(planes, gains, bits, starts, levels, z, rows, count):
 
 @triton.jit(do_not_specialize=["size", "total", "seen"])
 def fold_moments_kernel(step, before, weight, moments, new_weight, size, total, seen, RATE: tl.constexpr):
-    """Some moments. Every program looks by itself whether all of the step are finite: what is not is in a square."""
+    """Update some moments by an exponential moving average, if all moments of the step are finite.
+
+    Every program checks that itself, from the squares alone: a value that is not finite shows in a square.
+    """
     odd = tl.zeros([SQUARES], tl.float32)
     for first in range(0, total // (size + 1), SQUARES):
         axis = first + tl.arange(0, SQUARES)

@@ -1,8 +1,8 @@
-"""Rotated blocks on even steps, small values in fewer bits, as thinpipe.codecs.coded has it.
+"""Kernels of gauss:B+coded: rotated blocks in a variant of the Golomb-Rice code, as in thinpipe.codecs.coded.
 
-A program is one warp with one block: its form is one for all of it. Blocks are rotated twice, for their energies and
-for what is written: to keep them would take as much memory as the tensor. Between, one program finds by how many blocks
-have which energy the limit that sizes follow from.
+A program is one warp with one block, so that all of its threads have the same form. Blocks are rotated twice, for their
+energies and for their codes: to store them would take as much memory as the tensor. In between, one program computes
+the limit that determines the sizes, from the histogram of energies.
 """
 
 from __future__ import annotations
@@ -43,23 +43,26 @@ TURNS = tl.constexpr(coded.TURNS)
 LOWEST = tl.constexpr(coded.LIMITS[0])
 SMALLEST = tl.constexpr(min(coded.forms()))
 LAST = tl.constexpr(len(coded.sizes_by_energy()) - 1)
-TRIED = tl.constexpr(64)  # limits at once: so 1024, then 32, then 1 may be between them; no more sizes than that
-CHUNK = tl.constexpr(4096)  # energies whose counts are added up together
+TRIED = tl.constexpr(64)  # limits tried at once, 1024 apart, then 32, then 1; also the most sizes there may be
+CHUNK = tl.constexpr(4096)  # energies per step of the prefix sum
 ENERGIES = tl.constexpr(triton.cdiv(coded.HIGHEST_ENERGY + coded.TURNS, CHUNK.value) * CHUNK.value)
-SIZES = tl.constexpr(1024)  # of a program
-COLUMNS = tl.constexpr(4)  # of a table of forms
+SIZES = tl.constexpr(1024)  # per program
+COLUMNS = tl.constexpr(4)  # of the table of forms
 
 
 @cache
 def forms_on(device: torch.device) -> Tensor:
-    """By size: low, high, rest and the image of the step."""
+    """Return the table of forms by size: low, high, rest and the bit pattern of the step."""
     numbers, steps = coded.form_table(device)
     return torch.cat([numbers, steps.view(torch.int32)[:, None]], 1)
 
 
 @cache
 def rises_on(device: torch.device) -> Tensor:
-    """Energies above the limit at which sizes above the smallest begin, then how many words each has more."""
+    """Return the increases of the size above the smallest one, in two rows.
+
+    First the energies above the limit at which they begin, then the additional units of 32 bits.
+    """
     by_energy, sizes = coded.sizes_by_energy(), list(coded.forms())
     rises = torch.zeros(2, TRIED.value, dtype=torch.int32)
     rises[0, : len(sizes) - 1] = torch.tensor([by_energy.index(size) for size in sizes[1:]])
@@ -69,7 +72,11 @@ def rises_on(device: torch.device) -> Tensor:
 
 @triton.jit
 def _rotated(x, n, means, channels, length, seed, FORM: tl.constexpr):
-    """A program's block, its largest component, whether it has a scale; the power of two below, and the squares."""
+    """Rotate a program's block.
+
+    Returns its components, the largest magnitude, whether the block has a scale, the power of two below that magnitude,
+    and the sum of squares.
+    """
     start = tl.program_id(0).to(tl.int64) * TILE
     place = start + tl.arange(0, TILE)
     there = place < n
@@ -86,12 +93,12 @@ def _rotated(x, n, means, channels, length, seed, FORM: tl.constexpr):
 
 @triton.jit
 def _inverse_of(power):
-    return (0x7F000000 - power).to(tl.float32, bitcast=True)  # the exponents of both are 254 together
+    return (0x7F000000 - power).to(tl.float32, bitcast=True)  # the biased exponents of both sum to 254
 
 
 @triton.jit(do_not_specialize=["n", "channels", "length", "seed"])
 def energies_kernel(x, n, means, energies, counts, channels, length, seed, FORM: tl.constexpr):
-    """The energy of every block, with what makes a difference between those that are alike; and how many have it."""
+    """Compute the energy of every block, with its index modulo TURNS to break ties, and the histogram of energies."""
     _, _, usual, power, squares = _rotated(x, n, means, channels, length, seed, FORM)
     energy = (squares.to(tl.float32).to(tl.int32, bitcast=True) >> ENERGY) + (power >> (ENERGY - 1))
     energy = tl.where(usual, energy, 0) + tl.program_id(0) % TURNS
@@ -101,9 +108,10 @@ def energies_kernel(x, n, means, energies, counts, channels, length, seed, FORM:
 
 @triton.jit(do_not_specialize=["blocks", "words"])
 def limit_kernel(counts, rises, limit, blocks, words):
-    """The least limit with which all blocks fit. One program: of counts it makes those of all energies up to one.
+    """Find the smallest limit with which all blocks fit; one program replaces ``counts`` by their prefix sum.
 
-    Of each size but the least ``rises`` has the energy above the limit at which it begins, and how many words more it is.
+    ``rises``: for each size above the smallest, the energy above the limit at which it begins, and its additional units
+    of 32 bits.
     """
     below = 0
     for start in tl.static_range(0, ENERGIES, CHUNK):
@@ -111,7 +119,7 @@ def limit_kernel(counts, rises, limit, blocks, words):
         up_to = below + tl.cumsum(tl.load(place), 0)
         tl.store(place, up_to)
         below = tl.max(up_to, axis=0)
-    tl.debug_barrier()  # what threads stored above, others read below
+    tl.debug_barrier()  # counts that some threads stored above, others load below
     size = tl.arange(0, TRIED)
     begin = tl.load(rises + size)[None, :]
     more = tl.load(rises + TRIED + size)[None, :]
@@ -119,7 +127,7 @@ def limit_kernel(counts, rises, limit, blocks, words):
     low = tl.full([], LOWEST, tl.int32)
     for turn in tl.static_range(3):
         gap = 1024 >> (5 * turn)
-        last = (low + gap * (size + 1))[:, None] + begin - 1  # energy that a smaller size has
+        last = (low + gap * (size + 1))[:, None] + begin - 1  # the highest energy of a smaller size
         smaller = tl.where(last < 0, 0, tl.load(counts + tl.minimum(tl.maximum(last, 0), ENERGIES - 1)))
         taken = tl.sum((blocks - smaller).to(tl.int64) * more, axis=1)
         low += gap * tl.sum((taken > spare).to(tl.int32), axis=0)
@@ -142,7 +150,7 @@ def _form(forms, size):
 
 @triton.jit
 def _magnitudes(values, inverse, step, low, high, most):
-    """How many low steps values have, how many ones each has to be told beyond the high bits, and all bits for them."""
+    """Return magnitudes in low steps, the ones in each unary code (negative: no code), and the bits of all codes."""
     factor = inverse * tl.div_rn(0.0 * step + 1.0, step) * (1 << low).to(tl.float32)
     magnitudes = tl.minimum((tl.abs(values) * factor).to(tl.int32), most)
     more = (magnitudes >> low) - ((1 << high) - 1)
@@ -151,7 +159,10 @@ def _magnitudes(values, inverse, step, low, high, most):
 
 @triton.jit
 def _store_rest(wire, more, rest):
-    """Of values of 0 and more so many ones and a zero, in turns; what they leave of their words is zero already."""
+    """Store the unary codes of all n >= 0 in ``more``, n ones and a zero each, interleaved: first bits first.
+
+    The unused end of the rest must be zero already.
+    """
     word, unfinished, written = 0, 0, 0
     turns = tl.where(rest > 0, tl.max(more, axis=0) + 1, 0)
     for turn in range(turns):
@@ -170,14 +181,17 @@ def _store_rest(wire, more, rest):
 
 @triton.jit
 def _store_word(wire, index, word):
-    """32 bits: a wire may start anywhere."""
+    """Store 32 bits byte by byte, because a wire may start anywhere."""
     byte = tl.arange(0, 4)
     tl.store(wire + 4 * index + byte, ((word >> (8 * byte)) & 255).to(tl.uint8))
 
 
 @triton.jit(do_not_specialize=["n", "channels", "length", "seed"])
 def encode_coded_kernel(x, n, wire, means, sizes, starts, forms, channels, length, seed, FORM: tl.constexpr):
-    """Behind the means the wire must hold zeros: those that are between what blocks tell stay."""
+    """Encode one block per program.
+
+    The wire after the means must hold zeros: the gaps between the parts of blocks are not written.
+    """
     values, largest, usual, power, squares = _rotated(x, n, means, channels, length, seed, FORM)
     block, blocks = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     size = tl.load(sizes + block)
@@ -221,7 +235,10 @@ def _padded(blocks):
 
 @triton.jit
 def _load_rest(wire, room, present, bits):
-    """The inverse of _store_rest, for values that are present. Beyond so many bits, and beyond the room, are zeros."""
+    """Decode the unary codes of the values that are present: the inverse of _store_rest.
+
+    Places from ``bits`` or ``room`` on read as zeros.
+    """
     more, count, read, turn = tl.zeros([TILE], tl.int32), tl.sum(present, axis=0), 0, 0
     while (count > 0) & (turn < MOST_STEPS):
         place = read + tl.cumsum(present, 0) - 1
@@ -237,7 +254,10 @@ def _load_rest(wire, room, present, bits):
 
 @triton.jit(do_not_specialize=["n", "words", "channels", "length"])
 def decode_coded_kernel(wire, out, n, means, sizes, starts, forms, words, channels, length, FORM: tl.constexpr):
-    """The inverse of encode_coded_kernel. On a damaged wire blocks may reach beyond its end: there it counts as zeros."""
+    """Decode one block per program: the inverse of encode_coded_kernel.
+
+    On a damaged wire blocks may reach beyond its end, where it reads as zeros.
+    """
     block, blocks = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     low, high, rest, _ = _form(forms, tl.load(sizes + block))
     first = 4 * tl.load(starts + block)

@@ -1,6 +1,6 @@
-"""Values to packed codes and back, each in one pass: search, scale, round and pack; unpack and look up.
+"""Quantization to packed codes and back, each in one pass: search, scale, round and pack; unpack and look up.
 
-Every program has one block of 2048 codes. What is left of a tensor beyond whole blocks is a launch of its own, of one
+Every program has one block of 2048 codes. The remainder of a tensor after full blocks is a separate launch of one
 program.
 """
 
@@ -23,8 +23,8 @@ from thinpipe.codecs.kernels.cuda.planes import (
 ROUND = tl.constexpr(12582912.0)
 ROUND_BITS = tl.constexpr(0x4B400000)
 
-# What buckets are written with, float32 values in memory: the last value of each, its p, its offset and scale side by
-# side, and at last 1 if every p is 1. Codebooks have the thresholds between their values alone.
+# Quantization parameters of buckets, float32 values: the last value of each, its p, its offset and scale as a pair, and
+# finally 1 if every p is 1. Codebooks have only the thresholds between their values.
 MOST_BUCKETS = 256
 FACTORS = tl.constexpr(MOST_BUCKETS)
 PAIRS = tl.constexpr(2 * MOST_BUCKETS)
@@ -36,8 +36,9 @@ LOOKED_UP = tl.constexpr(12)  # bits of codes, at most, whose values are looked 
 
 @triton.jit
 def bucket_of(values, thresholds, BUCKETS: tl.constexpr):
-    """How many of the first BUCKETS - 1 rising thresholds lie below each value: up to eight one by one, of more the
-    quarters, then by halving.
+    """Return how many of the first BUCKETS - 1 rising thresholds are below each value.
+
+    Up to eight buckets use a linear search; more, the quarters and then a binary search.
     """
     FIRST: tl.constexpr = BUCKETS if BUCKETS <= 8 else 4
     STEP: tl.constexpr = BUCKETS // FIRST
@@ -55,7 +56,10 @@ def bucket_of(values, thresholds, BUCKETS: tl.constexpr):
 
 @triton.jit
 def _codes_of(values, parameters, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr):
-    """bucket * 2^LEVEL_BITS + round((x*p - offset)*scale), as every machine computes it; without levels, the bucket."""
+    """Return bucket * 2^LEVEL_BITS + round((x*p - offset)*scale), bit-identical on every machine.
+
+    Without levels, return the bucket.
+    """
     if LEVEL_BITS == 0:
         return bucket_of(values, parameters, BUCKETS)
     else:
@@ -69,7 +73,7 @@ def _codes_of(values, parameters, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexp
             bucket = bucket_of(values, parameters, BUCKETS)
             if ~ordinary:
                 values = values * tl.load(parameters + FACTORS + bucket)
-            pair = tl.load((parameters + PAIRS).to(tl.pointer_type(tl.int64)) + bucket)  # of one load
+            pair = tl.load((parameters + PAIRS).to(tl.pointer_type(tl.int64)) + bucket)  # one load for both
             offset = pair.to(tl.int32).to(tl.float32, bitcast=True)
             scale = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True)
             base = bucket << LEVEL_BITS
@@ -80,7 +84,7 @@ def _codes_of(values, parameters, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexp
 
 @triton.jit
 def encode_kernel(x, wire, parameters, header, BITS: tl.constexpr, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr):
-    """A whole block for every program."""
+    """Encode one full block per program."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     values = tl.load(x + start + tl.arange(0, BLOCK)).to(tl.float32)
     codes = _codes_of(values, parameters, BUCKETS, LEVEL_BITS)
@@ -91,7 +95,7 @@ def encode_kernel(x, wire, parameters, header, BITS: tl.constexpr, BUCKETS: tl.c
 def encode_rest_kernel(
     x, n, wire, parameters, header, BITS: tl.constexpr, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr
 ):
-    """What whole blocks leave: values are loaded piece by piece, as their codes lie."""
+    """Encode the remainder after full blocks; values are loaded piece by piece, in the order of their codes."""
     start = tl.cast(n, tl.int64) // BLOCK * BLOCK
     piece = tl.cast(tl.cdiv(n - start, 8), tl.int32)
     index = tl.arange(0, BLOCK)
@@ -104,9 +108,9 @@ def encode_rest_kernel(
 
 @triton.jit
 def table_kernel(wire, table, BITS: tl.constexpr, BUCKETS: tl.constexpr, LEVEL_BITS: tl.constexpr, SIZE: tl.constexpr):
-    """What decoding wants of the header: the value of every code; of many, each bucket's least value and extent.
+    """Store the table for decoding: the value of every code; of many codes, each bucket's least value and extent.
 
-    As thinpipe.codecs.layout.bucket_values; without levels, the header itself.
+    As in thinpipe.codecs.layout.bucket_values; without levels, the table is the header itself.
     """
     code = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     if LEVEL_BITS == 0:
@@ -131,7 +135,7 @@ def table_kernel(wire, table, BITS: tl.constexpr, BUCKETS: tl.constexpr, LEVEL_B
 
 @triton.jit
 def _values_of(codes, table, BITS: tl.constexpr, LEVEL_BITS: tl.constexpr):
-    """The value of every code, from what table_kernel has made."""
+    """Return the value of every code, from the table of table_kernel."""
     if BITS <= LOOKED_UP:
         return tl.load(table + codes)
     else:
@@ -147,7 +151,10 @@ def _values_of(codes, table, BITS: tl.constexpr, LEVEL_BITS: tl.constexpr):
 
 @triton.jit
 def _divided(product, levels: tl.constexpr):
-    """product / levels, correctly rounded: twice corrected by what is left, which takes a third of a division's time."""
+    """Return product / levels, correctly rounded.
+
+    Two corrections by the remainder take a third of a division's time.
+    """
     inverse = tl.full(product.shape, 1.0 / levels, tl.float64)
     divisor = tl.full(product.shape, levels, tl.float64)
     quotient = product * inverse
@@ -157,7 +164,7 @@ def _divided(product, levels: tl.constexpr):
 
 @triton.jit
 def decode_kernel(wire, table, out, header, BITS: tl.constexpr, LEVEL_BITS: tl.constexpr):
-    """The inverse of encode_kernel."""
+    """Decode one full block per program: the inverse of encode_kernel."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     codes = load_codes(wire + header + start // 8 * BITS, BITS, BLOCK)
     values = _values_of(codes, table, BITS, LEVEL_BITS)
@@ -166,7 +173,7 @@ def decode_kernel(wire, table, out, header, BITS: tl.constexpr, LEVEL_BITS: tl.c
 
 @triton.jit(do_not_specialize=["n"])
 def decode_rest_kernel(wire, table, out, n, header, BITS: tl.constexpr, LEVEL_BITS: tl.constexpr):
-    """The inverse of encode_rest_kernel."""
+    """Decode the remainder after full blocks: the inverse of encode_rest_kernel."""
     start = tl.cast(n, tl.int64) // BLOCK * BLOCK
     codes = load_short_codes(wire + header + start // 8 * BITS, n - start, BITS, BLOCK)
     places = start + tl.arange(0, BLOCK)

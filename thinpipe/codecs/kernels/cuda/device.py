@@ -1,4 +1,4 @@
-"""What the kernels share: a barrier between all programs of a launch, order-preserving keys, sample places."""
+"""Device functions that the kernels share: a spin barrier for all programs, order-preserving keys, sample places."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ MOST_PROGRAMS = tl.constexpr(512)  # of a launch
 
 @triton.constexpr_function
 def bits_of(count):
-    """The number that two must be raised to for a power of two."""
+    """Return the exponent of a power of two."""
     return count.bit_length() - 1
 
 
 @triton.jit
 def wait_for_all(counter, arrivals):
-    """Go on when ``arrivals`` programs have come: everything they stored before is seen after.
+    """Wait at a spin barrier until ``arrivals`` programs have arrived; what they stored before is visible afterwards.
 
-    All programs of the launch must be running at once: the launch is a cooperative one. What was loaded before may
-    still be in a processor's first cache: what changes is loaded around it (``.cg``), or lies where nothing was loaded.
+    All programs of the launch must run at once: the launch is a cooperative one. The L1 cache of a multiprocessor may
+    still hold what was loaded before: values that change are loaded past it (``.cg``), or lie where nothing was loaded.
     """
     tl.debug_barrier()
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
-    # One thread looks, and only loads: memory adds to one place about every 27 cycles, and whoever looked by adding
-    # would keep those waiting who have yet to arrive.
+    # One thread polls, and with loads only: atomic adds to one place take about 27 cycles each, and polling by adding
+    # would delay the programs that have yet to arrive.
     lanes = tl.arange(0, 128)
     while tl.max(tl.load(counter + 0 * lanes, mask=lanes == 0, other=0, volatile=True), axis=0) < arrivals:
         pass
@@ -43,14 +43,14 @@ def greater(a, b):
 
 @triton.jit
 def total(parts, step, programs):
-    """The sum of what the first so many programs stored, each ``step`` behind the last."""
+    """Return the sum of what the first ``programs`` programs stored, each ``step`` after the last."""
     lanes = tl.arange(0, MOST_PROGRAMS)
     return tl.sum(tl.load(parts + step * lanes, mask=lanes < programs, other=0, cache_modifier=".cg"), axis=0)
 
 
 @triton.jit
 def store_extent(extents, low, high, there):
-    """The least and the greatest of this program's values, never -0, and NaN if one of them is not finite."""
+    """Store the minimum and the maximum of this program's values, never -0; and 0, or NaN if one is not finite."""
     mine = extents + tl.program_id(0)
     tl.store(mine, tl.min(tl.where(there, low, float("inf")), axis=0) + 0.0)
     tl.store(mine + MOST_PROGRAMS, tl.max(tl.where(there, high, float("-inf")), axis=0) + 0.0)
@@ -59,7 +59,7 @@ def store_extent(extents, low, high, there):
 
 @triton.jit
 def whole_extent(extents):
-    """The least and the greatest value of all programs' parts, and 0 if every value is finite, else NaN."""
+    """Return the minimum and the maximum of all programs' parts, and 0 if every value is finite, else NaN."""
     programs = tl.arange(0, MOST_PROGRAMS)
     running = programs < tl.num_programs(0)
     low = tl.min(tl.load(extents + programs, mask=running, other=float("inf"), cache_modifier=".cg"), axis=0)
@@ -70,7 +70,7 @@ def whole_extent(extents):
 
 @triton.jit
 def key_of(x):
-    """The bits of a float32 as an int32 whose order is the order of the floats; -0 has the key of 0."""
+    """Return the bits of a float32 as an int32 whose order is the order of the floats; -0 has the key of 0."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, -0x80000000 - bits, bits)
 
@@ -82,16 +82,16 @@ def float_of(key):
 
 @triton.jit
 def negative(x):
-    """1 where a float32 has its sign bit, 0 elsewhere: a difference's sign costs less to count than a comparison.
+    """Return 1 where a float32 has its sign bit, 0 elsewhere: counting signs of differences is cheaper than comparing.
 
-    Of two zeros a - b is -0 only if a is -0: what a value is held against must not be.
+    Of two zeros a - b is -0 only if a is -0: what a value is subtracted from must not be -0.
     """
     return (x.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)
 
 
 @triton.jit
 def sample_places(index, stride):
-    """A random place in each of many equal stretches: the same ones every time."""
+    """Return a pseudo-random place in each of many equal strata: the same ones every time."""
     mixed = index.to(tl.uint32)  # murmur3's finalizer
     mixed = (mixed ^ (mixed >> 16)) * 0x85EBCA6B
     mixed = (mixed ^ (mixed >> 13)) * 0xC2B2AE35
@@ -102,7 +102,7 @@ def sample_places(index, stride):
 
 @triton.jit
 def plain(values, MAGNITUDE: tl.constexpr):
-    """Values as float32; or their magnitudes, where NaN counts as infinity."""
+    """Return values as float32; or their magnitudes, where NaN counts as infinity."""
     values = values.to(tl.float32)
     if MAGNITUDE:
         values = tl.where(values != values, float("inf"), tl.abs(values))
@@ -111,7 +111,7 @@ def plain(values, MAGNITUDE: tl.constexpr):
 
 @triton.jit
 def bucket_affine(lo, hi, levels):
-    """What values between lo and hi are quantized with, as thinpipe.codecs.layout.bucket_affine has it."""
+    """Return the factor, offset and scale for values from lo to hi, as in thinpipe.codecs.layout.bucket_affine."""
     span = hi.to(tl.float64) - lo.to(tl.float64)
     factor = tl.where(span > 2.0**126, 2.0**-3, tl.where((span > 0) & (span < 2.0**-96), 2.0**100, 1.0)).to(tl.float64)
     offset = (lo.to(tl.float64) * factor).to(tl.float32)
@@ -121,7 +121,7 @@ def bucket_affine(lo, hi, levels):
 
 @triton.jit
 def store_bytes(wire, index, values, mask=None):
-    """float32 values byte by byte: a wire may start anywhere."""
+    """Store float32 values byte by byte, because a wire may start anywhere."""
     bits = values.to(tl.int32, bitcast=True)
     for byte in tl.static_range(4):
         tl.store(wire + 4 * index + byte, ((bits >> (8 * byte)) & 255).to(tl.uint8), mask=mask)
@@ -129,7 +129,7 @@ def store_bytes(wire, index, values, mask=None):
 
 @triton.jit
 def load_bytes(wire, index, mask):
-    """The inverse of store_bytes; 0 where the mask is off."""
+    """Load float32 values byte by byte, the inverse of store_bytes; 0 where the mask is off."""
     bits = tl.zeros(index.shape, tl.int32)
     for byte in tl.static_range(4):
         bits |= tl.load(wire + 4 * index + byte, mask=mask, other=0).to(tl.int32) << (8 * byte)

@@ -1,7 +1,7 @@
-"""Rotated blocks to packed codes of normal levels and back, each in one pass, as thinpipe.codecs.gauss has it.
+"""Rotated Lloyd-Max quantization: blocks to packed codes and back, each in one pass, as in thinpipe.codecs.gauss.
 
-Programs, spans and what whole spans leave are as in tiles.py. Before them a small launch finds the means of channels,
-or reads them from the wire, which may start at any byte, into memory of their own.
+Programs, spans and the remainder after full spans are as in tiles.py. Before them a small launch computes the means of
+channels, or copies them from the wire, which may start at any byte, to memory of their own.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ SAMPLES = tl.constexpr(GAUSS_SAMPLES)
 SEED = tl.constexpr(GAUSS_SEED)
 STRANDS = tl.constexpr(GAUSS_STRANDS)
 ALIGN = tl.constexpr(HEADER_ALIGN)
-CHANNELS = tl.constexpr(32)  # whose means a program finds
-READ = tl.constexpr(1024)  # means that a program reads
+CHANNELS = tl.constexpr(32)  # per program that computes means
+READ = tl.constexpr(1024)  # means per program that reads them
 ONE = tl.constexpr(0x3F800000)
 INFINITY = tl.constexpr(0x7F800000)
 
-# How means belong to values: of places in turn, of which whole blocks make a round, or any number; of runs of neighbours.
+# How means belong to values: in rounds of places, of complete blocks or of any length; or in runs of neighbours.
 WHOLE_BLOCKS = tl.constexpr(1)
 IN_TURN = tl.constexpr(2)
 RUNS = tl.constexpr(3)
-UNBIASED = 4  # added to one of them
+UNBIASED = 4  # added to one of these forms
 
 reach_of = triton.constexpr_function(gauss_reach)
 
 
 @triton.constexpr_function
 def span_of(tile):
-    """Values of a program: a rotated block or one of packed codes, whichever is larger, so that all are whole."""
+    """Return the values of a program: a rotated block or a block of packed codes, whichever is larger."""
     return max(tile, BLOCK)
 
 
 def form_of(channels: int, inner: int, tile: int, span: int) -> tuple[int, int]:
-    """The form of means, 0 for none, and its length: how many there are in turn, or values in a run."""
+    """Return the form of means, 0 for none, and its length: the means of a round, or the values of a run."""
     if inner >= span:
         return RUNS.value, inner
     every = channels * inner
@@ -74,7 +74,7 @@ def nearest_bfloat16(x):
 
 @triton.jit(do_not_specialize=["n", "channels", "inner"])
 def channel_means_kernel(x, n, wire, means, channels, inner):
-    """Means of a sample of each channel, to the wire and to memory."""
+    """Compute the means of a sample of each channel, and write them to the wire and to memory."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
     of_each = tl.cast(n, tl.int64) // channels
@@ -105,7 +105,7 @@ def read_means_kernel(wire, means, channels):
 
 @triton.jit
 def means_at(means, start, channels, length, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr):
-    """The mean that belongs to every value of a span; 0 without means."""
+    """Return the mean that belongs to every value of a span; 0 without means."""
     place = tl.arange(0, SPAN)
     if FORM & 3 == WHOLE_BLOCKS:
         rounds = length // TILE
@@ -128,7 +128,7 @@ def means_at(means, start, channels, length, TILE: tl.constexpr, SPAN: tl.conste
 
 @triton.jit
 def change_signs(values, start, seed, SPAN: tl.constexpr, TILE: tl.constexpr):
-    """Values times the signs of thinpipe.codecs.layout.gauss_signs."""
+    """Multiply values by the signs of thinpipe.codecs.layout.gauss_signs."""
     place = tl.arange(0, SPAN)
     block = (start // TILE).to(tl.int32) + place // TILE + seed
     mixed = block * BLOCK_FACTOR + place % TILE * PLACE_FACTOR
@@ -138,13 +138,13 @@ def change_signs(values, start, seed, SPAN: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def header_size(channels, blocks):
-    """Bytes of the header."""
+    """Return the size of the header in bytes."""
     return (tl.cast(channels, tl.int64) + blocks + SEED + (ALIGN // 2 - 1)) // (ALIGN // 2) * ALIGN
 
 
 @triton.jit
 def tell_seed(wire, channels, blocks, seed):
-    """The end of a header: up to 18 bytes."""
+    """Write the end of a header: the seed and the padding, up to 18 bytes."""
     place = tl.arange(0, 2 * ALIGN)
     at = 2 * (tl.cast(channels, tl.int64) + blocks) + place
     told = tl.where(place < 4, seed >> (8 * tl.minimum(place, 3)), 0)
@@ -162,7 +162,7 @@ def _codes_of(
     values, start, wire, tables, blocks, channels, seed,
     BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """The codes of centred values; the scales of their blocks, those that there are, go to the wire.
+    """Return the codes of centred values, and write the scales of the existing blocks to the wire.
 
     tables: HALF boundaries, of which the last is infinity, then as many positive levels.
     """
@@ -174,7 +174,7 @@ def _codes_of(
     if tl.min(usual.to(tl.int32), axis=0) == 0:
         rows = tl.where(spread(usual.to(tl.int32), COUNT)[:, None] > 0, rows, 0.0)
     power = tl.where(usual, largest.to(tl.int32, bitcast=True) & INFINITY, ONE)
-    inverse = (0x7F000000 - power).to(tl.float32, bitcast=True)  # the exponents of both are 254 together
+    inverse = (0x7F000000 - power).to(tl.float32, bitcast=True)  # the biased exponents of both sum to 254
     if BITS < BY_LARGEST or FORM > RUNS:
         components = rows * spread(inverse * 256.0, COUNT)[:, None]
         total = spread(tl.sum((components * components).to(tl.int32), axis=1), COUNT)
@@ -204,7 +204,7 @@ def _codes_of(
 def encode_gauss_kernel(
     x, wire, means, tables, blocks, channels, length, seed, BITS: tl.constexpr, TILE: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """A whole span for every program."""
+    """Encode one full span per program."""
     SPAN: tl.constexpr = span_of(TILE)
     start = tl.program_id(0).to(tl.int64) * SPAN
     values = tl.load(x + start + tl.arange(0, SPAN)).to(tl.float32)
@@ -218,7 +218,7 @@ def encode_rest_kernel(
     x, n, wire, means, tables, channels, length, spare, seed,
     BITS: tl.constexpr, TILE: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """One program for what whole spans leave."""
+    """Encode the remainder after full spans, with one program."""
     SPAN: tl.constexpr = span_of(TILE)
     start = tl.cast(n, tl.int64) // SPAN * SPAN
     blocks = tl.cdiv(n, TILE)
@@ -247,7 +247,7 @@ def _values_of(
 def decode_gauss_kernel(
     wire, out, means, levels, blocks, channels, length, BITS: tl.constexpr, TILE: tl.constexpr, FORM: tl.constexpr
 ):
-    """The inverse of encode_gauss_kernel."""
+    """Decode one full span per program: the inverse of encode_gauss_kernel."""
     SPAN: tl.constexpr = span_of(TILE)
     start = tl.program_id(0).to(tl.int64) * SPAN
     codes = load_codes(wire + header_size(channels, blocks) + start // 8 * BITS, BITS, SPAN)
@@ -259,7 +259,7 @@ def decode_gauss_kernel(
 def decode_rest_kernel(
     wire, out, n, means, levels, blocks, channels, length, BITS: tl.constexpr, TILE: tl.constexpr, FORM: tl.constexpr
 ):
-    """The inverse of encode_rest_kernel."""
+    """Decode the remainder after full spans: the inverse of encode_rest_kernel."""
     SPAN: tl.constexpr = span_of(TILE)
     start = tl.cast(n, tl.int64) // SPAN * SPAN
     count = tl.cast(blocks, tl.int64) * TILE - start

@@ -1,4 +1,4 @@
-"""From the edges of buckets: the header of the wire, and what values are quantized with."""
+"""The header of the wire and the quantization parameters, computed from the edges of buckets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LANES = tl.constexpr(MOST_BUCKETS)
 
 @triton.jit
 def write_header(wire, edges, parameters, extent, buckets, level_bits, zero):
-    """As thinpipe.codecs.layout.bucket_affine has it. NaN or infinity anywhere: a header of NaN, and codes 0.
+    """Write the header and the quantization parameters, as in thinpipe.codecs.layout.bucket_affine.
 
-    The last values of buckets, among the parameters, are not those of the header under +zero, which moves them: they
-    say which bucket a value is in.
+    If a value is NaN or infinite, the header is NaN and all codes are 0. The last values of buckets among the
+    parameters decide which bucket a value is in. Under +zero they differ from those of the header, which +zero moves.
     """
     low, high, odd = extent
     finite = odd == 0
@@ -42,8 +42,8 @@ def write_header(wire, edges, parameters, extent, buckets, level_bits, zero):
 
 @triton.jit
 def _moved_to_zero(lo, hi, level_bits, levels):
-    """The ends of the bucket with values of both signs, as thinpipe.codecs.layout.move_to_zero has it."""
-    both = (lo < 0) & (hi > 0)  # not of NaN
+    """Return the ends with those of the bucket around zero moved, as in thinpipe.codecs.layout.move_to_zero."""
+    both = (lo < 0) & (hi > 0)  # false for NaN
     low, high = tl.where(both, lo, -1.0).to(tl.float64), tl.where(both, hi, 1.0).to(tl.float64)
     step = (high - low) / levels
     exponent = (step.to(tl.int64, bitcast=True) >> 52) - 1022 - (24 - level_bits)

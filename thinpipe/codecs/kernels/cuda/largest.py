@@ -1,11 +1,11 @@
-"""Keeping the largest values in the tensor's order, and putting them back: blocks count first, then know their place.
+"""Top-k sparsification: keeps the largest values in the tensor's order, by counts and prefix sums, and puts them back.
 
-A block is one warp's, 512 values at a time, 16 of a thread: as they are loaded, VECTOR in a row, then those of the next
-thread, and behind the last thread's the next ones of the first. So that one sum over the threads says where each of
-these rows begins, a thread has the counts of all its rows in one number, each in a field of its own.
+A block belongs to one warp, which processes 512 values at a time, 16 per thread. They are in load order: VECTOR in a
+row, then those of the next thread, and after the last thread's the next ones of the first. Each thread packs the counts
+of all its rows into fields of one number, so that one prefix sum over the threads gives the start of every row.
 
-Blocks are counted in groups. What all groups before its own counted, every block sums up for itself: that takes less
-time than one more launch.
+Blocks are counted in groups. Every block adds up the counts of all groups before its own itself: that takes less time
+than one more launch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from thinpipe.codecs.kernels.cuda.reading import EACH, columns_of, span_of
 
 THREADS = tl.constexpr(32)
 STEP = tl.constexpr(THREADS.value * EACH.value)  # values at a time
-BYTES = tl.constexpr(STEP.value // 8)  # of a mask
+BYTES = tl.constexpr(STEP.value // 8)  # of a step's mask
 SOME = tl.constexpr(4)  # steps at once where values are only counted
 GROUP = tl.constexpr(4)  # blocks that one program counts
-WARPS = tl.constexpr(4)  # of such a program
+WARPS = tl.constexpr(4)  # per counting program
 SUMS = tl.constexpr(512)  # groups that a block sums up at a time
 BLOCKS = tl.constexpr(SUMS.value * GROUP.value)  # at most, unless they would have more than 32 steps
 
 
 def parts_of(x: Tensor) -> tuple[int, int, int, Tensor]:
-    """Steps of a block, blocks, groups, and memory for their counts.
+    """Return the steps of a block, the number of blocks and of groups, and memory for their counts.
 
     Steps are a multiple of SOME: enough blocks for all processors, and not too many to sum up, SUMS groups in an int32.
     """
-    n, shortest = x.numel(), SOME.value * STEP.value * BLOCKS.value  # values of so many blocks with the fewest steps
+    n, shortest = x.numel(), SOME.value * STEP.value * BLOCKS.value  # values of BLOCKS blocks with the fewest steps
     steps = SOME.value * max(min(8, -(-n // shortest)), min(256, n // (4 * shortest)))
     blocks = -(-n // (steps * STEP.value))
     groups = -(-blocks // GROUP.value)
@@ -42,7 +42,10 @@ def parts_of(x: Tensor) -> tuple[int, int, int, Tensor]:
 
 @triton.jit
 def _load_values(x, places, whole, n):
-    """Values; 0 beyond the last one. whole: there is none beyond."""
+    """Load values as float32; 0 beyond the last one.
+
+    ``whole``: none is beyond, so no mask is needed.
+    """
     if whole:
         values = tl.load(x + places).to(tl.float32)
     else:
@@ -52,14 +55,14 @@ def _load_values(x, places, whole, n):
 
 @triton.jit
 def _sum_of_threads(each, VECTOR: tl.constexpr):
-    """Of each block the sums of every thread: nothing moves between threads."""
+    """Return the sums of every thread for each block; no data moves between threads."""
     rows = tl.reshape(each, [GROUP, SOME * STEP // (WARPS * THREADS * VECTOR), WARPS * THREADS, VECTOR])
     return tl.sum(tl.sum(rows, axis=3), axis=1)
 
 
 @triton.jit(do_not_specialize=["n", "steps"])
 def count_largest_kernel(x, n, threshold, counts, steps):
-    """Of every block: how many magnitudes are above the threshold, and 32 bits further up, how many equal it."""
+    """Count, in every block, the magnitudes above the threshold and, 32 bits further up, those equal to it."""
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # 16 bytes
     limit = tl.load(threshold)
     counted = tl.zeros([GROUP, WARPS * THREADS], tl.int32)
@@ -71,23 +74,23 @@ def count_largest_kernel(x, n, threshold, counts, steps):
         counted += _sum_of_threads(each, VECTOR)
     aboves, equals = tl.sum(counted & 0xFFFF, axis=1), tl.sum(counted >> 16, axis=1)
     if limit == 0:
-        beyond = tl.maximum(first + steps * STEP - tl.maximum(n, first), 0)  # zeros that are not there
+        beyond = tl.maximum(first + steps * STEP - tl.maximum(n, first), 0)  # zeros beyond the last value
         equals -= beyond.to(tl.int32)
-    if limit == float("inf"):  # as which NaN counts
+    if limit == float("inf"):  # NaN counts as infinity
         aboves, equals = tl.zeros([GROUP], tl.int32), equals + aboves
     _store_counts(counts, aboves.to(tl.int64) | equals.to(tl.int64) << 32)
 
 
 @triton.jit
 def _group(size):
-    """Where each block of this program's group begins, and where the last one ends."""
+    """Return where each block of this program's group begins, and where the last one ends."""
     first = tl.program_id(0).to(tl.int64) * GROUP * size
     return first + tl.arange(0, GROUP) * size, first + GROUP * size
 
 
 @triton.jit
 def _store_counts(counts, each):
-    """Those of a group's blocks, each with all before it in the group; and behind those of all groups, the group's sum."""
+    """Store the prefix sum of the counts over a group's blocks; and, after those of all groups, the group's sum."""
     group, groups = tl.program_id(0), tl.num_programs(0)
     tl.store(counts + group * GROUP + tl.arange(0, GROUP), tl.cumsum(each, axis=0))
     tl.store(counts + groups * GROUP + group, tl.sum(each, axis=0))
@@ -105,7 +108,11 @@ def _equal(counts):
 
 @triton.jit
 def _before(counts):
-    """What blocks before this program's have above the threshold and equal to it; above it in all; equal to it here."""
+    """Return the counts before and in this program's block.
+
+    These are those above the threshold and those equal to it in all blocks before; above it in all blocks; equal to it
+    in this block.
+    """
     block, groups = tl.program_id(0), tl.cdiv(tl.num_programs(0), GROUP)
     in_group = tl.load(counts + block - 1, mask=block % GROUP > 0, other=0)
     here = _equal(tl.load(counts + block) - in_group)
@@ -138,7 +145,7 @@ def _load_float(wire, index, mask, ALIGNED: tl.constexpr):
 
 @triton.constexpr_function
 def column(i):
-    """Where columns_of has the i-th value of a thread."""
+    """Return the index, in the result of columns_of, of the i-th value of a thread."""
     return int(f"{i:04b}"[::-1], 2)
 
 
@@ -149,30 +156,30 @@ def ones(bits):
 
 @triton.jit
 def _sum_rows(counts):
-    """Of the counts of each thread: those of all threads before, and of all together."""
+    """Return the exclusive prefix sum of the counts over the threads, and their total."""
     return tl.cumsum(counts, axis=0) - counts, tl.sum(counts, axis=0)
 
 
 @triton.jit
 def _field(counts, ROW: tl.constexpr, VECTOR: tl.constexpr):
-    """The count of a row among those of all rows."""
+    """Return the count of one row from the packed counts of all rows."""
     WIDTH: tl.constexpr = 64 * VECTOR // EACH
     return ((counts >> (WIDTH * ROW)) & ones(WIDTH)).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["n", "kept", "steps"])
 def keep_largest_kernel(x, n, wire, threshold, counts, kept, steps, AS_BITS: tl.constexpr, ALIGNED: tl.constexpr):
-    """Write the values of a block above the threshold, and of those equal to it the first ones of the tensor.
+    """Write a block's values above the threshold, and the first values of the tensor that are equal to it.
 
     counts: those of count_largest_kernel.
     """
-    values = _load_step(x, _begin(steps), n)  # which come while counts are summed up
+    values = _load_step(x, _begin(steps), n)  # prefetch: they are loaded while counts are summed up
     above, equal, in_all, here = _before(counts)
     missing = kept - in_all  # values equal to the threshold that fill up the count
     place = above + tl.minimum(equal, missing)
     missing -= equal
     limit = tl.load(threshold)
-    if (here > 0) & (missing > 0) | (limit == float("inf")):  # as which NaN counts
+    if (here > 0) & (missing > 0) | (limit == float("inf")):  # NaN counts as infinity
         _keep(x, n, wire, limit, values, place, missing, kept, steps, AS_BITS, ALIGNED, True)
     else:
         _keep(x, n, wire, limit, values, place, missing, kept, steps, AS_BITS, ALIGNED, False)
@@ -180,7 +187,7 @@ def keep_largest_kernel(x, n, wire, threshold, counts, kept, steps, AS_BITS: tl.
 
 @triton.jit
 def _begin(steps):
-    """Of this program's block."""
+    """Return the first place of this program's block."""
     return tl.program_id(0).to(tl.int64) * steps * STEP
 
 
@@ -194,9 +201,10 @@ def _keep(
     x, n, wire, limit, following, place, missing, kept, steps,
     AS_BITS: tl.constexpr, ALIGNED: tl.constexpr, EQUALS: tl.constexpr,
 ):  # fmt: skip
-    """The values of a block from a place in the wire on. EQUALS: so many of those equal to the limit are missing yet.
+    """Write the kept values of a block from a place in the wire on.
 
-    following: those of the first step. The next ones come while one is written.
+    EQUALS: ``missing`` values equal to the limit are still needed. following: the values of the first step. Each step
+    loads the next values while it writes its own.
     """
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # 16 bytes
     positions = wire + 4 * tl.cast(kept, tl.int64)
@@ -225,7 +233,7 @@ def _store_taken(
     wire, positions, values, taken, start, place,
     VECTOR: tl.constexpr, AS_BITS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Values that are taken, one behind the other; and where they were, if not as bits -> how many they are."""
+    """Store the taken values without gaps, and their positions if these are not bits; return their number."""
     each, chosen = columns_of(values, VECTOR), columns_of(taken, VECTOR)
     counts = tl.zeros([THREADS], tl.int64)
     for i in tl.static_range(EACH):
@@ -247,7 +255,7 @@ def _store_taken(
 
 @triton.jit
 def _load_mask(mask, byte, n):
-    """Bytes of the mask; beyond the last value 0, whatever the mask says there."""
+    """Load bytes of the mask; bits beyond the last value are cleared."""
     left = n - byte * 8
     packed = tl.load(mask + byte, mask=left > 0, other=0).to(tl.int32)
     return packed & tl.where(left < 8, (1 << tl.maximum(left, 0).to(tl.int32)) - 1, 255)
@@ -276,10 +284,10 @@ def count_bits_kernel(wire, n, kept, counts, steps):
 
 @triton.jit(do_not_specialize=["n", "kept", "steps"])
 def place_by_bits_kernel(wire, out, n, kept, counts, steps, ALIGNED: tl.constexpr):
-    """The next value where a bit is set, zero elsewhere and once the values run out."""
+    """Store the next value where a bit is set, and zero elsewhere and after the last value."""
     VECTOR: tl.constexpr = 128 // out.dtype.element_ty.primitive_bitwidth
     mask, place = wire + 4 * tl.cast(kept, tl.int64), _before(counts)[0]
-    first = tl.arange(0, THREADS) * VECTOR  # of a row
+    first = tl.arange(0, THREADS) * VECTOR  # the first place of each thread in a row
     for step in range(steps):
         start = _begin(steps) + step * STEP
         bits, each = tl.zeros([THREADS], tl.int32), tl.zeros([THREADS], tl.int64)
@@ -301,7 +309,7 @@ def place_by_bits_kernel(wire, out, n, kept, counts, steps, ALIGNED: tl.constexp
 
 @triton.jit
 def _load_placed(wire, bits, before, in_all, left, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
-    """The values of a step, zero where a thread has no bit -> and how many there are."""
+    """Return the values of a step, zero where a thread's bit is not set, and their number."""
     found = tl.tuple([])
     for number in tl.static_range(EACH):
         index = _place_of(bits, before, in_all, column(number), VECTOR)
@@ -315,7 +323,7 @@ def _load_placed(wire, bits, before, in_all, left, VECTOR: tl.constexpr, ALIGNED
 
 @triton.jit
 def _place_of(bits, before, in_all, NUMBER: tl.constexpr, VECTOR: tl.constexpr):
-    """How many bits of a step lie before each thread's value of that number."""
+    """Return how many bits of a step precede each thread's value NUMBER."""
     ROW: tl.constexpr = NUMBER // VECTOR
     index = _field(before, ROW, VECTOR) + _count_ones((bits >> (ROW * VECTOR)) & ones(NUMBER % VECTOR))
     for other in tl.static_range(ROW):
@@ -325,7 +333,7 @@ def _place_of(bits, before, in_all, NUMBER: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "kept"])
 def place_by_index_kernel(wire, out, n, kept, ALIGNED: tl.constexpr):
-    """Values at their positions, into zeros; positions outside are passed over."""
+    """Scatter values to their positions in a tensor of zeros; positions out of range are ignored."""
     index = tl.program_id(0).to(tl.int64) * STEP + tl.arange(0, STEP)
     there = index < kept
     values = _load_float(wire, index, there, ALIGNED)

@@ -1,7 +1,7 @@
-"""Launches kernels, the second time and later without Triton's own binding of arguments, which takes longer.
+"""Launches of kernels, from the second one on without Triton's own binding of arguments, which takes longer.
 
-What is not compiled yet is compiled at once, all that the launches of a call need in threads beside each other, and a
-kernel by one process of a machine: the others wait, and find it in Triton's cache on disk.
+Missing kernels are compiled immediately: all of one call in parallel threads, and each kernel by one process of a
+machine. The other processes wait, and then load it from Triton's cache on disk.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import triton
 from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # Triton's interpreter on the CPU, for tests
-SILENT_S = 1.0  # so long nothing is said: kernels of Triton's cache are there sooner
+SILENT_S = 1.0  # delay of the message: kernels in Triton's cache are loaded sooner
 INT32 = (1 << 31) - 1
-LOCKS = 64  # files: two kernels that share one compile one after the other
+LOCKS = 64  # lock files: two kernels that share one are compiled one after the other
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 class Launch(NamedTuple):
-    """So many programs of a kernel. Its first argument is a tensor; constants follow the other arguments."""
+    """A launch of ``programs`` programs of a kernel. Its first argument is a tensor; constants follow the others."""
 
     kernel: Any
     programs: int
@@ -62,7 +62,7 @@ def launch(*launches: Launch) -> None:
 
 
 def _bind(each: Launch, device: int) -> tuple[tuple[Any, ...], list[int]]:
-    """What a kernel is compiled for, and what it is called with: addresses, which the driver need not look up."""
+    """Return the key that a kernel is compiled for, and its arguments: addresses, which the driver need not look up."""
     key: list[Any] = [id(each.kernel), device, each.constants, each.options.get("maxnreg")]
     values = []
     for argument in each.arguments:
@@ -70,7 +70,7 @@ def _bind(each: Launch, device: int) -> tuple[tuple[Any, ...], list[int]]:
             address = argument.data_ptr()
             key += (argument.dtype, address % 16 == 0)
             values.append(address)
-        else:  # types depend on how wide a number is; 1 and multiples of 16 have kernels of their own
+        else:  # types depend on the size of a number; Triton specializes kernels for 1 and multiples of 16
             key.append(1 if argument == 1 else 2 * (argument % 16 == 0) + 4 * (argument > INT32))
             values.append(argument)
     return tuple(key), values
@@ -100,7 +100,10 @@ def _said_after_a_while(names: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(each: Launch) -> Iterator[None]:
-    """While no other process of the machine compiles the same; where nothing can be written, side by side with them."""
+    """Hold a file lock, so that no other process of the machine compiles the same kernel.
+
+    Where nothing can be written there is no lock, and processes compile in parallel.
+    """
     what = repr((each.kernel.__name__, _bind(each, 0)[0][1:]))
     number = zlib.crc32(what.encode()) % LOCKS
     with contextlib.ExitStack() as stack:

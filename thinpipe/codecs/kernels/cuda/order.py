@@ -14,18 +14,18 @@ from thinpipe.codecs.kernels.cuda.reading import EACH, THREADS, room_for_all
 from thinpipe.codecs.kernels.cuda.sample import PART, SMALL_PART, thresholds_kernel
 from thinpipe.codecs.kernels.cuda.select import extent_kernel, header_number, read_kernel, select_kernel
 
-DIRECT = 1 << 14  # so few values need no sample
-READING = {"num_warps": 8, "maxnreg": 128}  # two programs run on a processor at once
+DIRECT = 1 << 14  # up to this size no sample is needed
+READING = {"num_warps": 8, "maxnreg": 128}  # two programs run on a multiprocessor at once
 COOPERATIVE = READING | {"launch_cooperative_grid": True}
 ONE_EACH = COOPERATIVE | {"maxnreg": 255}
-MOST_CUTS = 15  # of a launch
+MOST_CUTS = 15  # per launch
 
 
 def all_at_once(x: Tensor) -> tuple[int, dict[str, Any]]:
-    """As many programs as run at once and can wait for each other, and the options to launch them with.
+    """Return the number of programs that can run at once, and so wait for each other, and their launch options.
 
-    Of large tensors two on each processor. Of small ones, for which they wait more often for each other than for
-    memory, one, with all registers. Triton's interpreter runs one after the other, so one.
+    Large tensors have two programs per multiprocessor. Small ones, for which programs wait more often at barriers than
+    for memory, have one, with all registers. Triton's interpreter runs programs one after the other, so it has one.
     """
     if INTERPRETED:
         return 1, COOPERATIVE
@@ -39,7 +39,7 @@ def _processors(index: int | None) -> int:
 
 
 def slots_per_column(n: int, programs: int, cuts: int) -> int:
-    """Room for kept values: for all of a small tensor, else for twice as many as expected, and some."""
+    """Return the slots for kept values: all of a small tensor, else twice the expected number and a margin."""
     most = room_for_all(n, programs)
     return min(most, 48 + most * (2 + cuts) // 80)
 
@@ -47,10 +47,11 @@ def slots_per_column(n: int, programs: int, cuts: int) -> int:
 def order_statistics(
     x: Tensor, wire: Tensor, cuts: int, small: int, larger: int, *, buckets: tuple[int, int, bool] = (0, 0, False)
 ) -> tuple[Tensor, list[Launch]]:
-    """Memory that the values at cuts and after each will be in, and the launches for that.
+    """Return the memory for the values at each cut and after it, and the launches that compute them.
 
-    Cut i, from 1 on, comes before the value of rank ``i * small + min(i, larger)``. ``buckets``: how many, bits of
-    their levels, and whether one of these is zero; with them the wire's header is written. Without, magnitudes count.
+    Cut i, from 1 on, comes before the value of rank ``i * small + min(i, larger)``. ``buckets``: their number, the bits
+    of their levels, and whether one level is zero; with buckets the wire's header is written. Without, the order
+    statistics are those of magnitudes.
     """
     n, (programs, options) = x.numel(), all_at_once(x)
     sampled = n > DIRECT
@@ -74,7 +75,7 @@ def order_statistics(
 
 
 def extent(x: Tensor, wire: Tensor, level_bits: int, zero: bool) -> tuple[Tensor, list[Launch]]:
-    """The same for the one bucket of a tensor without cuts."""
+    """Return the memory and the launches for a tensor without cuts: one bucket, from its minimum to its maximum."""
     counters = torch.zeros(1, dtype=torch.int32, device=x.device)
     scratch = torch.empty(places.SPLITTER_VALUES.value, dtype=torch.float32, device=x.device)
     programs = min(places.MOST_PROGRAMS.value, 4 * _processors(x.device.index))

@@ -1,4 +1,4 @@
-"""What order statistics keep in the counters and in the scratch memory of a launch, and where."""
+"""Memory layout of order statistics: offsets in the counters and in the scratch memory of a launch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from thinpipe.codecs.kernels.cuda import codes
 from thinpipe.codecs.kernels.cuda.device import MOST_PROGRAMS
 from thinpipe.codecs.kernels.cuda.memory import Map
 
-CUTS = tl.constexpr(16)  # one more than are found at a time
-TARGETS = tl.constexpr(32)  # ranks that are searched for: of each cut two
+CUTS = tl.constexpr(16)  # one more than a launch finds
+TARGETS = tl.constexpr(32)  # ranks to search for: two for each cut
 INTERVALS = tl.constexpr(32)  # between thresholds (sample.py)
-SPLITTERS = tl.constexpr(1024)  # of which one idles
+SPLITTERS = tl.constexpr(1024)  # one is not used
 DRAWN_VALUES = tl.constexpr(2 * SPLITTERS.value)
-COPIES = tl.constexpr(4)  # of counts at most, so that programs seldom wait for each other
-LARGE = tl.constexpr(1 << 23)  # values of a tensor whose windows are first narrowed to one of a few bins (windows.py)
-DENSE = tl.constexpr(128)  # bins of all windows together in this round: counting takes time for each
-ROUNDS = tl.constexpr(4)  # behind it; in the last three all 32 bits of a key are found at the latest
-BINS = tl.constexpr(2048)  # of a window in these: 11 bits
+COPIES = tl.constexpr(4)  # of histograms at most, to reduce contention between atomic adds
+LARGE = tl.constexpr(1 << 23)  # from this size on, windows are first narrowed to one of a few bins (windows.py)
+DENSE = tl.constexpr(128)  # bins of all windows together in this round: each bin costs counting time
+ROUNDS = tl.constexpr(4)  # rounds after it; the last three resolve all 32 bits of a key
+BINS = tl.constexpr(2048)  # of a window in these rounds: 11 bits
 SLOTS = tl.constexpr(64)  # histograms of a round, with copies
-FEW = tl.constexpr(512)  # values, at most, that are collected instead of counted once more
+FEW = tl.constexpr(512)  # values, at most, that are collected instead of counted in another round
 LINE = tl.constexpr(32)  # values of a cache line
 
 # In the counters, int32, all zero at the launch.
@@ -27,19 +27,19 @@ _counters = Map()
 ARRIVED = _counters.take(1)
 ARRIVED_SAMPLING = _counters.take(1)
 FAILED = _counters.take(1)
-THRESHOLDS = _counters.take(1)  # how many there are
+THRESHOLDS = _counters.take(1)  # their number
 INTERVAL_COUNTS = _counters.take(2 * INTERVALS.value, align=LINE.value)  # int64: values of the tensor in each interval
 SAMPLE_COUNTS = _counters.take(COPIES.value * SPLITTERS.value, align=LINE.value)
 DENSE_COUNTS = _counters.take(COPIES.value * DENSE.value, align=LINE.value)
 HISTOGRAMS = _counters.take(ROUNDS.value * SLOTS.value * BINS.value, align=LINE.value)
-# Of each window how many are collected, a line for each.
+# Number of collected keys of each window, one cache line each.
 LISTED = _counters.take(TARGETS.value * LINE.value, align=LINE.value)
 COUNTERS = tl.constexpr(_counters.size)
 
-# In the scratch memory, float32, not initialised. First what is int64.
+# In the scratch memory, float32, not initialised. The int64 fields come first.
 _scratch = Map()
 RANKS = _scratch.take(2 * TARGETS.value)  # of each target among the values of its window
-AMOUNTS = _scratch.take(2 * TARGETS.value)  # and how many values these are
+AMOUNTS = _scratch.take(2 * TARGETS.value)  # and the number of these values
 LOWS = _scratch.take(TARGETS.value)  # the first key of its window, int32
 HIGHS = _scratch.take(TARGETS.value)  # and the last
 EXTENTS = _scratch.take(3 * MOST_PROGRAMS.value, align=LINE.value)  # of every program (device.py)
@@ -47,13 +47,13 @@ EDGES = _scratch.take(2 * codes.MOST_BUCKETS)  # first value of every bucket, th
 PARAMETERS = _scratch.take(codes.PARAMETERS, align=LINE.value)
 SPLITTER_VALUES = _scratch.take(SPLITTERS.value, align=LINE.value)
 DRAWN = _scratch.take(DRAWN_VALUES.value, align=LINE.value)  # the smaller sample
-BRACKETS = _scratch.take(4 * CUTS.value, align=LINE.value)  # of all cuts the low ends, then what is named below
+BRACKETS = _scratch.take(4 * CUTS.value, align=LINE.value)  # low ends of all cuts, then the fields named below
 TABLE = _scratch.take(2 * INTERVALS.value, align=LINE.value)  # thresholds, then uppers
-# Of every program and round a table (windows.py).
+# One table for every program and round (windows.py).
 WINDOWS = _scratch.take(MOST_PROGRAMS.value * 5 * (2 + ROUNDS.value) * TARGETS.value, align=LINE.value)
-HELD = _scratch.take(MOST_PROGRAMS.value * 256, align=LINE.value)  # of every thread: how many values it has kept
-LISTS = _scratch.take(TARGETS.value * FEW.value, align=LINE.value)  # of each window the keys that are collected, int32
+HELD = _scratch.take(MOST_PROGRAMS.value * 256, align=LINE.value)  # number of values that each thread has kept
+LISTS = _scratch.take(TARGETS.value * FEW.value, align=LINE.value)  # collected keys of each window, int32
 KEPT = _scratch.take(0, align=LINE.value)  # the kept values
 UPPERS = tl.constexpr(INTERVALS.value)  # from the thresholds to the uppers
-# From the low ends of brackets on: high ends, and of what many values share the first one inside, and the high end.
+# Offsets from the low ends of brackets: high ends; then shared values: the first one inside, and the high end.
 HIGH, FIRST_SHARED, HIGH_SHARED = (tl.constexpr(place * CUTS.value) for place in (1, 2, 3))

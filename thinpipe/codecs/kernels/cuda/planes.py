@@ -1,7 +1,7 @@
-"""Codes of a span to the planes of the wire and back, as thinpipe.codecs.layout has them.
+"""Packing of codes to the bit planes of the wire and back, as in thinpipe.codecs.layout.
 
-A span is one block of 2048 codes, or two. It is held by one warp or two, so that codes 256 apart are in one thread, and
-packing takes no exchange between threads. What a tensor leaves beyond whole blocks lies in shorter pieces.
+A span is one block of 2048 codes, or two. One warp or two hold it, so that codes 256 apart are in one thread, and
+packing needs no exchange between threads. The remainder of a tensor after full blocks is stored in shorter pieces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = tl.constexpr(_BLOCK)
 
 @triton.constexpr_function
 def width_at(bit, bits):
-    """The width of the plane that starts at a bit of a code; 0 if none does."""
+    """Return the width of the plane that starts at a bit of a code; 0 if none does."""
     start = 0
     while start < bits:
         width = next(w for w in (8, 4, 2, 1) if start + w <= bits)
@@ -30,21 +30,27 @@ def width_at(bit, bits):
 
 @triton.jit
 def store_codes(codes, wire, BITS: tl.constexpr, SPAN: tl.constexpr):
-    """The codes of whole blocks."""
+    """Pack and store the codes of full blocks."""
     for bit in tl.static_range(BITS):
         _store_plane(codes, wire, PIECE, bit, width_at(bit, BITS), BITS, SPAN // BLOCK, False)
 
 
 @triton.jit
 def store_short_codes(codes, piece, wire, BITS: tl.constexpr):
-    """The codes of a block with shorter pieces: each piece starts where it does in a whole block."""
+    """Pack and store the codes of a block with shorter pieces.
+
+    In ``codes`` each piece starts where it does in a full block.
+    """
     for bit in tl.static_range(BITS):
         _store_plane(codes, wire, piece, bit, width_at(bit, BITS), BITS, 1, True)
 
 
 @triton.jit
 def store_fewer_codes(codes, count, spare, wire, BITS: tl.constexpr, SPAN: tl.constexpr):
-    """The first so many codes of a span, which go through spare memory: they lie in shorter pieces."""
+    """Pack and store the first ``count`` codes of a span.
+
+    They are stored in shorter pieces, and therefore rearranged in spare memory.
+    """
     tl.store(spare + tl.arange(0, SPAN), codes.to(tl.uint8))
     tl.debug_barrier()
     index = tl.arange(0, BLOCK)
@@ -61,7 +67,7 @@ def store_fewer_codes(codes, count, spare, wire, BITS: tl.constexpr, SPAN: tl.co
 def _store_plane(
     codes, wire, piece, BIT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, BLOCKS: tl.constexpr, SHORT: tl.constexpr
 ):  # fmt: skip
-    """The plane of WIDTH bits of every code, from BIT on, if one starts there: WIDTH is 0 if not."""
+    """Store the plane of WIDTH bits of every code, from BIT on; WIDTH is 0 if none starts there."""
     if WIDTH > 0:
         parts = tl.reshape((codes >> BIT) & ((1 << WIDTH) - 1), [BLOCKS, 8 // WIDTH, WIDTH, PIECE])
         shifts = tl.reshape(tl.arange(0, 8 // WIDTH) * WIDTH, [1, 8 // WIDTH, 1, 1])
@@ -77,7 +83,7 @@ def _store_plane(
 
 @triton.jit
 def load_codes(wire, BITS: tl.constexpr, SPAN: tl.constexpr):
-    """The inverse of store_codes."""
+    """Load and unpack the codes of full blocks: the inverse of store_codes."""
     codes = tl.zeros([SPAN], tl.int32)
     for bit in tl.static_range(BITS):
         codes |= _load_plane(wire, bit, width_at(bit, BITS), BITS, SPAN)
@@ -86,7 +92,7 @@ def load_codes(wire, BITS: tl.constexpr, SPAN: tl.constexpr):
 
 @triton.jit
 def _load_plane(wire, BIT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr):
-    """What a plane adds to the codes of whole blocks; 0 if none starts at this bit."""
+    """Return a plane's contribution to the codes of full blocks; 0 if none starts at this bit."""
     if WIDTH > 0:
         BLOCKS: tl.constexpr = SPAN // BLOCK
         index = tl.arange(0, BLOCKS * WIDTH * PIECE)
@@ -102,7 +108,7 @@ def _load_plane(wire, BIT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr
 
 @triton.jit
 def load_short_codes(wire, count, BITS: tl.constexpr, SPAN: tl.constexpr):
-    """Fewer codes than a span holds, in the tensor's order; anything beyond them."""
+    """Load and unpack ``count`` codes, fewer than a span, in the tensor's order; those beyond are undefined."""
     codes = tl.zeros([SPAN], tl.int32)
     for bit in tl.static_range(BITS):
         codes |= _load_short_plane(wire, count, bit, width_at(bit, BITS), BITS, SPAN)

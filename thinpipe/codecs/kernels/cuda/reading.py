@@ -1,11 +1,11 @@
-"""The one read of a tensor: its extent, how many values lie in each interval, and the few that are wanted, kept.
+"""The one pass over a tensor: its minimum and maximum, the number of values in each interval, and the values to keep.
 
-Up to 31 rising thresholds part the values into intervals: a value lies in that of the number of thresholds below it.
-It is kept if it is not above what its interval's ``upper`` is. Each thread keeps what it finds in a column of its own.
+Up to 31 rising thresholds divide the values into intervals: the interval of a value is the number of thresholds below
+it. A value is kept if it is not above the ``upper`` of its interval. Each thread stores its values in its own column.
 
-Up to three thresholds are held against every value one by one. The difference says both: its sign whether the value
-lies above, its size whether it is to be kept. The size is rounded, so a few more may be kept; who searches leaves them
-out.
+Up to three thresholds are compared with every value one by one. The difference gives both results: its sign, if the
+value is above; its magnitude, if the value is kept. The difference is rounded, so a few more values may be kept; the
+search ignores them.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from thinpipe.codecs.kernels.cuda.places import UPPERS
 THREADS = tl.constexpr(256)
 EACH = tl.constexpr(16)  # values of a span for a thread
 SPAN = tl.constexpr(THREADS.value * EACH.value)
-AT_ONCE = tl.constexpr(8)  # of a column that are searched at a time
+AT_ONCE = tl.constexpr(8)  # values of a column per part of the search
 NIBBLES = tl.constexpr(0x000F000F000F000F)  # every fourth field of 4 bits
 FEW_THRESHOLDS = tl.constexpr(3)  # of four buckets
-NOTHING = tl.constexpr(-0x80000000)  # as bits the least difference, -0, which no value has: see ``negative``
+NOTHING = tl.constexpr(-0x80000000)  # bits of the least difference, -0, which no value has: see ``negative``
 
 
 def room_for_all(n: int, programs: int) -> int:
-    """Slots of a column that hold all values which its thread reads."""
+    """Return the slots of a column that hold all values which its thread reads."""
     return (n // SPAN.value // programs + 2) * EACH.value
 
 
 @triton.jit
 def _by_thread(span, VECTOR: tl.constexpr):
-    """A span as it is loaded, VECTOR values at a time: with the values of a thread in the first and the last dimension."""
+    """Reshape a span, loaded VECTOR values at a time, so that its first and last dimension are those of a thread."""
     return tl.reshape(span, [EACH // VECTOR, span.numel // EACH, VECTOR])
 
 
 @triton.jit
 def columns_of(span, VECTOR: tl.constexpr):
-    """The 16 values of each thread, apart: nothing moves between threads. Their numbers' bits are in reverse order."""
+    """Return the 16 values of each thread as separate columns; no data moves between threads.
+
+    The columns are in bit-reversed order.
+    """
     rows = tl.permute(_by_thread(span, VECTOR), (1, 0, 2))
     even, odd = tl.split(tl.reshape(rows, [span.numel // EACH, 2, 2, 2, 2]))
     return _eight(even) + _eight(odd)
@@ -54,7 +57,7 @@ def _eight(rows):
 
 @triton.jit
 def span_of(columns, VECTOR: tl.constexpr):
-    """The inverse of columns_of."""
+    """Return the span of such columns: the inverse of columns_of."""
     even = _joined(columns[0], columns[1], columns[2], columns[3], columns[4], columns[5], columns[6], columns[7])
     odd = _joined(columns[8], columns[9], columns[10], columns[11], columns[12], columns[13], columns[14], columns[15])
     rows = tl.reshape(tl.join(even, odd), [columns[0].numel, EACH // VECTOR, VECTOR])
@@ -69,7 +72,7 @@ def _joined(a, b, c, d, e, f, g, h):
 
 @triton.jit
 def _sum_of_halves(span, VECTOR: tl.constexpr):
-    """Of each thread the sums of eight values, and of the other eight."""
+    """Return, for each thread, the sum of eight of its values, and of the other eight."""
     halves = tl.reshape(span, [2, EACH // VECTOR // 2, THREADS, VECTOR])
     return tl.sum(tl.sum(halves, axis=3), axis=1)
 
@@ -86,7 +89,10 @@ def _greatest(span, VECTOR: tl.constexpr):
 
 @triton.jit
 def _load_span(x, span):
-    """A whole span. Places are rotated, or a channel full of kept values would fill one column."""
+    """Load a full span, with rotated places.
+
+    Otherwise a channel full of values to keep would fill one column.
+    """
     rotation = ((span * 40503) >> 3) & (SPAN - 8)
     places = (tl.arange(0, SPAN) + rotation) & (SPAN - 1)
     places = tl.max_contiguous(tl.multiple_of(places, 8), 8)
@@ -95,7 +101,10 @@ def _load_span(x, span):
 
 @triton.jit
 def _interval_of(values, table, thresholds, INTERVALS: tl.constexpr):
-    """How many thresholds lie below each value: of eight intervals one by one, of more the quarters, then by halving."""
+    """Return the number of thresholds below each value.
+
+    Eight intervals use a linear search; more, the quarters and then a binary search.
+    """
     index = tl.zeros(values.shape, tl.int32)
     if INTERVALS == 8:
         for each in range(thresholds):
@@ -114,7 +123,7 @@ def _interval_of(values, table, thresholds, INTERVALS: tl.constexpr):
 
 @triton.jit
 def _add_counts(counts, index, VECTOR: tl.constexpr, INTERVALS: tl.constexpr):
-    """Values of each thread in every interval: eight at a time in fields of 4 bits, added up in fields of 16."""
+    """Count the values of each thread per interval: eight at a time in 4-bit fields, accumulated in 16-bit fields."""
     c0, c1, c2, c3, c4, c5, c6, c7 = counts
     if INTERVALS == 8:
         once = _sum_of_halves(tl.full([SPAN], 1, tl.int32) << (index * 4), VECTOR).to(tl.uint32).to(tl.int64)
@@ -146,7 +155,10 @@ def _store_counts(totals, counts, INTERVALS: tl.constexpr):
 
 @triton.jit
 def are_few(table, thresholds):
-    """Whether ``_count_few`` will do. It cannot end just before a value that many share, nor begin at the least one."""
+    """Return True if ``_count_few`` can be used.
+
+    It cannot keep values up to just before one that many share, nor from the least one on.
+    """
     few = (thresholds <= FEW_THRESHOLDS) & (tl.load(table + UPPERS) == float("-inf"))
     for each in tl.static_range(FEW_THRESHOLDS - 1):
         end = tl.load(table + each + 1)
@@ -157,7 +169,7 @@ def are_few(table, thresholds):
 
 @triton.jit
 def _limit(table, threshold):
-    """As bits, the most that a threshold minus a value above it may be if the value is to be kept."""
+    """Return, as bits, the greatest difference of a threshold and a value above it at which the value is kept."""
     begin, upper = tl.load(table + threshold), tl.load(table + UPPERS + threshold + 1)
     width = tl.minimum(upper, tl.load(table + threshold + 1)) - begin
     return tl.where(upper > begin, NOTHING + width.to(tl.int32, bitcast=True), NOTHING)
@@ -165,7 +177,7 @@ def _limit(table, threshold):
 
 @triton.jit
 def _count_few(values, thresholds, limits, counts, columns, held, VECTOR: tl.constexpr):
-    """Count the values above each of FEW_THRESHOLDS thresholds, and keep what is wanted."""
+    """Count the values above each of FEW_THRESHOLDS thresholds, and store the wanted ones."""
     c0, c1, c2 = counts
     each, place = columns_of(values, VECTOR), held * THREADS
     for i in tl.static_range(EACH):
@@ -184,7 +196,10 @@ def _reaches(difference, limit):
 
 @triton.jit
 def _store_few_counts(totals, counts, above):
-    """``above``: how many values there are, all of which lie above what would be before the first threshold."""
+    """Add the counts of intervals to the totals.
+
+    ``above``: the number of all values, which are those above a threshold before the first.
+    """
     for threshold in tl.static_range(FEW_THRESHOLDS):
         further = tl.sum(counts[threshold].to(tl.int64), axis=0)
         tl.atomic_add(totals + threshold, above - further, sem="relaxed")
@@ -194,7 +209,7 @@ def _store_few_counts(totals, counts, above):
 
 @triton.jit
 def _keep(values, index, table, columns, held, VECTOR: tl.constexpr):
-    """Store the values that are wanted, each in its thread's next free slot."""
+    """Store the wanted values, each in its thread's next free slot."""
     wanted = columns_of((values <= tl.load(table + UPPERS + index)).to(tl.int32), VECTOR)
     each = columns_of(values, VECTOR)
     for i in tl.static_range(EACH):
@@ -206,7 +221,7 @@ def _keep(values, index, table, columns, held, VECTOR: tl.constexpr):
 
 @triton.jit
 def read(x, n, table, thresholds, columns, room, totals, INTERVALS: tl.constexpr, MAGNITUDE: tl.constexpr):
-    """This program's whole spans -> how full each column is, which of them lost what they held, and its extent.
+    """Read this program's full spans; return the fill of columns, which of them lost values, and minimum and maximum.
 
     INTERVALS: 8, 16 or 32, more than there are thresholds; or FEW_THRESHOLDS + 1, where they ``are_few``.
     """
@@ -222,7 +237,7 @@ def read(x, n, table, thresholds, columns, room, totals, INTERVALS: tl.constexpr
     program, programs = tl.program_id(0), tl.num_programs(0)
     spans = tl.cast(n // SPAN, tl.int32)
     if program < spans:
-        # Two spans are under way while the one before them is counted.
+        # Prefetch: two spans are loaded while the one before them is counted.
         following, last = _load_span(x, program), spans - 1
         after = _load_span(x, tl.minimum(program + programs, last))
         for span in range(program, spans, programs):
@@ -245,7 +260,10 @@ def read(x, n, table, thresholds, columns, room, totals, INTERVALS: tl.constexpr
 
 @triton.jit
 def read_rest(x, n, table, thresholds, columns, room, totals, extents, so_far, MAGNITUDE: tl.constexpr):
-    """What whole spans leave; and the extent of all -> the same as ``read``, of which ``so_far`` is."""
+    """Read the remainder after full spans, and store the minimum and maximum of all values of this program.
+
+    ``so_far`` is the result of ``read``; returns its first two parts, updated.
+    """
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     held, lost, low, high = so_far
     there = (low <= high) | (low != low)
@@ -256,9 +274,9 @@ def read_rest(x, n, table, thresholds, columns, room, totals, extents, so_far, M
         low = lesser(low, _least(values, VECTOR))
         high = greater(high, _greatest(tl.where(places < n, values, float("-inf")), VECTOR))
         there |= tl.sum(_sum_of_halves((places < n).to(tl.int32), VECTOR), axis=0) > 0
-        index = _interval_of(values, table, thresholds, 8)  # one by one: any number of them
+        index = _interval_of(values, table, thresholds, 8)  # linear search: any number of thresholds
         tl.atomic_add(totals + index, tl.full([SPAN], 1, tl.int64), mask=places < n, sem="relaxed")
-        values = tl.where(places < n, values, float("nan"))  # which is not kept
+        values = tl.where(places < n, values, float("nan"))  # NaN is not kept
         held, lost = _with_room(held, lost, room)
         held = _keep(values, index, table, columns, held, VECTOR)
     store_extent(extents, low, high, there)
@@ -267,21 +285,21 @@ def read_rest(x, n, table, thresholds, columns, room, totals, extents, so_far, M
 
 @triton.jit
 def _with_room(held, lost, room):
-    """A column that might overflow starts anew, and what it held is lost."""
+    """Empty the columns that might overflow, and mark their values as lost."""
     full = held > room - EACH
     return tl.where(full, 0, held), lost | full.to(tl.int32)
 
 
 @triton.jit
 def parts_of(n, held, from_kept):
-    """How many parts there are of what this program has kept; or of what it has to search of the whole tensor."""
+    """Return the number of parts to search: of this program's kept values, or of its share of all values."""
     parts = tl.cdiv(tl.cdiv(n, AT_ONCE * THREADS), tl.num_programs(0)).to(tl.int32)
     return tl.where(from_kept, tl.cdiv(tl.max(held, axis=0), AT_ONCE), parts)
 
 
 @triton.jit
 def load_part(x, n, columns, held, part, from_kept, MAGNITUDE: tl.constexpr):
-    """The values of one of them, AT_ONCE for each column, and which of them there are."""
+    """Load the values of one part, AT_ONCE for each column, and a mask of those that exist."""
     slots, threads = tl.arange(0, AT_ONCE)[:, None], tl.arange(0, THREADS)[None, :]
     if from_kept:
         slots += part * AT_ONCE

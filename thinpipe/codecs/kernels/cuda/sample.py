@@ -1,12 +1,13 @@
-"""Where a tensor's cuts almost certainly are, from samples of it: thresholds and uppers for the read (reading.py).
+"""Sampling for order statistics: thresholds and uppers for the read, which almost certainly bracket each cut.
 
-1. a sample of 2048 values is ranked by counting, every value against every other; every second is a splitter
+1. a sample of 2048 values is ranked by counting, every value against every other; every second one is a splitter
 2. a sample of up to 524288 values is counted between the splitters: two of them enclose each cut
-3. the brackets of all cuts, each found by a program of its own, part the values into intervals
+3. the brackets of all cuts, each computed by a program of its own, divide the values into intervals (for reading.py)
 
-The bracket of a cut is what lies above the lower of the two, up to the upper one with it. Its values are kept, unless
-many are equal: such a value is an interval of its own, which is counted and not kept. There are two of them at most,
-the upper end and the first splitter inside; what is shared by fewer fits among what is kept.
+The bracket of a cut is the range above the lower of the two, up to and including the upper one. Its values are kept,
+unless many are equal: such a value is an interval of its own, which is counted and not kept. There are two of them at
+most, the upper end and the first splitter inside; a value that fewer elements share fits into the memory for kept
+values.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from thinpipe.codecs.kernels.cuda.places import (
 )
 
 LARGER = tl.constexpr(1 << 19)  # values of the larger sample, at most
-LEAST = tl.constexpr(1 << 16)  # and at least, of what has four times as many
-PART, SMALL_PART = 1 << 11, 1 << 10  # of it, at a time: one or two for each program
-# Half a bracket's width, in standard deviations of a rank in the larger sample: of ten thousand cuts less than one is
-# elsewhere, and found by searching everything; all others have a fifth less to search than with five deviations.
+LEAST = tl.constexpr(1 << 16)  # and at least, of tensors with four times as many
+PART, SMALL_PART = 1 << 11, 1 << 10  # of it, at a time: one or two steps for each program
+# Half a bracket's width, in standard deviations of a rank in the larger sample. Less than one in ten thousand cuts is
+# not inside, and needs a search of all values; all others search a fifth less than with five deviations.
 DEVIATIONS = tl.constexpr(4.0)
 
 
 @triton.jit
 def rank_of_cut(cut, small, larger):
-    """The rank of the last value before a cut, as thinpipe.codecs.layout.bucket_bounds has it."""
+    """Return the rank of the last value before a cut, as in thinpipe.codecs.layout.bucket_bounds."""
     cut = cut.to(tl.int64) + 1
     return tl.maximum(cut * small + tl.minimum(cut, larger) - 1, 0)
 
@@ -53,11 +54,11 @@ def rank_of_cut(cut, small, larger):
 def thresholds_kernel(
     x, n, counters, scratch, small, larger, first_cut, cuts, MAGNITUDE: tl.constexpr, PART: tl.constexpr
 ):
-    """Thresholds and uppers into the table."""
+    """Compute thresholds and uppers, and store them in the table."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED_SAMPLING
     drawn, splitters = scratch + DRAWN, scratch + SPLITTER_VALUES
-    # A load of a value anywhere takes as long as one of eight in a row: of small tensors a thirty-second is enough.
+    # A load of a random value takes as long as one of eight in a row: of small tensors a thirty-second is enough.
     size = tl.minimum(n // 4, tl.minimum(tl.maximum(n // 32, LEAST), LARGER)).to(tl.int32)
     _draw(x, n, drawn, MAGNITUDE)
     wait_for_all(arrived, programs)
@@ -76,7 +77,7 @@ def thresholds_kernel(
 
 @triton.jit
 def _draw(x, n, drawn, MAGNITUDE: tl.constexpr):
-    """This program's part of the smaller sample."""
+    """Store this program's part of the smaller sample."""
     MANY: tl.constexpr = 64
     for start in range(tl.program_id(0) * MANY, DRAWN_VALUES, tl.num_programs(0) * MANY):
         index = start + tl.arange(0, MANY)
@@ -86,7 +87,7 @@ def _draw(x, n, drawn, MAGNITUDE: tl.constexpr):
 
 @triton.jit
 def _rank(drawn, splitters):
-    """Every program ranks a few values of the smaller sample and stores those that are splitters."""
+    """Rank a few values of the smaller sample, and store those that are splitters."""
     FEW: tl.constexpr = 8
     MANY: tl.constexpr = 512 if DRAWN_VALUES > 512 else DRAWN_VALUES
     for start in range(tl.program_id(0) * FEW, DRAWN_VALUES, tl.num_programs(0) * FEW):
@@ -104,7 +105,7 @@ def _rank(drawn, splitters):
 
 @triton.jit
 def _count_gaps(x, n, size, splitters, counts, MAGNITUDE: tl.constexpr, PART: tl.constexpr):
-    """This program's part of the larger sample, between the splitters."""
+    """Add this program's part of the larger sample to the histogram between the splitters."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     following = _load_sample(x, n, size, program, MAGNITUDE, PART)
     for part in range(program, tl.cdiv(size, PART), programs):
@@ -123,10 +124,10 @@ def _load_sample(x, n, size, part, MAGNITUDE: tl.constexpr, PART: tl.constexpr):
 
 @triton.jit
 def _gap_of(values, splitters):
-    """How many of all splitters but the last lie below each value."""
+    """Return how many of all splitters but the last are below each value, by binary search."""
     index = tl.zeros(values.shape, tl.int32)
     half = SPLITTERS // 2
-    # Shared memory answers 32 threads that ask for different lines at once; the first cache, one line at a time.
+    # Shared memory serves 32 threads with different lines at once; the L1 cache serves one line at a time.
     every = tl.load(splitters + tl.arange(0, SPLITTERS))
     for _ in range(bits_of(SPLITTERS)):
         index += tl.where(values > tl.gather(every, index + (half - 1), 0), half, 0)
@@ -136,19 +137,19 @@ def _gap_of(values, splitters):
 
 @triton.jit
 def _store_bracket(bracket, splitters, counts, share, size):
-    """From the counts between splitters: the two ends of a cut's bracket, and what many values share of it."""
+    """Store the ends of a cut's bracket and its shared values, from the counts between splitters."""
     gaps = tl.arange(0, SPLITTERS)
     counted = tl.load(counts + tl.arange(0, COPIES)[:, None] * SPLITTERS + gaps[None, :])
     reached = tl.cumsum(tl.sum(counted, axis=0), axis=0)
     target = share * size
     deviation = tl.sqrt((target * (1 - share)).to(tl.float32)) * DEVIATIONS + 1
     least, most = tl.floor(target - deviation).to(tl.int32), tl.ceil(target + deviation).to(tl.int32)
-    # The first splitter that is not certainly below the cut, and the first that is certainly not.
+    # The first splitter that is not certainly below the cut, and the first that is certainly not below it.
     inside = tl.sum((reached <= least).to(tl.int32), axis=0)
     last = tl.sum((reached < most).to(tl.int32), axis=0)
     first = _shared(splitters, inside)
     low = tl.load(splitters + inside - 1, mask=inside > 0, other=float("-inf"))
-    low = tl.where((low == first) | (inside == 0) & (first == first), _before(first), low)  # what many share is no end
+    low = tl.where((low == first) | (inside == 0) & (first == first), _before(first), low)  # a shared value is no end
     high = tl.load(splitters + last, mask=last < SPLITTERS - 1, other=float("inf"))
     tl.store(bracket, low)
     tl.store(bracket + HIGH, high)
@@ -158,7 +159,7 @@ def _store_bracket(bracket, splitters, counts, share, size):
 
 @triton.jit
 def _fill_table(table, brackets, cuts):
-    """What follows from all brackets -> how many thresholds there are."""
+    """Compute the table from all brackets; return the number of thresholds."""
     cut = tl.arange(0, CUTS)
     there = cut < cuts
     low = tl.load(brackets + cut, mask=there, other=float("inf"))
@@ -168,7 +169,7 @@ def _fill_table(table, brackets, cuts):
     kind = tl.arange(0, 8)[None, :]
     values = tl.where(kind == 0, low[:, None], tl.where(kind == 1, _before(first), first))
     values = tl.where(kind == 3, _before(last), tl.where(kind == 4, last, values))
-    # A bracket that reaches down to the least value has no lower end, and what is shared by few is NaN.
+    # A bracket that reaches down to the least value has no lower end; a value shared by few is NaN.
     wanted = (kind == 0) & (low > float("-inf"))[:, None] | ((kind == 1) | (kind == 2)) & (first == first)
     wanted = (wanted | ((kind == 3) | (kind == 4)) & (last == last)) & there[:, None]
     thresholds = _store_rising(table, tl.reshape(values, [8 * CUTS]), tl.reshape(wanted, [8 * CUTS]))
@@ -178,7 +179,7 @@ def _fill_table(table, brackets, cuts):
 
 @triton.jit
 def _shared(splitters, index):
-    """A splitter, if the next one is equal to it: then a part of all values is; else NaN."""
+    """Return a splitter if the next one is equal to it, so that many elements share the value; else NaN."""
     value = tl.load(splitters + index, mask=index < SPLITTERS - 2, other=float("nan"))
     following = tl.load(splitters + index + 1, mask=index < SPLITTERS - 2, other=0.0)
     return tl.where(value == following, value, float("nan"))
@@ -186,15 +187,16 @@ def _shared(splitters, index):
 
 @triton.jit
 def _before(values):
-    """The greatest float below each."""
+    """Return the greatest float below each value."""
     return float_of(key_of(values) - 1)
 
 
 @triton.jit
 def _store_rising(table, values, wanted):
-    """Those of the wanted values that are above all before them, and infinity behind them -> how many; of too many, -1.
+    """Store the wanted values that are above all before them, padded with infinity.
 
-    Brackets follow one another: what is not above all before it lies in an interval that is kept, or shared, already.
+    Returns their number, or -1 if there are too many. Brackets are in order: a value that is not above all before it
+    lies in an interval that is kept, or shared, already.
     """
     index, lanes = tl.arange(0, 8 * CUTS), tl.arange(0, INTERVALS)
     tl.store(table + lanes, tl.full([INTERVALS], float("inf"), tl.float32))
@@ -217,7 +219,7 @@ def _first_greatest(value, index, other, other_index):
 
 @triton.jit
 def _store_uppers(table, low, high):
-    """Up to where the values of every interval are kept: the greatest end of brackets that reach down to its start."""
+    """Store the upper of every interval: the greatest end of the brackets that reach down to its start."""
     lanes = tl.arange(0, INTERVALS)
     begin = tl.load(table + lanes - 1, mask=lanes > 0, other=float("-inf"))
     end = tl.load(table + lanes)

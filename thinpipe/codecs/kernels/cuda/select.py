@@ -1,13 +1,13 @@
 """Exact order statistics of a tensor in three launches, without sorting: those at up to 15 cuts at a time.
 
-    1. samples say between which two values each cut almost certainly lies (sample.py). Small tensors have none
-    2. the one read of the tensor: its extent, how many values lie in each interval that these values make, and the few
-       between the two of a cut, kept (reading.py)
-    3. of those few, the one at the wanted rank and the one after it (windows.py). If a cut was not where the samples
-       said, or more was kept than there is room for, the same among all values
+    1. samples bracket each cut between two values that almost certainly enclose it (sample.py); small tensors have none
+    2. one pass over the tensor computes its minimum and maximum, counts the values in each interval between ends,
+       and keeps the few values in brackets (reading.py)
+    3. a radix select finds, among the kept values, the one at the wanted rank and the one after it (windows.py). If a
+       cut was not in its bracket, or the kept values exceeded their memory, it searches all values instead
 
-All programs of the first launch and of the last run at the same time and wait for each other between steps. Nothing is
-known to the host. How many cuts there are is no constant of the kernels: all codecs that need order statistics share
+All programs of the first launch and of the last run at the same time and synchronize at spin barriers between steps.
+The host reads no result. The number of cuts is no constant of the kernels: all codecs that need order statistics share
 them.
 """
 
@@ -37,12 +37,12 @@ from thinpipe.codecs.kernels.cuda.places import (
 from thinpipe.codecs.kernels.cuda.reading import EACH, FEW_THRESHOLDS, SPAN, THREADS, are_few, read, read_rest
 from thinpipe.codecs.kernels.cuda.windows import narrow, open_all, open_windows, rank_of_target, store_window
 
-LAST = tl.constexpr(MOST_BUCKETS)  # from the first values of buckets to the last ones
+LAST = tl.constexpr(MOST_BUCKETS)  # offset from the first values of buckets to the last ones
 
 
 @triton.jit(do_not_specialize=["n", "room", "sampled"])
 def read_kernel(x, n, counters, scratch, room, sampled, MAGNITUDE: tl.constexpr):
-    """The read. Without a sample its extent alone is of use."""
+    """Run the one pass over the tensor. Without a sample only its minimum and maximum are used."""
     program = tl.program_id(0)
     table = scratch + TABLE
     thresholds = tl.load(counters + THRESHOLDS)
@@ -50,7 +50,7 @@ def read_kernel(x, n, counters, scratch, room, sampled, MAGNITUDE: tl.constexpr)
     totals = (counters + INTERVAL_COUNTS).to(tl.pointer_type(tl.int64))
     if (sampled == 0) | (thresholds < 0):
         thresholds = tl.zeros([], tl.int32)
-        room = EACH  # for columns that start anew with every span
+        room = EACH  # columns start anew with every span
         tl.store(counters + FAILED, 1)
     if are_few(table, thresholds):
         so_far = read(x, n, table, thresholds, columns, room, totals, FEW_THRESHOLDS + 1, MAGNITUDE)
@@ -67,13 +67,13 @@ def read_kernel(x, n, counters, scratch, room, sampled, MAGNITUDE: tl.constexpr)
 
 
 def header_number(buckets: int, level_bits: int, zero: bool) -> int:
-    """What select_kernel has to know of a header, in one number; 0: there is none to write."""
+    """Return the parameters of the header packed into one number for select_kernel; 0: there is none to write."""
     return buckets << 8 | level_bits << 1 | int(zero)
 
 
 @triton.jit(do_not_specialize=["n", "small", "larger", "first_cut", "cuts", "header", "room"])
 def select_kernel(x, n, wire, counters, scratch, small, larger, first_cut, cuts, header, room, MAGNITUDE: tl.constexpr):
-    """The values at the ranks of cuts and those after them, into the edges; and the header of the wire, if there is one."""
+    """Store the values at and after the ranks of cuts in the edges; write the header of the wire, if there is one."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
     held = tl.load((scratch + HELD).to(tl.pointer_type(tl.int32)) + program * THREADS + tl.arange(0, THREADS))
@@ -98,7 +98,7 @@ def select_kernel(x, n, wire, counters, scratch, small, larger, first_cut, cuts,
             )  # fmt: skip
         again = from_kept & (misled | (tl.load(counters + FAILED, cache_modifier=".cg") != 0))
         if again:
-            wait_for_all(arrived, arrivals)  # or one might see the failure taken back
+            wait_for_all(arrived, arrivals)  # otherwise a program might read FAILED after open_all has cleared it
             arrivals += programs
         from_kept = programs < 0
     if program == 0:
@@ -117,7 +117,7 @@ def select_kernel(x, n, wire, counters, scratch, small, larger, first_cut, cuts,
 
 @triton.jit(do_not_specialize=["n", "level_bits", "zero"])
 def extent_kernel(x, n, wire, counters, scratch, level_bits, zero):
-    """The one bucket of a tensor without cuts: whichever program comes last writes the header."""
+    """Find the one bucket of a tensor without cuts; the last program to finish writes the header."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     low = tl.full([SPAN], float("inf"), tl.float32)
     high = tl.full([SPAN], float("-inf"), tl.float32)

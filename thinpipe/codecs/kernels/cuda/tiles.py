@@ -1,9 +1,9 @@
-"""Tiles to packed codes and back, each in one pass, as thinpipe.codecs.tile has it.
+"""Block-wise min-max quantization: tiles to packed codes and back, each in one pass, as in thinpipe.codecs.tile.
 
-A program is one warp that holds a span: 2048 values, a whole block of codes, or 4096 where a tile has as many. Values
-next to each other are in one thread or in neighbouring ones, and those 256 apart in one thread: so the ends of a
-tile and its Hadamard transform take exchanges within the warp, and packing takes none. What is left of a tensor beyond
-whole spans is a launch of its own, of one program.
+A program is one warp that holds a span: 2048 values, a full block of codes, or 4096 where a tile has as many. Values
+next to each other are in one thread or in neighbouring ones, and those 256 apart in one thread. Therefore the minimum
+and maximum of a tile and its Hadamard transform take exchanges within the warp, and packing takes none. The remainder
+of a tensor after full spans is a separate launch of one program.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit
 def butterflies(values, SPAN: tl.constexpr, TILE: tl.constexpr):
-    """Sums and differences of every tile's Hadamard transform: of neighbours first, then ever further apart."""
+    """Return the unnormalized Hadamard transform of every tile: butterflies of neighbours first, then further apart."""
     bits: tl.constexpr = bits_of(SPAN)
     cube = tl.reshape(values, [2] * bits)
     for stage in tl.static_range(bits_of(TILE)):
         word = cube.to(tl.int32, bitcast=True)
         other = (word ^ tl.xor_sum(word, bits - 1 - stage, True)).to(tl.float32, bitcast=True)
         sign = tl.reshape(1.0 - 2.0 * tl.arange(0, 2), [1] * (bits - stage - 1) + [2] + [1] * stage)
-        # a + b in the place of a, a - b in that of b: a product with 1 or -1 is exact, fused or not.
+        # a + b replaces a, and a - b replaces b: a product with 1 or -1 is exact, fused or not.
         cube = tl.fma(cube, tl.broadcast_to(sign, cube.shape), other)
     return tl.reshape(cube, [SPAN])
 
 
 @triton.jit
 def _bfloat16_down(x):
-    """The largest finite bfloat16 that is not above x; the lowest if all are."""
+    """Return the largest finite bfloat16 that is not above x; the lowest if all are."""
     bits = x.to(tl.int32, bitcast=True)
     down = bits & -65536
     down = tl.where((bits < 0) & (bits != down), down + 65536, down)
@@ -49,7 +49,7 @@ def _bfloat16_down(x):
 
 @triton.jit
 def _bfloat16_up(x):
-    """The smallest bfloat16 that is not below x >= 0, and a step at least."""
+    """Return the smallest bfloat16 that is not below x >= 0, and at least LEAST_STEP."""
     up = (x.to(tl.int32, bitcast=True) + 65535) & -65536
     return tl.maximum(up.to(tl.float32, bitcast=True), LEAST_STEP)
 
@@ -91,7 +91,10 @@ def _mix(z):
 
 @triton.jit
 def _draw(start, key_low, key_high, SPAN: tl.constexpr):
-    """Numbers from 0 to 1, 1 excluded, as thinpipe.codecs.rounding has it. All places of a span share the high word."""
+    """Return pseudo-random numbers in [0, 1), as in thinpipe.codecs.rounding.
+
+    All places of a span share the high 32 bits.
+    """
     place = start.to(tl.uint32) + tl.arange(0, SPAN).to(tl.uint32)
     high = key_high.to(tl.uint32) + (start >> 32).to(tl.uint32) * 0x9E3779B9
     return (_mix(_mix(place ^ key_low.to(tl.uint32)) + high) >> 8).to(tl.float32) * 2.0**-24
@@ -99,7 +102,7 @@ def _draw(start, key_low, key_high, SPAN: tl.constexpr):
 
 @triton.jit
 def store_words(wire, index, values, there):
-    """16 bits of each: a wire may start anywhere."""
+    """Store 16 bits of each value byte by byte, because a wire may start anywhere."""
     tl.store(wire + 2 * index, (values & 255).to(tl.uint8), mask=there)
     tl.store(wire + 2 * index + 1, ((values >> 8) & 255).to(tl.uint8), mask=there)
 
@@ -115,14 +118,14 @@ def _codes_of(
     values, start, wire, tiles, key_low, key_high,
     BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, SR: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
-    """The codes of a span; the header of its tiles, those that there are, goes to the wire."""
+    """Return the codes of a span, and write the header of its existing tiles to the wire."""
     COUNT: tl.constexpr = SPAN // TILE
     TOP: tl.constexpr = (1 << BITS) - 1
     if ROT:
         values = butterflies(values, SPAN, TILE) * TILE**-0.5
     rows = tl.reshape(values, [COUNT, TILE])
     lo, hi = tl.reduce(rows, 1, lesser), tl.reduce(rows, 1, greater)
-    lo, hi = spread(lo, COUNT) + 0.0, spread(hi, COUNT) + 0.0  # -0 is 0
+    lo, hi = spread(lo, COUNT) + 0.0, spread(hi, COUNT) + 0.0  # -0 becomes 0
     finite = (lo - lo == 0) & (hi - hi == 0)
     lo, hi = tl.where(finite, lo, 0.0), tl.where(finite, hi, 0.0)
     unit = tl.where(tl.maximum(tl.abs(lo), tl.abs(hi)) >= HUGE, UNIT, 1.0)
@@ -142,7 +145,7 @@ def _codes_of(
     store_words(wire + 2 * tiles, tile, second, tile < tiles)
     odd = tl.max(((unit < 1) | ~finite).to(tl.int32), axis=0) > 0
     least = -base * step if ZERO else base
-    if odd:  # kept within the levels, which ordinary values are but for a rounding
+    if odd:  # clamp to the levels, which ordinary values exceed at most by rounding
         most = least + TOP * step
         scaled = rows * spread(unit, COUNT)[:, None]
         scaled = tl.minimum(tl.maximum(scaled, spread(least, COUNT)[:, None]), spread(most, COUNT)[:, None])
@@ -161,9 +164,9 @@ def _codes_of(
 
 @triton.jit
 def spread(each, COUNT: tl.constexpr):
-    """The same numbers, one to a thread: without this every thread would compute those of all tiles it has a part of.
+    """Distribute numbers over threads, one each; otherwise every thread computes those of all tiles it has a part of.
 
-    Called a second time, it hands them back to the threads of their tiles.
+    A second call returns the numbers to the threads of their tiles.
     """
     return tl.gather(each, tl.arange(0, COUNT), 0)
 
@@ -173,7 +176,7 @@ def encode_tile_kernel(
     x, wire, tiles, key_low, key_high,
     BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, SR: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
-    """A whole span for every program."""
+    """Encode one full span per program."""
     start = tl.program_id(0).to(tl.int64) * SPAN
     key_low, key_high = tl.cast(key_low, tl.int32), tl.cast(key_high, tl.int32)
     values = tl.load(x + start + tl.arange(0, SPAN)).to(tl.float32)
@@ -186,7 +189,7 @@ def encode_rest_kernel(
     x, n, wire, key_low, key_high, spare,
     BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, SR: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
-    """One program for what whole spans leave."""
+    """Encode the remainder after full spans, with one program."""
     tiles = tl.cdiv(n, TILE)
     start = tl.cast(n, tl.int64) // SPAN * SPAN
     key_low, key_high = tl.cast(key_low, tl.int32), tl.cast(key_high, tl.int32)
@@ -194,7 +197,7 @@ def encode_rest_kernel(
     if ROT:
         values = tl.load(x + start + place, mask=start + place < n, other=0.0).to(tl.float32)
         count = tl.cast(tiles, tl.int64) * TILE - start
-    else:  # the last value again, which changes neither end of its tile
+    else:  # repeat the last value, which changes neither end of its tile
         values = tl.load(x + tl.minimum(start + place, n - 1)).to(tl.float32)
         count = n - start
     codes = _codes_of(values, start, wire, tiles, key_low, key_high, BITS, TILE, SPAN, ROT, SR, ZERO)
@@ -230,7 +233,7 @@ def _values_of(
 def decode_tile_kernel(
     wire, out, tiles, BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, ZERO: tl.constexpr
 ):
-    """The inverse of encode_tile_kernel."""
+    """Decode one full span per program: the inverse of encode_tile_kernel."""
     start = tl.program_id(0).to(tl.int64) * SPAN
     codes = load_codes(wire + 4 * tiles + start // 8 * BITS, BITS, SPAN)
     values = _values_of(codes, start, wire, tiles, TILE, SPAN, ROT, ZERO)
@@ -242,7 +245,7 @@ def decode_rest_kernel(
     wire, out, n, tiles,
     BITS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, ROT: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
-    """The inverse of encode_rest_kernel."""
+    """Decode the remainder after full spans: the inverse of encode_rest_kernel."""
     start = tl.cast(n, tl.int64) // SPAN * SPAN
     count = tl.cast(tiles, tl.int64) * TILE - start if ROT else n - start
     codes = load_short_codes(wire + 4 * tiles + start // 8 * BITS, count, BITS, SPAN)

@@ -1,14 +1,14 @@
-"""The values at ranks, by the bits of keys: each is among the keys of a window, which narrows to one of its bins.
+"""Radix select: the values at given ranks, each in a window of keys that is narrowed to one of its bins per round.
 
-    1. of a large tensor, few bins: each program counts its keys by itself, and adds them up with all others once
-    2. what is left is so little that keys are added to 2048 bins of their windows one by one
+    1. of a large tensor, few bins: each program counts its keys locally, and adds its counts to the common ones once
+    2. few keys are left, and atomic adds count them one by one in 2048 bins of their windows
     3. when no window has more than 512 keys, these are collected, and ranked against each other
 
-Bins of 1 and of the first 2 are even in the roots of values: around zero, bins even in keys are nearly all empty, and
-bins even in values as well, if many are near it. Windows with too many keys are counted as in 2 again, in bins even in
-keys: three times leave one key of all that an int32 can be. Windows are the same or apart: what is in one is counted
-once. The keys are those of the kept values; or of the whole tensor, where there is no sample of it, or where one was
-misleading: slower by far, and always right.
+Bins of 1 and of the first round of 2 are even in the square roots of values: around zero, bins even in keys are nearly
+all empty, and so are bins even in values if many values are near zero. Windows with too many keys are counted as in 2
+again, in bins even in keys: three rounds leave one of all int32 keys. Windows are equal or disjoint, and the keys of
+equal ones are counted once. The keys are those of the kept values; without a sample, or if the sample was misleading,
+those of all values of the tensor: slower by far, and always right.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ from thinpipe.codecs.kernels.cuda.sample import rank_of_cut
 
 NO_KEY = tl.constexpr(0x7FFFFFFF)
 LEAST_KEY = tl.constexpr(-0x7FFFFFFF)
-BY_ROOT = tl.constexpr(2)  # rounds, the one with few bins and the next, whose bins are even in roots
-# In a table of windows, behind first keys: last keys, and for bins shifts, first roots and scales.
+BY_ROOT = tl.constexpr(2)  # rounds whose bins are even in roots: the one with few bins, and the next
+# Offsets in a table of windows, after first keys: last keys, and for bins shifts, first roots and scales.
 LAST, SHIFT, ROOT, SCALE = (tl.constexpr(place * TARGETS.value) for place in (1, 2, 3, 4))
 
 
 @triton.jit
 def rank_of_target(target, n, small, larger, first_cut):
-    """Two for each cut: the last value before it, and the first behind it."""
+    """Return the rank of a target. Each cut has two: the last value before it, and the first after it."""
     rank = rank_of_cut(first_cut + target // 2, small, larger)
     return tl.minimum(rank + target % 2, n - 1)
 
 
 @triton.jit
 def open_windows(counters, table, ranks):
-    """From the counts of all intervals: that of each rank, as far as its values are kept or are only one.
+    """Return the window of each rank, from the counts of all intervals: the kept part of one, or its only value.
 
-    -> the first and the last key of each, the rank among its values, and how many these are. Every program finds them
-    for itself: that takes less than to wait for another.
+    Returns the first and the last key of each window, the rank among its values, and the number of these. Every program
+    computes them itself, which takes less time than a barrier.
     """
     lanes = tl.arange(0, INTERVALS)
     each = tl.load((counters + INTERVAL_COUNTS).to(tl.pointer_type(tl.int64)) + lanes)
@@ -84,7 +84,7 @@ def open_windows(counters, table, ranks):
 
 @triton.jit
 def open_all(n, counters, ranks):
-    """Windows that hold all keys, in the same way; histograms are empty again."""
+    """Clear the histograms; return windows that hold all keys, in the form of open_windows."""
     BATCH: tl.constexpr = 1024
     lanes = tl.arange(0, BATCH)
     for start in range(tl.program_id(0) * BATCH, COUNTERS - DENSE_COUNTS, tl.num_programs(0) * BATCH):
@@ -106,7 +106,7 @@ def store_window(scratch, target, first, last, rank, amount):
 
 @triton.jit
 def _load_windows(scratch, cuts):
-    """First and last keys of the windows of all targets, in which there is something to search for, and in how much."""
+    """Return first and last keys of all windows, a mask of those to narrow, and the most keys that one of these has."""
     targets = tl.arange(0, TARGETS)
     first = tl.load((scratch + LOWS).to(tl.pointer_type(tl.int32)) + targets, cache_modifier=".cg")
     last = tl.load((scratch + HIGHS).to(tl.pointer_type(tl.int32)) + targets, cache_modifier=".cg")
@@ -117,7 +117,7 @@ def _load_windows(scratch, cuts):
 
 @triton.jit
 def narrow(x, n, counters, scratch, columns, held, opened, cuts, arrivals, from_kept, MAGNITUDE: tl.constexpr):
-    """Rounds until every window holds one key -> the arrivals to wait for next."""
+    """Narrow windows in rounds until each holds one key; return the arrivals to wait for next."""
     arrived, program, programs = counters + ARRIVED, tl.program_id(0), tl.num_programs(0)
     first, last, _, amount = opened
     wide = (tl.arange(0, TARGETS) < 2 * cuts) & (first < last)
@@ -131,12 +131,12 @@ def narrow(x, n, counters, scratch, columns, held, opened, cuts, arrivals, from_
         place = _store_table(windows, first, last, wide, bins)
         by_root = turn < BY_ROOT
         dense = tl.zeros([DENSE], tl.int32)
-        # Memory adds to a cache line about every 27 cycles: what all programs count in few lines they count in copies.
+        # Atomic adds to one cache line take about 27 cycles each: histograms of few lines are kept in copies.
         copies = tl.where(turn == 0, COPIES, tl.minimum(tl.full([], SLOTS, tl.int32) // count, COPIES))
         size = tl.where(turn == 0, DENSE, count * BINS)
         histograms = counters + tl.where(turn == 0, DENSE_COUNTS, HISTOGRAMS + (turn - 1) * (SLOTS * BINS))
         mine = histograms + program % copies * size
-        # A part is under way while the one before it is counted.
+        # Prefetch: a part is loaded while the one before it is counted.
         following = load_part(x, n, columns, held, 0, from_kept, MAGNITUDE)
         for part in range(parts_of(n, held, from_kept)):
             values, there = following
@@ -174,7 +174,7 @@ def narrow(x, n, counters, scratch, columns, held, opened, cuts, arrivals, from_
 
 @triton.jit
 def _dense_bins(count):
-    """Bins of each of so many windows in the first round: a power of two."""
+    """Return the number of bins of each of ``count`` windows in the first round: a power of two."""
     bins = tl.full([], DENSE, tl.int32)
     while bins * count > DENSE:
         bins = bins // 2
@@ -183,7 +183,7 @@ def _dense_bins(count):
 
 @triton.jit
 def _shift_of(first, last, bins):
-    """How many bits of a key's distance to leave out so that a window has no more than so many bins."""
+    """Return the number of low bits of a key's distance to drop so that a window has no more than ``bins`` bins."""
     distance = last.to(tl.uint32, bitcast=True) - first.to(tl.uint32, bitcast=True)
     shift = tl.zeros(first.shape, tl.uint32)
     for _ in range(28):
@@ -193,7 +193,7 @@ def _shift_of(first, last, bins):
 
 @triton.jit
 def _once(first, wide):
-    """Which targets have a window that no target before has."""
+    """Return a mask of the targets whose window no target before has."""
     targets = tl.arange(0, TARGETS)
     same = (first[None, :] == first[:, None]) & (targets[None, :] < targets[:, None]) & wide[None, :]
     return wide & (tl.max(same.to(tl.int32), axis=1) == 0)
@@ -201,9 +201,9 @@ def _once(first, wide):
 
 @triton.jit
 def _store_table(windows, first, last, wide, bins):
-    """The different windows in order -> the place of each target's."""
+    """Store the distinct windows in order; return the place of each target's window."""
     targets = tl.arange(0, TARGETS)
-    # Behind them some that hold nothing, not even NaN.
+    # The padding windows hold no key, not even that of NaN.
     tl.store(windows + targets, tl.full([TARGETS], NO_KEY, tl.int32))
     tl.store(windows + LAST + targets, tl.full([TARGETS], LEAST_KEY, tl.int32))
     once = _once(first, wide)
@@ -223,7 +223,7 @@ def _store_table(windows, first, last, wide, bins):
 
 @triton.jit
 def _find(keys, there, windows, count):
-    """The window of each key, and which keys are in one."""
+    """Return the window of each key, by binary search, and a mask of the keys that are in one."""
     index = tl.zeros(keys.shape, tl.int32)
     half = tl.full([], 1, tl.int32)
     while 2 * half <= count:
@@ -238,14 +238,17 @@ def _find(keys, there, windows, count):
 
 @triton.jit
 def _root_of(keys):
-    """The root of a value's magnitude, with its sign, to 4 %: half of its exponent. It rises with the value."""
+    """Return the square root of a value's magnitude, with its sign, to 4 %: half of its exponent.
+
+    It rises with the value.
+    """
     half = ((tl.abs(keys) >> 1) + 0x1FBD1DF5).to(tl.float32, bitcast=True)
     return tl.where(keys < 0, -half, half)
 
 
 @triton.jit
 def _bin_of(keys, window, inside, bins, by_root):
-    """The bin of each key in its window; of those that are in none, anything."""
+    """Return the bin of each key in its window; undefined for keys that are in none."""
     if by_root:
         root = tl.load(window + ROOT, mask=inside, other=0).to(tl.float32, bitcast=True)
         scale = tl.load(window + SCALE, mask=inside, other=0).to(tl.float32, bitcast=True)
@@ -259,10 +262,13 @@ def _bin_of(keys, window, inside, bins, by_root):
 
 @triton.jit
 def _pick(counters, scratch, histogram, bins, copies, size, target, window, by_root):
-    """A target's window becomes the bin that its rank falls into. If that lies beyond them, the sample misled."""
+    """Replace a target's window by the bin that its rank falls into.
+
+    If the rank lies beyond all bins, set FAILED: the sample was misleading.
+    """
     SOME: tl.constexpr = 32
     rank = tl.load((scratch + RANKS).to(tl.pointer_type(tl.int64)) + target, cache_modifier=".cg")
-    # First which 32 bins, then which of these.
+    # First the group of 32 bins, then the bin in it.
     groups, some = tl.arange(0, BINS // SOME), tl.arange(0, SOME)
     at = groups[:, None] * SOME + some[None, :]
     counted = tl.zeros([BINS // SOME, SOME], tl.int32)
@@ -282,7 +288,7 @@ def _pick(counters, scratch, histogram, bins, copies, size, target, window, by_r
 
 @triton.jit
 def _keys_of(picked, window, bins, by_root):
-    """The first and the last key of a window's bin: how many keys lie before it, and before the one behind it."""
+    """Return the first and the last key of a window's bin, by counting the keys before it and before the next bin."""
     DIGIT: tl.constexpr = 8
     lanes = tl.arange(0, 1 << DIGIT)[None, :].to(tl.int64)
     bound = (picked + tl.arange(0, 2))[:, None]
@@ -301,7 +307,7 @@ def _keys_of(picked, window, bins, by_root):
 
 @triton.jit
 def _where(counts, rank, lanes):
-    """Which of so many counts, one behind the other, a rank falls into, how many come before, and how many there."""
+    """Return the index of the count that a rank falls into, the sum of the counts before it, and the count itself."""
     reached = tl.cumsum(counts, axis=0)
     found = tl.sum((reached <= rank).to(tl.int32), axis=0)
     passed = tl.max(tl.where(lanes < found, reached, 0), axis=0)
@@ -310,7 +316,7 @@ def _where(counts, rank, lanes):
 
 @triton.jit
 def _pick_listed(counters, scratch, window, target):
-    """A target's window becomes the one of the collected keys that has its rank."""
+    """Replace a target's window by the collected key that has its rank."""
     SOME: tl.constexpr = 32
     lanes, some = tl.arange(0, FEW), tl.arange(0, SOME)
     rank = tl.load((scratch + RANKS).to(tl.pointer_type(tl.int64)) + target, cache_modifier=".cg").to(tl.int32)

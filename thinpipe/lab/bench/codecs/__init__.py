@@ -1,1 +1,1 @@
-"""The codec benchmark: what each codec sends, loses and costs, on each tensor."""
+"""The codec benchmark: size, error and time of each codec on each tensor."""

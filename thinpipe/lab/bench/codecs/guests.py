@@ -1,7 +1,8 @@
-"""Guests: codecs that only the codec benchmark knows, to be held against.
+"""Baselines of the codec benchmark: bitsandbytes quantizers, and PCA transform coding without a link.
 
-Quantizers of bitsandbytes stand behind the contract of codecs. ``axes:B`` without a link is shown one tensor and given
-another; on a link moments of many steps are learned from, so axes are better known there, and older.
+The quantizers of bitsandbytes implement the ``Codec`` interface. ``axes:B`` without a link estimates its PCA basis from
+one tensor and encodes another; on a link the basis comes from the moments of many steps, so it is estimated better
+there, and is older.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from thinpipe.links.learned.principal import Learner
 
 @dataclass(frozen=True)
 class Outside(Codec):
-    """Codes of whole blocks of values, then each block's largest magnitude as float32."""
+    """A bitsandbytes quantizer: the codes of blocks of values, then each block's absolute maximum as float32."""
 
     name: str
     bits: int
-    block: int  # what bitsandbytes takes for weights (nf4) and for the states of optimizers (8 bits)
+    block: int  # bitsandbytes' block size for weights (nf4) and for optimizer states (8 bits)
 
     @property
     def spec(self) -> str:
@@ -69,7 +70,7 @@ OUTSIDE_NAMES = tuple(_OUTSIDE)
 
 
 def outside_codec(name: str) -> Codec:
-    """The quantizer of that name; ValueError where bitsandbytes is not installed."""
+    """Return the quantizer of that name; raise ValueError if bitsandbytes is not installed."""
     if find_spec("bitsandbytes") is None:
         raise ValueError(f"{name} is a quantizer of bitsandbytes, which is missing: pip install 'thinpipe[compare]'")
     return _OUTSIDE[name]
@@ -81,7 +82,7 @@ def _functional() -> Any:
 
 @dataclass(frozen=True)
 class Learned(Codec):
-    """axes:B without a link: what travels, and of what was learned the part that a step has of it on average."""
+    """PCA transform coding (``axes:B``) without a link; its size includes the basis, averaged over steps."""
 
     bits: float
     _bases: dict[torch.Size, axes.Basis] = field(default_factory=dict, compare=False, repr=False)
@@ -91,11 +92,11 @@ class Learned(Codec):
         return f"axes:{self.bits:g}"
 
     def takes(self, shape: torch.Size) -> bool:
-        """Whether tensors of a shape have rows with axes; a link sends others otherwise."""
+        """Return True if tensors of a shape can be transformed; a link uses another codec otherwise."""
         return axes.rows_of(shape, self.bits, 1) is not None
 
     def learn(self, x: Tensor) -> None:
-        """Take the axes of a tensor for all of its shape."""
+        """Estimate the PCA basis from a tensor and use it for all tensors of its shape."""
         rows, kept = self._rows(x.shape), dict[str, Tensor]()
         learner = Learner(kept, rows, self.bits)
         learner.add(rows.columns(x))

@@ -1,6 +1,6 @@
-"""Measuring codecs: what travels, what decoding did not bring back, what it costs.
+"""Measurement of codecs: encoded size, error, and time.
 
-Every time stands beside a plain copy of the same tensor, and beside the literal algorithm.
+All times are reported with that of a plain copy of the same tensor and of the reference implementation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thinpipe.system import meter
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Squared error, bias, and what became of zeros."""
+    """Squared error, bias, and error of zeros."""
 
     relative_error: float | None = figure("error", format=".1e", better="lower")
     snr_db: float | None = figure("SNR\ndB", format=".1f", better="higher")
@@ -34,9 +34,9 @@ class Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Beside a plain copy of the tensor, and beside the least that reading one and writing the other takes.
+    """Encode and decode times, with multiples of a plain copy and of the memory-bandwidth floor.
 
-    On a GPU with its caches flushed before every call; resident: with what the call before left in them.
+    On a GPU caches are flushed before each call; the resident times are without flushing.
     """
 
     copy_ms: float = figure("copy\nms", format=".2f")
@@ -60,7 +60,7 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One tensor through one codec."""
+    """The measurements of one codec on one tensor."""
 
     shape: str = figure("shape", key=True)
     content: str = figure("content", key=True)
@@ -76,7 +76,7 @@ class Figures:
 
 
 def measure_losses(x: Tensor, decoded: Tensor) -> Losses:
-    """Of a tensor and what came of it."""
+    """Return the losses of a decoded tensor."""
     error = relative_squared_error(x, decoded)
     zero = x == 0
     return Losses(
@@ -89,7 +89,7 @@ def measure_losses(x: Tensor, decoded: Tensor) -> Losses:
 
 
 def relative_squared_error(x: Tensor, decoded: Tensor) -> float | None:
-    """Squared error over squared size: 0.01 is a hundredth of the energy; None where there is none to divide by."""
+    """Return squared error / squared norm: 0.01 is a hundredth of the energy; None for a tensor of zeros."""
     difference, size = decoded.double() - x.double(), x.double()
     energy = size.square().sum().item()
     return _finite(difference.square().sum().item() / energy if energy else math.nan)
@@ -100,9 +100,9 @@ def decibels(error: float | None) -> float | None:
 
 
 def bias(x: Tensor, decoded: Tensor) -> float | None:
-    """The mean error in standard errors of that mean: about -2 to 2 where errors are as often up as down.
+    """Return the mean error in standard errors of that mean: about -2 to 2 for an unbiased codec.
 
-    None for a single value, whose spread is unknown, and where all errors are the same and not zero.
+    None for a single value, whose deviation is undefined, and where all errors are equal and not zero.
     """
     difference = (decoded.double() - x.double()).reshape(-1)
     mean = difference.mean().item()
@@ -113,7 +113,7 @@ def bias(x: Tensor, decoded: Tensor) -> float | None:
 
 
 def zero_error(x: Tensor, decoded: Tensor, zero: Tensor) -> float | None:
-    """The root mean square of what zeros decode to, over that of the tensor; None where there are no zeros."""
+    """Return the root mean square of decoded zeros over that of the tensor; None if there are no zeros."""
     size = x.double().square().mean().sqrt().item()
     if not zero.any() or not size:
         return None
@@ -125,8 +125,8 @@ def _finite(figure: float) -> float | None:
 
 
 def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: Settings) -> Iterator[Row]:
-    """One row per tensor and codec, as each is done."""
-    largest = max(cases, key=lambda case: case.count)  # the first of them, where several are as large
+    """Yield a row per tensor and codec, each as soon as it is measured."""
+    largest = max(cases, key=lambda case: case.count)  # the first of several equal ones
     for case in cases:
         x = case.load().to(settings.found_device)
         with_reference = settings.reference == "all" or (settings.reference == "largest" and case is largest)
@@ -191,7 +191,8 @@ def _time(x: Tensor, codec_: Codec, wire: Tensor, decoded: Tensor, settings: Set
         literal = codec(codec_.spec, kernels="reference")
         reference_ms = timed(lambda: literal.encode(x, out=wire)).median_ms
     tensor_bytes = x.numel() * x.element_size()
-    # Reading one of tensor and wire and writing the other, at the speed of the copy, which does both to the tensor.
+    # Reading the tensor and writing the wire, or the reverse, at the bandwidth of the copy, which reads and writes the
+    # tensor.
     floor_ms = copy.median_ms * (tensor_bytes + wire.numel()) / (2 * tensor_bytes)
     return Times(
         copy_ms=copy.median_ms,

@@ -1,4 +1,4 @@
-"""What the codec benchmark is asked for, checked before the long run."""
+"""Settings of the codec benchmark, checked before the run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEFAULT_CODECS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is measured and how."""
+    """The codecs, tensors and timing options of the codec benchmark."""
 
     compress: str = shared(
         "compress",
@@ -97,21 +97,21 @@ class Settings:
 
     @property
     def codecs(self) -> list[Codec]:
-        """OptionError for what is no codec."""
+        """The codecs of ``compress``; OptionError for an invalid spec."""
         return parse_codecs(self.compress, outside=True)
 
     @property
     def found_device(self) -> torch.device:
-        """OptionError where it is not here, or the codecs do not run on it."""
+        """The device; OptionError if it is not available or the codecs do not support it."""
         return find_device(self.device, self.codecs)
 
     def cases(self) -> list[Case]:
-        """The tensors of a file, or every shape with every content; nothing given means all of the defaults."""
+        """Return the tensors of the file, or each shape with each content, by default all default ones."""
         return choose_cases(self.shape, self.content, self.from_, self.found_device.type)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """``32,32,112,112`` or ``32x32x112x112``, brackets or not."""
+    """Parse ``32,32,112,112`` or ``32x32x112x112``, with or without brackets."""
     sizes = re.split(r"[,x]", text.replace(" ", "").strip("[]()"))
     if not all(re.fullmatch(r"0*[1-9]\d{0,17}", size, re.ASCII) for size in sizes):  # below 2^63
         raise OptionError(f"{{shape}} takes whole numbers from 1 to 10^18, as in 32,32,112,112; got {text[:80]!r}")

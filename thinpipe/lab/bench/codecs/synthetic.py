@@ -1,4 +1,4 @@
-"""What is compressed in a codec benchmark: made tensors that resemble real ones, or tensors from a file."""
+"""Tensors of the codec benchmark: synthetic ones that resemble activations and gradients, or tensors from a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from thinpipe.system.files import check_regular, errors_named
 
 STEP = re.compile(r"/step\d+(?=/)")  # in the names of captured tensors
-_FLOAT_NAMES = ("F16", "BF16", "F32", "F64")  # what safetensors calls the types that codecs compress
+_FLOAT_NAMES = ("F16", "BF16", "F32", "F64")  # safetensors' names of the dtypes that codecs compress
 
 OUTLIER_CHANNELS = 6
 OUTLIER_SCALE = 20.0
@@ -23,12 +23,12 @@ OUTLIER_SCALE = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One tensor to compress, made or read when it is needed: together they may not fit into memory."""
+    """One tensor to compress, created or read on demand, since all together may not fit into memory."""
 
     content: str
     shape: tuple[int, ...]
     load: Callable[[], Tensor]
-    # One like it that came before, for what learns; None: there was none.
+    # The same tensor of an earlier step, for codecs that learn; None if there is none.
     load_before: Callable[[], Tensor] | None = None
 
     @property
@@ -41,12 +41,12 @@ class Case:
 
 
 def relu6(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """An activation of MobileNetV2: half of it is exactly zero."""
+    """Return an activation like MobileNetV2's: half of it is exactly zero."""
     return torch.randn(shape, generator=generator).clamp_(0, 6)
 
 
 def outliers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """A hidden state of a transformer: normal, with a few channels of far larger values."""
+    """Return a hidden state like a transformer's: normal, with a few channels of far larger values."""
     x = torch.randn(shape, generator=generator)
     channels = x.movedim(1 if x.dim() == 4 else -1, 0)
     which = torch.linspace(0, len(channels) - 1, min(OUTLIER_CHANNELS, len(channels))).round().long()
@@ -55,18 +55,18 @@ def outliers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def laplace(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """A gradient: small, a sharp peak at zero, long tails."""
+    """Return a gradient: small values, a sharp peak at zero, long tails (Laplace distribution)."""
     x = torch.empty(shape).exponential_(1e3, generator=generator)
     return x.mul_(torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1))
 
 
 def heavy(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """A gradient with tails far longer still: every value is some value of ``laplace``, cubed."""
+    """Return a gradient with far longer tails: the values of ``laplace``, cubed."""
     return laplace(shape, generator).pow_(3)
 
 
 def masked(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """A gradient that came back through a ReLU: half of it is exactly zero, in the middle of the rest."""
+    """Return a gradient that passed a ReLU backward: half of it is exactly zero, at random positions."""
     x = laplace(shape, generator)
     return x.mul_(torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8))
 
@@ -79,11 +79,11 @@ CONTENTS: dict[str, Callable[[Sequence[int], torch.Generator], Tensor]] = {
     "masked": masked,
 }
 DEFAULT_CONTENTS = ("relu6", "outliers", "laplace")
-DEFAULT_GPU_CONTENTS = ("relu6", "outliers", "heavy")  # on which kernels differ most in speed
+DEFAULT_GPU_CONTENTS = ("relu6", "outliers", "heavy")  # where kernels differ most in speed
 
 
 def made_cases(shapes: Sequence[tuple[int, ...]], contents: Sequence[str]) -> list[Case]:
-    """Every shape with every content; the same numbers each time."""
+    """Return each shape with each content; the values are the same in each call."""
     return [
         Case(
             content=content,
@@ -101,7 +101,7 @@ def _make(content: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
 
 
 def cases_from_file(path: Path) -> list[Case]:
-    """The float tensors of a safetensors file, each under its name."""
+    """Return the float tensors of a safetensors file, each under its name."""
     from safetensors import safe_open
 
     what = "safetensors to compress"
@@ -111,7 +111,7 @@ def cases_from_file(path: Path) -> list[Case]:
         found = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     cases = []
     before: dict[tuple[object, ...], Callable[[], Tensor]] = {}
-    for name in sorted(found):  # of captured tensors the steps as they came
+    for name in sorted(found):  # captured tensors in the order of their steps
         shape, dtype = found[name]
         if math.prod(shape) and dtype in _FLOAT_NAMES:
             load, place = partial(_read, path, name), (shape, *STEP.split(name))

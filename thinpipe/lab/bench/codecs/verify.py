@@ -1,7 +1,7 @@
-"""What the codecs promise, held against the literal algorithms and scikit-learn; and what they should cost.
+"""Checks of the codecs against reference implementations and scikit-learn, and of their costs against targets.
 
-Costs are held against the rows of a benchmark, and are missed where the machine is unlike: on a CPU counted in copies
-of the tensor, which carry from machine to machine better than milliseconds do; on a GPU in milliseconds of an H200.
+Cost targets are checked on the rows of a benchmark; a slower machine may miss them. On a CPU they are multiples of a
+copy of the tensor, which vary less between machines than milliseconds; on a GPU they are milliseconds of an H200.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from thinpipe.lab.records.record import Check, Row
 LEVEL_BITS = 6
 SPLITS = range(5)
 ROUNDINGS = 1.0
-SKLEARN_VALUES = 24 * 56 * 56  # one sample of the smallest default shape: seconds for scikit-learn, not minutes
+SKLEARN_VALUES = 24 * 56 * 56  # one sample of the smallest default shape: scikit-learn takes seconds, not minutes
 SKLEARN_BITS = range(1, 5)
 SKLEARN_LIMIT = 1.01
 RATIO_BYTES = 1_000_000  # below this a header may be more than 1%
 _RECIPES = tuple(dict.fromkeys(spec for pair in RECIPES.values() for spec in pair))
 TILES = (*(spec for spec in _RECIPES if spec.startswith("tile:")), "tile:4", "tile:2/64")
 GAUSS = (*(spec for spec in _RECIPES if spec.startswith("gauss:")), "gauss:3.35+coded+unbiased", "gauss:4")
-HALF_A_STEP = 0.5 + 1e-3  # what float32 makes of (x - low) / step, of which there are at most 255
-RECIPE_BITS_MORE = 0.6  # than its name, which rounds down; of headers, of axes, and for a last tile that is short
+HALF_A_STEP = 0.5 + 1e-3  # with float32 rounding of (x - low) / step, which is at most 255
+RECIPE_BITS_MORE = 0.6  # above the preset's name, which rounds down: headers, PCA basis, and a short last tile
 
 TARGETS_NOTE = "MISS: a target that depends on the machine."
 NOTE = (
@@ -43,16 +43,16 @@ NOTE = (
     "ulp: distance of the bucket's largest value to the next float32.\n"
     f"scikit-learn: KMeans, 10 starts, converged, on {SKLEARN_VALUES} values."
 )
-TARGET_GPU = "H200"  # what GPU_TARGETS were measured on
-SHAPE = "32x32x112x112"  # large enough that caches do not help
+TARGET_GPU = "H200"  # the GPU that GPU_TARGETS were measured on
+SHAPE = "32x32x112x112"  # larger than the caches
 EXTRA_MEMORY_RATIO = 0.25
-EXTRA_MEMORY_BYTES = 8_000_000  # of smaller tensors the measurement's own error is too large a part
+EXTRA_MEMORY_BYTES = 8_000_000  # for smaller tensors the measurement error is too large
 
 
 def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
-    """Every promise as a check, as each is done. The literal algorithms make this a matter of minutes.
+    """Yield a check per guarantee, each as soon as it is done. The reference implementations take minutes.
 
-    Tensors with NaN or infinity are left out: the promises are about numbers.
+    Tensors with NaN or infinity are skipped: the guarantees are for finite values.
     """
     cases = [case for case in cases if bool(case.load().isfinite().all())]
     contents = {case.content: [other for other in cases if other.content == case.content] for case in cases}
@@ -61,7 +61,7 @@ def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check
             yield from _buckets_against_algorithm(family, algorithm, content, tensors, device)
     for content, tensors in contents.items():
         smallest = min(tensors, key=lambda case: case.count)
-        if smallest.count >= 1 << SKLEARN_BITS[-1]:  # scikit-learn wants a value for each cluster
+        if smallest.count >= 1 << SKLEARN_BITS[-1]:  # scikit-learn needs at least one value per cluster
             yield _kmeans_against_sklearn(content, smallest.load().reshape(-1)[:SKLEARN_VALUES].to(device))
     for content, tensors in contents.items():
         yield _kmeans_against_uniform_and_sort(content, tensors, device)
@@ -73,11 +73,10 @@ def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check
 
 
 def roundings_apart(decoded: Tensor, right: Tensor, mins: Tensor, steps: Tensor, levels: int) -> float:
-    """The largest difference between two decoded tensors, in float32 roundings of the bucket it lies in.
+    """Return the largest difference between two decoded tensors, in ulp of the bucket it lies in.
 
-    One rounding (ulp) is the distance from the largest magnitude of the bucket to the next float32: what
-    min + level * step can be off by when it is computed in another order. With one bucket from 0 to 6,
-    one rounding is 2^-21.
+    One ulp is the distance from the bucket's largest magnitude to the next float32: the rounding error of min + level *
+    step when it is computed in another order. For one bucket from 0 to 6 it is 2^-21.
     """
     largest = torch.maximum(mins.abs(), (mins + levels * steps).abs())
     ulp = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 24)
@@ -135,7 +134,7 @@ def _kmeans_against_uniform_and_sort(content: str, cases: Sequence[Case], device
 
 
 def _tiles_against_algorithm(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
-    """The bytes of the literal algorithm, and every value within half a step."""
+    """Check that bytes equal the reference implementation's and that errors are at most half a step."""
     different, steps = _Worst(), _Worst()
     for case in cases:
         x = case.load().to(device)
@@ -162,7 +161,7 @@ def _gauss_against_algorithm(content: str, cases: Sequence[Case], device: torch.
 
 
 def steps_apart(tile: Tile, wire: Tensor, x: Tensor, decoded: Tensor) -> float:
-    """The largest error in steps of the tile it lies in, beyond one float32 rounding of the tile's largest value."""
+    """Return the largest error in steps of its tile, beyond one float32 rounding of the tile's largest value."""
     count = -(-x.numel() // tile.tile)
     steps = as_dtype(wire[: 2 * count].clone(), torch.bfloat16).double()
     values, errors = x.reshape(-1).double(), (decoded.double() - x.double()).abs().reshape(-1)
@@ -170,7 +169,7 @@ def steps_apart(tile: Tile, wire: Tensor, x: Tensor, decoded: Tensor) -> float:
     values, errors = (torch.nn.functional.pad(each, (0, missing)).view(count, -1) for each in (values, errors))
     rounding = values.abs().amax(1) * torch.finfo(torch.float32).eps
     beyond = (errors.amax(1) - rounding).clamp(min=0)
-    # A step of 0 says that all values of the tile are the same: any error then is too large.
+    # With a step of 0 all values of the tile are equal: any error is too large.
     return torch.where(beyond > 0, beyond / steps, beyond).max().item()
 
 
@@ -199,7 +198,7 @@ def _round_trip(spec: str, x: Tensor) -> Tensor:
 
 
 def _over(error: float | None, other: float | None) -> float:
-    """error / other, where nothing over nothing is even."""
+    """Return error / other; 0 / 0 is 1."""
     if error is None or other is None:
         return math.nan
     if other == 0:
@@ -209,13 +208,13 @@ def _over(error: float | None, other: float | None) -> float:
 
 @dataclass
 class _Worst:
-    """The largest of several figures, and where it was."""
+    """The maximum of several values, and where it occurred."""
 
     figure: float | None = None
     where: str = ""
 
     def add(self, figure: float, where: str) -> None:
-        # NaN is the worst there can be, and stays: nothing compares as larger.
+        # NaN is the worst value and stays: no comparison with it is true.
         if self.figure is None or math.isnan(figure) or figure > self.figure:
             self.figure, self.where = figure, where
 
@@ -225,17 +224,17 @@ class _Worst:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Limits for one codec."""
+    """Limits for one codec on a CPU, in copies of the tensor."""
 
     codec: str
     encode_copies: float  # at most
     decode_copies: float  # at most
-    speedup: float | None = None  # over the literal algorithm, at least
-    literal: str | None = None  # the codec whose literal algorithm that is, where it is not this one
+    speedup: float | None = None  # over the reference implementation, at least
+    literal: str | None = None  # the codec of that reference implementation, if it is not this one
 
 
-# Of tiles two to three times what two cores took (benchmarks/codecs_few_bits_2cores_2026-11-15.md): machines differ in
-# how fast they copy.
+# Tiles: two to three times the measurement on two cores (benchmarks/codecs_few_bits_2cores_2026-11-15.md), because
+# copy bandwidth differs between machines.
 TARGETS = (
     Target(codec="tile:8", encode_copies=2, decode_copies=2.5),
     Target(codec="tile:8+zero", encode_copies=3, decode_copies=4),
@@ -251,7 +250,7 @@ TARGETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTarget:
-    """Limits for one codec on one tensor, in milliseconds of an H200 whose caches are flushed before every call."""
+    """Limits for one codec on one tensor, in milliseconds of an H200 with caches flushed before each call."""
 
     codec: str
     shape: str
@@ -285,7 +284,7 @@ GPU_TARGETS = (
 
 
 def targets_for(device: torch.device, rows: Sequence[Row]) -> list[Check]:
-    """Return the targets of this device; milliseconds of one GPU say nothing about another."""
+    """Return the targets of this device; none for GPUs other than TARGET_GPU."""
     if device.type == "cpu":
         return list(check_targets(rows))
     return list(check_gpu_targets(rows)) if TARGET_GPU in torch.cuda.get_device_name(device) else []

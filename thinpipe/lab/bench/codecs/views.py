@@ -1,4 +1,4 @@
-"""How the rows of the codec benchmark are shown: tables of what is lost and what it costs, and a plot."""
+"""Views of the codec benchmark: tables of errors and costs, and a plot of error against bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row, columns_of
 from thinpipe.lab.records.report import Table
 
-CONTENTS_ABREAST = 3  # so many fit into 80 columns
+CONTENTS_ABREAST = 3  # the number that fits into 80 columns
 
 _BY_NAME = {column.name: column for column in columns_of(Figures)}
 _COSTS = tuple(
@@ -43,7 +43,7 @@ _GPU_COSTS = (
     _BY_NAME["encode_extra_ratio"],
 )
 
-# By the name of a column, which for losses follows that of a content.
+# By column name; columns of losses have the content's name in front.
 _EXPLAINED = {
     "wire_ratio": "wire: bytes sent / bytes of float32.",
     "bits_per_value": "bits: sent per value, header included.",
@@ -65,14 +65,13 @@ _GPU_EXPLAINED = _EXPLAINED | {
 }
 
 MEANS_NOTE = "Captured tensors: the mean over steps and chunks of a direction and link."
-_CAPTURED = re.compile(r"(forward|backward)/(\d+-\d+)/.+")  # then tensor, step and chunk
+_CAPTURED = re.compile(r"(forward|backward)/(\d+-\d+)/.+")  # followed by tensor, step and chunk
 
 
 def result_tables(rows: Sequence[Row], device: str = "cpu", by_bits: bool = False) -> list[Table]:
-    """Per shape what is lost and what becomes of zeros, which depends on the content, and what it costs.
+    """Return tables per shape: errors and zeros, which depend on the content, and costs.
 
-    The columns are explained under the tables of the first shape alone. ``by_bits``: what sends the same stands
-    together.
+    Columns are explained only under the tables of the first shape. ``by_bits`` sorts rows by bits per value.
     """
     result: list[Table] = []
     costs, all_explained = (_COSTS, _EXPLAINED) if device == "cpu" else (_GPU_COSTS, _GPU_EXPLAINED)
@@ -115,7 +114,7 @@ def result_tables(rows: Sequence[Row], device: str = "cpu", by_bits: bool = Fals
 
 
 def plot_error_against_bits(rows: Sequence[Row]) -> Plot:
-    """The rows of the first shape: a panel per content, a line per family; what loses nothing has no place in it."""
+    """Plot the rows of the first shape: a panel per content, a line per family; lossless codecs are omitted."""
     shape = rows[0]["shape"]
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in mean_over_steps([row for row in rows if row["shape"] == shape]):
@@ -131,7 +130,7 @@ def plot_error_against_bits(rows: Sequence[Row]) -> Plot:
 
 
 def mean_over_steps(rows: Sequence[Row]) -> list[Row]:
-    """One row for all captured tensors of a direction, link, shape and codec; what is named otherwise stays."""
+    """Return the mean row of the captured tensors of a direction, link, shape and codec; other rows are unchanged."""
     together: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         captured = _CAPTURED.fullmatch(row["content"])
@@ -165,23 +164,23 @@ def _zeros_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _of_columns(columns: Sequence[Column], explained: Mapping[str, str]) -> dict[str, str]:
-    """Return the explanations of columns, some of which have the name of a content before their own; each once."""
+    """Return the explanations of columns, each once; a column's name may begin with that of a content."""
     found = {column.name: explained.get(column.name.split()[-1], "") for column in columns}
     return {name: sentence for name, sentence in found.items() if sentence}
 
 
 def _of_content(content: str, name: str, heading: str | None = None) -> Column:
-    """A column as it stands beside those of other contents."""
+    """Return a column of one content, with the content in its name."""
     return replace(_BY_NAME[name], name=f"{content} {name}", heading=heading or _BY_NAME[name].heading)
 
 
 def _lines(content: str) -> str:
-    """The name of a direction and link narrow enough to head a column."""
+    """Return the name of a direction and link on several lines, to head a narrow column."""
     return content.replace("/", "\n")
 
 
 def _beside(rows: Sequence[Row]) -> Row:
-    """The rows of one codec as one: the losses of every content under names of their own."""
+    """Merge the rows of one codec into one, with the content in the names of the losses."""
     beside = dict(rows[0])
     for row in rows:
         beside |= {f"{row['content']} {column.name}": row[column.name] for column in columns_of(Losses)}
@@ -189,13 +188,13 @@ def _beside(rows: Sequence[Row]) -> Row:
 
 
 def _family(spec: str) -> str:
-    """What of a spec a line of the plot is of: ``sort:3+1+zero`` is of ``sort+zero``."""
+    """Return the family of a spec, which has one line in the plot: ``sort:3+1+zero`` belongs to ``sort+zero``."""
     name, _, argument = spec.partition(":")
     return "+".join([name, *(part for part in argument.split("+") if part.isalpha())])
 
 
 def _cost_row(rows: Sequence[Row], costs: Sequence[Column]) -> Row:
-    """The worst of the contents in every figure: nobody chooses what the tensors hold."""
+    """Return the worst value over the contents for each column, since the content of tensors is not a choice."""
     worst: dict[str, object] = {"codec": rows[0]["codec"]}
     for column in costs:
         values = [row[column.name] for row in rows if row[column.name] is not None]

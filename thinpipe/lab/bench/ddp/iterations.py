@@ -1,4 +1,4 @@
-"""The iteration time of DistributedDataParallel: every model on every group of replicas, in one launch."""
+"""Measurement of the iteration time of DistributedDataParallel: each model on each group of replicas, in one launch."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _TORCH_HOOKS: dict[str, Callable[[dist.ProcessGroup | None], tuple[Any, Any]]] =
 def measure_iterations(
     settings: Settings, command: Sequence[str], on_start: Callable[[Record], None], on_row: Callable[[Row], None]
 ) -> Record | None:
-    """Measure on this replica, while the others do the same; the record on the first, None elsewhere.
+    """Measure on this replica and return the record on the first one, None on the others. A collective.
 
-    The first replica hears of the record before its rows are known, and of every row as it is.
+    The first replica calls ``on_start`` with the record before its rows are measured, and ``on_row`` with each row.
     """
     device = settings.found_device.type
     world = join_world(device)
-    # Workers are joined by NCCL where each has a GPU of its own.
+    # The default backend is NCCL where each worker has its own GPU.
     backend = settings.backend or (dist.get_backend() if device == "cuda" else "gloo")
     barrier = Barrier()
     machines = barrier.gather(world.machine)
@@ -69,7 +69,7 @@ def measure_iterations(
     for model in settings.models:
         for group in groups:
             mine = _measure(model, settings, group, world) if world.worker < group.size else None
-            told = barrier.gather(None if mine is None else asdict(mine))[: group.size]  # here the others wait
+            told = barrier.gather(None if mine is None else asdict(mine))[: group.size]  # the other replicas wait here
             if first:
                 samples = [Sample(**each) for each in told]
                 rows.append(make_row(model, group, settings.batch_size, device, samples))
@@ -85,7 +85,7 @@ def _measure(model: str, settings: Settings, group: Group, world: World) -> Samp
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
 
     def iterate() -> None:
-        # Not the whole step of training, which waits for the GPU to look at the loss: torch's DDP and nothing else.
+        # Not thinpipe's training step, which synchronizes with the GPU to check the loss: only torch's DDP.
         bare_step(optimizer, lambda: workload.loss(parallel(*workload.inputs)))
 
     for _ in range(settings.warmup):

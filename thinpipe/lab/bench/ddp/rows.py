@@ -1,6 +1,6 @@
-"""Which replicas run together, and what they measured -> the rows of the benchmark: percentiles of the iteration time.
+"""Rows of the data-parallel benchmark: the groups of replicas, and percentiles of their iteration times.
 
-The first replica runs without DDP, then 1, 2, 4, ... and all do, while the others wait.
+The first replica runs without DDP, then 1, 2, 4, ... and all replicas run DDP, while the others wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KIND = "bench ddp"
 
 @dataclass(frozen=True, kw_only=True)
 class Percentiles:
-    """Of the time of an iteration."""
+    """Percentiles of the iteration time, and the throughput at each."""
 
     p50_s: float = figure("p50\nsec/iter", format=".3f", better="lower")
     p50_examples_per_s: float = figure("p50\nex/sec", format=".0f", better="higher")
@@ -35,7 +35,7 @@ class Percentiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """A row."""
+    """A row of the benchmark: one model on one group."""
 
     model: str = figure("model", key=True)
     ddp: str = figure("ddp", key=True)
@@ -55,26 +55,26 @@ PERCENTILES = tuple(int(found[1]) for column in COLUMNS if (found := re.fullmatc
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The first so many replicas."""
+    """The first ``size`` replicas."""
 
-    name: str  # machines and replicas on each, as in 2M/8G
+    name: str  # number of machines and of replicas on each, as in 2M/8G
     size: int
     ddp: bool
-    process_group: dist.ProcessGroup | None = None  # of the replicas in it, where there is DDP
+    process_group: dist.ProcessGroup | None = None  # None without DDP
 
 
 def group_sizes(world: int) -> list[int]:
-    """Powers of two and all: 6 -> 1, 2, 4, 6."""
+    """Return the powers of two up to the world size, and the world size: 6 -> 1, 2, 4, 6."""
     return sorted({world, *(1 << i for i in range(world.bit_length()))})
 
 
 def group_name(machines: Sequence[int], letter: str) -> str:
-    """Machines that take part and the most replicas on one of them: [0, 0, 1, 1] -> 2M/2G."""
+    """Return the number of machines and the most replicas on one of them: [0, 0, 1, 1] -> 2M/2G."""
     return f"{len(set(machines))}M/{max(Counter(machines).values())}{letter}"
 
 
 def make_groups(machines: Sequence[int], backend: str, letter: str) -> list[Group]:
-    """All groups, made on every replica in the same order, given the machine of each."""
+    """Create all groups from the machine of each replica. A collective: in the same order on all replicas."""
     groups = [Group(name=NO_DDP, size=1, ddp=False)]
     for size in group_sizes(len(machines)):
         made = dist.new_group(list(range(size)), backend=backend)
@@ -84,15 +84,15 @@ def make_groups(machines: Sequence[int], backend: str, letter: str) -> list[Grou
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What one replica measured."""
+    """The measurements of one replica."""
 
     samples_s: tuple[float, ...]
     gradient_bytes: int
-    wire_bytes: int | None  # of one iteration; None where nobody counts
+    wire_bytes: int | None  # per iteration; None without thinpipe's hook, which counts them
 
 
 def make_row(model: str, group: Group, batch_size: int, device: str, samples: Sequence[Sample]) -> Row:
-    """An iteration takes as long as it takes the slowest replica; examples are those of one replica, as it is fed."""
+    """Return the row of a group: times are of the slowest replica, throughput is of one replica."""
     slowest_s = [max(each) for each in zip(*(sample.samples_s for sample in samples), strict=True)]
     seconds = {p: float(np.percentile(slowest_s, p)) for p in PERCENTILES}
     rates = {f"p{p}_examples_per_s": batch_size / each for p, each in seconds.items()}

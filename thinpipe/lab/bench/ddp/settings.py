@@ -1,4 +1,4 @@
-"""What the benchmark of iteration times measures and how, checked before any replica starts."""
+"""Settings of the data-parallel benchmark, checked before any replica starts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from thinpipe.options import OptionError, above, between, check, option
 from thinpipe.system.sizes import check_fits
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MOST_BUCKET_MB = 1_000_000  # torch counts buckets in bytes of 64 bits
-POWERSGD_START = 2  # the first iteration torch lets PowerSGD compress: the one before rebuilds the buckets
+MOST_BUCKET_MB = 1_000_000  # torch counts bucket bytes in a 64-bit integer
+POWERSGD_START = 2  # the first iteration that torch lets PowerSGD compress: the one before rebuilds the buckets
 
 
 def _models(names: Sequence[str]) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def _models(names: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is measured and how; the same on every replica."""
+    """The models, links and timing options of the benchmark; the same on all replicas."""
 
     models: tuple[str, ...] = option(
         f"{', '.join(MODELS)}, or your own as package.module:function: given the batch size, it returns a model, a "
@@ -48,7 +48,7 @@ class Settings:
     backend: Literal["gloo", "nccl"] | None = option(
         "What joins them.", panel=HOW, shown="nccl if each has its own GPU, else gloo", default=None
     )
-    link: Shaping | None = shared(  # between machines, where it is known
+    link: Shaping | None = shared(  # also describes a real link between machines, for the record
         "link",
         "Replicas here with such links, as in 100mbit or 100mbit/20mbit,40ms,0.1%; needs root. Under torchrun: what "
         "the link is, for the record.",
@@ -89,7 +89,7 @@ class Settings:
             )
 
     def check_here(self) -> None:
-        """OptionError for what cannot be measured on this machine."""
+        """Raise OptionError for settings that cannot be measured on this machine."""
         for model in self.models:
             check_model(model)
             shapes = Shapes(batch_size=self.batch_size, image_size=self.image_size, tokens=self.tokens)
@@ -104,5 +104,5 @@ class Settings:
 
     @property
     def found_device(self) -> torch.device:
-        """OptionError where it is not here, or the codec does not run on it."""
+        """The device; OptionError if it is not available or the codec does not support it."""
         return find_device(self.device, [] if self.compress is None else [codec(self.compress)])

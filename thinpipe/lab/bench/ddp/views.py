@@ -1,4 +1,4 @@
-"""How iteration times are shown: a line for every group, and the comparison of two records."""
+"""Views of the data-parallel benchmark: a line per group, and the comparison of two records."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Record, Row
 from thinpipe.lab.records.report import Table
 
-WIDE = 118  # columns that a row of the benchmark takes
-WIDE_DIFF = 82  # and one of the comparison
+WIDE = 118  # width of a row of the benchmark, in characters
+WIDE_DIFF = 82  # width of a row of the comparison
 DIFF_PERCENTILES = (75, 95)
 DIFF_NOTE = "diff: change of ex/sec; where it is below 0, the test is slower."
 
@@ -23,7 +23,7 @@ _BY_NAME = {column.name: column for column in COLUMNS}
 
 
 def heading_lines(record: Record) -> Iterator[str]:
-    """What runs where, before the first row is known."""
+    """Yield a description of the run, printed before the first row is measured."""
     facts, config = record.environment, record.config
     yield f"thinpipe {record.thinpipe}: iteration time of DistributedDataParallel"
     yield ""
@@ -40,7 +40,7 @@ def heading_lines(record: Record) -> Iterator[str]:
 
 
 def model_lines(row: Row, width: int) -> Iterator[str]:
-    """What stands above the rows of a model, of which this is the first."""
+    """Yield the heading of a model's rows, of which ``row`` is the first."""
     yield f"Benchmark: {row['model']} with batch size {row['batch_size']}"
     yield ""
     columns = "sec/iter    ex/sec      "
@@ -48,7 +48,7 @@ def model_lines(row: Row, width: int) -> Iterator[str]:
 
 
 def row_lines(row: Row, width: int) -> Iterator[str]:
-    """One group: a line, or two where that would not fit."""
+    """Yield the row of one group: one line, or two if the terminal is narrow."""
     label = f"{row['replicas']:>4} {_noun(row)} -- {row['group']:>8}:"
     cells = [f"  p{p}:{_seconds(row, p):>8}{row[f'p{p}_examples_per_s']:>8.0f}/s" for p in PERCENTILES]
     if width >= WIDE:
@@ -63,7 +63,7 @@ def row_lines(row: Row, width: int) -> Iterator[str]:
 
 
 def result_tables(record: Record) -> list[Table]:
-    """A table for every model, for a page."""
+    """Return a table per model, for a Markdown page."""
     shown = [column for column in COLUMNS if column.name not in ("model", "ddp", "device", "batch_size")]
     tables = []
     for model in dict.fromkeys(row["model"] for row in record.rows):
@@ -74,7 +74,10 @@ def result_tables(record: Record) -> list[Table]:
 
 
 def plot_speed(record: Record) -> Plot:
-    """Examples per second of one replica against their number, which shows what the exchange costs; a panel a model."""
+    """Plot examples per second of one replica against the number of replicas; a panel per model.
+
+    The decline over the number of replicas is the cost of communication.
+    """
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in record.rows:
         line = panels.setdefault(row["model"], {}).setdefault(row["ddp"], [])
@@ -91,7 +94,7 @@ def plot_speed(record: Record) -> Plot:
 
 
 def has_times(diff: Diff) -> bool:
-    """Whether the rows have what the lines of a comparison show."""
+    """Return True if the rows have all columns that ``diff_lines`` shows."""
     figures = [f"p{p}_{what}" for p in DIFF_PERCENTILES for what in ("s", "examples_per_s")]
     rows = [row for pair in diff.pairs for row in (pair.baseline, pair.test)]
     return all(
@@ -102,7 +105,7 @@ def has_times(diff: Diff) -> bool:
 
 
 def diff_lines(diff: Diff, width: int) -> Iterator[Text]:
-    """For every model and group: the test's times, and how its speed differs from the baseline's."""
+    """Yield, for each model and group, the test's times and the change of its throughput from the baseline."""
     for model in dict.fromkeys(pair.test["model"] for pair in diff.pairs):
         pairs = [pair for pair in diff.pairs if pair.test["model"] == model]
         yield Text(f"Benchmark: {model} with batch size {_both(pairs[0], 'batch_size')}")
@@ -116,12 +119,12 @@ def diff_lines(diff: Diff, width: int) -> Iterator[Text]:
 
 
 def without_times(diff: Diff) -> Diff:
-    """Leave out sec/iter: a change of it is a change of ex/sec, and has one percentage, that of ex/sec."""
+    """Return the diff without sec/iter, whose change is already given by that of ex/sec."""
     return replace(diff, columns=tuple(each for each in diff.columns if not re.fullmatch(r"p\d+_s", each.name)))
 
 
 def on_page(diff: Diff) -> Diff:
-    """Keep the columns that a page has room for."""
+    """Return the diff with only the columns that fit on a page."""
     return replace(diff, columns=tuple(_BY_NAME[f"p{p}_examples_per_s"] for p in DIFF_PERCENTILES))
 
 

@@ -1,1 +1,1 @@
-"""The link benchmark: how long messages of every size take between two workers, and what codecs make of that."""
+"""The link benchmark: transfer times of messages of each size between two workers, with and without codecs."""

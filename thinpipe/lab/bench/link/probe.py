@@ -1,10 +1,10 @@
-"""What a link is before anything of ours travels over it: round trip, loss and rate of both directions.
+"""Probe of a link before any transfer: round-trip time, and loss and rate of both directions.
 
-    (1)  worker 0 sends small numbered packets (UDP) at an even pace; worker 1 sends each back
-    (2)  worker 0 sends as much as one connection takes (TCP), then worker 1 does
+    (1)  worker 0 sends small numbered packets (UDP) at a constant rate; worker 1 echoes each
+    (2)  worker 0 sends as fast as one connection allows (TCP), then worker 1 does
 
-Packets that did not arrive are lost, those that did say how long the way is. Where a firewall lets none through, round
-trip and losses stay unknown. A rate is that of the second half, when the connection has found its pace.
+Packets that do not arrive count as lost; the others give the round-trip time. If a firewall drops all of them, round
+trip and losses are None. A rate is measured in the second half, when TCP's congestion window has grown.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from thinpipe.comm.membership import own_address
 from thinpipe.comm.shaping import Shaping
 from thinpipe.lab.records.record import Check, figure
 
-_PACKET = struct.Struct("!QQd84x")  # whose run it is, its number, when it was sent
-_WIRE_BYTES = _PACKET.size + 28  # with the headers of UDP and IP
+_PACKET = struct.Struct("!QQd84x")  # run id, sequence number, time of sending
+_WIRE_BYTES = _PACKET.size + 28  # with UDP and IP headers
 _MOST_PER_S = 2000
-_SHARE = 0.25  # of the link's rate: packets must not wait for each other
-_ANSWER_S = 1.0  # that the last packets are waited for, beside four round trips
+_SHARE = 0.25  # fraction of the link's rate: packets must not queue behind each other
+_ANSWER_S = 1.0  # timeout for the last echoes, in addition to four round trips
 _BUFFER_BYTES = 4 << 20
 _POLL_S = 0.05
 _PIECE = bytes(1 << 16)
-# How far a link may be off what was asked for: headers take up to 4.5 % of a rate, and a timer is late now and then.
+# Tolerances of a shaped link: headers take up to 4.5 % of a rate, and timers are sometimes late.
 _RATE_OFF, _TRIP_OFF_MS, _ERRORS_OFF = 0.07, 2.0, 3.0
-_NO_LOSS = 1e-9  # the error of a loss of none
-_TRIPS = 40  # that a connection is watched for, at least: it doubles its pace with every one
+_NO_LOSS = 1e-9  # the standard error if no loss is configured
+_TRIPS = 40  # minimum length of a stream in round trips: TCP's slow start doubles the rate in each
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probed:
-    """Of one link; down is from worker 1 to worker 0, up the other way."""
+    """The measurements of one link; down is from worker 1 to worker 0, up is the reverse."""
 
     round_trip_ms: float | None = figure("round\ntrip ms", format=".2f", better="lower", default=None)
     packets: int | None = figure("packets\neach way", format="d", default=None)
@@ -54,7 +54,7 @@ class Probed:
 
 
 def probe(link: Shaping | None, seconds: float, between: Any) -> Probed:
-    """A collective of two workers: (1) and (2), ``seconds`` for each of three measurements; nothing with none."""
+    """Run (1) and (2) with ``seconds`` for each of the three measurements; 0 measures nothing. A collective."""
     if not seconds:
         return Probed()
     echoed = _Packets(link, seconds, between).measure()
@@ -65,7 +65,7 @@ def probe(link: Shaping | None, seconds: float, between: Any) -> Probed:
 
 
 class _Packets:
-    """(1)"""
+    """Step (1): round-trip time and losses by UDP packets."""
 
     def __init__(self, link: Shaping | None, seconds: float, between: Any) -> None:
         self._between, self._seconds = between, seconds
@@ -77,12 +77,12 @@ class _Packets:
         self._socket = socket.socket(_family(address), socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         self._socket.bind((address, 0))
-        self._run = time.monotonic_ns()  # strangers, and packets of an earlier run, do not know it
+        self._run = time.monotonic_ns()  # filters packets of other senders and of earlier runs
         places = gather([*self._socket.getsockname()[:2], self._run], between, CPU)
         (*self._peer, _), self._run = places[1 - dist.get_rank()], places[0][2]
 
     def measure(self) -> dict[str, Any]:
-        """The figures, on both workers."""
+        """Return the measurements on both workers; empty if no packet came back."""
         over = threading.Event()
         with self._socket:
             if dist.get_rank() == 0:
@@ -93,7 +93,7 @@ class _Packets:
                 came: set[int] = set()
                 answering = threading.Thread(target=self._answer, args=(over, came), daemon=True)
                 answering.start()
-                gather(None, self._between, CPU)  # worker 0 has all that will come
+                gather(None, self._between, CPU)  # worker 0 has received all echoes
                 over.set()
                 answering.join()
                 mine = {"came": len(came)}
@@ -108,7 +108,7 @@ class _Packets:
         }
 
     def _send(self) -> tuple[int, list[float]]:
-        """How many were sent, and the round trips of those that came back, in seconds."""
+        """Return the number of packets sent, and the round trips of those that came back, in seconds."""
         trips: dict[int, float] = {}
         began, sent = time.monotonic(), 0
         while (at := began + sent * self._gap_s) < began + self._seconds:
@@ -121,7 +121,7 @@ class _Packets:
         return sent, list(trips.values())
 
     def _hear(self, trips: dict[int, float], until: float) -> None:
-        """What comes back until then, or until all has."""
+        """Receive echoes until the time ``until``."""
         while (left := until - time.monotonic()) > 0:
             self._socket.settimeout(left)
             try:
@@ -147,7 +147,7 @@ class _Packets:
 
 
 def check_probed(link: Shaping, probed: Mapping[str, Any]) -> Iterator[Check]:
-    """Whether a link between two workers is what was asked for."""
+    """Yield checks that a link between two workers has the configured rates, delay and loss."""
     down, up = link.ways(2)[1, 0], link.ways(2)[0, 1]
     least_ms = 0.0
     for name, way in (("down", down), ("up", up)):
@@ -173,7 +173,7 @@ def check_probed(link: Shaping, probed: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _stream(source: int, seconds: float, between: Any) -> float:
-    """(2) Mbit/s of one direction, on both workers."""
+    """Step (2): return the rate of one direction in Mbit/s, on both workers."""
     address, me = own_address(), dist.get_rank()
     rate = None
     with socket.create_server((address, 0), family=_family(address)) as listener:

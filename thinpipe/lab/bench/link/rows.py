@@ -1,4 +1,4 @@
-"""What both ends of a link stamped -> a row: percentiles of the transfer, bandwidths, what a codec is worth."""
+"""Rows of the link benchmark: percentiles of transfer times, bandwidths, and the gain of a codec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thinpipe.system.meter import Times
 
 @dataclass(frozen=True)
 class Line:
-    """The time of a message as a function of its size."""
+    """The linear latency model of a message: latency + size / bandwidth."""
 
     latency_ms: float
     bytes_per_ms: float
@@ -29,44 +29,43 @@ class Line:
 
 
 def fit_line(sizes: Sequence[float], times_ms: Sequence[float]) -> Line | None:
-    """The line with the least squared error, where an error weighs less the longer a message takes.
+    """Return the weighted least-squares line through times by size; None if sizes are equal or times do not grow.
 
-    Weights are 1 / time: large messages say what the bandwidth is, and small ones what the latency is. None where sizes
-    are all the same, or times do not grow with them.
+    Weights are 1 / time: large messages determine the bandwidth, small ones the latency.
     """
     x, t = np.asarray(sizes, float), np.asarray(times_ms, float)
     if len(set(sizes)) < 2 or t.min() <= 0:
         return None
     rows = np.stack([np.ones_like(x), x], axis=1) / np.sqrt(t)[:, None]
     (latency, slope), *_ = np.linalg.lstsq(rows, np.sqrt(t), rcond=None)
-    if latency < 0:  # no message arrives before it is sent: the line goes through zero
+    if latency < 0:  # latency is not negative: refit the line through zero
         latency, slope = 0.0, float(np.sum(x) / np.sum(x**2 / t))
     return Line(float(latency), 1 / float(slope)) if slope > 0 else None
 
 
 def pays_below_mbit_per_s(tensor_bytes: int, wire_bytes: int, codec_ms: float) -> float | None:
-    """The rate at which a codec saves as much time on the link as encoding and decoding take.
+    """Return the rate at which a codec saves as much transfer time as encoding and decoding take.
 
-    8 MB sent as 2 MB save 6 MB; if the codec takes 6 ms, that is 1 MB per ms, 8000 Mbit/s: a faster link does not gain.
-    None where nothing is saved, or it costs nothing.
+    8 MB sent as 2 MB save 6 MB; if the codec takes 6 ms, that is 1 MB per ms, 8000 Mbit/s: on a faster link the codec
+    does not pay. None if nothing is saved, or if the codec takes no time.
     """
     saved = tensor_bytes - wire_bytes
     return saved * 8 / codec_ms / 1e3 if saved > 0 and codec_ms > 0 else None
 
 
 def chunks_to_hide(round_trip_ms: float | None, chunk_ms: float) -> int | None:
-    """How many chunks of this time keep the link busy until the answer to the first is there: n hide n - 1 times it."""
+    """Return the number n of chunks that hide a round trip: n - 1 of them take at least as long."""
     return None if round_trip_ms is None or chunk_ms <= 0 else 1 + math.ceil(round_trip_ms / chunk_ms)
 
 
 KIND = "bench link"
-_CLOCK_MS = 1e-3  # between machines, clocks agree to half a round trip: a message may seem to take no time
-LINE = ("link", "codec", "ways")  # rows that differ in their size alone lie on one line
+_CLOCK_MS = 1e-3  # clocks of machines agree to half a round trip: measured transfer times may be 0
+LINE = ("link", "codec", "ways")  # rows that differ only in size are fitted by one line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Messages of one size over one link; what all sizes say together, ``with_lines`` fills in."""
+    """Messages of one size over one link; ``with_lines`` adds the columns that follow from all sizes."""
 
     link: str = figure("link", key=True)
     codec: str = figure("codec", key=True)
@@ -88,7 +87,7 @@ class Figures:
     pays_below_mbit_per_s: float | None = figure("pays below\nMbit/s", format=".0f", better="higher")
     latency_ms: float | None = figure("latency\nms", format=".3f", better="lower", default=None)
     bandwidth_mbit_per_s: float | None = figure("bandwidth\nMbit/s", format=".1f", better="higher", default=None)
-    nominal_mbit_per_s: float | None = figure("nominal\nMbit/s", format="g")  # None where there is not one
+    nominal_mbit_per_s: float | None = figure("nominal\nMbit/s", format="g")  # None if there is no single rate
     of_nominal: float | None = figure("of\nnominal", format=".3f", default=None)
     chunks_to_hide: int | None = figure("chunks that\nhide delay", format="d", better="lower", default=None)
     probed: Probed
@@ -105,7 +104,7 @@ def make_row(
     ends: Sequence[LinkEnd],
     probed: Probed,
 ) -> Row:
-    """The messages of one size, from the ends of both workers."""
+    """Return the row of messages of one size, from the link ends of both workers."""
     sends, receives = ([end for end in ends if end.sends is kind] for kind in (True, False))
     pairs = [pair for send in sends for receive in receives if _same(send, receive) for pair in match(send, receive)]
     transfers = Times(tuple(transfer_s(sent, received) * 1e3 for sent, received in pairs))
@@ -142,7 +141,7 @@ def make_row(
 
 
 def with_lines(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the line through all sizes, how far each is off it, and the gain over sending as it is."""
+    """Return the rows with the line through all sizes, their residuals, and the speedup over no codec."""
     plain = {(row["link"], row["ways"], row["tensor_bytes"]): row for row in rows if row["codec"] == "none"}
     result: list[Row] = []
     for row in rows:
@@ -172,7 +171,7 @@ def _gb_per_s(size: int, ms: float) -> float:
 
 
 def _nominal(link: Shaping | None, sends: Sequence[LinkEnd]) -> float | None:
-    """The rate of the link in the direction of these ends, or of both if it is the same."""
+    """Return the link's rate in the direction of these ends; None if they have different rates."""
     rates = set() if link is None else {link.ways(2)[end.source, end.target].queues[0].mbit_per_s for end in sends}
     return rates.pop() if len(rates) == 1 else None
 

@@ -1,4 +1,4 @@
-"""What the link benchmark measures, checked before any worker starts."""
+"""Settings of the link benchmark, checked before any worker starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """``1kB,1.5MB,...``: thousands, as networks count."""
+    """Parse ``1kB,1.5MB,...``; prefixes are decimal, as in network rates."""
     sizes = []
     for part in text.split(","):
         try:
@@ -28,7 +28,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
             size = 0
         if size < 4:
             raise OptionError(f"{{sizes}} are bytes of tensors, 4 or more, as in 1kB,1MB,100MB; got {part!r}")
-        sizes.append(size - size % 4)  # whole floats
+        sizes.append(size - size % 4)  # a multiple of a float32
     return tuple(dict.fromkeys(sizes))
 
 
@@ -38,7 +38,7 @@ def _specs(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is measured and how; the same on both workers."""
+    """The sizes, codecs, links and timing options of the benchmark; the same on both workers."""
 
     sizes: tuple[int, ...] = option(
         "Bytes of a tensor of float32.",
@@ -85,7 +85,7 @@ class Settings:
             raise OptionError("{verify} measures links that are shaped: name some with {link}, and {probe} above 0")
 
     def check_here(self) -> None:
-        """OptionError for what cannot be measured on this machine."""
+        """Raise OptionError for settings that cannot be measured on this machine."""
         largest = max(self.sizes)
         check_fits(f"{{sizes}} {size_text(largest)}: sent and received,", 2 * largest, "take smaller ones")
         _ = self.found_device
@@ -97,12 +97,12 @@ class Settings:
 
     @property
     def found_device(self) -> torch.device:
-        """OptionError where it is not here, or the codecs do not run on it."""
+        """The device; OptionError if it is not available or the codecs do not support it."""
         return find_device(self.device, parse_codecs(",".join(self.codecs)))
 
     def backend(self, link: Shaping | None) -> str:
-        """NCCL joins GPUs, one per worker; it would pass by a link that is shaped."""
+        """Return nccl if each worker has its own GPU and the link is not shaped (NCCL may bypass it), else gloo."""
         me = member()
-        here = WORKERS if me is None else me.local_size  # fewer than all where torchrun started them
+        here = WORKERS if me is None else me.local_size  # may be fewer than WORKERS under torchrun
         own_gpus = self.found_device.type == "cuda" and torch.cuda.device_count() >= here
         return "nccl" if own_gpus and link is None else "gloo"

@@ -1,4 +1,4 @@
-"""Sends messages of every size between two workers, one way and both ways at once, through the pipeline's links."""
+"""Transfers of messages of all sizes between two workers, one way and both ways, through the pipeline's links."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from thinpipe.links.spec import encoding
 from thinpipe.pipeline.report import gather_links
 from thinpipe.train.engines.world import join_world
 
-_ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs want matrices
-_WAIT = timedelta(hours=1)  # for one message: 100 MB take 15 minutes at 1 Mbit/s
+_ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs need matrices
+_WAIT = timedelta(hours=1)  # timeout of one message: 100 MB take 15 minutes at 1 Mbit/s
 
 
 def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator[Row]:
-    """The rows of all links. ``on_row`` hears of each as it is known, in the process of the first worker."""
+    """Yield the rows of all links. The first worker's process calls ``on_row`` with each as it is measured."""
     for link in settings.links:
         backend = settings.backend(link)
         if backend == "nccl":
-            os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # stamps say when a message was there, not when it was queued
+            os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # timestamps at arrival, not at enqueueing
         with thin_network(link, WORKERS) as network:
             arguments = (settings, link, backend, on_row)
             yield from run_workers(_exchange, *arguments, workers=WORKERS, network=network, backend=backend)[0] or ()
@@ -51,11 +51,11 @@ def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator
 def _exchange(
     settings: Settings, link: Shaping | None, backend: str, on_row: Callable[[Row], None]
 ) -> list[Row] | None:
-    """On both workers: everything there is to measure on one link; the rows on the first, None on the other."""
+    """Measure one link on both workers; return the rows on the first, None on the other. A collective."""
     world = join_world(settings.found_device.type, threads=max(1, (os.cpu_count() or 1) // WORKERS))
     worker, device = world.worker, world.device
-    between = dist.new_group(backend="gloo", timeout=_WAIT)  # where workers meet, whatever messages travel by
-    # NCCL may pass by the network.
+    between = dist.new_group(backend="gloo", timeout=_WAIT)  # for synchronization, whatever backend messages use
+    # NCCL may bypass the network.
     probed = probe(link, settings.probe_s if backend == "gloo" else 0.0, between)
     rows = []
     for spec in settings.codecs:
@@ -70,7 +70,7 @@ def _exchange(
 
 
 def _directions(link: Shaping | None, both_ways: bool, ends: list[LinkEnd]) -> Iterator[tuple[str, list[LinkEnd]]]:
-    """What was measured, each direction by itself where their rates are not the same; worker 0 sends up."""
+    """Yield the measured link ends, by direction if their rates differ; worker 0 sends up."""
     if not both_ways:
         yield "one way", ends
     elif link is None or link.ways(2)[0, 1].queues[0].mbit_per_s == link.ways(2)[1, 0].queues[0].mbit_per_s:
@@ -81,7 +81,7 @@ def _directions(link: Shaping | None, both_ways: bool, ends: list[LinkEnd]) -> I
 
 
 class _Ends:
-    """This worker's ends of one link, or of the two directions of it."""
+    """This worker's ends of one link, or of both its directions."""
 
     def __init__(self, spec: str, size: int, both_ways: bool, device: torch.device, between: Any) -> None:
         worker = dist.get_rank()
@@ -95,18 +95,18 @@ class _Ends:
             end = kind(encoding(spec), route, [])
             end.configure([Slot.of(self._tensor)], 1)
             if both_ways and isinstance(end, RecvLink):
-                end.trace = True  # a worker that is still encoding does not see a message come
+                end.trace = True  # a worker that is still encoding does not notice the arrival of a message
             self._links.append(end)
-        warm = codec(spec)  # compiles at its first call
+        warm = codec(spec)  # the first call compiles kernels
         warm.decode(warm.encode(self._tensor), torch.empty_like(self._tensor))
 
     def measure(self, settings: Settings) -> list[LinkEnd]:
-        """What both workers counted and stamped for the messages that count."""
+        """Return the counters and timestamps of both workers for the timed messages. A collective."""
         dist.barrier(self._between)  # the other worker may still compile its codec
         began = time.perf_counter()
         self._send_and_receive(0, settings.sender_delay_s)
         took_s = time.perf_counter() - began
-        # The first message warms up and does not count, unless it alone outlasts the budget.
+        # The first message is a warm-up and not counted, unless it alone exceeds the budget.
         repeat = max(1, min(settings.repeat, math.floor(settings.budget_s / took_s)))
         repeat = min(gather(repeat, self._between, CPU))
         outlasts = max(gather(took_s, self._between, CPU)) > settings.budget_s

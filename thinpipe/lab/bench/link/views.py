@@ -1,4 +1,4 @@
-"""How the rows of the link benchmark are shown: as each is known, as tables, as a plot of time against size."""
+"""Views of the link benchmark: a line per row, tables, and a plot of time against size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CODEC = (
     "pays_below_mbit_per_s",
 )
 
-# Rates of links are shown in Mbit/s, as links are named; records have bytes, as tensors are counted.
+# Rates are shown in Mbit/s, the unit of --link; records have GB/s, the unit of tensors.
 _RATES = {
     "gb_per_s": "Mbit/s",
     "recv_gb_per_s": "recv bytes /\nrecv time Mbit/s",
@@ -47,7 +47,7 @@ CODEC_NOTE = (
 
 
 def row_line(row: Row, links: Iterable[str], codecs: Iterable[str]) -> str:
-    """Return one size in one line, aligned with those of all links and codecs of the run."""
+    """Return a row as one line, aligned with those of all links and codecs of the run."""
     link, codec = max(map(len, map(_named, links))), max(map(len, codecs))
     return (
         f"link {_named(row['link']):<{link}}  codec {row['codec']:<{codec}}  {row['ways']:<10} "
@@ -72,7 +72,7 @@ def _named(link: str) -> str:
 
 
 def result_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return the tables: links, transfers, the lines through them, and what codecs save."""
+    """Return the tables: links, transfers, fitted lines, and savings of codecs."""
     sized = [
         {**row, "size": size_text(row["tensor_bytes"]), **{name: _MBIT_PER_GB * row[name] for name in _RATES}}
         for row in rows
@@ -91,7 +91,7 @@ def result_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def _verdicts(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the rate from which each codec costs time, for the largest tensor and by its slowest measurement."""
+    """Yield, per codec, the rate above which it costs time: for the largest tensor, the lowest measured."""
     for spec in dict.fromkeys(row["codec"] for row in rows):
         of_codec = [row for row in rows if row["codec"] == spec and row["pays_below_mbit_per_s"] is not None]
         if of_codec:
@@ -101,7 +101,7 @@ def _verdicts(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def plot_times(rows: Sequence[Row]) -> Plot:
-    """Time against bytes on the wire, both logarithmic: what was measured, and the line; a panel per link and way."""
+    """Plot time against bytes on the wire, both logarithmic, with the fitted line; a panel per link and direction."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
         panel = panels.setdefault(f"{_named(row['link'])}, {row['ways']}", {})
@@ -112,7 +112,7 @@ def plot_times(rows: Sequence[Row]) -> Plot:
 
 
 def _link_table(rows: Sequence[Row]) -> list[Table]:
-    """What every link is, where that was measured."""
+    """Return the table of the probed links; empty if none was probed."""
     probed = {row["link"]: row for row in rows if row["up_mbit_per_s"] is not None}
     columns = [_BY_NAME["link"], *columns_of(Probed)]
     return [Table(title="Links", columns=columns, rows=list(probed.values()), note=LINK_NOTE)] if probed else []

@@ -1,1 +1,1 @@
-"""The pipeline benchmark: pipelines against data-parallel and single-process training, over links of any rate."""
+"""The pipeline benchmark: pipelines compared with data-parallel and single-process training, over links of any rate."""

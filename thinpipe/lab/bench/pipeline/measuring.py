@@ -1,11 +1,11 @@
-"""Measures the rows of the benchmark on the workers of one launch: all of them together, alternating step by step.
+"""Measurement of all rows of the pipeline benchmark in one launch, alternating between rows step by step.
 
     row       A        B        C        C        A        B        B ...
     step    -- **    -- **    -- **    -- **    -- **    -- **    -- **
 
-Each turn (1) waits until all workers are there, (2) takes a step that is not timed (``--``), so that caches, the
-optimizer and TCP's congestion window are as in training, and (3) times the step that follows it (``**``). So load from
-other processes, and clocks that change, affect all rows alike. The order of the rows is shuffled in every round.
+Each turn (1) waits for all workers at a barrier, (2) takes a step that is not timed (``--``), so that caches, the
+optimizer and TCP's congestion window are as in training, and (3) times the next step (``**``). So load from other
+processes and changes of clock frequency affect all rows alike. The order of the rows is shuffled in each round.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from thinpipe.train.engines.units import Units, cut_model, meta_of
 from thinpipe.train.engines.world import World, join_world
 from thinpipe.train.tasks.task import Batch
 
-_STEPS_PER_TURN = 2  # of which the last is timed
-_REPORT_S = 10.0  # between two lines on progress
+_STEPS_PER_TURN = 2  # the last one is timed
+_REPORT_S = 10.0  # interval between progress lines
 
 Report = Callable[[str], None]
 
@@ -57,7 +57,7 @@ def measure_all(settings: Settings, on_row: Callable[[Row], None], report: Repor
     """Yield all rows. ``on_row`` is called with each, ``report`` with progress, in the process of the first worker."""
     runs = settings.runs()
     with networks_of(runs) as networks:
-        # gloo even where every worker has a GPU: bytes are to pass the link, not the memory of the machine.
+        # gloo even where each worker has a GPU: messages must cross the link, not the memory of the machine.
         arguments = (settings, networks, on_row, report)
         workers = max(run.workers for run in runs)
         yield from run_workers(measure_runs, *arguments, workers=workers, network=networks, backend="gloo")[0] or ()
@@ -66,17 +66,17 @@ def measure_all(settings: Settings, on_row: Callable[[Row], None], report: Repor
 def measure_runs(
     settings: Settings, networks: Networks | None, on_row: Callable[[Row], None], report: Report
 ) -> list[Row] | None:
-    """Measure on this worker, while the others do the same; the rows on the first, None elsewhere."""
+    """Measure on this worker and return the rows on the first one, None on the others. A collective."""
     world, runs = join_world(settings.found_device.type, threads=settings.threads), settings.runs()
     worlds, barrier = make_worlds(world, runs, networks), Barrier()
-    # A user's model may be too large for one worker: its operations are counted, by the engine.
+    # A user's model may be too large for one worker: the engine estimates its costs by counting operations.
     is_measured = settings.source is None and any(run.parallel == "pipeline" for run in runs)
     costs = _measure_costs(settings, world) if is_measured else None
     progress = _Progress(report if world.is_client else lambda line: None)
     count, rows = settings.interleave or len(runs), []
     for start in range(0, len(runs), count):
         together = runs[start : start + count]
-        gc.collect()  # stages and their schedule hold each other: those of the last rows would stay in memory
+        gc.collect()  # stages and schedules are reference cycles: those of the previous rows would stay in memory
         trainers: list[_Trainer | None] = []
         for number, run in enumerate(together, start + 1):
             barrier.wait()  # workers without a part in this row wait here, however long it takes
@@ -110,7 +110,7 @@ class _Progress:
 
 
 def _measure_costs(settings: Settings, world: World) -> list[UnitCost]:
-    """Return the costs of the model's units on the first worker, to all: all rows are cut by the same costs."""
+    """Measure the costs of the model's units on the first worker and return them on all: all rows use the same cuts."""
     model, batch = build_cuttable(settings.model, settings.shapes)
     chunk = [part.chunk(max(settings.chunks))[0] for part in batch.inputs]
     costs = measure_units(units_of(model), *chunk) if world.is_client else []
@@ -143,15 +143,15 @@ class _Trainer:
         self._parameter_bytes = sum(each.numel() * each.element_size() for each in parameters)
         is_built = not isinstance(model, Units) or model.fill is None
         if self._peak_bytes is not None and world.device.type == "cpu" and is_built:
-            self._peak_bytes += self._parameter_bytes  # which were there before, and on a GPU were not
-        self._engine.collect_links()  # what the first steps cost is left out
+            self._peak_bytes += self._parameter_bytes  # allocated before the measurement
+        self._engine.collect_links()  # discard the counters of the first steps
         self._samples_ms: list[float] = []
         self._module_ms: list[float] = []
         self._update_ms: list[float] = []
         self._stage_ms: dict[int, list[tuple[float, float]]] = {}
 
     def turn(self) -> None:
-        """Take a step, and time the one that follows it as in training: from the end of the one before."""
+        """Take a step that is not timed, and time the next one: from the end of the previous step, as in training."""
         engine = self._engine
         torch.set_num_threads(self._threads)
         for _ in range(_STEPS_PER_TURN - 1):
@@ -206,11 +206,11 @@ def _difference(after: tuple[float, float], before: tuple[float, float]) -> tupl
 
 
 def _threads(run: Run, settings: Settings) -> int:
-    """Return the threads of each worker of a row: those asked for, or its share of the cores of this machine."""
+    """Return the threads of each worker of a row: as configured, or its share of the cores of this machine."""
     me = member()
     assert me is not None
     if settings.threads is not None or "OMP_NUM_THREADS" in os.environ or me.local_size < me.size:
-        return torch.get_num_threads()  # as ``join_world`` and ``joined`` left it
+        return torch.get_num_threads()  # as set by ``join_world`` and ``joined``
     return max(1, (os.cpu_count() or 1) // run.workers)
 
 
@@ -253,13 +253,13 @@ def _make_engine(
 
 
 def _warm_codecs(run: Run, device: torch.device) -> None:
-    """Compile what codecs compile: that takes memory once, which is not a step's."""
+    """Compile the kernels of codecs, so that the memory of compilation is not counted as that of a step."""
     for spec in () if run.compress is None else set(directions(run.compress)):
         encoding(spec).warm_up(Slot(torch.Size((64, 1024)), torch.float32), run.chunks or 1, device)
 
 
 class _Timed(pipelining.PipelineStage):
-    """What our stage counts of itself, and no links: torch sends tensors as they are."""
+    """torch's stage with the timers and attributes of ours, and without links: torch sends tensors uncompressed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -280,16 +280,16 @@ class _Timed(pipelining.PipelineStage):
 
 
 class _TorchStage(Checked, _Timed):
-    """Stops for numbers that are not finite, as ours does."""
+    """torch's stage with our check for values that are not finite."""
 
 
 class TorchStageEngine(PipelineEngine):
-    """torch's own stages, to hold ours against: the same model, order and step, another way to send.
+    """An engine with torch's own stages as the baseline: the same model, schedule and step.
 
-    Uncompressed. They do not say how long messages took, but their bytes are known beforehand.
+    Uncompressed. Transfer times are not measured, but the bytes follow from the shapes.
     """
 
-    _steps = 0  # since ``collect_links``
+    _steps = 0  # number of steps since ``collect_links``
 
     def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
         return _TorchStage(*self._stage_arguments(module, index, training=training), group=self.world.group)
@@ -299,10 +299,10 @@ class TorchStageEngine(PipelineEngine):
         return super().compute(*batches)
 
     def expect_step(self) -> None:
-        """torch's stage posts a receive when it waits for it."""
+        """Do nothing: torch's stage posts a receive when it waits for it."""
 
     def call_off(self) -> None:
-        """There is nothing to call off."""
+        """Do nothing: no receives are posted in advance."""
 
     def collect_links(self) -> tuple[list[LinkReport], float]:
         super().collect_links()

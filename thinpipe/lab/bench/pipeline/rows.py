@@ -1,13 +1,13 @@
-"""What the workers of one run measured -> its row: speed, bytes, memory, where the time goes, how near the bound.
+"""Rows of the pipeline benchmark: speed, bytes, memory, times by part, and the lower bound of the step time.
 
-The bound is the least time that a step can take: what its busiest worker or link needs, and the delays around that.
-Client and server, one way 20 ms. A chunk passes four hops, one after the other::
+The bound is the least time that a step can take: the time of its busiest worker or link, plus the delays before and
+after. With a client and a server, one way 20 ms, a chunk passes four hops, one after the other::
 
     client  F |--20-->          >--20--|  F B  |--20-->          >--20--|  B   client
     server             | F |                            | B |
 
-Nothing happens on the server in the first 20 ms of a step and in the last, so what it computes takes 40 ms more. The
-link towards it is busy from the beginning, but what it brings last must be answered: 40 ms more, too.
+The server is idle in the first and in the last 20 ms of a step, so its bound is its compute time plus 40 ms. The link
+to it is busy from the beginning, but the result of its last message must return: also 40 ms more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KIND = "bench pipeline"
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Where the time of a step goes, ms: of a worker, or the mean of all. None where torch's stage does not say."""
+    """Time of a step by part, ms: of a worker, or the mean of all; None where torch's stage does not measure it."""
 
     compute_ms: float | None = figure("compute\nms", format=".1f", default=None)
     encode_ms: float | None = figure("encode\nms", format=".1f", default=None)
@@ -43,7 +43,7 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """A row; what data-parallel training has not is None."""
+    """A row; columns that do not apply to data-parallel training are None there."""
 
     link: str = figure("link", key=True)
     workers: int = figure("workers", key=True, format="d")
@@ -52,7 +52,7 @@ class Figures:
     schedule: str | None = figure("schedule", key=True)
     chunks: int | None = figure("chunks", key=True, format="d")
     codec: str | None = figure("codec", key=True)
-    stage: str | None = figure("stage", key=True)  # torch's, where it is not ours
+    stage: str | None = figure("stage", key=True)  # torch, or None for thinpipe's
     threads: int = figure("threads\neach", format="d")
     in_flight: int | None = figure("chunks on\ntheir way", format="d")
     samples_per_s: float = figure("samples\nper s", format=".1f", better="higher")
@@ -91,18 +91,18 @@ PARTS = tuple(column.name for column in columns_of(Parts))
 class Measured:
     """Measurements of one worker in one run; times are medians of the timed steps."""
 
-    samples_ms: tuple[float, ...]  # timed steps, the same on all workers: one is over when it is for all
+    samples_ms: tuple[float, ...]  # timed steps, the same on all workers: a step ends when it ends on all
     compute_samples_ms: tuple[float, ...]  # of the same steps: forward, backward and update on this worker
     peak_bytes: int | None
     parameter_bytes: int
     threads: int
-    module_ms: float  # of a step: forward and backward
+    module_ms: float  # forward and backward of a step
     update_ms: float
-    stage_ms: dict[int, tuple[float, float]]  # of a pipeline: of every stage here, a chunk's forward and backward
-    links: tuple[LinkReport, ...]  # of the whole pipeline, sums of ``link_steps`` steps
+    stage_ms: dict[int, tuple[float, float]]  # of a pipeline: forward and backward of a chunk, by local stage
+    links: tuple[LinkReport, ...]  # all links of the pipeline, sums over ``link_steps`` steps
     link_steps: int
     cuts: tuple[int, ...]
-    order: Order | None = None  # of a pipeline: the schedule with the number of chunks that it has on their way
+    order: Order | None = None  # of a pipeline: the schedule with its number of chunks in flight
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -169,7 +169,7 @@ def make_row(settings: Settings, run: Run, workers: Sequence[Measured]) -> Row:
 
 
 def compare(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their speed against data-parallel training, no codec and torch's stage, over the same link."""
+    """Return the rows with their speedups over data-parallel training, no codec and torch's stage, on the same link."""
 
     def speed_of(row: Row, **wanted: Any) -> float | None:
         same = {name: row[name] for name in ("link", "workers")} | wanted
@@ -193,7 +193,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
 
 
 def _worker_parts(number: int, measured: Measured, steps: int) -> dict[str, Any]:
-    """Where the time of one worker goes, and what it sends."""
+    """Return the times by part, the traffic and the memory of one worker."""
     sent = [link for link in measured.links if link.source_worker == number]
     received = [link for link in measured.links if link.target_worker == number]
     parts = Parts(
@@ -214,25 +214,25 @@ def _worker_parts(number: int, measured: Measured, steps: int) -> dict[str, Any]
 
 
 def _known(ms: float) -> float | None:
-    """torch's stage does not say how long messages took."""
+    """Return None for NaN, which torch's stage reports for times that it does not measure."""
     return None if math.isnan(ms) else ms
 
 
 def _in_flight(run: Run, workers: Sequence[Measured]) -> int | None:
-    """How many chunks of a pipeline are on their way at once."""
+    """Return the maximum number of a pipeline's chunks in flight."""
     order, stages = workers[0].order, sum(len(measured.stage_ms) for measured in workers)
     return None if order is None or run.chunks is None else min(in_flight(order, stages, run.chunks), run.chunks)
 
 
 def _bubble(workers: Sequence[Measured], step_ms: float) -> float:
-    """The part of all workers' time in which they compute nothing."""
+    """Return the fraction of all workers' time in which they do not compute."""
     return 1 - sum(measured.module_ms for measured in workers) / (len(workers) * step_ms)
 
 
 def _theory(run: Run, workers: Sequence[Measured]) -> tuple[float, float]:
-    """Return the time of the schedule on these workers and links, with free codecs and without headers, in ms.
+    """Return the time of the schedule on these workers and links, and its bubble on links that take no time.
 
-    And its bubble on links that take no time.
+    The time is in ms, with free codecs and without headers.
     """
     order, chunks, steps = workers[0].order, run.chunks, workers[0].link_steps
     assert order is not None
@@ -252,7 +252,7 @@ def _theory(run: Run, workers: Sequence[Measured]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Hop:
-    """What one worker sends to another in a step."""
+    """The traffic of one hop of a chunk's way, per step."""
 
     source: int
     target: int
@@ -261,35 +261,35 @@ class Hop:
 
 @dataclass(frozen=True)
 class Busy:
-    """What keeps one worker busy in a step."""
+    """The compute time of one worker per step."""
 
     module_ms: float
-    update_ms: float  # after all else, when others need not wait for it
+    update_ms: float  # after forward and backward, when other workers need not wait for it
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time of a step, and what it follows from."""
+    """The least time of a step, and its components."""
 
     compute_ms: float  # of the busiest worker
     wire_ms: float  # of the busiest queue of a link, at its rate
-    wire_bytes: int  # that pass it
-    delay_ms: float  # of all hops of a chunk
+    wire_bytes: int  # of that queue
+    delay_ms: float  # sum over all hops of a chunk
     least_ms: float
 
 
 def hops_of(links: Sequence[LinkReport], steps: int) -> list[Hop]:
-    """In the order in which a chunk passes them: activations to the last stage, gradients back."""
+    """Return the hops in the order of a chunk: activations to the last stage, gradients back."""
     forward = sorted((link for link in links if link.target > link.source), key=lambda link: link.source)
     backward = sorted((link for link in links if link.target < link.source), key=lambda link: -link.source)
     return [Hop(link.source_worker, link.target_worker, link.wire_bytes // steps) for link in (*forward, *backward)]
 
 
 def bound_of_pipeline(link: Shaping | None, hops: Sequence[Hop], workers: Sequence[Busy]) -> Bound:
-    """Every worker and every queue is busy for so long; before its first work and after its last come delays."""
+    """Return the bound of a pipeline: the busy time of each worker and queue, plus the delays before and after."""
     ways = (link or Shaping(Shape())).ways(len(workers))
     delays = [ways[hop.source, hop.target].shape.delay_ms for hop in hops]
-    before = [0.0, *accumulate(delays)]  # of the hops up to each place of a chunk's way
+    before = [0.0, *accumulate(delays)]  # delay of the hops up to each place of a chunk's way
     after = [before[-1] - passed for passed in before]
     wire_bytes: dict[Queue, int] = {}
     least = [before[-1]]
@@ -305,7 +305,7 @@ def bound_of_pipeline(link: Shaping | None, hops: Sequence[Hop], workers: Sequen
 
 
 def bound_of_replicas(link: Shaping | None, parameter_bytes: int, workers: Sequence[Busy]) -> Bound:
-    """Gradients go around in a ring, and the last of them must arrive."""
+    """Return the bound of data-parallel training: a ring all-reduce of gradients, and one delay."""
     size = len(workers)
     ways = (link or Shaping(Shape())).ways(size)
     wire_bytes: dict[Queue, int] = {}
@@ -325,11 +325,11 @@ def _bound(workers: Sequence[Busy], wire_bytes: Mapping[Queue, int], delay_ms: f
 
 
 def _workers_at(hops: Sequence[Hop], place: int) -> set[int]:
-    """Who computes on a chunk after so many hops."""
+    """Return the workers that compute on a chunk after ``place`` hops."""
     arrived = {hops[place - 1].target} if place else set()
     return arrived | ({hops[place].source} if place < len(hops) else set())
 
 
 def ring_bytes(gradient_bytes: int, workers: int) -> int:
-    """What each replica sends to average gradients with all others in a ring: all but its own part, twice."""
+    """Return the bytes that each replica sends in a ring all-reduce: twice all but its own part."""
     return 2 * (workers - 1) * gradient_bytes // workers

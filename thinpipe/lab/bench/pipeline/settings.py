@@ -1,4 +1,4 @@
-"""What the pipeline benchmark measures, checked before any worker starts: every error says the rule."""
+"""Settings of the pipeline benchmark, checked before any worker starts."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ Stage = Literal["thinpipe", "torch"]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One row of the benchmark: a way to train, on a number of workers, over a link."""
+    """One row of the benchmark: a kind of parallelism on a number of workers over a link."""
 
     workers: int
     link: Shaping | None = None  # None: not shaped
     parallel: Parallel
-    layout: Layout | None = None  # this and what follows: of a pipeline
+    layout: Layout | None = None  # this and the following: only for a pipeline
     schedule: Order | None = None
     chunks: int | None = None
-    compress: str | None = None  # a spec, or a recipe by its name
-    stage: Literal["torch"] | None = None  # None: ours, as in records from before there was a choice
+    compress: str | None = None  # a spec, or the name of a preset
+    stage: Literal["torch"] | None = None  # None: thinpipe's, as in records from before there was a choice
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def _numbers(name: str) -> Callable[[str], tuple[int, ...]]:
 
 
 def _several(help: str, kind: Any, *usual: str, **facts: Any) -> Any:
-    """An option that takes several words of a Literal."""
+    """Return an option that takes several values of a Literal, separated by commas."""
     known = get_args(kind)
     rule = Rule(f"{', '.join(known)}, separated by commas", lambda given: set(given) <= set(known))
     return option(help, panel=WHAT, metavar="NAME,...", parse=_words, rule=rule, default=usual, **facts)
@@ -65,7 +65,7 @@ _COUNTS = Rule("whole numbers, 1 or more", lambda given: all(1 <= each <= MOST_R
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is measured and how; the same on every worker."""
+    """The model, parallelism, links and timing options of the benchmark; the same on all workers."""
 
     shapes: Shapes
     model: str = option(
@@ -164,14 +164,14 @@ class Settings:
                         f"all parts of a batch are of one size: {{batch_size}} is a multiple of {count} {what}, "
                         f"not {self.shapes.batch_size}"
                     )
-        list(self._codecs())  # raises for what is none
+        list(self._codecs())  # raises OptionError for an invalid spec
         if not self.runs():
             raise OptionError(
                 "nothing to measure: {parallel} none runs with {workers} 1, data and pipeline with 2 or more"
             )
 
     def check_here(self) -> None:
-        """OptionError for what cannot be measured on this machine."""
+        """Raise OptionError for settings that cannot be measured on this machine."""
         if self.source is not None:
             check_named(self.source)
         together = min(self.interleave or len(self.runs()), len(self.runs()))
@@ -189,7 +189,7 @@ class Settings:
 
     @property
     def source(self) -> Source | None:
-        """The user's own model; None for one of ours."""
+        """The user's own model; None for a model of CUTTABLE."""
         if self.config is None and self.model in CUTTABLE:
             return None
         return Source(
@@ -202,16 +202,16 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """The name of the model."""
         return self.config or self.model
 
     @property
     def found_device(self) -> torch.device:
-        """OptionError where it is not here, or the codecs do not run on it."""
+        """The device; OptionError if it is not available or the codecs do not support it."""
         return find_device(self.device, list(self._codecs()))
 
     def _codecs(self) -> Iterator[Codec]:
-        """Of both directions of every one that is asked for."""
+        """Yield the codecs of both directions of each value of ``compress``."""
         for text in self.compress:
             if text.startswith("delta("):
                 raise OptionError(
@@ -223,7 +223,7 @@ class Settings:
                 yield from encoding(spec).codecs
 
     def _senders(self) -> Iterator[tuple[str, Literal["torch"] | None]]:
-        """What tensors travel through: torch's stage sends them as they are, ours through every codec."""
+        """Yield the pairs of codec and stage: torch's stage sends uncompressed, thinpipe's with each codec."""
         if "torch" in self.stages:
             yield "none", "torch"
         if "thinpipe" in self.stages:
@@ -231,7 +231,7 @@ class Settings:
                 yield text if text in RECIPES else encoding(text).spec, None
 
     def runs(self) -> list[Run]:
-        """Return the rows in the order of the tables: every way to train on every number of workers over every link."""
+        """Return the rows in the order of the tables: each kind of parallelism, number of workers and link."""
         pipelines: list[dict[str, Any]] = [
             {"layout": layout, "schedule": schedule, "chunks": chunks, "compress": spec, "stage": stage}
             for layout in self.layouts

@@ -1,4 +1,4 @@
-"""How the rows of the pipeline benchmark are shown: as each is known, as tables, as a plot."""
+"""Views of the pipeline benchmark: a line per row, tables, and a plot."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def describe(row: Row) -> str:
 
 
 def result_tables(rows: Sequence[Row]) -> list[Table]:
-    """Speed; how near the bound; what travels; where the time of each worker goes."""
+    """Return the tables: speed, lower bound, traffic, and the time of each worker by part."""
     detailed = [{**row, **part} for row in rows for part in row["per_worker"]]
 
     def table(title: str, names: Sequence[str], note: str = "") -> Table:
@@ -97,7 +97,7 @@ def result_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def plot_speed(rows: Sequence[Row], model: str) -> Plot:
-    """Samples per second against the link's rate, or against chunks if there is one link; a panel per worker count."""
+    """Plot samples per second against link rate, or against chunks for a single link; a panel per worker count."""
     together = [row for row in rows if row["workers"] > 1]
     places = _places([row["link"] for row in together])
     links = list(places)
@@ -109,7 +109,7 @@ def plot_speed(rows: Sequence[Row], model: str) -> Plot:
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in together:
         panel = panels.setdefault(f"{row['workers']} workers", {})
-        # What has no chunks is drawn as long as what has.
+        # Rows without chunks are drawn as a horizontal line over all chunks.
         xs = [places[row["link"]]] if over_links else [row["chunks"]] if row["chunks"] else chunks
         panel.setdefault(_line(row, named), []).extend((x, row["samples_per_s"]) for x in xs)
     for row in (row for row in rows if row["workers"] == 1):
@@ -126,7 +126,10 @@ def plot_speed(rows: Sequence[Row], model: str) -> Plot:
 
 
 def _places(links: Sequence[str]) -> dict[str, float]:
-    """Where links stand: by their rate if they have nothing else, or side by side; what is not shaped to the right."""
+    """Return x positions of links: their rate, or 1, 10, 100, ... if a link has more than a rate.
+
+    Links that are not shaped are to the right.
+    """
     named = list(dict.fromkeys(links))
     if not all(_ONE_RATE.fullmatch(link) for link in named):
         return {link: 10.0**place for place, link in enumerate(named)}

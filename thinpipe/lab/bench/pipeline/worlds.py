@@ -1,10 +1,10 @@
-"""The workers and links of all rows: one set of worker processes, with a process group over every link.
+"""The process groups and emulated networks of all rows: one set of worker processes, a process group per link.
 
     worker 0 ---- loopback ---- worker 1      default group: barriers and measurements
-             ==== 100 Mbit/s ====             a group that was made in the namespaces of this network
+             ==== 100 Mbit/s ====             a group that was created in the namespaces of this network
              ==== 10 Mbit/s =====             another one
 
-A socket stays in the network namespace where it was opened. So a worker visits the namespace of each network, opens a
+A socket stays in the network namespace where it was opened. So a worker enters the namespace of each network, opens a
 process group there, and returns; rows over different links can then alternate step by step in the same processes.
 """
 
@@ -27,13 +27,13 @@ Place = tuple[int, Shaping | None]  # a number of workers and the link between t
 
 @dataclass(frozen=True)
 class Networks:
-    """The networks of all rows. Workers start outside of them, and visit them to connect."""
+    """The networks of all rows; workers start in the default namespace and enter them to connect."""
 
     by_place: Mapping[Place, Network]
-    broken: int | None = None  # a file descriptor: readable when the links of one of them are gone
+    broken: int | None = None  # a file descriptor: readable when the links of a network are down
 
     def enter(self, worker: int) -> None:
-        """Stay where this process is: the default group is on loopback."""
+        """Do nothing: the default group is on loopback."""
 
 
 def place(run: Run) -> Place:
@@ -42,7 +42,7 @@ def place(run: Run) -> Place:
 
 @contextmanager
 def networks_of(runs: Sequence[Run]) -> Iterator[Networks | None]:
-    """Make a network for every number of workers and shaped link; None where no link is shaped."""
+    """Create a network for each number of workers and shaped link; None if no link is shaped."""
     with ExitStack() as stack:
         found = {
             each: network

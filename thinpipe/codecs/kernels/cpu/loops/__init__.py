@@ -1,5 +1,4 @@
-"""The compiled loops: numba, one thread's share each, blocks small enough for the first-level cache.
+"""The numba-compiled loops: each runs one thread's share, in blocks small enough for the L1 cache.
 
-Integer arithmetic that should stay narrow enough for SIMD is cast back at every step, because numba widens it to 64
-bits.
+Integer arithmetic that must stay narrow for SIMD is cast back at every step, because numba widens it to 64 bits.
 """

@@ -1,4 +1,4 @@
-"""Components of axes to bit planes and back, as thinpipe.links.learned.transform has it; some axes at a time."""
+"""Encoding of PCA components to bit planes and back (thinpipe.links.learned.transform), for a range of axes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from thinpipe.codecs.kernels.cpu.compiling import jit
 from thinpipe.codecs.kernels.cpu.loops.bitplanes import from_planes, to_planes
 
-_COUNTED = 4  # bits: up to there comparing with every limit, many values at a time, is quicker than halving
+_COUNTED = 4  # up to this many bits comparing with every limit in SIMD is faster than binary search
 
 
 @jit

@@ -1,4 +1,4 @@
-"""Codes to bit planes and back: a plane has 8 pieces of codes, and bit k of its byte i is of code i of piece k."""
+"""Codes to bit planes and back: a plane has 8 pieces of codes; bit k of its byte i belongs to code i of piece k."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thinpipe.codecs.kernels.cpu.compiling import jit
 
 @jit
 def to_planes(codes, planes):
-    """As many planes as there are, lowest bits first."""
+    """Write the lowest bits of codes to all planes, lowest bits first."""
     piece = planes.shape[1]
     for bit in range(planes.shape[0]):
         plane = planes[bit]

@@ -1,4 +1,7 @@
-"""Cells of sorted points with the least squared error, on prefix sums of weight, weight*x and weight*x^2 (numba)."""
+"""Scalar k-means on sorted points: dynamic programming and Lloyd's algorithm on prefix sums.
+
+The sums are those of weight, weight*x and weight*x^2.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit
 
-CAPPINGS = 8  # each brings the unit nearer to where no group's share is above it
+CAPPINGS = 8  # iterations that bring the unit nearer to where no group's share is above it
 
 
 @jit
 def group_ends(points, weights, most):
-    """Where up to ``most`` groups of rising weighted points end: behind which points.
+    """Return the ends (exclusive) of up to ``most`` groups of ascending weighted points.
 
-    A stretch of given mass and width deserves mass^(1/3) * width^(2/3) of the centres (Panter and Dite), and gets
-    that share of the groups; a value that stands far from the rest becomes a group of its own. Up to ``most`` distinct
-    values are a group each.
+    The optimal number of centres in a stretch is proportional to mass^(1/3) * width^(2/3) (Panter and Dite), and it
+    gets that share of the groups; a value far from the rest becomes a group of its own. Up to ``most`` distinct values
+    are a group each.
     """
     stretch = 8
     share = np.empty((points.size + stretch - 1) // stretch)
@@ -27,7 +30,7 @@ def group_ends(points, weights, most):
     for i in range(1, points.size):
         distinct += points[i] != points[i - 1]
     unit = share.sum() / most if distinct > most else 0.0
-    # A few points far apart would have most of the share and can be but a group each: the others get what is left.
+    # A few points far apart would have most of the share but can only be a group each: the others get the remainder.
     for _ in range(CAPPINGS):
         unit = np.minimum(share, stretch * unit).sum() / most
     ends = np.empty(min(distinct, most + 1), np.int64)
@@ -43,7 +46,7 @@ def group_ends(points, weights, most):
 
 @jit
 def merge(points, weights, most):
-    """Means and weights of up to ``most`` groups of rising weighted points."""
+    """Return the means and weights of up to ``most`` groups of ascending weighted points."""
     ends = group_ends(points, weights, most)
     means, masses = np.zeros(ends.size), np.zeros(ends.size)
     start = 0
@@ -58,7 +61,7 @@ def merge(points, weights, most):
 
 @jit
 def _cell_cost(sums, i, j):
-    """The squared error of points i..j about their mean."""
+    """Return the squared error of points i..j about their mean."""
     mass = sums[0, j] - sums[0, i]
     total = sums[1, j] - sums[1, i]
     return max(sums[2, j] - sums[2, i] - total * total / mass, 0.0) if mass > 0 else 0.0
@@ -66,10 +69,10 @@ def _cell_cost(sums, i, j):
 
 @jit
 def optimal_centres(sums, edges, count):
-    """Centres of the best ``count`` cells whose borders are among the edges, by dynamic programming.
+    """Return the centres of the best ``count`` cells with borders among the edges, by dynamic programming.
 
-    cost[j] is the least error of the groups before edge j in so many cells. The best last border only moves right as
-    j does, so the borders found for every second j bracket those between.
+    cost[j] is the least error of the groups before edge j in the current number of cells. The best last border is
+    monotonic in j, so the borders found for every second j bracket those between.
     """
     last = edges.size - 1
     cost = np.empty(last + 1)
@@ -101,7 +104,7 @@ def optimal_centres(sums, edges, count):
         mass = sums[0, edges[j]] - sums[0, edges[i]]
         centres[cell] = (sums[1, edges[j]] - sums[1, edges[i]]) / mass if mass > 0 else np.nan
         j = i
-    # Cells can be empty only at the front, where fewer of them cost no more.
+    # Cells can be empty only at the front, if fewer cells cost no more.
     for cell in range(count - 2, -1, -1):
         if np.isnan(centres[cell]):
             centres[cell] = centres[cell + 1]
@@ -110,7 +113,7 @@ def optimal_centres(sums, edges, count):
 
 @jit
 def lloyd(points, sums, centres, steps):
-    """Lloyd's steps: the squared error after the last one, and the centres."""
+    """Run up to ``steps`` steps of Lloyd's algorithm; return the squared error after the last step, and the centres."""
     centres = centres.copy()
     borders = np.zeros(centres.size + 1, np.int64)
     borders[-1] = points.size

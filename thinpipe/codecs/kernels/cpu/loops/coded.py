@@ -1,4 +1,4 @@
-"""Rotated blocks with small values in fewer bits, and back, as thinpipe.codecs.coded has it."""
+"""Encoding and decoding of rotated blocks in the variant of the Golomb-Rice code of thinpipe.codecs.coded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PLANE = CODED_BLOCK // 8
 
 @jit
 def find_energies(x, means, energies, first, last, inner, seed):
-    """Of the blocks of units first..last of x."""
+    """Write the energies of the blocks of units first..last of x."""
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     for start in range(first * UNIT, last * UNIT, UNIT):
         rotated, _ = rotate(x, means, start, CODED_BLOCK, inner, seed, block, other)
@@ -48,7 +48,7 @@ def find_energies(x, means, energies, first, last, inner, seed):
 
 @jit
 def allot(energies, by_energy, words, sizes):
-    """The size of every block, at most so many words for all together."""
+    """Write the size of every block to ``sizes``: ``words`` in total at most, by bisection of the limit."""
     low, high = _LOW, _HIGH
     for _ in range(_ROUNDS):
         middle = (low + high) // 2
@@ -70,7 +70,7 @@ def _size_of(energies, b, limit, by_energy):
 
 @jit
 def _count_steps(part, factor, low, high, most, magnitudes):
-    """Magnitudes in low steps; returns how many ones and zeros are to be told beside their planes."""
+    """Write magnitudes in low steps; return the bits of the unary codes that follow the planes."""
     told = np.int32(0)
     above = np.int32((1 << high) - 2)
     for j in range(part.size):
@@ -82,7 +82,7 @@ def _count_steps(part, factor, low, high, most, magnitudes):
 
 @jit
 def _find_magnitudes(part, largest, form, step, magnitudes):
-    """Of a block that has a scale; returns the half of a low step, in units of the power of two below the largest."""
+    """Write the magnitudes of a block with a scale; return half a low step, in units of the power of two p."""
     low, high, rest = np.int32(form[0]), np.int32(form[1]), form[2]
     power = np.int32(largest & INFINITY)
     inverse = float_of(2 * ONE - power)
@@ -100,7 +100,7 @@ def _find_magnitudes(part, largest, form, step, magnitudes):
 
 @jit
 def _unbiased(part, power, magnitudes):
-    """The half step with which what comes back has its product with the block itself."""
+    """Return the half step with which <decoded block, block> = <block, block>, up to rounding."""
     factor = float_of(2 * ONE - power) * np.float32(2.0**8)
     products = np.int32(0)
     for j in range(part.size):
@@ -110,9 +110,10 @@ def _unbiased(part, power, magnitudes):
 
 @jit
 def _write_rest(magnitudes, low, escape, more, out):
-    """Of values whose high bits are all ones: so many ones and a zero, the first of all, then the second, and so on.
+    """Write the interleaved unary codes (n ones and a zero) of the values whose high bits are all ones.
 
-    Without branches: which way they went could not be foretold.
+    The first bits of all codes come first, then the second bits, and so on. Branch-free, because the branches would be
+    unpredictable.
     """
     out[:] = 0
     count = 0
@@ -139,9 +140,9 @@ def _write_rest(magnitudes, low, escape, more, out):
 
 @jit
 def encode_coded_blocks(x, means, scales, starts, told, first, last, inner, forms, steps, unbiased, seed):
-    """Units first..last of x, rotated again, since to keep them would take as much memory as x.
+    """Encode units first..last of x; rotates them again, because keeping them would take as much memory as x.
 
-    starts: the first word of each block, and one more. told: bytes of all words. forms: low, high and rest by size.
+    starts: offsets of blocks in 32-bit units, and the end. told: bytes of all blocks. forms: low, high, rest by size.
     """
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     magnitudes, more = np.empty(CODED_BLOCK, np.int32), np.empty(CODED_BLOCK + 1, np.int32)
@@ -177,7 +178,7 @@ def encode_coded_blocks(x, means, scales, starts, told, first, last, inner, form
 
 @jit
 def _read_rest(magnitudes, low, escape, given, present):
-    """Adds to magnitudes what _write_rest wrote. What is beyond the end is zero."""
+    """Add the unary codes of _write_rest to magnitudes. Bits beyond the end are zero."""
     count = 0
     for j in range(magnitudes.size):
         present[count] = j
@@ -196,7 +197,7 @@ def _read_rest(magnitudes, low, escape, given, present):
 
 @jit
 def decode_coded_blocks(told, scales, starts, means, out, first, last, inner, forms, seed):
-    """Units first..last of out."""
+    """Decode units first..last of out."""
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     codes, whole = np.empty(CODED_BLOCK, np.uint8), np.empty(4 * LARGEST_SIZE, np.uint8)
     magnitudes, present = np.empty(CODED_BLOCK, np.int32), np.empty(CODED_BLOCK + 1, np.int32)
@@ -204,7 +205,7 @@ def decode_coded_blocks(told, scales, starts, means, out, first, last, inner, fo
         for b in range(start // CODED_BLOCK, min((start + UNIT) // CODED_BLOCK, scales.size)):
             given, size = told[4 * starts[b] : 4 * starts[b + 1]], starts[b + 1] - starts[b]
             form = forms[size]
-            if given.size < 4 * size:  # on a damaged wire blocks may reach beyond its end: there it counts as zeros
+            if given.size < 4 * size:  # damaged wire: a block may reach beyond its end, where it is zeros
                 whole[:] = 0
                 whole[: given.size] = given
                 given = whole[: 4 * size]

@@ -1,4 +1,4 @@
-"""Values to packed codes: the index between thresholds, or the bucket and the level inside it."""
+"""Quantization of values to packed codes: the index between thresholds, or the bucket and the level in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _at(thresholds, i):
 
 @jit
 def _count(values, thresholds, codes):
-    """Add how many of up to 8 thresholds lie below each value, in one pass."""
+    """Add to each code the number of thresholds, at most 8, below its value, in one pass."""
     a, b, c, d = _at(thresholds, 0), _at(thresholds, 1), _at(thresholds, 2), _at(thresholds, 3)
     e, f, g, h = _at(thresholds, 4), _at(thresholds, 5), _at(thresholds, 6), _at(thresholds, 7)
     if thresholds.size <= 4:
@@ -37,9 +37,9 @@ def _count(values, thresholds, codes):
 
 @jit
 def search(values, thresholds, codes):
-    """codes[j] = how many of the 2^k - 1 rising thresholds lie below values[j].
+    """Set codes[j] to the number of the 2^k - 1 ascending thresholds below values[j].
 
-    Counting against up to 15 of them runs at full SIMD width; halving the rest does not, but takes few steps.
+    Comparing with up to 15 of them runs at full SIMD width; binary search in the rest does not, but takes few steps.
     """
     step = max(1, (thresholds.size + 1) // 16)
     codes[:] = 0
@@ -50,7 +50,7 @@ def search(values, thresholds, codes):
         return
     for j in range(values.size):
         codes[j] = np.uint16(codes[j] * step)
-    # The sign of a difference instead of a comparison: a branch here would be mispredicted every other time.
+    # Uses the sign of a difference, not a comparison: a branch here would be mispredicted every other time.
     above = np.empty(values.size, np.float32)
     signs = above.view(np.int32)
     while step > 1:
@@ -64,7 +64,7 @@ def search(values, thresholds, codes):
 
 @jit
 def encode_codebook(x, wire, first, last, thresholds, bits):
-    """Blocks first..last as indices between thresholds, packed."""
+    """Encode blocks first..last as packed indices between thresholds."""
     block = np.empty(BLOCK, np.float32)
     codes = np.empty(BLOCK, np.uint16)
     for b in range(first, last):
@@ -77,10 +77,10 @@ def encode_codebook(x, wire, first, last, thresholds, bits):
 
 @jit
 def encode_buckets(x, wire, first, last, cuts, p, offset, scale, level_bits, split_bits):
-    """Blocks first..last as bucket * 2^level_bits + round((x*p - offset)*scale), packed.
+    """Encode blocks first..last as bucket * 2^level_bits + round((x*p - offset)*scale), packed.
 
-    A value is in bucket i if it lies above the first i cuts. Few buckets: each in turn overwrites the codes of the
-    values above its cut, loops that run at full SIMD width. Many: a search, then a look-up of the bucket's numbers.
+    A value is in bucket i if it is above the first i cuts. With few buckets, each in turn overwrites the codes of the
+    values above its cut, at full SIMD width. With many, a search is followed by a look-up of the bucket's parameters.
     """
     block = np.empty(BLOCK, np.float32)
     codes = np.empty(BLOCK, np.uint16)

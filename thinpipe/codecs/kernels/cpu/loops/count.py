@@ -1,4 +1,4 @@
-"""One read of a tensor: its extent, a sample, counts below bounds or in bins, and the few keys worth keeping."""
+"""Loops that read a tensor once: extent, random sample, counts below bounds, histogram, and gathering of keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thinpipe.codecs.layout import BLOCK
 
 @jit
 def extent_of_blocks(x, first, last):
-    """The least and the greatest key of blocks first..last."""
+    """Return the least and the greatest key of blocks first..last."""
     block = np.empty(BLOCK, np.float32)
     keys = np.empty(BLOCK, np.int32)
     low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
@@ -26,13 +26,13 @@ def extent_of_blocks(x, first, last):
 
 @jit
 def sample_keys(x, first, last, stride, magnitude, out):
-    """One key from a random place in each of the strides first..last; the place depends on the stride alone."""
+    """Write a key from a random position of each stride first..last, which depends on the stride's index only."""
     picked = np.empty(BLOCK, x.dtype)
     block = np.empty(BLOCK, np.float32)
     for start in range(first, last, BLOCK):
         count = min(BLOCK, last - start)
         for j in range(count):
-            mixed = np.uint32(start + j)  # murmur3's finalizer: a hash, so that shares need no common state
+            mixed = np.uint32(start + j)  # MurmurHash3 finalizer: a hash, so that threads share no state
             mixed = np.uint32((mixed ^ (mixed >> np.uint32(16))) * np.uint32(0x85EBCA6B))
             mixed = np.uint32((mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35))
             place = np.int64((np.uint64(mixed ^ (mixed >> np.uint32(16))) * np.uint64(stride)) >> np.uint64(32))
@@ -42,10 +42,10 @@ def sample_keys(x, first, last, stride, magnitude, out):
 
 @jit
 def _append(keys, chosen, gathered, found):
-    """Put the chosen keys of a block behind the ``found`` ones; how many there are then, or -1: no room.
+    """Append the chosen keys of a block to the ``found`` ones; return the new count, or -1 on overflow.
 
-    Word by word of 8, those with nothing chosen left out, and without a branch that would be mispredicted: so a key is
-    written before it is known whether it counts, and the last place of ``gathered`` is never filled.
+    Processes groups of 8 keys, skips groups without a chosen key, and has no branch that would be mispredicted: a key
+    is always written and the count advances only if it is chosen, so the last entry of ``gathered`` is never used.
     """
     words = chosen.view(np.uint64)
     filled = np.empty(words.size, np.int32)
@@ -68,10 +68,10 @@ def _append(keys, chosen, gathered, found):
 
 @jit
 def count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered):
-    """One read of blocks first..last: how many keys are below each bound, and the keys that lie in the regions.
+    """Read blocks first..last once: count the keys below each bound, and gather the keys in the regions.
 
-    regions[i] = (a, b) stands for a <= key < b. Returns the least and greatest key and how many were gathered, or -1
-    where they do not fit. Example: keys 5 1 7 3, bounds [4], region [3, 6): below [2], gathered 5 3.
+    regions[i] = (a, b) means a <= key < b. Returns the least and greatest key and the number of gathered keys, or -1
+    if they do not fit. Example: keys 5 1 7 3, bounds [4], region [3, 6): below [2], gathered 5 3.
     """
     block = np.empty(BLOCK, np.float32)
     keys = np.empty(BLOCK, np.int32)
@@ -103,11 +103,11 @@ def count_and_gather(x, first, last, magnitude, bounds, regions, below, gathered
 
 @jit
 def histogram(x, first, last, left, right, p, offset, scale, counts, gathered):
-    """One read of blocks first..last: how many values fall into equal bins between two keys, and the keys outside.
+    """Read blocks first..last once: histogram of equal bins between two keys, and gather the keys beyond them.
 
-    The bin is (x*p - offset)*scale; the last one counts the keys outside. counts has two rows, for even and odd
-    places: equal values in a row, as a ReLU makes them, would otherwise each wait for the last one's sum. Returns as
-    count_and_gather does.
+    The bin is (x*p - offset)*scale; the last bin counts the keys beyond. counts has two rows, for even and odd
+    positions: with one row, consecutive equal values, as a ReLU makes them, would each wait for the previous add.
+    Returns the same as count_and_gather.
     """
     block = np.empty(BLOCK, np.float32)
     keys = np.empty(BLOCK, np.int32)

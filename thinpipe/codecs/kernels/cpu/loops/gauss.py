@@ -1,7 +1,7 @@
-"""Rotated blocks to packed codes of normal levels and back, as thinpipe.codecs.gauss has it.
+"""Rotated Lloyd-Max quantization of blocks to packed codes and back (thinpipe.codecs.gauss).
 
-Means come in one of two forms. With an inner size of 1 they are those of places in turn, so many beyond the last
-channel's that a unit may begin at any channel; otherwise each belongs to so many neighbouring values.
+Means have one of two forms. With an inner size of 1 there is one mean per position, repeated for one unit beyond the
+last channel, so that a unit may begin at any channel. Otherwise each mean belongs to ``inner`` neighbouring values.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from thinpipe.codecs.layout import (
     PIECES,
 )
 
-UNIT = 4096  # values that are rotated at a time: the largest tile, and all of it in the first-level cache
+UNIT = 4096  # values that are transformed at a time: the largest tile, which fits in the L1 cache
 NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
 ONE = np.int32(0x3F800000)
 HUGE = np.float32(GAUSS_HUGE).view(np.int32)
 LEAST = np.float32(GAUSS_LEAST).view(np.int32)
 _BLOCK, _PLACE, _MIX = np.uint32(GAUSS_BLOCK), np.uint32(GAUSS_PLACE), np.uint32(GAUSS_MIX)
 _SIGN = np.uint32(0x80000000)
-_WIDTH = 64  # channels whose samples are summed up beside each other
+_WIDTH = 64  # channels whose samples are summed in parallel (SIMD)
 
 
 @jit
@@ -42,7 +42,7 @@ def nearest_bfloat16(x):
 
 @jit
 def channel_means(x, means, places, first, last, inner):
-    """Channels first..last: means of the values at places, which are those of channel 0."""
+    """Write the means of channels first..last; ``places`` are the positions of the samples of channel 0."""
     strands = np.empty((GAUSS_STRANDS, _WIDTH), np.float32)
     block = np.empty(_WIDTH, np.float32)
     channel = first
@@ -67,7 +67,7 @@ def channel_means(x, means, places, first, last, inner):
 
 @jit
 def change_signs(values, start, tile, seed):
-    """As ``layout.gauss_signs`` says, in place: of whole blocks from this place of the tensor on."""
+    """Multiply by the signs of ``layout.gauss_signs`` in place; blocks begin at position ``start`` of the tensor."""
     image = values.view(np.int32)
     for s in range(0, values.size, tile):
         part = image[s : s + tile]
@@ -80,7 +80,7 @@ def change_signs(values, start, tile, seed):
 
 @jit
 def _centre(values, means, start, inner, out):
-    """x - mean of values from this place of the tensor on; 0 beyond them."""
+    """Write x - mean of values from position ``start`` of the tensor on; 0 beyond them."""
     if inner == 1:
         mean = means[start % (means.size - UNIT) :]
         for j in range(values.size):
@@ -100,7 +100,7 @@ def _centre(values, means, start, inner, out):
 
 @jit
 def rotate(x, means, start, tile, inner, seed, block, other):
-    """The unit of x from a place on, in one of two arrays, and the other."""
+    """Centre and transform the unit of x at position ``start``; return the array with the result, and the other."""
     given = min(UNIT, x.size - start)
     _centre(load_values(x, start, given, other), means, start, inner, block)
     change_signs(block, start, tile, seed)
@@ -109,7 +109,7 @@ def rotate(x, means, start, tile, inner, seed, block, other):
 
 @jit
 def restore(values, means, start, inner):
-    """x + mean, in place."""
+    """Add the means to values, in place."""
     if inner == 1:
         mean = means[start % (means.size - UNIT) :]
         for j in range(values.size):
@@ -128,7 +128,7 @@ def restore(values, means, start, inner):
 
 @jit
 def largest_of(part):
-    """The image of the largest magnitude; NaN is larger than any."""
+    """Return the bits of the largest magnitude as an int32; NaN is larger than any."""
     image = part.view(np.int32)
     largest = np.int32(0)
     for j in range(image.size):
@@ -138,7 +138,7 @@ def largest_of(part):
 
 @jit
 def squares_of(part, power):
-    """The sum of squares in units of 2^-16 of a power of two, each rounded down."""
+    """Return the sum of squares over power^2, each rounded down, in units of 2^-16."""
     factor = float_of(2 * ONE - power) * np.float32(2.0**8)
     total = np.int32(0)
     for j in range(part.size):
@@ -149,7 +149,7 @@ def squares_of(part, power):
 
 @jit
 def scale_of(part, bits, reach):
-    """(the word of a block's scale, what its components are multiplied with)."""
+    """Return (the bfloat16 bits of a block's scale, the factor of its components)."""
     largest = largest_of(part)
     if largest >= HUGE:
         return NAN_WORD, np.float32(0)
@@ -168,7 +168,7 @@ def scale_of(part, bits, reach):
 
 @jit
 def unbiased_word(word, part, codes, levels):
-    """The word of a block's scale with which what comes back has its product with the block itself."""
+    """Return the bfloat16 bits of the scale with which <decoded block, block> = <block, block>, up to rounding."""
     if word == 0 or word == NAN_WORD:
         return word
     power = np.int32(largest_of(part) & INFINITY)
@@ -182,9 +182,9 @@ def unbiased_word(word, part, codes, levels):
 
 @jit
 def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, levels, reach, seed):
-    """Units first..last of x, each of whole blocks, rotated and packed.
+    """Encode units first..last of x: transform, quantize and pack. A unit is a number of complete blocks.
 
-    levels: the positive ones where scales are to be unbiased, else none.
+    levels: the positive levels if scales are to be unbiased, else empty.
     """
     bits = 1
     while 1 << (bits - 1) <= thresholds.size:
@@ -220,13 +220,13 @@ def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, l
 
 @jit
 def look_up_levels(codes, levels, scale, out):
-    """The level of each code times a scale: of up to 8 magnitudes chosen one after the other, faster than looked up."""
+    """Write the level of each code times a scale; up to 8 magnitudes by selects, which are faster than a look-up."""
     if levels.size > 16:
         for j in range(codes.size):
             out[j] = levels[codes[j]] * scale
         return
     half = np.uint8(levels.size // 2)
-    last = levels.size - 1  # fewer levels than 8: some of these are never chosen
+    last = levels.size - 1  # with fewer than 8 levels some of these are never chosen
     a, b, c, d = levels[0] * scale, levels[1] * scale, levels[min(2, last)] * scale, levels[min(3, last)] * scale
     e, f, g = levels[min(4, last)] * scale, levels[min(5, last)] * scale, levels[min(6, last)] * scale
     h = levels[min(7, last)] * scale
@@ -245,7 +245,7 @@ def look_up_levels(codes, levels, scale, out):
 
 @jit
 def decode_blocks(wire, words, means, out, first, last, bits, tile, inner, levels, seed):
-    """Units first..last, as encode_blocks has them, of out."""
+    """Decode units first..last of out, as written by encode_blocks."""
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     codes = np.empty(UNIT, np.uint8)
     total = words.size * tile

@@ -1,4 +1,4 @@
-"""The Hadamard transform of tiles, many at a time."""
+"""The fast Walsh-Hadamard transform of many tiles at a time, vectorized."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from thinpipe.codecs.kernels.cpu.compiling import jit
 
 @jit
 def butterflies(values, spare, tile):
-    """Sums and differences of all pairs 1, 2, 4 ... tile/2 apart in every tile: the result, and the other array.
+    """Transform every tile, not normalized: sums and differences of pairs 1, 2, 4 ... tile/2 apart.
 
-    A step reads neighbours and writes sums to the first half, differences to the second: so the lowest bit of a place
-    becomes its highest, the next step finds the next distance in neighbours again, and all of it runs at full SIMD
-    width, which pairs inside a SIMD register would not. Two steps at a time, as far as that goes. When a place has got
-    all of its bits back, every value is where it was; the bits that say which tile it is in are moved without sums.
+    Returns the array with the result, and the other one. A step reads neighbours and writes sums to the first half and
+    differences to the second. This moves the lowest bit of an index to the highest, so the next step finds its pairs in
+    neighbours again, and everything runs at full SIMD width, which pairs inside a SIMD register would not. Two steps
+    are done at a time where possible. After a full rotation of the index bits every value is back in its position; the
+    bits that select the tile are rotated without sums.
     """
     moved = 1
     while moved < values.size:

@@ -1,4 +1,4 @@
-"""The largest values in the tensor's order with their positions, and back to where they were."""
+"""Top-k selection: gathers the largest values with their positions in the tensor's order, and scatters them back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thinpipe.codecs.layout import BLOCK
 
 @jit
 def count_from(x, first, last, threshold):
-    """How many magnitudes of blocks first..last are above the threshold's key, and how many are equal to it."""
+    """Return the numbers of magnitudes of blocks first..last that are above the threshold's key and equal to it."""
     block = np.empty(BLOCK, np.float32)
     keys = np.empty(BLOCK, np.int32)
     above, equal = 0, 0
@@ -31,7 +31,7 @@ def count_from(x, first, last, threshold):
 def keep_largest(x, first, last, threshold, ties, place, values, positions, mask):
     """Write the values of blocks first..last above the threshold, and the first ``ties`` that are equal to it.
 
-    From ``place`` on into values, each with its index into positions, or with its bit set in mask: one is empty.
+    They go to values from ``place`` on; their indices go to positions, or their bits to mask: one of the two is empty.
     """
     block = np.empty(BLOCK, np.float32)
     keys = np.empty(BLOCK, np.int32)
@@ -81,7 +81,7 @@ def count_bits(mask, first, last):
 
 @jit
 def place_by_mask(mask, first, last, values, place, out):
-    """Bytes first..last of a mask: the next value where a bit is set, zero elsewhere and once values run out."""
+    """Decode bytes first..last of a mask: the next value where a bit is set, zero elsewhere and after the last one."""
     indices = np.empty(BLOCK + 1, np.int32)
     for start in range(first, last, BLOCK // 8):
         stop = min(start + BLOCK // 8, last)
@@ -101,7 +101,7 @@ def place_by_mask(mask, first, last, values, place, out):
 
 @jit
 def place_by_index(positions, values, out):
-    """Values at their positions; positions outside of out are passed over."""
+    """Write values to their positions; ignore positions beyond out."""
     for i in range(values.size):
         if 0 <= positions[i] < out.size:
             out[positions[i]] = values[i]

@@ -1,4 +1,4 @@
-"""Blocks of codes into planes of bits and back, as thinpipe.codecs.layout describes, and the look-up of codes."""
+"""Packing of blocks of codes into bit planes and back (thinpipe.codecs.layout), and table look-up of codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thinpipe.codecs.layout import BLOCK, PIECE, PIECES
 
 @jit
 def pack(codes, wire, piece, bits):
-    """One block of 8 pieces of codes into planes; consumes the codes. See thinpipe.codecs.layout."""
+    """Pack one block of 8 pieces of codes into planes; overwrites the codes. See thinpipe.codecs.layout."""
     start, left = 0, bits
     while left > 0:
         width = 8 if left >= 8 else 4 if left >= 4 else 2 if left >= 2 else 1
@@ -54,7 +54,7 @@ def pack(codes, wire, piece, bits):
 
 @jit
 def unpack(wire, codes, piece, bits):
-    """The inverse of _pack."""
+    """Unpack one block of codes: the inverse of ``pack``."""
     start, shift = 0, 0
     while shift < bits:
         left = bits - shift
@@ -79,7 +79,7 @@ def unpack(wire, codes, piece, bits):
 
 @jit
 def look_up(wire, table, out, first, last, bits):
-    """Blocks first..last of out: each code's entry of a table of 2^bits."""
+    """Write blocks first..last of out: each code's entry in a table of 2^bits."""
     codes = np.empty(BLOCK, np.uint16)
     for b in range(first, last):
         start = b * BLOCK

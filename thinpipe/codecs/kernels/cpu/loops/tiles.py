@@ -1,4 +1,4 @@
-"""Tiles to packed codes and back, as thinpipe.codecs.tile has it."""
+"""Block-wise min-max quantization of tiles to packed codes and back (thinpipe.codecs.tile)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DRAW = np.float32(2.0**-24)
 
 @jit
 def _bfloat16_up(x):
-    """The bits of the smallest bfloat16 that is not below x >= 0."""
+    """Return the bits of the smallest bfloat16 that is not below x >= 0."""
     return np.int32(np.int32(bits_of(x) + 0xFFFF) & ~0xFFFF)
 
 
 @jit
 def _bfloat16_down(x):
-    """The bits of the largest finite bfloat16 that is not above x; those of the lowest if all are."""
+    """Return the bits of the largest finite bfloat16 that is not above x; those of the lowest if all are above x."""
     bits = bits_of(x)
     down = np.int32(bits & ~0xFFFF)
     if bits < 0 and bits != down:
@@ -38,9 +38,9 @@ def _bfloat16_down(x):
 
 @jit
 def _tile_affine(lo, hi, top, zero):
-    """(unit, step, origin) of a tile between lo and hi; step and origin, which is low or point, in units of 1/unit.
+    """Return (unit, step, origin) of a tile from lo to hi; origin is low or point. Step and low are in units of 1/unit.
 
-    See thinpipe.codecs.tile, of which this is the arithmetic word by word.
+    This is exactly the arithmetic that thinpipe.codecs.tile defines.
     """
     nothing = np.float32(0)
     unit = _TILE_UNIT if max(abs(lo), abs(hi)) >= _TILE_HUGE else np.float32(1)
@@ -81,7 +81,7 @@ def _mix(z):
 
 @jit
 def _round_at_random(part, codes, unit, below, inverse, point, top, start, key):
-    """Codes of a tile that starts at this place of the tensor, as thinpipe.codecs.rounding draws them."""
+    """Write the stochastically rounded codes of the tile at position ``start``; see thinpipe.codecs.rounding."""
     nothing = np.float32(0)
     key_low, key_high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
     base = np.uint32(start & 0xFFFFFFFF)
@@ -98,7 +98,7 @@ def _round_at_random(part, codes, unit, below, inverse, point, top, start, key):
 
 @jit
 def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
-    """Units first..last of x: a tile or a block, whichever is larger, so that each is whole tiles and whole blocks.
+    """Encode units first..last of x; a unit is the larger of a tile and a block, so it has complete ones of both.
 
     words has a row of steps and a row of lows or points.
     """
@@ -139,7 +139,7 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
             words[0, t] = np.uint16(bits_of(step / unit) >> 16)
             words[1, t] = np.uint16(origin) if zero else np.uint16(bits_of(origin / unit) >> 16)
             inverse = np.float32(1) / step if step > 0 else nothing
-            # (x - 0) * inverse + point with +zero, (x - low) * inverse + 0 without: one of the two changes nothing.
+            # (x - 0) * inverse + point with +zero, (x - low) * inverse + 0 without: one of the two is a no-op.
             below, point = (nothing, origin) if zero else (origin, nothing)
             if sr:
                 _round_at_random(part, chosen, unit, below, inverse, point, top, start + s, key)
@@ -158,7 +158,7 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
 
 @jit
 def decode_tiles(wire, words, out, first, last, bits, tile, rot, zero):
-    """Units first..last, as encode_tiles has them, of out."""
+    """Decode units first..last of out, as written by encode_tiles."""
     unit_size = max(tile, BLOCK)
     block, other = np.empty(unit_size, np.float32), np.empty(unit_size, np.float32)
     codes = np.empty(unit_size, np.uint8)

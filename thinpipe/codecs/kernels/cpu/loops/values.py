@@ -1,11 +1,11 @@
-"""Values of every float type as float32, as keys that order like them, and back.
+"""Conversion of every float type to float32 and back, and to integer keys of the same order.
 
-Keys are the bits of a float32 as an int32, negative ones with all but the sign flipped, so that integer order is the
-order of the floats (-0 just below +0, infinities at the ends, NaN beyond them).
+A key is the bits of a float32 as an int32, with all bits but the sign flipped for negative values, so that integer
+order is the order of the floats (-0 just below +0, infinities at the ends, NaN beyond them).
     1.0 -> 0x3f800000 -> key 1065353216        -1.0 -> 0xbf800000 -> key -1065353217
 
-Arrays say by their type what they hold: float32 and float64 themselves, int16 the bits of bfloat16, uint16 the bits
-of float16, int32 keys.
+The dtype of an array identifies its contents: float32 and float64 themselves, int16 the bits of bfloat16, uint16 the
+bits of float16, int32 keys.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from thinpipe.codecs.kernels.cpu.compiling import jit
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 INFINITY = np.int32(0x7F800000)
-_GREATEST = np.int32(0x7FFFFFFE)  # one NaN is lowered to this, so that a key below 0x7FFFFFFF is every key
-_HALF_REBIAS = np.float32(2.0**112)  # float16 bits moved to a float32's place are too small by this
+_GREATEST = np.int32(0x7FFFFFFE)  # one NaN is lowered to this, so that every key is below 0x7FFFFFFF
+_HALF_REBIAS = np.float32(2.0**112)  # factor by which float16 bits shifted into a float32 are too small
 _HALF = np.float32(0.5)
 
 
 @jit
 def bits_of(x):
-    """A float32 as an int32. In functions of their own, because numba views only variables that are set once."""
+    """Return the bits of a float32 as an int32. A separate function: numba views only variables that are set once."""
     return np.float32(x).view(np.int32)
 
 
@@ -40,7 +40,7 @@ def load_values(x, start, count, block):
 
 @overload(load_values, jit_options={"error_model": "numpy"})
 def _load_by_type(x, start, count, block):
-    """Values start..start+count of x as float32: a view where they are that already, else converted into block."""
+    """Return values start..start+count of x as float32: a view if x is float32, else converted into block."""
     if x.dtype == types.float32:
         return lambda x, start, count, block: x[start : start + count]
     if x.dtype == types.float64:
@@ -84,7 +84,7 @@ def store_values(values, out):
 
 @overload(store_values, jit_options={"error_model": "numpy"})
 def _store_by_type(values, out):
-    """The inverse of _load: float32 values rounded to out's type, halfway to even."""
+    """Write float32 values to out, rounded to its type, halfway to even: the inverse of load_values."""
     if out.dtype == types.int16:
 
         def to_bfloat16(values, out):
@@ -100,7 +100,7 @@ def _store_by_type(values, out):
             bits = values.view(np.int32)
             for j in range(values.size):
                 size = np.int32(bits[j] & MAGNITUDE)
-                # Below 2^-14 half floats lie as far apart as float32 from 0.5 on: adding that rounds.
+                # Below 2^-14 float16 values have the spacing of float32 from 0.5 on: adding 0.5 rounds.
                 small = np.int32(bits_of(abs(values[j]) + _HALF) - bits_of(_HALF))
                 normal = np.int32(size + np.int32(0xFFF + ((size >> 13) & 1)) - (112 << 23)) >> 13
                 half = small if size < (113 << 23) else normal
@@ -123,7 +123,7 @@ def load_keys(x, start, count, block, keys, magnitude):
 
 @overload(load_keys, jit_options={"error_model": "numpy"})
 def _load_keys_by_type(x, start, count, block, keys, magnitude):
-    """Keys of values start..start+count of x, or of their magnitudes, into keys."""
+    """Write the keys of values start..start+count of x, or of their magnitudes, to keys."""
     if x.dtype == types.int32:
 
         def copy(x, start, count, block, keys, magnitude):
@@ -136,7 +136,7 @@ def _load_keys_by_type(x, start, count, block, keys, magnitude):
         bits = load_values(x, start, count, block).view(np.int32)
         if magnitude:
             for j in range(count):
-                keys[j] = min(bits[j] & MAGNITUDE, INFINITY)  # as which NaN counts
+                keys[j] = min(bits[j] & MAGNITUDE, INFINITY)  # NaN counts as infinity
         else:
             for j in range(count):
                 keys[j] = min(bits[j] ^ ((bits[j] >> 31) & MAGNITUDE), _GREATEST)

@@ -1,15 +1,15 @@
-"""The 2^b values with the least squared error, in two launches: from a histogram of the middle and of both tails.
+"""The search for the 2^b values of least squared error: two launches, from histograms of the middle and both tails.
 
-    1. a sample says where the middle of the values lies, all but about a thousandth at either end
-    2. one read of the tensor keeps all values of the tails. They are counted in bins of the leading bits of their
-       keys, so that a bin is a 256th of an octave wide however long the tails are; and a sample of a million values of
-       the middle in even bins
-    3. bins become rising points with weights, and these prefix sums. A point deserves centres as the cube root of
-       mass * gap^2
-    4. a second launch, of one program, finds the centres (centres.py)
+    1. a sample locates the middle of the values: all but about a thousandth at either end
+    2. one pass over the tensor keeps all values of the tails. They are counted in a histogram by the leading bits of
+       their keys, so that a bin is a 256th of an octave wide however long the tails are. A sample of up to 262,144
+       values is counted in even bins of the middle
+    3. bins become rising points with weights, and these become prefix sums. A point's share of the centres is
+       proportional to the cube root of mass * gap^2
+    4. a second launch, of one program, computes the centres (centres.py)
 
-A bin stands for its greatest value, of the sample in the middle: values that many share are exact. All counts are
-integers, so the result does not depend on the order in which programs run.
+A bin is represented by its greatest value, in the middle by the greatest of the sample: values that many elements share
+are exact. All counts are integers, so the result does not depend on the order in which programs run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = ["COUNTERS", "PARAMETERS", "centres_kernel", "points_kernel", "scratch
 
 
 def slots_per_column(n: int, programs: int) -> int:
-    """Room for values of the tails: for all of a small tensor, else for ten times as many as expected."""
+    """Return the slots for values of the tails: all of a small tensor, else ten times the expected number."""
     most = room_for_all(n, programs)
     return min(most, 32 + most // 50)
 
@@ -68,10 +68,10 @@ def scratch_doubles(n: int, programs: int) -> int:
 
 @triton.jit(do_not_specialize=["n", "room"])
 def points_kernel(x, n, counters, scratch, room):
-    """Steps 1 to 3: the points and their prefix sums into the scratch memory, and what centres_kernel has to know."""
+    """Run steps 1 to 3: store the points, their prefix sums and the parameters of centres_kernel."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
-    drawn = (scratch + POINTS).to(tl.pointer_type(tl.float32))  # points come later
+    drawn = (scratch + POINTS).to(tl.pointer_type(tl.float32))  # the points are stored there later
     draw_sample(x, n, drawn)
     wait_for_all(arrived, programs)
     left, right = find_middle(n, drawn)
@@ -89,7 +89,7 @@ def points_kernel(x, n, counters, scratch, room):
 
 @triton.jit
 def _count(x, n, counters, scratch, room, drawn, left, right):
-    """Step 2: this program's part of the middle and of the tails."""
+    """Run step 2: count this program's part of the middle and of the tails."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     affine = bucket_affine(left, right, MIDDLE)
     note_greatest(n, drawn, counters, left, right, affine)
@@ -111,7 +111,7 @@ def _count(x, n, counters, scratch, room, drawn, left, right):
 
 @triton.jit
 def _make_points(counters, scratch, left, right, low, high, n, arrivals):
-    """Step 3: from the counts to the prefix sums."""
+    """Run step 3: compute points and prefix sums from the counts."""
     programs = tl.num_programs(0)
     totals, values, sums = scratch + TOTALS, scratch + POINTS, scratch + POINT_SUMS
     total_copies(counters, totals, scratch + PARTIALS)

@@ -1,8 +1,8 @@
-"""Step 4 of a codebook, by one program: from the prefix sums over points to the centres of cells.
+"""Step 4 of the codebook search: one program computes the centres of cells from the prefix sums over points.
 
-Up to 16 centres: candidates for borders part the points into groups that deserve equally many centres. Dynamic
-programming finds the best of them for one cell more at every step, from the errors of all cells between two borders.
-More centres start evenly among the shares. Lloyd's steps on the prefix sums finish.
+Up to 16 centres: candidate borders divide the points into groups with equal shares of the centres. Dynamic programming
+over these borders adds one cell per step and minimizes the squared error. More centres start at even spacing among the
+shares. Lloyd iterations on the prefix sums refine both.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from thinpipe.codecs.kernels.cuda.device import store_bytes
 
 @triton.jit
 def centres_kernel(wire, scratch, BITS: tl.constexpr, ZERO: tl.constexpr):
-    """The codebook into the header of the wire, and the thresholds between its values into the scratch memory."""
+    """Write the codebook to the header of the wire, and the thresholds between its values to the scratch memory."""
     CELLS: tl.constexpr = 1 << BITS
     if tl.load(scratch + NUMBERS + ODD) == 0:
         _make_codebook(wire, scratch, BITS, ZERO)
-    else:  # some value is not finite: a codebook of NaN, which every value is the first of
+    else:  # a value is not finite: the codebook is NaN, and every value gets its first code
         store_bytes(wire, tl.arange(0, CELLS), tl.full([CELLS], float("nan"), tl.float32))
         _store_thresholds(scratch, tl.full([CELLS], float("inf"), tl.float32), CELLS)
     if BITS == 1:
@@ -50,13 +50,13 @@ def _store_thresholds(scratch, thresholds, CELLS: tl.constexpr):
 
 @triton.jit
 def _search(numbers, wanted, count, RIGHT: tl.constexpr):
-    """How many of the first ``count`` rising numbers lie below each wanted one; RIGHT: or are equal to it.
+    """Return how many of the first ``count`` rising numbers are below each wanted one; RIGHT: below or equal to it.
 
-    With 32 probes at a time: a load takes as long as a thousand comparisons.
+    Each step has 32 probes: a load takes as long as a thousand comparisons.
     """
     PROBES: tl.constexpr = 32
     found = tl.zeros(wanted.shape, tl.int32)
-    left = tl.zeros(wanted.shape, tl.int32) + count  # numbers that may lie below, beyond those which do
+    left = tl.zeros(wanted.shape, tl.int32) + count  # candidates after the first ``found``
     while tl.max(left, axis=0) > 0:
         step = tl.cdiv(left, PROBES)
         probe = step[:, None] * (tl.arange(0, PROBES)[None, :] + 1) - 1
@@ -71,7 +71,7 @@ def _search(numbers, wanted, count, RIGHT: tl.constexpr):
 
 @triton.jit
 def _cell_cost(mass, first, second):
-    """The squared error of points about their mean, from their weight, first and second moment."""
+    """Return the squared error of points about their mean, from their weight, first and second moment."""
     return tl.where(mass > 0, tl.maximum(second - first * first / tl.where(mass > 0, mass, 1.0), 0.0), 0.0)
 
 
@@ -83,10 +83,10 @@ def _moments(scratch, places):
 
 @triton.jit
 def _place_borders(scratch, points, all_shares):
-    """Where candidates for borders are: those of groups with equal shares."""
+    """Return and store the places of candidate borders, which divide the points into groups with equal shares."""
     borders = tl.arange(0, BORDERS)
     wanted = borders.to(tl.float64) * all_shares / (BORDERS - 1)
-    # Before the point: what gives it its share is the gap there, which is where a border belongs.
+    # Before the point: the gap there gives the point its share, and a border belongs in the gap.
     places = tl.maximum(_search(scratch + POINT_SUMS + 3 * MOST_POINTS, wanted, points + 1, False) - 1, 0)
     places = tl.where(borders == BORDERS - 1, points, tl.where(borders == 0, 0, tl.minimum(places, points)))
     tl.store(scratch + PLACES + borders, places.to(tl.float64))
@@ -95,10 +95,10 @@ def _place_borders(scratch, points, all_shares):
 
 @triton.jit
 def _choose_borders(scratch, places, CELLS: tl.constexpr):
-    """The places of the borders of the best cells, from CHOSEN on.
+    """Store the places of the best cells' borders from CHOSEN on, found by dynamic programming.
 
-    Errors are parts of the error of one cell: float32 has room for them, and its first 17 bits are enough to choose a
-    start.
+    Errors are fractions of the largest error of one cell: float32 can represent them, and its first 17 bits are enough
+    to choose a start.
     """
     borders = tl.arange(0, BORDERS)
     mass, first, second = _moments(scratch, places)
@@ -106,9 +106,9 @@ def _choose_borders(scratch, places, CELLS: tl.constexpr):
     largest = tl.max(tl.max(tl.where(borders[:, None] >= borders[None, :], cost, 0.0), axis=1), axis=0)
     cost = (cost * tl.where(largest > 0, 1 / tl.where(largest > 0, largest, 1.0), 0.0)).to(tl.float32)
     cost = tl.where(borders[:, None] >= borders[None, :], cost, float("inf"))
-    best = tl.min(tl.where(borders[None, :] == 0, cost, float("inf")), axis=1)  # of one cell up to every border
+    best = tl.min(tl.where(borders[None, :] == 0, cost, float("inf")), axis=1)  # one cell up to every border
     for cell in range(1, CELLS):
-        # Rising as bits. The last few of them say where: one number takes half as long to find as two.
+        # The bits are ordered as the errors; the lowest hold the index. One number reduces in half the time of two.
         errors = (cost + best[None, :]).to(tl.int32, bitcast=True) & -BORDERS
         least = tl.min(errors | borders[None, :], axis=1)
         best = (least & -BORDERS).to(tl.float32, bitcast=True)
@@ -125,7 +125,7 @@ def _choose_borders(scratch, places, CELLS: tl.constexpr):
 
 @triton.jit
 def _start(scratch, points, all_shares, BITS: tl.constexpr):
-    """The first centres, about the centre of all values."""
+    """Return the initial centres, relative to the centre of all values."""
     CELLS: tl.constexpr = 1 << BITS
     cells = tl.arange(0, CELLS)
     if BITS <= 4:
@@ -133,7 +133,7 @@ def _start(scratch, points, all_shares, BITS: tl.constexpr):
         begin = tl.load(scratch + CHOSEN + cells).to(tl.int32)
         mass0, first0, _ = _moments(scratch, begin)
         mass1, first1, _ = _moments(scratch, tl.load(scratch + CHOSEN + cells + 1).to(tl.int32))
-        # A cell without a value gets the place where its border is.
+        # An empty cell gets the point at its border.
         nearby = tl.load(scratch + POINTS + tl.minimum(begin, points - 1))
         return tl.where(mass1 > mass0, (first1 - first0) / tl.where(mass1 > mass0, mass1 - mass0, 1.0), nearby)
     else:
@@ -144,7 +144,7 @@ def _start(scratch, points, all_shares, BITS: tl.constexpr):
 
 @triton.jit
 def _following(values, CELLS: tl.constexpr):
-    """Of every cell's number that of the next cell; infinity of the last."""
+    """Return, for every cell, the value of the next cell; infinity for the last one."""
     cells = tl.arange(0, CELLS)
     return tl.where(cells + 1 < CELLS, tl.gather(values, tl.minimum(cells + 1, CELLS - 1), 0), float("inf"))
 
@@ -152,7 +152,7 @@ def _following(values, CELLS: tl.constexpr):
 @triton.jit
 def _make_codebook(wire, scratch, BITS: tl.constexpr, ZERO: tl.constexpr):
     CELLS: tl.constexpr = 1 << BITS
-    # From the best borders five lead to within 0.3 % of the CPU's error, eight to within 0.25 %.
+    # From the best borders, five iterations come within 0.3 % of the CPU's error, eight within 0.25 %.
     STEPS: tl.constexpr = 5 if BITS <= 4 else 32
     cells = tl.arange(0, CELLS)
     points = tl.load(scratch + NUMBERS + COUNT).to(tl.int32)
@@ -176,7 +176,7 @@ def _make_codebook(wire, scratch, BITS: tl.constexpr, ZERO: tl.constexpr):
 
 @triton.jit
 def _with_zero(code, CELLS: tl.constexpr):
-    """As thinpipe.codecs.layout.with_zero: zero in place of a value that is there twice, else of the one nearest it."""
+    """Put zero in place of a duplicate value, else of the one nearest it, as thinpipe.codecs.layout.with_zero does."""
     cells = tl.arange(0, CELLS)
     twice = code == _following(code, CELLS)
     first = tl.min(tl.where(twice, cells, CELLS), axis=0)

@@ -1,4 +1,4 @@
-"""Steps 1 and 2 of a codebook: where the middle of the values lies, and the counts of middle and tails."""
+"""Steps 1 and 2 of the codebook search: locate the middle by a sample, and count middle and tails in histograms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinpipe.codecs.kernels.cuda.places import INTERVALS, UPPERS
 from thinpipe.codecs.kernels.cuda.reading import load_part, parts_of
 
 SAMPLE = tl.constexpr(4096)
-TAIL = tl.constexpr(1024)  # one in so many values of the sample lies beyond the middle, at either end: four at most
+TAIL = tl.constexpr(1024)  # one in TAIL values of the sample lies beyond the middle, at either end: four at most
 COUNTED = tl.constexpr(1 << 18)  # values in the sample of the middle
 
 
@@ -32,7 +32,7 @@ def sample_size(n):
 
 @triton.jit
 def draw_sample(x, n, drawn):
-    """This program's part of the sample."""
+    """Store this program's part of the sample."""
     size = sample_size(n)
     for start in range(tl.program_id(0) * BATCH, size, tl.num_programs(0) * BATCH):
         index = start + tl.arange(0, BATCH)
@@ -43,7 +43,7 @@ def draw_sample(x, n, drawn):
 
 @triton.jit
 def find_middle(n, drawn):
-    """Its edges, which every program finds for itself; 0 in place of what is not finite."""
+    """Return the edges of the middle, 0 in place of one that is not finite; every program computes them itself."""
     size = sample_size(n)
     lanes = tl.arange(0, SAMPLE)
     values = tl.load(drawn + lanes, mask=lanes < size, other=float("inf"), cache_modifier=".cg")
@@ -58,9 +58,9 @@ def find_middle(n, drawn):
 
 @triton.jit
 def _least_five(a, b, c, d, e, v, w, x, y, z):
-    """Of two times five rising values the least five, rising."""
+    """Return the five least of two times five rising values, in rising order."""
     a, b, c, d, e = tl.minimum(a, z), tl.minimum(b, y), tl.minimum(c, x), tl.minimum(d, w), tl.minimum(e, v)
-    a, d = tl.minimum(a, d), tl.maximum(a, d)  # a network that sorts
+    a, d = tl.minimum(a, d), tl.maximum(a, d)  # a sorting network
     b, e = tl.minimum(b, e), tl.maximum(b, e)
     a, c = tl.minimum(a, c), tl.maximum(a, c)
     b, d = tl.minimum(b, d), tl.maximum(b, d)
@@ -74,14 +74,14 @@ def _least_five(a, b, c, d, e, v, w, x, y, z):
 
 @triton.jit
 def _bin_of(values, affine):
-    """The bin of a value of the middle: (x*p - offset)*scale, as thinpipe.codecs.layout.bucket_affine has it."""
+    """Return the bin of a value of the middle: (x*p - offset)*scale, as in thinpipe.codecs.layout.bucket_affine."""
     factor, offset, scale = affine
     return tl.minimum(tl.maximum((values * factor - offset) * scale, 0.0), MIDDLE - 1.0).to(tl.int32)
 
 
 @triton.jit
 def note_greatest(n, drawn, counters, left, right, affine):
-    """The greatest value of the sample in every bin of the middle, which the bin stands for."""
+    """Store the greatest value of the sample in every bin of the middle, which represents the bin."""
     size = sample_size(n)
     for start in range(tl.program_id(0) * BATCH, size, tl.num_programs(0) * BATCH):
         index = start + tl.arange(0, BATCH)
@@ -94,7 +94,10 @@ def note_greatest(n, drawn, counters, left, right, affine):
 
 @triton.jit
 def count_middle(x, n, counters, left, right, affine):
-    """This program's part of a sample of the tensor, or of all of a small one: values of the middle, in even bins."""
+    """Add this program's part of a sample of the tensor to the histogram of the middle, with even bins.
+
+    Of a small tensor the sample is all values.
+    """
     size = tl.cast(tl.minimum(n, COUNTED), tl.int32)
     stride = tl.cast(n // size, tl.int64)
     counts = counters + COUNTS + (tl.program_id(0) % COPIES) * MIDDLE
@@ -104,14 +107,14 @@ def count_middle(x, n, counters, left, right, affine):
         values = plain(tl.load(x + sample_places(index, stride), mask=index < size, other=0.0), False)
         inside = (index < size) & (values >= left) & (values <= right)
         bins = _bin_of(values, affine)
-        # Half of a ReLU's values are in the first one, and memory would add them one by one.
+        # Half of a ReLU's values are in the first bin, where atomic adds would be serialized: sum these first.
         tl.atomic_add(counts, tl.sum((inside & (bins == 0)).to(tl.int32), axis=0), sem="relaxed")
         tl.atomic_add(counts + bins, 1, mask=inside & (bins > 0), sem="relaxed")
 
 
 @triton.jit
 def part_off_tails(table, left, right):
-    """Thresholds and uppers for the read, with which it keeps what lies below the middle or above it."""
+    """Store thresholds and uppers with which the read keeps the values below and above the middle."""
     lanes = tl.arange(0, INTERVALS)
     tl.store(table + lanes, tl.where(lanes == 0, float_of(key_of(left) - 1), right))
     tl.store(table + UPPERS + lanes, tl.where(lanes == 1, float("-inf"), float("inf")))
@@ -120,13 +123,16 @@ def part_off_tails(table, left, right):
 
 @triton.jit
 def tail_place(bins):
-    """Where the counters of bins of the tails are: 4096 neighbours in as many cache lines, as most values are in a few."""
+    """Return the places of the counters of tail bins.
+
+    4096 neighbouring bins are in as many cache lines, because most values fall into a few neighbours.
+    """
     return (bins % 4096) * 32 + bins // 4096
 
 
 @triton.jit
 def count_tails(x, n, columns, held, counters, left, right, from_kept):
-    """This program's values of the tails, among the kept ones or in the whole tensor, by the bits of their keys."""
+    """Add this program's values of the tails, kept or among all values, to the histogram by the bits of their keys."""
     greatest = (counters + TAIL_GREATEST).to(tl.pointer_type(tl.uint32))
     for part in range(parts_of(n, held, from_kept)):
         values, there = load_part(x, n, columns, held, part, from_kept, False)

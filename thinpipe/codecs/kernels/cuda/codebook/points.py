@@ -1,8 +1,8 @@
-"""Step 3 of a codebook: bins become rising points with weights, and these prefix sums.
+"""Step 3 of the codebook search: convert bins to rising points with weights, and these to prefix sums.
 
-The points are the bins of the lower tail, those of the middle, and those of the upper tail. Where they are is a tuple,
-``axis``: how many bins the lower tail has and which is its first, the same of the upper tail, the least value of the
-middle, and the width of its bins.
+The points are the bins of the lower tail, those of the middle, and those of the upper tail. A tuple, ``axis``, locates
+them: the number of bins of the lower tail and its first bin, the same of the upper tail, the least value of the middle,
+and the width of its bins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from thinpipe.codecs.kernels.cuda.device import MOST_PROGRAMS, float_of, key_of,
 
 @triton.jit
 def total_copies(counters, totals, partials):
-    """This program's part of the bins of the middle: the sum of all copies of their counts."""
+    """Sum the copies of the histogram of the middle, in this program's part of the bins."""
     EACH: tl.constexpr = 64
     bins, copies = tl.arange(0, EACH), tl.arange(0, COPIES) * MIDDLE
     values = tl.zeros([EACH], tl.int32)
@@ -52,7 +52,7 @@ def _tail_bin(value):
 
 @triton.jit
 def axis_of(left, right, low, high):
-    """The axis for a middle from left to right of values from low to high, and how many points there are."""
+    """Return the axis for a middle from left to right and values from low to high, and the number of points."""
     first_low = _tail_bin(low)
     lows = tl.where(low < left, _tail_bin(left) - first_low + 1, 0)
     first_high = _tail_bin(right)
@@ -62,7 +62,7 @@ def axis_of(left, right, low, high):
 
 @triton.jit
 def _points(index, counters, totals, axis):
-    """Value and count of points, and which of them are bins of the middle."""
+    """Return value and count of points, and a mask of those that are bins of the middle."""
     lows, first_low, highs, first_high, left, width = axis
     in_middle = (index >= lows) & (index < lows + MIDDLE)
     there = (index >= 0) & (index < lows + MIDDLE + highs)
@@ -93,7 +93,7 @@ def _greater(a, b):
 
 @triton.jit
 def _greatest_before(partials):
-    """The greatest point with a value in it, of the programs before this one."""
+    """Return the greatest non-empty point of the programs before this one."""
     programs = tl.arange(0, MOST_PROGRAMS)
     before = programs < tl.program_id(0)
     points = tl.load(partials + GREATEST_POINT + programs, mask=before, other=float("-inf"), cache_modifier=".cg")
@@ -102,20 +102,20 @@ def _greatest_before(partials):
 
 @triton.jit
 def _weigh(start, begin, end, last, weights, counters, totals, axis):
-    """Value, weight and share of the centres of points; ``last``: the greatest point before, now of these.
+    """Return value, weight and share of the centres of points, and ``last``: the greatest non-empty point so far.
 
-    Points deserve centres as the cube root of their weight times the square of the gap before them. ``weights``: how
-    many values one that was counted in the middle stands for, and what a gap is multiplied with.
+    A point's share is the cube root of its weight times the square of the gap before it. ``weights``: the number of
+    values that one counted value of the middle represents, and the factor for gaps.
     """
     factor, part_of_all = weights
     index = start + tl.arange(0, SEVERAL)
     value, weight, in_middle = _points(index, counters, totals, axis)
     weight = tl.where(index < end, tl.where(in_middle, weight * factor, weight), 0.0)
-    value = tl.where(index < end, value, 0.0)  # what a bin beyond the last one stands for may be infinite
+    value = tl.where(index < end, value, 0.0)  # the value of a bin beyond the last one may be infinite
     other, other_weight, _ = _points(index - 1, counters, totals, axis)
     filled = (index > begin) & (index <= end) & (other_weight > 0)
     previous = tl.associative_scan(tl.where(filled & (index > start), other, float("-inf")), 0, _greater)
-    gap = (value - tl.maximum(previous, last)) * part_of_all  # or its square might overflow
+    gap = (value - tl.maximum(previous, last)) * part_of_all  # scaled, because its square might overflow
     base = tl.where((weight > 0) & (gap < float("inf")), weight * gap * gap, 0.0).to(tl.float32)
     share = tl.where(base > 0, tl.exp2(tl.log2(tl.maximum(base, 1e-37)) / 3), 0.0).to(tl.float64)
     last = tl.maximum(last, tl.max(tl.where(weight > 0, value, float("-inf")), axis=0))
@@ -124,7 +124,7 @@ def _weigh(start, begin, end, last, weights, counters, totals, axis):
 
 @triton.jit
 def _store_tails(begin, end, counters, totals, partials, axis):
-    """Of this program's points: how many values are in the tails, and the greatest point with a value in it."""
+    """Store the number of values in the tails among this program's points, and its greatest non-empty point."""
     tails = tl.zeros([SEVERAL], tl.float64)
     last = tl.full([SEVERAL], float("-inf"), tl.float64)
     for start in range(begin, end, SEVERAL):
@@ -138,7 +138,7 @@ def _store_tails(begin, end, counters, totals, partials, axis):
 
 @triton.jit
 def _added(sums, value, weight, share):
-    """Weight, first and second moment and share, with those of a batch of points."""
+    """Return the sums of weight, first and second moment and share with a batch of points added."""
     return (
         sums[0] + tl.sum(weight, axis=0),
         sums[1] + tl.sum(weight * value, axis=0),
@@ -149,10 +149,10 @@ def _added(sums, value, weight, share):
 
 @triton.jit
 def sum_points(n, low, high, centre, counters, totals, partials, values, sums, axis, points, arrivals):
-    """Values of all points about a centre, and their four prefix sums; returns all shares together.
+    """Store all points relative to a centre, and their four prefix sums; return the sum of all shares.
 
     Moments about zero would cancel where all values are far from zero. Every program takes an equal part of the points;
-    all wait twice, from ``arrivals`` on.
+    all programs wait at two barriers, from ``arrivals`` on.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
@@ -161,7 +161,7 @@ def sum_points(n, low, high, centre, counters, totals, partials, values, sums, a
     begin, end = program * each, tl.minimum(program * each + each, points)
     _store_tails(begin, end, counters, totals, partials, axis)
     wait_for_all(arrived, arrivals)
-    # How many values of the middle stand for one that was counted: all that are in no tail.
+    # Values of the middle per counted value: the middle holds all that are in no tail.
     factor = (n - total(partials + TAIL_VALUES, 1, programs)) / tl.maximum(in_middle, 1.0)
     part_of_all = tl.where(high > low, 1.0 / tl.where(high > low, high - low, 1.0), 0.0)
     weights = (factor, part_of_all)
