@@ -90,16 +90,16 @@ def seen_optimizer(see: Callable[[torch.optim.Optimizer], None]) -> Iterator[Non
 
 def train(model: Path, text: Path, steps: int) -> None:
     from thinpipe.train.engines.world import join_world
-    from thinpipe.train.resolve import settle
-    from thinpipe.train.running import Running
+    from thinpipe.train.resolve import resolve
+    from thinpipe.train.running import RunOptions
     from thinpipe.train.tasks.tasks import task
     from thinpipe.train.worker import train
 
     given = {"task": "lm", "model": str(model), "data": str(text), "tokens": TOKENS, "batch_size": CHUNKS}
-    settings = settle(
+    settings = resolve(
         {**given, "chunks": CHUNKS, "workers": WORKERS, "compress": "none"}, task("lm").recipe, device="cpu"
     )
-    train(task("lm"), settings, Running(steps=steps), join_world("cpu", threads=1), mock.MagicMock)
+    train(task("lm"), settings, RunOptions(steps=steps), join_world("cpu", threads=1), mock.MagicMock)
 
 
 def measure(folder: Path, steps: int, mapped: bool) -> dict[str, int]:

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from tests.scripts import run_script
 from tests.train.toy import ToyTask, run_toy, saved_model
 from thinpipe.cli.app import app
-from thinpipe.cli.train.settle import settle_run
+from thinpipe.cli.train.resolve import resolve_run
 from thinpipe.lab.netem.network import missing_for_networks
 from thinpipe.lab.records.record import Record
 from thinpipe.launch import workers as launch
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 
 THIN = () if missing_for_networks() else ("--link", "2mbit")  # as root on Linux
 TINY = ("--samples", "256", "--batch-size", "16", "--image-size", "16", "--threads", "1")
@@ -107,7 +107,7 @@ def test_replicas_and_a_single_process_train(tmp_path: Path, parallel: str) -> N
 
 
 def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
-    ears = run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
+    ears = run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
     assert ears.end is not None
     code, output = thinpipe("--resume", str(tmp_path))
     assert code == 0
@@ -177,6 +177,6 @@ def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_of_the_users_is_tuned_as_pretrained_weights_are() -> None:
     """The recipe of texts is for a small model from scratch: its rate would ruin weights that are good already."""
     given = {"task": "texts", "data": Path("rows.csv")}
-    scratch, tuned = (settle_run(given | more)[0] for more in ({}, {"model": "bert"}))
+    scratch, tuned = (resolve_run(given | more)[0] for more in ({}, {"model": "bert"}))
     assert (scratch.lr, tuned.lr) == (5e-4, 2e-5)
-    assert settle_run(given | {"model": "bert", "lr": 1e-5})[0].lr == 1e-5
+    assert resolve_run(given | {"model": "bert", "lr": 1e-5})[0].lr == 1e-5

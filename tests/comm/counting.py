@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _world
 from tests.train.toy import Ears, ToyTask, settings_for
 from thinpipe.comm.backend import Capabilities, register_backend
 from thinpipe.train.engines.world import join_world
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.worker import train
 
 COUNTS: Counter[str] = Counter()  # operation -> calls
@@ -52,7 +52,7 @@ register_backend(
 def train_counted() -> tuple[str, dict[str, int], int]:
     """Train the toy; return the hash of its parameters, the operations counted, and how many groups there are."""
     ears = Ears()
-    train(ToyTask(), settings_for(ToyTask(), None, workers=2), Running(), join_world("cpu"), lambda: ears)
+    train(ToyTask(), settings_for(ToyTask(), None, workers=2), RunOptions(), join_world("cpu"), lambda: ears)
     return ears.end.parameters_sha256 if ears.end else "", dict(COUNTS), len(_world.pg_map)
 
 

@@ -9,7 +9,7 @@ from tests.pool import Pool
 from tests.train.toy import train_toy
 from thinpipe.comm.backend import Capabilities, capabilities, register_backend
 from thinpipe.launch.workers import run_workers
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 
 UNKNOWN = "thinpipe does not know what backend 'unannounced' can do, and never replaces it by another; take one of"
 
@@ -18,7 +18,7 @@ def test_a_backend_from_outside_carries_a_whole_run_alone(pool: Pool) -> None:
     (client, counts, groups), (_, server_counts, server_groups) = run_workers(
         train_counted, workers=2, backend="counting"
     )
-    assert client == pool.run(train_toy, 2, "plain", Running(), {})[0].end.parameters_sha256
+    assert client == pool.run(train_toy, 2, "plain", RunOptions(), {})[0].end.parameters_sha256
     assert groups == server_groups == 1  # no group of another backend for statistics, evaluation or gradients
     assert counts["send"] == server_counts["recv"] > 0
     assert counts["recv"] == server_counts["send"] > 0

@@ -20,7 +20,7 @@ from tests.train.toy import Ears, ToyTask, settings_for
 from thinpipe.cli.train.run import carry_out
 from thinpipe.comm import signals
 from thinpipe.train.checkpoints.folder import newest
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 
 
 class Speaker(Ears):
@@ -65,7 +65,7 @@ def run(facts: dict[str, Any]) -> int:
     settings = settings_for(
         ToyTask(), None, workers=2, compress_forward=facts["compress_forward"], epochs=facts.get("epochs", 2)
     )
-    running = Running(
+    running = RunOptions(
         save=facts["save"] and Path(facts["save"]),
         save_every=facts.get("save_every", 1) if facts["save"] else None,
         max_restarts=facts.get("max_restarts", 0),

@@ -12,9 +12,9 @@ from tests.pool import Pool
 from tests.train.tasks.written import write_language_model
 from tests.train.toy import Ears, run_toy, world_in
 from thinpipe.cli.evaluate import _settled
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import task
-from thinpipe.train.worker import Assessed, Part, assess
+from thinpipe.train.worker import EvaluationResult, Part, evaluate_model
 
 TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 60
 
@@ -22,14 +22,14 @@ TEXT = "a client keeps the first and the last layers of a model, servers hold th
 def train_here(group: dist.ProcessGroup, folder: Path, given: dict[str, Any] | None = None) -> Ears:
     options = {"model": str(folder / "model"), "data": str(folder / "text.txt"), "tokens": 16, "samples": 32}
     small = {"batch_size": 8, "chunks": 2, "lr": 0.01, "compress": "none"}
-    return run_toy(group, task("lm"), Running(save=folder / "run"), **options | small | (given or {}))
+    return run_toy(group, task("lm"), RunOptions(save=folder / "run"), **options | small | (given or {}))
 
 
 def assess_here(
     group: dist.ProcessGroup | None, folder: Path, given: dict[str, Any], part: Part = "validation"
-) -> Assessed:
+) -> EvaluationResult:
     settings = _settled(folder / "run", {"compress": None, "workers": world_in(group).workers, **given})
-    return assess(task(settings.task), settings, world_in(group), run=folder / "run", part=part)
+    return evaluate_model(task(settings.task), settings, world_in(group), run=folder / "run", part=part)
 
 
 def test_of_a_run(pool: Pool, tmp_path: Path) -> None:

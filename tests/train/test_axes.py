@@ -14,7 +14,7 @@ from thinpipe import codec
 from thinpipe.links.learned.principal import LEAD, is_due
 from thinpipe.links.learned.transform import rows_of
 from thinpipe.links.message import CHECKSUM_BYTES
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 
 CHUNKS, EPOCHS, STEPS = 3, 6, 24
 SHAPE = (6, 256)
@@ -32,7 +32,7 @@ def counted(group: Any, given: dict[str, Any]) -> tuple[Ears, int]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "isend", count)
-        return train_toy(group, "plain", Running(), given), sent
+        return train_toy(group, "plain", RunOptions(), given), sent
 
 
 def test_bytes_are_those_that_shapes_and_steps_say(pool: Pool) -> None:

@@ -18,7 +18,7 @@ from thinpipe.train.checkpoints.best import follow_best, improves, mark_best
 from thinpipe.train.checkpoints.folder import checkpoints, newest
 from thinpipe.train.checkpoints.manifest import Progress, manifest_of, read_facts, read_manifest
 from thinpipe.train.evaluate import Evaluated
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 
 Train = Callable[..., Ears]
 
@@ -37,7 +37,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, float]], No
 
 
 def train(folder: Path, **how: Any) -> Ears:
-    running = Running(**{"save": folder, "save_every": 2, "evaluate_every": 2, "keep": 1} | how)
+    running = RunOptions(**{"save": folder, "save_every": 2, "evaluate_every": 2, "keep": 1} | how)
     return run_toy(None, ToyTask(), running, parallel="none")
 
 
@@ -154,7 +154,7 @@ def test_without_links_on_the_file_system_the_best_is_kept_all_the_same(
 
 @pytest.mark.parametrize("save_local", [False, True])
 def test_all_workers_save_what_the_client_finds_best(pool: Pool, tmp_path: Path, save_local: bool) -> None:
-    running = Running(save=tmp_path, save_every=5, evaluate_every=1, keep=1, save_local=save_local)
+    running = RunOptions(save=tmp_path, save_every=5, evaluate_every=1, keep=1, save_local=save_local)
     end = pool.run(train_toy, 3, "plain", running, {"compress": "none"})[0].end
     best = read_manifest(tmp_path / "best")
     assert len(best.parts) == 3

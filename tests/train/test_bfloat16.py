@@ -16,8 +16,8 @@ from tests.train.tasks.written import write_image_classifier, write_language_mod
 from tests.train.toy import Ears, run_toy, settings_for
 from thinpipe.train import optimize
 from thinpipe.train.checkpoints.folder import load, newest
-from thinpipe.train.optimize import MasterWeights, kept_for, make_optimizer, take_back
-from thinpipe.train.running import Running
+from thinpipe.train.optimize import MasterWeights, load_state_for, make_optimizer, state_for
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import task
 
 TEXT = "weights of half the size take half the room, and what is added to them is often too small to be seen. " * 30
@@ -45,7 +45,7 @@ def test_updates_too_small_for_bfloat16_add_up(name: str, monkeypatch: pytest.Mo
             optimizer.zero_grad()
     for few, many, stuck in zip(narrow, wide, plain, strict=True):
         assert few.dtype == torch.bfloat16
-        kept = kept_for(optimizers[0], few)
+        kept = state_for(optimizers[0], few)
         assert torch.equal(kept["master"], many)
         assert torch.equal(few, many.bfloat16())
         assert float(few.detach().float().mean()) < 0.99
@@ -57,18 +57,18 @@ def test_what_is_kept_can_be_taken_back() -> None:
     first, second = ([nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))] for _ in range(2))
     frozen = nn.Parameter(torch.ones(2, dtype=torch.bfloat16), requires_grad=False)
     before, after = optimizer_of([*first, frozen], "adamw"), optimizer_of(second, "adamw")
-    assert kept_for(before, frozen) == {}
+    assert state_for(before, frozen) == {}
 
     def step(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         parameters[0].grad = torch.full((4, 4), 0.5, dtype=torch.bfloat16)
         optimizer.step()
 
     step(first, before)
-    for what, value in kept_for(before, first[0]).items():
-        take_back(after, second[0], what, value.clone())
+    for what, value in state_for(before, first[0]).items():
+        load_state_for(after, second[0], what, value.clone())
     step(first, before)
     step(second, after)
-    assert torch.equal(kept_for(before, first[0])["master"], kept_for(after, second[0])["master"])
+    assert torch.equal(state_for(before, first[0])["master"], state_for(after, second[0])["master"])
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return given | {"chunks": 2, "compress": "none", "lr": 1e-2, "epochs": 2}
 
 
-def run_lm(group: Any, running: Running, given: dict[str, Any]) -> Ears:
+def run_lm(group: Any, running: RunOptions, given: dict[str, Any]) -> Ears:
     return run_toy(group, task("lm"), running, **given)
 
 
@@ -88,8 +88,8 @@ def test_a_pipeline_learns_what_float32_does_and_goes_on_and_home(
     pool: Pool, tmp_path: Path, language: dict[str, Any]
 ) -> None:
     half = language | {"dtype": "bfloat16"}
-    wide = pool.run(run_lm, 2, Running(), language)[0]
-    running = Running(save=tmp_path / "run", export=tmp_path / "tuned")
+    wide = pool.run(run_lm, 2, RunOptions(), language)[0]
+    running = RunOptions(save=tmp_path / "run", export=tmp_path / "tuned")
     narrow = pool.run(run_lm, 2, running, half)[0]
     assert narrow.end.validation_loss == pytest.approx(wide.end.validation_loss, rel=0.03)
     assert narrow.end.validation_loss < 0.9 * wide.steps[0].loss
@@ -109,8 +109,8 @@ def test_a_pipeline_learns_what_float32_does_and_goes_on_and_home(
     assert all(torch.equal(each, models[name]) for name, each in exported.items())
 
     steps = narrow.end.steps // 2
-    pool.run(run_lm, 2, Running(save=tmp_path / "half", steps=steps), half)
-    rest = pool.run(run_lm, 2, Running(resume=tmp_path / "half"), half)[0]
+    pool.run(run_lm, 2, RunOptions(save=tmp_path / "half", steps=steps), half)
+    rest = pool.run(run_lm, 2, RunOptions(resume=tmp_path / "half"), half)[0]
     assert rest.end.steps == narrow.end.steps - steps
     assert rest.end.parameters_sha256 == narrow.end.parameters_sha256
 
@@ -118,8 +118,8 @@ def test_a_pipeline_learns_what_float32_does_and_goes_on_and_home(
 @pytest.mark.parametrize("compress", ["none", "uniform:8"])
 def test_replicas_average_gradients_of_bfloat16(pool: Pool, language: dict[str, Any], compress: str) -> None:
     given = language | {"dtype": "bfloat16", "chunks": 1, "parallel": "data", "compress": compress}
-    alone = run_lm(None, Running(), given | {"parallel": "none", "compress": "none"})
-    ears = pool.run(run_lm, 2, Running(), given)[0]
+    alone = run_lm(None, RunOptions(), given | {"parallel": "none", "compress": "none"})
+    ears = pool.run(run_lm, 2, RunOptions(), given)[0]
     assert ears.end.validation_loss == pytest.approx(alone.end.validation_loss, rel=0.03)
 
 
@@ -133,12 +133,12 @@ def test_images_reach_the_model_in_its_type(pool: Pool, tmp_path: Path) -> None:
 
 
 def run_images(group: Any, given: dict[str, Any]) -> Ears:
-    return run_toy(group, task("images"), Running(), **given)
+    return run_toy(group, task("images"), RunOptions(), **given)
 
 
 def load_with(name: str, given: dict[str, Any]) -> None:
     found = settings_for(task(name), None, **given).source
-    task(name).look_for(found)
+    task(name).preflight(found)
     task(name).load(found)
 
 

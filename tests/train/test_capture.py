@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from tests.pool import Pool
 from tests.train.toy import FEATURES, Ears, ToyTask, run_toy, settings_for, train_toy, world_in
 from thinpipe.lab.bench.codecs.settings import choose_cases
-from thinpipe.train.running import Capture, Running
+from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.worker import train
 
 ROWS = 6  # of a chunk: batches of 18 in 3 chunks; 8 steps in all
 
 
 def captured(pool: Pool, path: Path, given: dict[str, Any] | None = None, workers: int = 2, **asked: Any) -> Any:
-    running = Running(capture=Capture(path=path, **asked))
+    running = RunOptions(capture=Capture(path=path, **asked))
     pool.run(train_toy, workers, "plain", running, given or {})
     return load_file(path)
 
@@ -48,26 +48,28 @@ def test_tensors_are_those_of_the_model_not_those_of_the_codec(pool: Pool, tmp_p
 
 
 def test_capturing_changes_nothing(pool: Pool, tmp_path: Path) -> None:
-    running = Running(capture=Capture(path=tmp_path / "run.safetensors"))
-    watched, alone = (pool.run(train_toy, 2, "dropout", each, {})[0] for each in (running, Running()))
+    running = RunOptions(capture=Capture(path=tmp_path / "run.safetensors"))
+    watched, alone = (pool.run(train_toy, 2, "dropout", each, {})[0] for each in (running, RunOptions()))
     assert watched.end.parameters_sha256 == alone.end.parameters_sha256
 
 
 def test_a_run_that_goes_on_keeps_what_it_captured_before(pool: Pool, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     asked = Capture(path=path, steps=(2, 7))
-    pool.run(train_toy, 2, "plain", Running(capture=asked), {})
+    pool.run(train_toy, 2, "plain", RunOptions(capture=asked), {})
     whole = load_file(path)
     path.unlink()
-    pool.run(train_toy, 2, "plain", Running(capture=Capture(path=path, steps=(2,)), save=tmp_path / "a", steps=4), {})
-    rest = Running(capture=asked, resume=tmp_path / "a" / "step-00000004")
+    pool.run(
+        train_toy, 2, "plain", RunOptions(capture=Capture(path=path, steps=(2,)), save=tmp_path / "a", steps=4), {}
+    )
+    rest = RunOptions(capture=asked, resume=tmp_path / "a" / "step-00000004")
     pool.run(train_toy, 2, "plain", rest, {})
     again = load_file(path)
     assert set(again) == set(whole)
     assert all(torch.equal(again[name], whole[name]) for name in whole)
 
 
-def refusal(group: Any, running: Running) -> str:
+def refusal(group: Any, running: RunOptions) -> str:
     try:
         run_toy(group, ToyTask(), running)
     except ValueError as error:
@@ -86,13 +88,13 @@ def refusal(group: Any, running: Running) -> str:
 def test_what_cannot_be_captured_is_refused_on_all_workers(
     pool: Pool, tmp_path: Path, asked: dict[str, Any], message: str
 ) -> None:
-    running = Running(capture=Capture(path=tmp_path / "run.safetensors", **asked))
+    running = RunOptions(capture=Capture(path=tmp_path / "run.safetensors", **asked))
     for error in pool.run(refusal, 2, running):
         assert message in error
     assert not list(tmp_path.iterdir())
 
 
-def room_asked_for(group: Any, running: Running) -> list[Mapping[str, int]]:
+def room_asked_for(group: Any, running: RunOptions) -> list[Mapping[str, int]]:
     asked: list[Mapping[str, int]] = []
     task = ToyTask()
     train(task, settings_for(task, group), running, world_in(group), Ears, asked.append)
@@ -101,7 +103,7 @@ def room_asked_for(group: Any, running: Running) -> list[Mapping[str, int]]:
 
 def test_room_is_asked_for_the_new_file_beside_the_old_one(pool: Pool, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
-    running = Running(capture=Capture(path=path), export=tmp_path / "model")
+    running = RunOptions(capture=Capture(path=path), export=tmp_path / "model")
     client, server = pool.run(room_asked_for, 2, running)
     exported = (tmp_path / "model" / "model.safetensors").stat().st_size
     captured = 2 * sum(tensor.nbytes for tensor in load_file(path).values())
@@ -110,9 +112,9 @@ def test_room_is_asked_for_the_new_file_beside_the_old_one(pool: Pool, tmp_path:
 
 
 def test_steps_that_are_past_are_refused_unless_the_file_has_them(pool: Pool, tmp_path: Path) -> None:
-    pool.run(train_toy, 2, "plain", Running(save=tmp_path / "saved", steps=4), {})
+    pool.run(train_toy, 2, "plain", RunOptions(save=tmp_path / "saved", steps=4), {})
     asked = Capture(path=tmp_path / "run.safetensors", steps=(2, 6))
-    running = Running(capture=asked, resume=tmp_path / "saved" / "step-00000004")
+    running = RunOptions(capture=asked, resume=tmp_path / "saved" / "step-00000004")
     assert "this run goes on after step 4, capture_steps asks for step 2" in pool.run(refusal, 2, running)[1]
 
 

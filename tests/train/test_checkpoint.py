@@ -18,7 +18,7 @@ from thinpipe.cli.app import app
 from thinpipe.launch import workers as launch
 from thinpipe.train.checkpoints.manifest import read_manifest, seal
 from thinpipe.train.engines.world import SetupError
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.task import Data, Shape, Source
 
 NEWEST, OLDER = "step-00000008", "step-00000006"
@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved(pool: Pool, made: Path, tmp_path: Path) -> Path:
     """Checkpoints of steps 2, 4, 6 and 8, the last, by two workers; a copy to be damaged."""
     if not (made / "run").exists():
-        pool.run(train_toy, 2, "plain", Running(save=made / "run", save_every=2, keep=9), GIVEN)
+        pool.run(train_toy, 2, "plain", RunOptions(save=made / "run", save_every=2, keep=9), GIVEN)
     shutil.copytree(made / "run", tmp_path / "run")
     return tmp_path / "run"
 
@@ -43,7 +43,7 @@ def saved(pool: Pool, made: Path, tmp_path: Path) -> Path:
 def alone(made: Path, tmp_path: Path) -> Path:
     """The same by one process."""
     if not (made / "alone").exists():
-        run_toy(None, ToyTask(), Running(save=made / "alone", save_every=2, keep=9), parallel="none")
+        run_toy(None, ToyTask(), RunOptions(save=made / "alone", save_every=2, keep=9), parallel="none")
     shutil.copytree(made / "alone", tmp_path / "alone")
     return tmp_path / "alone"
 
@@ -147,7 +147,7 @@ def test_what_is_damaged_is_named_and_the_next_older_one_taken(pool: Pool, saved
     whole = sha256_of(saved)
     harm, words = DAMAGES[damage]
     harm(saved / NEWEST)
-    ears = pool.run(train_toy, 2, "plain", Running(save=saved, save_every=2, resume=saved), GIVEN)[0]
+    ears = pool.run(train_toy, 2, "plain", RunOptions(save=saved, save_every=2, resume=saved), GIVEN)[0]
     (line,) = ears.notices
     assert line.startswith("step 8 is damaged: ")
     assert words in line
@@ -160,12 +160,12 @@ def test_what_is_damaged_is_named_and_the_next_older_one_taken(pool: Pool, saved
 def test_several_damaged_ones_are_each_named(pool: Pool, saved: Path) -> None:
     flip(saved / NEWEST / "part-1.safetensors")
     put(saved / OLDER, b"")
-    ears = pool.run(train_toy, 2, "plain", Running(save=saved, resume=saved), GIVEN)[0]
+    ears = pool.run(train_toy, 2, "plain", RunOptions(save=saved, resume=saved), GIVEN)[0]
     assert [line.partition(" is damaged")[0] for line in ears.notices] == ["step 8", "step 6"]
     assert all(line.endswith("; going on from step 4") for line in ears.notices)
 
 
-def error_of(group: Any, running: Running, given: dict[str, Any]) -> str:
+def error_of(group: Any, running: RunOptions, given: dict[str, Any]) -> str:
     try:
         train_toy(group, "plain", running, given)
     except SetupError as error:
@@ -176,7 +176,7 @@ def error_of(group: Any, running: Running, given: dict[str, Any]) -> str:
 def test_where_none_is_left_all_workers_name_each(pool: Pool, saved: Path) -> None:
     for step in (2, 4, 6, 8):
         flip(saved / f"step-0000000{step}" / f"part-{step % 4 // 2}.safetensors")
-    errors = pool.run(error_of, 2, Running(save=saved, resume=saved), GIVEN)
+    errors = pool.run(error_of, 2, RunOptions(save=saved, resume=saved), GIVEN)
     assert errors[0] == errors[1]
     first, *lines = errors[0].splitlines()
     assert first == f"all checkpoints in {saved} are damaged:"
@@ -188,7 +188,7 @@ def test_where_none_is_left_all_workers_name_each(pool: Pool, saved: Path) -> No
 
 def test_one_that_was_asked_for_is_not_replaced_by_another(pool: Pool, saved: Path, tmp_path: Path) -> None:
     flip(saved / OLDER / "part-1.safetensors")
-    errors = pool.run(error_of, 2, Running(save=tmp_path / "other", resume=saved / OLDER), GIVEN)
+    errors = pool.run(error_of, 2, RunOptions(save=tmp_path / "other", resume=saved / OLDER), GIVEN)
     assert errors[0].startswith(f"{saved / OLDER} is damaged: part-1.safetensors: hash ")
     assert errors[0].endswith(f"; others in {saved}: step-00000008, step-00000004, step-00000002")
 
@@ -265,7 +265,7 @@ def test_a_version_that_knew_fewer_settings_did_what_the_default_says(alone: Pat
         facts |= {"thinpipe": "0.1.5", "torch": "2.11"}
 
     edit(alone / OLDER, older, sealed=True)
-    ears = run_toy(None, ToyTask(), Running(resume=alone / OLDER), parallel="none")
+    ears = run_toy(None, ToyTask(), RunOptions(resume=alone / OLDER), parallel="none")
     assert ears.end is not None
     assert ears.end.parameters_sha256 == sha256_of(alone)
     (line,) = ears.notices
@@ -301,15 +301,15 @@ class Changed(ToyTask):
 )
 def test_other_data_are_refused(alone: Path, change: str, words: str) -> None:
     with pytest.raises(SetupError, match=f"a run goes on with the data it began with, .*: {words}") as error:
-        run_toy(None, Changed(change), Running(resume=alone / OLDER), parallel="none")
+        run_toy(None, Changed(change), RunOptions(resume=alone / OLDER), parallel="none")
     assert len(str(error.value).splitlines()) == 1
 
 
 def test_checkpoints_of_another_run_are_refused(alone: Path) -> None:
     with pytest.raises(SetupError, match="is of another run: lr was another"):
-        run_toy(None, ToyTask(), Running(resume=alone), parallel="none", lr=0.5)
+        run_toy(None, ToyTask(), RunOptions(resume=alone), parallel="none", lr=0.5)
 
 
 def test_resuming_a_run_without_notice_says_nothing(alone: Path) -> None:
-    ears: Ears = run_toy(None, ToyTask(), Running(resume=alone / OLDER), parallel="none")
+    ears: Ears = run_toy(None, ToyTask(), RunOptions(resume=alone / OLDER), parallel="none")
     assert ears.notices == ears.problems == []

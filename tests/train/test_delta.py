@@ -16,7 +16,7 @@ from thinpipe import codec
 from thinpipe.links.message import CHECKSUM_BYTES
 from thinpipe.links.recv import RecvLink
 from thinpipe.train.batches import SampleOrder
-from thinpipe.train.running import Capture, Running
+from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.tasks.tasks import task
 from thinpipe.train.worker import train
 
@@ -38,7 +38,7 @@ def grammar_received(group: Any, spec: str, path: Path) -> dict[str, torch.Tenso
     options = {"samples": 64, "batch_size": 16, "chunks": 2, "epochs": 2, "lr": 2e-4, "compress_forward": spec}
     grammar = task("grammar")
     settings = settings_for(grammar, group, **options)
-    running = Running(capture=Capture(path=path, steps=tuple(range(1, 9)), chunks=2))
+    running = RunOptions(capture=Capture(path=path, steps=tuple(range(1, 9)), chunks=2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecvLink, "receive", note)
         train(grammar, settings, running, world_in(group), Ears)
@@ -84,7 +84,7 @@ def test_bytes_are_those_that_travelled(pool: Pool, rows: int, value_bytes: int,
     assert set(expected[:per_epoch]) == {2 * 3 * first}
     assert min(expected) < 2 * 3 * first
     given = {"compress_forward": SPEC, "compress_backward": "none", **given}
-    ears = pool.run(train_toy, 2, "plain", Running(), given)[0]
+    ears = pool.run(train_toy, 2, "plain", RunOptions(), given)[0]
     gradients = 2 * (batch * 256 * value_bytes + 3 * CHECKSUM_BYTES)
     assert [step.wire_bytes - gradients for step in ears.steps] == expected
     forward = [link for link in ears.end.links if link.direction == "forward"]
@@ -95,7 +95,7 @@ def test_bytes_are_those_that_travelled(pool: Pool, rows: int, value_bytes: int,
     assert {link.first_wire_bytes for link in ears.plan.links if link.direction == "backward"} == {None}
 
 
-def refusal(group: Any, running: Running) -> str:
+def refusal(group: Any, running: RunOptions) -> str:
     try:
         run_toy(group, ToyTask(), running, compress_forward=SPEC)
     except ValueError as error:
@@ -106,21 +106,21 @@ def refusal(group: Any, running: Running) -> str:
 def test_more_copies_than_may_be_kept_are_an_error_before_the_first_step(pool: Pool) -> None:
     """Both workers are on this machine: two links, two ends, 80 samples of 256 half floats."""
     room = 2 * 2 * 80 * 256 * 2
-    for error in pool.run(refusal, 2, Running(delta_cache_limit=room - 1)):
+    for error in pool.run(refusal, 2, RunOptions(delta_cache_limit=room - 1)):
         assert "163.8 kB on this machine, and delta_cache_limit allows 163.8 kB. Allow more" in error
-    assert pool.run(refusal, 2, Running(delta_cache_limit=room)) == ["", ""]
+    assert pool.run(refusal, 2, RunOptions(delta_cache_limit=room)) == ["", ""]
 
 
 def test_a_place_for_copies_that_cannot_be_is_an_error_on_all_workers(pool: Pool, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for error in pool.run(refusal, 2, Running(delta_cache=tmp_path / "file")):
+    for error in pool.run(refusal, 2, RunOptions(delta_cache=tmp_path / "file")):
         assert "copies of samples need" in error
 
 
 def checkpoint_room(group: Any, spec: str) -> int:
     told: list[int] = []
     toy = ToyTask()
-    running = Running(save=Path("never"), steps=1)
+    running = RunOptions(save=Path("never"), steps=1)
     settings = settings_for(toy, group, compress_forward=spec)
 
     def stop(sizes: Mapping[str, int]) -> None:

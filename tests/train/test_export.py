@@ -27,7 +27,7 @@ from thinpipe.train.checkpoints.saving import UnsavedError
 from thinpipe.train.export import Export
 from thinpipe.train.loop import Loop
 from thinpipe.train.models.save import ModelFolder
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.task import Shape
 from thinpipe.train.tasks.tasks import TASKS, task
 
@@ -58,7 +58,7 @@ class Kept(Loop):
         Kept.last = self
 
 
-def train_home(group: Any, home: Path, running: Running, given: dict[str, Any], fault: str = "") -> Any:
+def train_home(group: Any, home: Path, running: RunOptions, given: dict[str, Any], fault: str = "") -> Any:
     """Train; the logits of what was trained, where they end up, or the error. Only the client may write."""
     here = world_in(group)
     if here.worker and running.export is not None:
@@ -113,7 +113,7 @@ def export(*arguments: Any) -> Any:
 def test_three_workers_train_and_export_and_so_does_their_checkpoint(
     pool: Pool, home: Path, tmp_path: Path, local: bool
 ) -> None:
-    running = Running(save=tmp_path / "run", save_local=local, export=tmp_path / "out")
+    running = RunOptions(save=tmp_path / "run", save_local=local, export=tmp_path / "out")
     logits = pool.run(train_home, 3, home, running, GIVEN)[0]
     check(tmp_path / "out", logits, home)
     done = export(tmp_path / "run", tmp_path / "later")
@@ -131,7 +131,7 @@ def test_three_workers_train_and_export_and_so_does_their_checkpoint(
 @pytest.mark.parametrize(("workers", "parallel"), [(1, "none"), (2, "data"), (2, "pipeline")])
 def test_whatever_is_parallel(pool: Pool, home: Path, tmp_path: Path, workers: int, parallel: str) -> None:
     given = GIVEN | {"parallel": parallel} | ({} if parallel == "pipeline" else {"chunks": 1, "pretrained": False})
-    running = Running(export=tmp_path / "out")
+    running = RunOptions(export=tmp_path / "out")
     if workers == 1:
         logits = train_home(None, home, running, given)
     else:
@@ -151,7 +151,7 @@ def test_whatever_is_parallel(pool: Pool, home: Path, tmp_path: Path, workers: i
 def test_a_failed_export_is_one_line_and_loses_no_run(
     pool: Pool, home: Path, tmp_path: Path, fault: str, message: str, saves: bool
 ) -> None:
-    running = Running(save=tmp_path / "run" if saves else None, export=tmp_path / "out")
+    running = RunOptions(save=tmp_path / "run" if saves else None, export=tmp_path / "out")
     errors = pool.run(train_home, 3, home, running, GIVEN, fault)
     assert len(errors[0].splitlines()) == 1
     assert errors[0].startswith("the run came to its end, but its model was not exported: ")
@@ -166,7 +166,7 @@ def test_a_failed_export_is_one_line_and_loses_no_run(
 
 def test_a_task_builds_its_model_again_without_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"parallel": "none", "batch_size": 16, "samples": 16, "width": 0.25, "epochs": 1}
-    run_toy(None, task("grammar"), Running(save=tmp_path / "run"), **given)
+    run_toy(None, task("grammar"), RunOptions(save=tmp_path / "run"), **given)
     monkeypatch.delattr(type(task("grammar")), "load")
     done = export(tmp_path / "run", tmp_path / "out")
     assert done.exit_code == 0, done.output
@@ -194,7 +194,7 @@ def test_what_nothing_trains_is_as_it_was(home: Path, tmp_path: Path) -> None:
 def test_a_model_with_more_layers_is_not_the_runs(home: Path, tmp_path: Path) -> None:
     """Its first layers would be those of the run, and the others those of the folder."""
     shutil.copytree(home / "model", tmp_path / "model")
-    train_home(None, home, Running(save=tmp_path / "run"), GIVEN | {"parallel": "none", "chunks": 1})
+    train_home(None, home, RunOptions(save=tmp_path / "run"), GIVEN | {"parallel": "none", "chunks": 1})
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
     done = export(tmp_path / "run", tmp_path / "out", "--model", tmp_path / "model")
@@ -209,7 +209,7 @@ def test_a_model_with_more_layers_is_not_the_runs(home: Path, tmp_path: Path) ->
 def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two checkpoints of a model that is none of transformers."""
     monkeypatch.setitem(TASKS, "toy", ToyTask("batchnorm"))
-    run_toy(None, ToyTask("batchnorm"), Running(save=tmp_path / "run"), parallel="none")
+    run_toy(None, ToyTask("batchnorm"), RunOptions(save=tmp_path / "run"), parallel="none")
     return tmp_path / "run"
 
 

@@ -10,10 +10,10 @@ import pytest
 from tests.pool import Pool
 from tests.train.toy import ToyTask, run_toy, settings_for
 from thinpipe.options import OptionError
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 
 
-def outcome(group: Any, running: Running, given: dict[str, Any]) -> Any:
+def outcome(group: Any, running: RunOptions, given: dict[str, Any]) -> Any:
     """What the client heard at the end."""
     end = run_toy(group, ToyTask("batchnorm"), running, **given).end
     return None if end is None else (end.parameters_sha256, end.train_loss, end.validation_loss)
@@ -30,16 +30,16 @@ def outcome(group: Any, running: Running, given: dict[str, Any]) -> Any:
     ids=lambda given: given["compress_forward"],
 )
 def test_it_ends_where_several_workers_do(pool: Pool, given: dict[str, Any]) -> None:
-    (client, *_) = pool.run(outcome, 3, Running(), given)
-    (alone,) = pool.run(outcome, 1, Running(in_process=True), given | {"workers": 3})
+    (client, *_) = pool.run(outcome, 3, RunOptions(), given)
+    (alone,) = pool.run(outcome, 1, RunOptions(in_process=True), given | {"workers": 3})
     assert alone == client
 
 
 def test_a_run_goes_on_with_workers_of_its_own(pool: Pool, tmp_path: Path) -> None:
     given = {"compress_forward": "power:2", "workers": 3}
-    (whole,) = pool.run(outcome, 1, Running(in_process=True), given)
-    pool.run(outcome, 1, Running(in_process=True, save=tmp_path, steps=3), given)
-    client, *_ = pool.run(outcome, 3, Running(resume=tmp_path), given)
+    (whole,) = pool.run(outcome, 1, RunOptions(in_process=True), given)
+    pool.run(outcome, 1, RunOptions(in_process=True, save=tmp_path, steps=3), given)
+    client, *_ = pool.run(outcome, 3, RunOptions(resume=tmp_path), given)
     assert client == whole
 
 
@@ -54,4 +54,4 @@ def test_a_run_goes_on_with_workers_of_its_own(pool: Pool, tmp_path: Path) -> No
 def test_what_it_does_not_go_together_with(given: dict[str, Any], running: dict[str, Any], message: str) -> None:
     settings = settings_for(ToyTask(), None, **{"workers": 1} | given)
     with pytest.raises(OptionError, match=message):
-        Running(in_process=True, **running).check_with(settings)
+        RunOptions(in_process=True, **running).check_with(settings)

@@ -18,7 +18,7 @@ from tests.train.toy import train_toy
 from thinpipe.train.checkpoints.best import follow_best
 from thinpipe.train.checkpoints.folder import checkpoints, newest
 from thinpipe.train.checkpoints.manifest import read_manifest
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 
 SCENARIO = str(scenario.__file__)
 CHUNKS, STEPS = 3, 8
@@ -45,7 +45,7 @@ def run_here(facts: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> tuple[
 
 
 def unbroken_sha256(pool: Pool, compress: str) -> str:
-    return pool.run(train_toy, 2, "dropout", Running(), {"compress_forward": compress})[0].end.parameters_sha256
+    return pool.run(train_toy, 2, "dropout", RunOptions(), {"compress_forward": compress})[0].end.parameters_sha256
 
 
 @pytest.mark.parametrize(("compress", "unit"), [("sort:8", SERVER), ("power:4", CLIENT), ("delta(uniform:2)", SERVER)])
@@ -62,7 +62,7 @@ def test_killed_and_resumed_ends_as_unbroken(
     assert set(done[:-2]) <= {follow_best(saved / "best")}
     if done:
         assert f"the last checkpoint is {done[-1]}; go on with: thinpipe train --resume {saved}" in output
-    rest = Running(resume=newest(saved) if done else None)
+    rest = RunOptions(resume=newest(saved) if done else None)
     resumed = pool.run(train_toy, 2, "dropout", rest, {"compress_forward": compress})[0]
     assert resumed.end.parameters_sha256 == unbroken_sha256(pool, compress)
 

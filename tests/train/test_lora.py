@@ -23,9 +23,9 @@ from thinpipe.cli.evaluate import _settled
 from thinpipe.train.checkpoints.folder import newest
 from thinpipe.train.data import check_possible
 from thinpipe.train.models.saved_adapter import SavedAdapter
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import task
-from thinpipe.train.worker import assess
+from thinpipe.train.worker import evaluate_model
 
 LORA: dict[str, Any] = GIVEN | {"lora": 4, "lr": 0.02, "optimizer": "adamw", "epochs": 2}
 
@@ -51,7 +51,7 @@ def saved_names(run: Path) -> list[str]:
 
 
 def test_three_workers_bring_adapters_home(pool: Pool, home: Path, tmp_path: Path) -> None:  # noqa: F811
-    running = Running(save=tmp_path / "run", export=tmp_path / "out")
+    running = RunOptions(save=tmp_path / "run", export=tmp_path / "out")
     logits = pool.run(train_home, 3, home, running, LORA)[0]
     assert (logits - logits_of(home / "model")).abs().max() > 1e-3  # it has learned
     torch.testing.assert_close(adapted_logits(home / "model", tmp_path / "out"), logits, rtol=0, atol=1e-5)
@@ -98,7 +98,7 @@ def test_adapters_of_other_architectures_come_home_too(
     shutil.copytree(home, tmp_path / "home")
     model = tmp_path / "home" / "model"
     AutoModelForCausalLM.from_config(config).save_pretrained(model)
-    running = Running(save=tmp_path / "run", export=tmp_path / "out")
+    running = RunOptions(save=tmp_path / "run", export=tmp_path / "out")
     logits = pool.run(train_home, 3, tmp_path / "home", running, LORA)[0]
     assert (logits - logits_of(model)).abs().max() > 1e-3  # it has learned
     torch.testing.assert_close(adapted_logits(model, tmp_path / "out"), logits, rtol=0, atol=1e-5)
@@ -116,7 +116,7 @@ def test_merged_when_a_run_ends(
     parallel: str,
 ) -> None:
     given = LORA | {"parallel": parallel, "lora_target": "all-linear"}
-    running = Running(save=tmp_path / "run", export=tmp_path / "out", merge=True)
+    running = RunOptions(save=tmp_path / "run", export=tmp_path / "out", merge=True)
     if workers == 1:
         logits = train_home(None, home, running, given | {"chunks": 1})
     else:
@@ -132,8 +132,8 @@ def test_it_goes_on_to_the_bit(
     tmp_path: Path,
 ) -> None:
     given = LORA | {"freeze": ("*.layers.0.*",)}
-    whole = pool.run(train_home, 2, home, Running(save=tmp_path / "whole"), given)[0]
-    first = Running(save=tmp_path / "run", save_every=1, steps=2)
+    whole = pool.run(train_home, 2, home, RunOptions(save=tmp_path / "whole"), given)[0]
+    first = RunOptions(save=tmp_path / "run", save_every=1, steps=2)
     pool.run(train_home, 2, home, first, given)
     names = [name for name in saved_names(tmp_path / "run") if name.startswith("model/")]
     assert names
@@ -145,7 +145,7 @@ def test_it_goes_on_to_the_bit(
 def test_it_does_not_go_on_with_other_weights(home: Path, tmp_path: Path) -> None:  # noqa: F811
     """A checkpoint has none of those that are frozen."""
     given = LORA | {"parallel": "none", "chunks": 1}
-    running = Running(save=tmp_path / "run", save_every=1, steps=1)
+    running = RunOptions(save=tmp_path / "run", save_every=1, steps=1)
     train_home(None, home, running, given)
     shutil.copytree(home, tmp_path / "other")
     file = tmp_path / "other" / "model" / "model.safetensors"
@@ -156,7 +156,7 @@ def test_it_does_not_go_on_with_other_weights(home: Path, tmp_path: Path) -> Non
 
 def test_frozen_parameters_come_home_as_they_were(home: Path, tmp_path: Path) -> None:  # noqa: F811
     given = GIVEN | {"parallel": "none", "chunks": 1, "freeze": ("*.embed_tokens.*", "*.layers.0.*")}
-    logits = train_home(None, home, Running(save=tmp_path / "run", export=tmp_path / "out"), given)
+    logits = train_home(None, home, RunOptions(save=tmp_path / "run", export=tmp_path / "out"), given)
     done = export(tmp_path / "run", tmp_path / "later")
     assert done.exit_code == 0, done.output
     assert contents(tmp_path / "later") == contents(tmp_path / "out")
@@ -177,7 +177,7 @@ def test_the_head_of_a_classifier_is_trained_and_saved(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(f"label,text\n{rows}")
     given = {"model": str(tmp_path / "bert"), "data": str(tmp_path / "train.csv"), "lora": 4, "epochs": 1}
     more = {"parallel": "none", "batch_size": 8, "chunks": 1, "tokens": 8, "lora_target": "dense"}
-    end = run_toy(None, task("texts"), Running(export=tmp_path / "out"), **given, **more).end
+    end = run_toy(None, task("texts"), RunOptions(export=tmp_path / "out"), **given, **more).end
     assert end is not None
     names = load_file(tmp_path / "out" / "adapter_model.safetensors")
     assert {name for name in names if "lora" not in name} == {
@@ -195,7 +195,7 @@ def test_the_head_of_a_classifier_is_trained_and_saved(tmp_path: Path) -> None:
     adapter = SavedAdapter(tmp_path / "out")
     settings = _settled(None, chosen, adapter)
     check_possible(task("texts"), settings, adapter)
-    found = assess(task("texts"), settings, world_in(None), run=None, adapter=adapter, part="validation").found
+    found = evaluate_model(task("texts"), settings, world_in(None), run=None, adapter=adapter, part="validation").found
     assert found.loss == pytest.approx(end.validation_loss, rel=1e-6)
 
 
@@ -233,7 +233,7 @@ def test_what_cannot_be_is_one_line_before_workers_start(
 
 def test_an_adapter_alone_is_no_model(home: Path, tmp_path: Path) -> None:  # noqa: F811
     given = LORA | {"parallel": "none", "chunks": 1, "epochs": 1}
-    train_home(None, home, Running(export=tmp_path / "out"), given)
+    train_home(None, home, RunOptions(export=tmp_path / "out"), given)
     advice = "evaluate and generate take it as --adapter, for all else export it with --merge"
     for arguments in (["train", "--data", str(home / "text.txt")], ["generate", "a client"]):
         done = CliRunner().invoke(app, [*arguments, "--model", str(tmp_path / "out")])

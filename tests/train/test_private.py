@@ -19,7 +19,7 @@ from tests.train.toy import Ears, settings_for, world_in
 from thinpipe.links.recv import RecvLink
 from thinpipe.train import worker as training_worker
 from thinpipe.train.models import weights
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import task
 from thinpipe.train.worker import train
 
@@ -120,7 +120,7 @@ def see(group: Any, given: dict[str, Any]) -> Seen:
     for patch in [*patches, mock.patch.object(training_worker, "PipelineEngine", make_engine)]:
         patch.start()
     try:
-        end = train(lm, settings, Running(steps=STEPS), world_in(group), lambda: ears)
+        end = train(lm, settings, RunOptions(steps=STEPS), world_in(group), lambda: ears)
     finally:
         mock.patch.stopall()
         watching.clear()

@@ -13,7 +13,7 @@ import pytest
 from tests.pool import Pool
 from tests.train.tasks import written
 from tests.train.toy import Ears, settings_for, world_in
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import TASKS, task
 from thinpipe.train.worker import train
 
@@ -98,7 +98,7 @@ def run_recipe(group: Any, name: str, cache: Path, given: dict[str, Any]) -> Ear
 
     datasets.config.HF_DATASETS_CACHE = cache
     ears, chosen = Ears(), task(name)
-    train(chosen, settings_for(chosen, group, **given), Running(steps=2), world_in(group), lambda: ears)
+    train(chosen, settings_for(chosen, group, **given), RunOptions(steps=2), world_in(group), lambda: ears)
     return ears
 
 

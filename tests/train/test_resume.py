@@ -15,11 +15,11 @@ from tests.train.toy import Ears, ToyTask, run_toy, saved_model, train_toy
 from thinpipe.comm.shaping import parse_link
 from thinpipe.train.checkpoints.folder import checkpoints, load, newest
 from thinpipe.train.checkpoints.manifest import read_manifest
-from thinpipe.train.resolve import settle_again
-from thinpipe.train.running import Running
+from thinpipe.train.resolve import resolve_for_resume
+from thinpipe.train.running import RunOptions
 
 
-def train(pool: Pool, workers: int, kind: str, running: Running, given: dict[str, Any]) -> Ears:
+def train(pool: Pool, workers: int, kind: str, running: RunOptions, given: dict[str, Any]) -> Ears:
     if workers == 1:
         return run_toy(None, ToyTask(kind), running, **given)
     return pool.run(train_toy, workers, kind, running, given)[0]
@@ -52,11 +52,11 @@ def test_from_any_checkpoint_the_end_is_the_same(
     pool: Pool, tmp_path: Path, workers: int, kind: str, given: dict[str, Any], steps: list[int]
 ) -> None:
     """Of four steps in each of two or three epochs: within the first (2), at its end (4), within the second (5)."""
-    whole = train(pool, workers, kind, Running(save=tmp_path / "whole", save_every=1, keep=12), given)
+    whole = train(pool, workers, kind, RunOptions(save=tmp_path / "whole", save_every=1, keep=12), given)
     assert whole.end is not None
     for step in steps:
         path = tmp_path / "whole" / f"step-{step:08d}"
-        rest = train(pool, workers, kind, Running(save=tmp_path / f"from-{step}", resume=path), given)
+        rest = train(pool, workers, kind, RunOptions(save=tmp_path / f"from-{step}", resume=path), given)
         assert rest.end is not None
         assert rest.end.parameters_sha256 == whole.end.parameters_sha256
         assert rest.end.steps == len(whole.steps) - step
@@ -69,16 +69,16 @@ def test_from_any_checkpoint_the_end_is_the_same(
 def test_over_other_links_as_many_chunks_are_on_their_way(pool: Pool, tmp_path: Path) -> None:
     """What a client with both ends draws at random depends on it."""
     given = {"schedule": "1f1b", "chunks": 9, "client_layers": (1, 2)}
-    saving = Running(save=tmp_path, save_every=1, keep=9, link=parse_link("10mbit,25ms"))
+    saving = RunOptions(save=tmp_path, save_every=1, keep=9, link=parse_link("10mbit,25ms"))
     whole = pool.run(train_toy, 2, "dropout", saving, given)[0]
     assert whole.plan.schedule == "1f1b:9"
     saved = read_manifest(tmp_path / "step-00000005").settings
-    again = settle_again(given, saved)
+    again = resolve_for_resume(given, saved)
     assert again.schedule == saved.schedule == "1f1b:9"
-    rest = Running(resume=tmp_path / "step-00000005")
+    rest = RunOptions(resume=tmp_path / "step-00000005")
     ended = pool.run(train_toy, 2, "dropout", rest, given | {"schedule": again.schedule})[0].end
     assert ended.parameters_sha256 == whole.end.parameters_sha256
-    without = pool.run(train_toy, 2, "dropout", Running(), given)[0]
+    without = pool.run(train_toy, 2, "dropout", RunOptions(), given)[0]
     assert without.plan.schedule == "1f1b"
     assert without.end.parameters_sha256 != whole.end.parameters_sha256
 
@@ -87,12 +87,12 @@ def test_over_other_links_as_many_chunks_are_on_their_way(pool: Pool, tmp_path: 
 def test_links_that_forget_end_elsewhere(pool: Pool, tmp_path: Path, spec: str) -> None:
     """What the test above holds for links that remember something is not so by chance."""
     given = {"compress_forward": spec, "epochs": 3}
-    whole = pool.run(train_toy, 2, "plain", Running(save=tmp_path, save_every=5, keep=9), given)[0]
-    forgetful = pool.run(_train_forgetting, 2, Running(resume=tmp_path / "step-00000005"), given)[0]
+    whole = pool.run(train_toy, 2, "plain", RunOptions(save=tmp_path, save_every=5, keep=9), given)[0]
+    forgetful = pool.run(_train_forgetting, 2, RunOptions(resume=tmp_path / "step-00000005"), given)[0]
     assert forgetful.end.parameters_sha256 != whole.end.parameters_sha256
 
 
-def _train_forgetting(group: Any, running: Running, given: dict[str, Any]) -> Ears:
+def _train_forgetting(group: Any, running: RunOptions, given: dict[str, Any]) -> Ears:
     from thinpipe.train.engines.pipeline import PipelineEngine
 
     remember, PipelineEngine.recall = PipelineEngine.recall, lambda self, memory: None  # type: ignore[method-assign]
@@ -106,17 +106,17 @@ def _train_forgetting(group: Any, running: Running, given: dict[str, Any]) -> Ea
 def test_evaluation_changes_nothing(pool: Pool, tmp_path: Path, spec: str) -> None:
     """Stopping in the middle of an epoch evaluates once more than an unbroken run; the end is the same."""
     given = {"compress_forward": spec}
-    whole = pool.run(train_toy, 2, "batchnorm", Running(), given)[0]
-    pool.run(train_toy, 2, "batchnorm", Running(save=tmp_path, steps=3), given)
-    rest = pool.run(train_toy, 2, "batchnorm", Running(resume=newest(tmp_path)), given)[0]
+    whole = pool.run(train_toy, 2, "batchnorm", RunOptions(), given)[0]
+    pool.run(train_toy, 2, "batchnorm", RunOptions(save=tmp_path, steps=3), given)
+    rest = pool.run(train_toy, 2, "batchnorm", RunOptions(resume=newest(tmp_path)), given)[0]
     assert rest.end.parameters_sha256 == whole.end.parameters_sha256
 
 
 def test_copies_on_disk_are_those_in_memory_and_leave_no_file(pool: Pool, tmp_path: Path) -> None:
     given, cache = {"compress_forward": "delta(uniform:2)"}, tmp_path / "cache"
-    whole = pool.run(train_toy, 2, "plain", Running(), given)[0]
-    pool.run(train_toy, 2, "plain", Running(save=tmp_path / "saved", steps=5, delta_cache=cache), given)
-    rest = Running(resume=newest(tmp_path / "saved"), delta_cache=cache)
+    whole = pool.run(train_toy, 2, "plain", RunOptions(), given)[0]
+    pool.run(train_toy, 2, "plain", RunOptions(save=tmp_path / "saved", steps=5, delta_cache=cache), given)
+    rest = RunOptions(resume=newest(tmp_path / "saved"), delta_cache=cache)
     assert pool.run(train_toy, 2, "plain", rest, given)[0].end.parameters_sha256 == whole.end.parameters_sha256
     assert not list(cache.iterdir())
 
@@ -137,9 +137,9 @@ def test_any_number_of_workers_goes_on_where_others_stopped(
 ) -> None:
     """No codec loses anything and nothing is drawn at random: the end is the unbroken run's, but for rounding."""
     given = {"compress": "none", "lr": 1e-3} | given
-    saving = Running(save=tmp_path / "whole", save_every=5)
+    saving = RunOptions(save=tmp_path / "whole", save_every=5)
     whole = pool.run(train_toy, before, "plain", saving, given)[0]
-    going_on = Running(save=tmp_path / "cut", resume=tmp_path / "whole" / "step-00000005")
+    going_on = RunOptions(save=tmp_path / "cut", resume=tmp_path / "whole" / "step-00000005")
     rest = pool.run(train_toy, after, "plain", going_on, given | moved)[0]
     assert rest.end.steps == 3
     assert [step.loss for step in rest.steps] == pytest.approx([step.loss for step in whole.steps[5:]], rel=1e-5)
@@ -153,10 +153,10 @@ def test_any_number_of_workers_goes_on_where_others_stopped(
 def test_links_between_the_same_units_remember_and_the_others_are_told(pool: Pool, tmp_path: Path) -> None:
     """Three workers are cut before units 1, 3 and 5, two before 1 and 5."""
     given = {"compress": "power:4"}
-    pool.run(train_toy, 3, "dropout", Running(save=tmp_path, steps=5), given)
+    pool.run(train_toy, 3, "dropout", RunOptions(save=tmp_path, steps=5), given)
     assert read_manifest(newest(tmp_path)).first_units == (0, 1, 3, 5)
     before = load(newest(tmp_path), lambda name: name.startswith("link/"))
-    seen = pool.run(_recalled, 2, Running(resume=tmp_path, steps=6), given)[0]
+    seen = pool.run(_recalled, 2, RunOptions(resume=tmp_path, steps=6), given)[0]
     assert seen.notices == [
         "saved with 3 workers, goes on with 2: the end will not be the same to the bit; dropped: what codecs "
         "remembered of the link before unit 3, the random state of worker 2"
@@ -169,7 +169,7 @@ def test_links_between_the_same_units_remember_and_the_others_are_told(pool: Poo
         assert torch.equal(seen.recalled[now], before[then]), now
 
 
-def _recalled(group: Any, running: Running, given: dict[str, Any]) -> Ears:
+def _recalled(group: Any, running: RunOptions, given: dict[str, Any]) -> Ears:
     """What the client's links were given, beside what it heard."""
     from thinpipe.train.engines.pipeline import PipelineEngine
 
@@ -190,14 +190,14 @@ def _recalled(group: Any, running: Running, given: dict[str, Any]) -> Ears:
 
 def test_replicas_that_are_fewer_forget_what_they_had_not_sent(pool: Pool, tmp_path: Path) -> None:
     given = {"parallel": "data", "compress": "uniform:4"}
-    pool.run(train_toy, 3, "dropout", Running(save=tmp_path, steps=5), given)
-    rest = pool.run(train_toy, 2, "dropout", Running(resume=tmp_path), given)[0]
+    pool.run(train_toy, 3, "dropout", RunOptions(save=tmp_path, steps=5), given)
+    rest = pool.run(train_toy, 2, "dropout", RunOptions(resume=tmp_path), given)[0]
     assert rest.end.steps == 3
     assert rest.notices[0].endswith("dropped: what replicas had not sent yet, the random state of worker 2")
 
 
 def test_only_the_newest_are_kept_and_the_last_is_complete(tmp_path: Path) -> None:
-    running = Running(save=tmp_path, save_every=3, keep=2, keep_best=False)
+    running = RunOptions(save=tmp_path, save_every=3, keep=2, keep_best=False)
     ears = run_toy(None, ToyTask(), running, parallel="none")
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000006", "step-00000008"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000008"]
@@ -211,9 +211,9 @@ def test_only_the_newest_are_kept_and_the_last_is_complete(tmp_path: Path) -> No
 
 def test_an_older_checkpoint_never_replaces_newer_ones(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    run_toy(None, ToyTask(), Running(save=first, save_every=2, keep=9), parallel="none")
+    run_toy(None, ToyTask(), RunOptions(save=first, save_every=2, keep=9), parallel="none")
     names = ["step-00000002", "step-00000004", "step-00000006", "step-00000008"]
-    older = Running(save=first, save_every=1, resume=first / names[1], steps=5)
+    older = RunOptions(save=first, save_every=1, resume=first / names[1], steps=5)
     with pytest.raises(ValueError, match="newer checkpoints, which the run would replace: step-00000006, step-"):
         run_toy(None, ToyTask(), older, parallel="none")
     assert [path.name for path in checkpoints(first)] == names
@@ -225,16 +225,16 @@ def test_an_older_checkpoint_never_replaces_newer_ones(tmp_path: Path) -> None:
 
 
 def test_after_a_damaged_one_the_later_ones_are_made_again(tmp_path: Path) -> None:
-    run_toy(None, ToyTask(), Running(save=tmp_path, save_every=1, keep=2), parallel="none")
+    run_toy(None, ToyTask(), RunOptions(save=tmp_path, save_every=1, keep=2), parallel="none")
     newest(tmp_path).joinpath("part-0.safetensors").write_bytes(b"")
-    ears = run_toy(None, ToyTask(), Running(save=tmp_path, save_every=1, resume=tmp_path), parallel="none")
+    ears = run_toy(None, ToyTask(), RunOptions(save=tmp_path, save_every=1, resume=tmp_path), parallel="none")
     assert ears.notices[0].startswith("step 8 is damaged")
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000007", "step-00000008"]
     assert newest(tmp_path).joinpath("part-0.safetensors").stat().st_size
 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
-    run_toy(None, ToyTask(), Running(save=tmp_path, save_every=3, keep=9, keep_best=False), parallel="none")
+    run_toy(None, ToyTask(), RunOptions(save=tmp_path, save_every=3, keep=9, keep_best=False), parallel="none")
     (tmp_path / "step-00000008").rename(tmp_path / "step-00000008.partial")  # ended before the last rename
     (tmp_path / "step-00000006" / "manifest.json").unlink()  # a folder that somebody copied in part
     assert newest(tmp_path).name == "step-00000003"
@@ -247,5 +247,5 @@ def test_what_a_broken_run_left_does_not_disturb_the_next_one(tmp_path: Path) ->
     left = tmp_path / "step-00000004.partial"
     left.mkdir()
     (left / "manifest.json").write_text("{")
-    run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
+    run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-00000004", "step-00000008"]

@@ -20,12 +20,12 @@ from tests.pool import Pool
 from tests.train.toy import Ears, ToyTask, run_toy, settings_for, train_toy, world_in
 from thinpipe.train.checkpoints import saving
 from thinpipe.train.checkpoints.folder import LOCK, FolderLock, checkpoints, newest
-from thinpipe.train.checkpoints.manifest import Habits, Progress, read_manifest
+from thinpipe.train.checkpoints.manifest import Progress, SaveOptions, read_manifest
 from thinpipe.train.checkpoints.part import Part, verify_part
-from thinpipe.train.checkpoints.resume import take_clients_word
+from thinpipe.train.checkpoints.resume import adopt_client_settings
 from thinpipe.train.checkpoints.saving import UnsavedError
 from thinpipe.train.engines.world import SetupError
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.worker import train
 
 HOLDER = """
@@ -41,10 +41,10 @@ time.sleep(60)
 def test_a_second_run_in_a_folder_is_refused_and_told_whose_it_is(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     with pytest.raises(SetupError, match=f"{tmp_path} is in use by process {os.getpid()} on ") as error:
-        run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
+        run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
     assert len(str(error.value).splitlines()) == 1
     lock.release()
-    run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
+    run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-00000004", "step-00000008"]
 
 
@@ -91,7 +91,7 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    ears = run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
+    ears = run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
     assert ears.notices == [
         f"{tmp_path} cannot be locked (No locks available): see to it that no other run saves there"
     ]
@@ -101,9 +101,9 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path: Path, monkeypatc
 
 def test_two_new_runs_do_not_mix(tmp_path: Path) -> None:
     """The second was told to start before the first had saved anything."""
-    run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
+    run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
     with pytest.raises(SetupError, match="holds checkpoints of another run"):
-        run_toy(None, ToyTask(), Running(save=tmp_path), parallel="none")
+        run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
 
 
 def train_apart(group: Any, directory: Path, running: dict[str, Any], given: dict[str, Any]) -> Ears | str:
@@ -112,8 +112,8 @@ def train_apart(group: Any, directory: Path, running: dict[str, Any], given: dic
     mine = directory / str(world.worker)
     goes_on = running.pop("goes_on", False)
     settings = settings_for(task, group, **given)
-    how = Running(save=mine, resume=mine if goes_on else None, **running)
-    settings, how = take_clients_word(settings, how, world)
+    how = RunOptions(save=mine, resume=mine if goes_on else None, **running)
+    settings, how = adopt_client_settings(settings, how, world)
     try:
         train(task, settings, how, world, lambda: ears)
     except SetupError as error:
@@ -132,7 +132,7 @@ def test_folders_that_are_not_one_are_an_error_before_the_first_step(pool: Pool,
 @pytest.mark.parametrize("workers", [2, 3])
 def test_saved_by_the_client_alone_a_run_goes_on_to_the_bit(pool: Pool, tmp_path: Path, workers: int) -> None:
     given = {"compress_forward": "delta(uniform:2)", "compress_backward": "power:4"}
-    whole = pool.run(train_toy, workers, "dropout", Running(), given)[0]
+    whole = pool.run(train_toy, workers, "dropout", RunOptions(), given)[0]
     local = {"save_local": True, "steps": 5}
     pool.run(train_apart, workers, tmp_path, local, given)
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
@@ -184,7 +184,7 @@ def train_on_full_disk(group: Any, directory: Path, worker: int, steps: list[int
 
     saving.write_pieces = write_or_not
     try:
-        running = Running(save=directory, save_every=2, keep=2, save_local=local, keep_best=False)
+        running = RunOptions(save=directory, save_every=2, keep=2, save_local=local, keep_best=False)
         train(task, settings_for(task, group), running, world, lambda: ears)
     except UnsavedError as error:
         return ears, str(error)
@@ -226,7 +226,7 @@ def test_a_folder_that_has_gone_is_made_again(tmp_path: Path) -> None:
 
     ears, task = Broom(), ToyTask()
     settings = settings_for(task, None, parallel="none")
-    train(task, settings, Running(save=tmp_path / "run", save_every=2), world_in(None), lambda: ears)
+    train(task, settings, RunOptions(save=tmp_path / "run", save_every=2), world_in(None), lambda: ears)
     assert ears.problems == []
     assert [path.name for path in checkpoints(tmp_path / "run")] == ["step-00000006", "step-00000008"]
 
@@ -244,7 +244,7 @@ def _save_too_much(group: Any, directory: Path) -> str | None:
         directory,
         world,
         settings=settings_for(ToyTask(), group),
-        habits=Habits(save_local=True),
+        habits=SaveOptions(save_local=True),
         first_units=(0, 1, 5),
         data={},
         expected_bytes=[1000, 1000],

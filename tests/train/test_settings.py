@@ -10,13 +10,13 @@ import pytest
 
 from tests.train.toy import ToyTask
 from thinpipe.options import read
-from thinpipe.train.resolve import settle, settle_again
-from thinpipe.train.running import Running
+from thinpipe.train.resolve import resolve, resolve_for_resume
+from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 
 
 def settled(**given: Any) -> Settings:
-    return settle({"task": "toy", **given}, ToyTask.recipe, device="cpu")
+    return resolve({"task": "toy", **given}, ToyTask.recipe, device="cpu")
 
 
 def test_what_is_not_given_is_the_recipes() -> None:
@@ -99,16 +99,16 @@ def test_json_and_back() -> None:
 
 def test_resuming_needs_no_options_again_and_takes_the_same_ones() -> None:
     saved = settled(lr=0.2, compress="power:4")
-    assert settle_again({"lr": None, "seed": None}, saved) == saved
-    assert settle_again({"lr": 0.2, "compress": "power:4"}, saved) == saved
-    assert settle_again({"schedule": "1f1b"}, settled(schedule="1f1b:5")) == settled(schedule="1f1b:5")
+    assert resolve_for_resume({"lr": None, "seed": None}, saved) == saved
+    assert resolve_for_resume({"lr": 0.2, "compress": "power:4"}, saved) == saved
+    assert resolve_for_resume({"schedule": "1f1b"}, settled(schedule="1f1b:5")) == settled(schedule="1f1b:5")
     with pytest.raises(ValueError, match=r"schedule.*: 1f1b:5 when it was saved, 1f1b:6 now"):
-        settle_again({"schedule": "1f1b:6"}, settled(schedule="1f1b:5"))
+        resolve_for_resume({"schedule": "1f1b:6"}, settled(schedule="1f1b:5"))
 
 
 def test_other_options_are_an_error_that_names_each_with_both_values() -> None:
     with pytest.raises(ValueError, match="these differ") as error:
-        settle_again({"lr": 0.3, "compress": "none", "epochs": 2, "parallel": "none"}, settled())
+        resolve_for_resume({"lr": 0.3, "compress": "none", "epochs": 2, "parallel": "none"}, settled())
     lines = str(error.value).splitlines()
     assert "  lr: 0.05 when it was saved, 0.3 now" in lines
     assert "  compress_forward: tile:8 when it was saved, none now" in lines
@@ -119,23 +119,23 @@ def test_other_options_are_an_error_that_names_each_with_both_values() -> None:
 def test_adam_betas_are_kept_and_stay_what_they_were() -> None:
     saved = Settings.from_json(json.loads(json.dumps(settled(optimizer="adamw", adam_betas=(0.9, 0.95)).to_json())))
     assert saved.adam_betas == (0.9, 0.95)
-    assert settle_again({"adam_betas": (0.9, 0.95)}, saved) == saved
+    assert resolve_for_resume({"adam_betas": (0.9, 0.95)}, saved) == saved
     with pytest.raises(ValueError, match=r"adam_betas: 0\.9,0\.95 when it was saved, 0\.8,0\.99 now"):
-        settle_again({"adam_betas": (0.8, 0.99)}, saved)
+        resolve_for_resume({"adam_betas": (0.8, 0.99)}, saved)
 
 
 def test_who_computes_what_and_where_data_are_may_change() -> None:
     moved = {"workers": 4, "client_layers": (2, 2), "data": "/elsewhere", "weights": "/there", "threads": 3}
-    assert settle_again(moved, settled()) == settled(**moved)
-    line = settle_again({"layout": "linear"}, settled())
+    assert resolve_for_resume(moved, settled()) == settled(**moved)
+    line = resolve_for_resume({"layout": "linear"}, settled())
     assert (line.layout, line.client_layers) == ("linear", None)
-    assert settle_again({"layout": "client-server"}, line).client_layers is None
+    assert resolve_for_resume({"layout": "client-server"}, line).client_layers is None
     with pytest.raises(ValueError, match="client_layers is for layout client-server"):
-        settle_again({"client_layers": (1, 1)}, line)
+        resolve_for_resume({"client_layers": (1, 1)}, line)
     with pytest.raises(ValueError, match="layout: client-server when it was saved, linear now"):
-        settle_again({"layout": "linear"}, settled(parallel="data"))
+        resolve_for_resume({"layout": "linear"}, settled(parallel="data"))
     with pytest.raises(ValueError, match="and 4 replicas; take 16"):
-        settle_again({"workers": 4}, settled(parallel="data"))
+        resolve_for_resume({"workers": 4}, settled(parallel="data"))
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_a_checkpoint_with_the_old_name_of_the_linear_schedule_goes_on() -> None
     saved = settled(lr_schedule="linear")
     older = Settings.from_json({**saved.to_json(), "lr_schedule": "polynomial"})
     assert older == saved
-    assert settle_again(read(Settings, {"lr_schedule": "polynomial"}), older) == saved
+    assert resolve_for_resume(read(Settings, {"lr_schedule": "polynomial"}), older) == saved
 
 
 def test_running_checks_itself() -> None:
     with pytest.raises(ValueError, match="save_every needs a folder"):
-        Running(save_every=3)
+        RunOptions(save_every=3)
     with pytest.raises(ValueError, match="save_local says who keeps"):
-        Running(save_local=True)
+        RunOptions(save_local=True)
     with pytest.raises(ValueError, match="trace draws a picture"):
-        Running(trace=Path("step.pdf"))
+        RunOptions(trace=Path("step.pdf"))

@@ -21,7 +21,7 @@ from thinpipe.train.checkpoints import interval
 from thinpipe.train.checkpoints.folder import checkpoints, newest
 from thinpipe.train.checkpoints.manifest import read_manifest
 from thinpipe.train.events import Step
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.worker import train
 
 SCENARIO = str(scenario.__file__)
@@ -58,8 +58,8 @@ def test_a_signal_saves_the_step_and_the_resumed_run_ends_as_undisturbed(
     assert output.count("step-") == 1
     step = read_manifest(last).progress.step
     given = {"compress_forward": spec, "epochs": EPOCHS}
-    rest = pool.run(train_toy, 2, "dropout", Running(resume=saved, steps=step + 3), given)[0]
-    whole = pool.run(train_toy, 2, "dropout", Running(steps=step + 3), given)[0]
+    rest = pool.run(train_toy, 2, "dropout", RunOptions(resume=saved, steps=step + 3), given)[0]
+    whole = pool.run(train_toy, 2, "dropout", RunOptions(steps=step + 3), given)[0]
     assert [each.step for each in rest.steps] == [step + 1, step + 2, step + 3]
     assert rest.end.parameters_sha256 == whole.end.parameters_sha256
 
@@ -95,7 +95,7 @@ class Signaller(Ears):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def stop_toy(step: int, running: Running, parallel: str) -> Ears:
+def stop_toy(step: int, running: RunOptions, parallel: str) -> Ears:
     """Run the toy in this process until it is stopped; return what its listener received."""
     ears = Signaller(step)
     settings = settings_for(ToyTask("dropout"), None, parallel=parallel, epochs=3)
@@ -107,11 +107,11 @@ def stop_toy(step: int, running: Running, parallel: str) -> Ears:
 def test_where_a_run_stops(tmp_path: Path, at: int, stopped: int) -> None:
     """A signal in step 4 arrives before the evaluation that follows it; after step 11 only the last is left."""
     if stopped == 12:
-        assert stop_toy(at, Running(save=tmp_path), "none").end is not None
+        assert stop_toy(at, RunOptions(save=tmp_path), "none").end is not None
         assert read_manifest(newest(tmp_path)).progress.is_complete
         return
     with pytest.raises(StoppedTogether):
-        stop_toy(at, Running(save=tmp_path, save_every=100), "none")
+        stop_toy(at, RunOptions(save=tmp_path, save_every=100), "none")
     progress = read_manifest(newest(tmp_path)).progress
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{stopped:08d}"]
     assert (progress.step, progress.metric == progress.metric) == (stopped, stopped == 4)  # evaluated after step 4
@@ -135,7 +135,7 @@ class Clock:
         return self.now
 
 
-def train_by_clock(group: Any, running: Running, step_s: float) -> list[str]:
+def train_by_clock(group: Any, running: RunOptions, step_s: float) -> list[str]:
     """Train with a clock that only runs on the client; return the names of the checkpoints it was told of."""
     patch = pytest.MonkeyPatch()
     patch.setattr(interval, "time", Clock(step_s if group.rank() == 0 else 0))
@@ -152,7 +152,7 @@ def test_the_clients_clock_says_when_to_save(
     pool: Pool, tmp_path: Path, every: int | str | None, step_s: float, steps: tuple[int, ...]
 ) -> None:
     """After a time; by default after ten minutes and at the end of an epoch of 4 steps; or after a number of steps."""
-    names = pool.run(train_by_clock, 2, Running(save=tmp_path, save_every=every, keep=9, keep_best=False), step_s)[0]
+    names = pool.run(train_by_clock, 2, RunOptions(save=tmp_path, save_every=every, keep=9, keep_best=False), step_s)[0]
     assert names == [f"step-{step:08d}" for step in steps]
     assert [path.name for path in checkpoints(tmp_path)] == names
     assert read_manifest(newest(tmp_path)).habits.save_every == every
@@ -161,4 +161,4 @@ def test_the_clients_clock_says_when_to_save(
 @pytest.mark.parametrize("interval", [0, -1, "0s", "10", "10m", "min", "1e9h", "", "1.2345s"])
 def test_intervals_that_are_none(interval: int | str) -> None:
     with pytest.raises(ValueError, match="save_every is a number of steps, or a time as in 30s, 10min or 2h; got"):
-        Running(save=Path("runs"), save_every=interval)
+        RunOptions(save=Path("runs"), save_every=interval)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from tests.train.toy import ToyTask, run_toy
 from thinpipe.train.engines.world import SetupError
-from thinpipe.train.running import Capture, Running
+from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.watchers import written_beside
 
 
@@ -64,4 +64,4 @@ def test_a_bug_is_not_hidden(tmp_path: Path) -> None:
 def test_replicas_have_nothing_to_watch(asked: dict[str, Any], message: str) -> None:
     """The library says so itself, whoever calls it."""
     with pytest.raises(SetupError, match=message):
-        run_toy(None, ToyTask(), Running(**asked, steps=1), parallel="none")
+        run_toy(None, ToyTask(), RunOptions(**asked, steps=1), parallel="none")

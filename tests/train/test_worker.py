@@ -11,7 +11,7 @@ import pytest
 from tests.pool import Pool
 from tests.train.toy import Ears, ToyTask, settings_for, world_in
 from thinpipe.train.engines.world import SetupError
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.task import Data, Shape, Source
 from thinpipe.train.worker import train
 
@@ -32,7 +32,7 @@ def setup_error(group: Any, case: str, save: Path, given: dict[str, Any]) -> str
     if case == "disagree" and group.rank() == 1:
         given = given | {"lr": 0.5}
     room = too_full if case == "disk" else lambda sizes: None
-    running = Running(save=save, keep=1)
+    running = RunOptions(save=save, keep=1)
     try:
         train(task, settings_for(task, group, **given), running, world_in(group), Ears, room)
     except SetupError as error:

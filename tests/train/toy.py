@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from thinpipe.train.checkpoints.folder import load, newest
 from thinpipe.train.engines.world import World
 from thinpipe.train.events import Epoch, Finished, Plan, Step
-from thinpipe.train.resolve import settle
-from thinpipe.train.running import Running
+from thinpipe.train.resolve import resolve
+from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import Batch, Data, Recipe, Shape, Source, Task
 from thinpipe.train.worker import train
@@ -130,17 +130,17 @@ def world_in(group: Any) -> World:
 
 
 def settings_for(task: Task, group: Any, **given: Any) -> Settings:
-    return settle({"task": task.name, "workers": world_in(group).workers, **given}, task.recipe, device="cpu")
+    return resolve({"task": task.name, "workers": world_in(group).workers, **given}, task.recipe, device="cpu")
 
 
-def run_toy(group: Any, task: Task, running: Running | None = None, **given: Any) -> Ears:
+def run_toy(group: Any, task: Task, running: RunOptions | None = None, **given: Any) -> Ears:
     """Train on the workers of a group; what the client heard."""
     ears = Ears()
-    train(task, settings_for(task, group, **given), running or Running(), world_in(group), lambda: ears)
+    train(task, settings_for(task, group, **given), running or RunOptions(), world_in(group), lambda: ears)
     return ears
 
 
-def train_toy(group: Any, kind: str, running: Running, given: dict[str, Any]) -> Ears:
+def train_toy(group: Any, kind: str, running: RunOptions, given: dict[str, Any]) -> Ears:
     """The same, as a pool calls it."""
     return run_toy(group, ToyTask(kind), running, **given)
 

@@ -87,7 +87,7 @@ def ablate(
     """
     with one_line_errors():
         asked, outputs = Asked(**read(Asked, given)), Outputs(**read(Outputs, given))
-        wanted = read_plan(plan, settle, asked.set)
+        wanted = read_plan(plan, resolve, asked.set)
         store = Store(asked.results or Path(f"{plan.stem}.results.jsonl"))
         chosen = [run for run in wanted.runs if not asked.only or any(map(run.matches, asked.only))]
         if not chosen:
@@ -141,11 +141,11 @@ def _show_results(wanted: Plan, store: Store, outputs: Outputs) -> None:
     outputs.save(record, tables, wanted.title, views.plot_metric_against_bits(wanted.title, found))
 
 
-def settle(options: dict[str, Any]) -> Any:
+def resolve(options: dict[str, Any]) -> Any:
     """Return the settings that thinpipe train resolves from these options; raise its OptionError."""
-    from thinpipe.cli.train.settle import settle_run
+    from thinpipe.cli.train.resolve import resolve_run
 
-    return settle_run(options, here=False)[0]  # results may come from another machine
+    return resolve_run(options, here=False)[0]  # results may come from another machine
 
 
 def check_possible(plan: Path, runs: Sequence[Run]) -> None:

@@ -14,7 +14,7 @@ import typer
 from thinpipe.cli.replicas import worker_errors
 from thinpipe.cli.terminal import OutputError, one_line_errors, takes, write_or_print
 from thinpipe.cli.train.command import Asked as Training
-from thinpipe.cli.train.settle import join_machines
+from thinpipe.cli.train.resolve import join_machines
 from thinpipe.comm.errors import WorkerError
 from thinpipe.comm.membership import COMPLETE, member, say_remote
 from thinpipe.lab.records import report
@@ -22,7 +22,7 @@ from thinpipe.lab.records.record import Record, check_writable, columns_of, figu
 from thinpipe.options import OptionError, flags_in_errors, like, option, read
 from thinpipe.train.checkpoints.best import follow_best
 from thinpipe.train.generation.settings import Settings as Generation
-from thinpipe.train.running import Running, check_devices
+from thinpipe.train.running import RunOptions, check_devices
 from thinpipe.train.settings import PANELS, WHAT, Settings, Trained
 from thinpipe.train.tasks.task import METRICS, DataError
 
@@ -61,8 +61,8 @@ class Asked:
     compress: str | None = like(
         Training, "compress", help="Codec of activations, or a preset, as in 4bit.", default=None
     )
-    link: Any = like(Running, "link", default=None)
-    patience_s: float = like(Running, "patience_s", default=Running.patience_s)
+    link: Any = like(RunOptions, "link", default=None)
+    patience_s: float = like(RunOptions, "patience_s", default=RunOptions.patience_s)
     json: Path | None = like(Training, "json", default=None)
     rank: int | None = like(Training, "rank", default=None)
     master: str | None = like(Training, "master", default=None)
@@ -114,7 +114,7 @@ def evaluate(**given: Any) -> None:
         check_devices(settings)
         if given["samples"] is not None and asked.part != "train":
             raise OptionError("{samples} limits the training samples: give {part} train with it, or leave it out")
-        Running(link=asked.link, patience_s=asked.patience_s).check_with(settings)
+        RunOptions(link=asked.link, patience_s=asked.patience_s).check_with(settings)
         check_launch([settings.workers], [asked.link])
         me = member()
         if me is None:
@@ -141,7 +141,7 @@ def _settled(run: Path | None, given: Mapping[str, Any], adapter: Any = None) ->
 
     from thinpipe.links.spec import once
     from thinpipe.train.checkpoints.folder import check_exported, checkpoints, is_complete, newest_manifest
-    from thinpipe.train.resolve import settle
+    from thinpipe.train.resolve import resolve
     from thinpipe.train.tasks.tasks import task as find_task
 
     chosen = {name: value for name, value in read(Settings, given).items() if value is not None}
@@ -170,7 +170,7 @@ def _settled(run: Path | None, given: Mapping[str, Any], adapter: Any = None) ->
     task = find_task(chosen.setdefault("task", "digits"))
     recipe = (task.model_recipe if chosen.get("model") else None) or task.recipe
     found = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = settle(chosen | {"compress": given["compress"]}, recipe, device=found)
+    settings = resolve(chosen | {"compress": given["compress"]}, recipe, device=found)
     if settings.parallel == "pipeline":
         _check_learned(settings.compress_forward, None if run is None else saved.compress_forward)
     return settings
@@ -203,7 +203,7 @@ def _work(settings: Settings, run: Path | None, adapter: Any, part: Any) -> Any:
 
     from thinpipe.train.engines.world import SetupError, join_world
     from thinpipe.train.tasks.tasks import task as find_task
-    from thinpipe.train.worker import assess
+    from thinpipe.train.worker import evaluate_model
 
     with flags_in_errors():
         world = join_world(settings.devices)
@@ -211,7 +211,7 @@ def _work(settings: Settings, run: Path | None, adapter: Any, part: Any) -> Any:
             torch.set_num_threads(settings.threads)
         try:
             task = world.together(lambda: find_task(settings.task))  # a user's own may not be importable everywhere
-            return assess(task, settings, world, run=run, adapter=adapter, part=part)
+            return evaluate_model(task, settings, world, run=run, adapter=adapter, part=part)
         except SetupError as error:
             return str(error)
         except DataError as error:  # on one worker only; it ends the others

@@ -60,7 +60,7 @@ def export_run(run: Path, directory: Path, given: Mapping[str, Any], *, merge: b
     from thinpipe.train.export import Export, export_checkpoint, saved_shape
     from thinpipe.train.models.adapters import adapt
     from thinpipe.train.models.save import check_new_folder
-    from thinpipe.train.resolve import settle_again
+    from thinpipe.train.resolve import resolve_for_resume
     from thinpipe.train.settings import Settings
     from thinpipe.train.tasks.tasks import task as find_task
 
@@ -71,7 +71,7 @@ def export_run(run: Path, directory: Path, given: Mapping[str, Any], *, merge: b
         check_new_folder(directory)  # before checkpoints are read, which takes a while
         path, manifest, damages = newest_whole(run)
         moved = {name: given[name] for name in _MOVABLE}
-        settings = settle_again(read(Settings, moved), manifest.settings)
+        settings = resolve_for_resume(read(Settings, moved), manifest.settings)
         settings.check_export(merge=merge)
         task = find_task(settings.task)
         torch.manual_seed(settings.seed)

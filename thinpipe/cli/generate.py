@@ -16,7 +16,7 @@ import typer
 from thinpipe.cli.replicas import worker_errors
 from thinpipe.cli.terminal import OutputError, one_line_errors, takes, write_or_print
 from thinpipe.cli.train.command import Asked as Training
-from thinpipe.cli.train.settle import join_machines
+from thinpipe.cli.train.resolve import join_machines
 from thinpipe.comm.errors import WorkerError
 from thinpipe.comm.membership import COMPLETE, member, say_remote
 from thinpipe.lab.records.record import Record, check_writable, columns_of, figure, row_of

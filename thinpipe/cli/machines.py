@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinpipe.cli.train.command import Asked as Training
-from thinpipe.cli.train.settle import join_machines
+from thinpipe.cli.train.resolve import join_machines
 from thinpipe.lab.bench.inputs import HOW
 from thinpipe.options import like
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thinpipe.comm.errors import describe, is_effect
+from thinpipe.comm.errors import describe, is_secondary
 from thinpipe.system.sanitize import one_line
 
 IDLE_S, INTERVAL_S = 5, 3
@@ -191,7 +191,7 @@ class Control:
 
     def first_cause(self, error: BaseException) -> str:
         """Return why this worker ends: its own error, or the received cause if that follows from a lost worker."""
-        if is_effect(error):
+        if is_secondary(error):
             self._known.wait(TICK_S)
             if self.cause is not None:
                 return self.cause

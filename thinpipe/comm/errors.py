@@ -80,7 +80,7 @@ def root_of(error: BaseException) -> BaseException:
     return error
 
 
-def is_effect(error: BaseException) -> bool:
+def is_secondary(error: BaseException) -> bool:
     """Return True if an error is only the consequence of a lost worker."""
     error = root_of(error)
     lost = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_PEER)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from thinpipe.comm.control import GRACE_S
-from thinpipe.comm.errors import Interrupted, Terminated, WorkerError, debugging, is_effect, leave, noted_cause
+from thinpipe.comm.errors import Interrupted, Terminated, WorkerError, debugging, is_secondary, leave, noted_cause
 from thinpipe.comm.membership import PATIENCE_S, joined, member, say, set_member
 from thinpipe.comm.signals import (
     ENDING,
@@ -58,7 +58,7 @@ class _Worker:
     cause: str | None = None  # why it failed
     failed_at: float = 0.0
     code: int = 1
-    is_effect: bool = False  # its failure follows from another worker's
+    is_secondary: bool = False  # its failure follows from another worker's
 
     @property
     def ended(self) -> bool:
@@ -78,7 +78,7 @@ class _Worker:
         if good:
             self.result = (word,)
         elif word is not None:
-            self.cause, self.code, self.is_effect = word
+            self.cause, self.code, self.is_secondary = word
         elif not self.lives:
             self.process.join(GRACE_S)
             self.cause, self.code = _end_of(self.process.exitcode)
@@ -271,7 +271,7 @@ def _error_of(workers: Sequence[_Worker]) -> WorkerError:
     """
     if any(worker.server is not None and not lives(worker.server) for worker in workers):
         return WorkerError("the process that forks workers was killed, and all workers ended with it", 1)
-    failed = sorted((w for w in workers if w.cause is not None), key=lambda w: (w.is_effect, w.failed_at))
+    failed = sorted((w for w in workers if w.cause is not None), key=lambda w: (w.is_secondary, w.failed_at))
     first = failed[0]
     # The cause may name another worker than its sender: worker 0 reports one that has been silent.
     named = re.match(r"worker (\d+)", first.cause or "")
@@ -359,7 +359,7 @@ def _work(job: _Job, rank: int, sender: connection.Connection) -> None:
         if debugging():
             traceback.print_exc()
         code = 128 + error.number if isinstance(error, Interrupted) else getattr(error, "code", 1)
-        report.failed(noted_cause(error, rank), code, is_effect(error))
+        report.failed(noted_cause(error, rank), code, is_secondary(error))
 
 
 class _Report:
@@ -372,10 +372,10 @@ class _Report:
         with self._lock:
             self._sender.send((True, result))
 
-    def failed(self, cause: str, code: int = 1, is_effect: bool = False) -> None:
+    def failed(self, cause: str, code: int = 1, is_secondary: bool = False) -> None:
         with self._lock:
             with suppress(OSError):  # the launcher is gone
-                self._sender.send((False, (cause, code, is_effect)))
+                self._sender.send((False, (cause, code, is_secondary)))
             self.leave(code)
 
     def leave(self, code: int) -> None:

@@ -31,7 +31,7 @@ class Link:
         if route.handover is None:
             self.transport = transport(route, self.ledger, scheduled=scheduled)
         else:
-            self.transport = Within(route, InPlace(route), self.ledger)
+            self.transport = LocalTransport(route, InPlace(route), self.ledger)
         self.forget()
 
     @property
@@ -101,7 +101,7 @@ class Link:
         return str(self.route)
 
 
-class Within(Transport):
+class LocalTransport(Transport):
     """The transport between two ends in one process: the wire that is sent is the wire that is received."""
 
     ahead = False

@@ -32,7 +32,7 @@ class RecvLink(Link):
             self.transport.memory.reuse(message)
             self.transport.start(message)
 
-    def call_off(self) -> None:
+    def cancel_prefetch(self) -> None:
         """Cancel that step: wait for the one-byte messages that the sender sends instead."""
         for message in self._messages.values():
             if message.work is not None:

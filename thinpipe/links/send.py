@@ -51,7 +51,7 @@ class SendLink(Link):
         """(4) Wait until all sends have completed."""
         self.transport.await_sends()
 
-    def call_off(self) -> None:
+    def cancel_prefetch(self) -> None:
         """Cancel the step that the other end expects: send one byte in place of each message."""
         for numbers in self.all_messages() if self.transport.ahead else ():
             message = Message(self.step, *numbers, buffer=torch.zeros(1, dtype=torch.uint8))

@@ -3,7 +3,7 @@
 ``Direct`` sends and receives on its own, each message with its tag: for backends that have tags (gloo). ``Staged`` does
 the same for a GPU whose wires are sent through host memory; threads wait for the copies, so the worker does not block.
 ``Scheduled`` starts nothing: it returns operations to torch's schedule, which starts and awaits them in its own order,
-for backends without tags (NCCL). ``Within`` of link.py connects two ends in one process.
+for backends without tags (NCCL). ``LocalTransport`` of link.py connects two ends in one process.
 """
 
 from __future__ import annotations

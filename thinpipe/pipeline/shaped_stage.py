@@ -26,9 +26,9 @@ from thinpipe.links.recv import RecvLink
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline import metadata
 from thinpipe.pipeline.batchnorm import frozen_statistics
-from thinpipe.pipeline.ends import Ends, LinkOptions
 from thinpipe.pipeline.metadata import CAN_INFER, Expected
 from thinpipe.pipeline.siblings import agree, indices_here
+from thinpipe.pipeline.stage_links import LinkOptions, StageLinks
 
 NOTHING = torch.empty(0)  # in place of a receive buffer of torch
 
@@ -57,7 +57,7 @@ class ShapedStage(pipelining.PipelineStage):
                 "output_args: examples of one chunk. Finding them out would need pickles (before torch 2.13), or "
                 "tensors on the GPU through gloo, which cannot send them"
             )
-        self.ends = Ends(stage_index, num_stages, device, self.group, options)
+        self.ends = StageLinks(stage_index, num_stages, device, self.group, options)
         if all(each is not None for each in shapes):
             self.ends.expect(*(each if isinstance(each, tuple | list) else (each,) for each in shapes))
         self._chunks = 0

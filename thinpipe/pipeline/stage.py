@@ -41,10 +41,10 @@ from thinpipe.codecs.recipes import DEFAULT_RECIPE
 from thinpipe.comm.control import ACTIVITY
 from thinpipe.links.counters import DeviceClock, Event, now
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
-from thinpipe.pipeline.ends import LinkOptions
 from thinpipe.pipeline.local_stage import LocalStage
 from thinpipe.pipeline.shaped_stage import drop_buffers
 from thinpipe.pipeline.siblings import indices_here
+from thinpipe.pipeline.stage_links import LinkOptions
 
 
 class PipelineStage(LocalStage):

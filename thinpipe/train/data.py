@@ -64,7 +64,7 @@ class Facts:
 def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None = None) -> None:
     """Raise ValueError for errors that can be detected without reading samples or building the model."""
     source = settings.source
-    units = task.look_for(source)
+    units = task.preflight(source)
     if settings.lora is not None or settings.freeze or adapter is not None:
         model = task.hollow(source)
         if model is not None and adapter is not None:

@@ -137,7 +137,7 @@ class MasterWeights(torch.optim.Optimizer):
         return {**self._wide.state.get(master, {}), MASTER: master.detach()}
 
     @torch.no_grad()
-    def take_back(self, parameter: nn.Parameter, what: str, value: Tensor) -> None:
+    def load_state_for(self, parameter: nn.Parameter, what: str, value: Tensor) -> None:
         master = self._masters[parameter]
         if what == MASTER:
             master.copy_(value)
@@ -156,18 +156,18 @@ class MasterWeights(torch.optim.Optimizer):
             yield some
 
 
-def kept_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+def state_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
     """Return the optimizer state of a parameter, to be saved."""
     if isinstance(optimizer, MasterWeights):
         return optimizer.kept(parameter)
     return dict(optimizer.state.get(parameter, {}))
 
 
-def take_back(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, what: str, value: Tensor) -> None:
-    """Load one of the tensors that ``kept_for`` returned."""
+def load_state_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, what: str, value: Tensor) -> None:
+    """Load one of the tensors that ``state_for`` returned."""
     value = value.to(parameter.device) if value.dim() else value  # torch's optimizers keep step counts on the CPU
     if isinstance(optimizer, MasterWeights):
-        optimizer.take_back(parameter, what, value)
+        optimizer.load_state_for(parameter, what, value)
     else:
         optimizer.state[parameter][what] = value
 

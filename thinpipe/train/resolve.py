@@ -14,7 +14,7 @@ from thinpipe.train.tasks.task import Recipe
 LORA_LR = 2e-4  # of adapters, which begin at zero: ten times full fine-tuning's, as LoRA's authors and users have it
 
 
-def settle(given: Mapping[str, Any], recipe: Recipe, *, device: str) -> Settings:
+def resolve(given: Mapping[str, Any], recipe: Recipe, *, device: str) -> Settings:
     """Return settings from the user's options (as in Settings, and ``compress`` for both directions) and a recipe."""
     chosen = {name: value for name, value in given.items() if value is not None}
     parallel = chosen.get("parallel", "pipeline")
@@ -47,7 +47,7 @@ def settle(given: Mapping[str, Any], recipe: Recipe, *, device: str) -> Settings
     return settings
 
 
-def settle_again(given: Mapping[str, Any], saved: Settings) -> Settings:
+def resolve_for_resume(given: Mapping[str, Any], saved: Settings) -> Settings:
     """Return the saved settings with the movable ones replaced; raise OptionError if the user changes another."""
     asked = _with_codecs({name: value for name, value in given.items() if value is not None}, saved.parallel)
     shapes = () if saved.parallel == "pipeline" else ("layout", "client_layers")  # only of a pipeline

@@ -79,7 +79,7 @@ class Capture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class RunOptions:
     """Options of one execution of a run: may differ each time it resumes, and do not change its result."""
 
     delta_cache: Path | None = option(
@@ -229,7 +229,7 @@ class Running:
         self.check_watchable(settings)
         if self.export is not None:
             settings.check_export(merge=self.merge)
-        cached = self.delta_cache is not None or self.delta_cache_limit != Running.delta_cache_limit
+        cached = self.delta_cache is not None or self.delta_cache_limit != RunOptions.delta_cache_limit
         if cached and not encoding(settings.compress_forward).needs_samples:
             raise OptionError(
                 "{delta_cache} and {delta_cache_limit} are for delta(...), and activations travel through "

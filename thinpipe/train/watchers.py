@@ -34,7 +34,7 @@ from thinpipe.system.sizes import size_text
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.pipeline import PipelineEngine
 from thinpipe.train.engines.world import World
-from thinpipe.train.running import Capture, Running
+from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.version import __version__
 
@@ -57,7 +57,7 @@ class StepWatcher(Protocol):
 
 
 def make_watchers(
-    running: Running, settings: Settings, engine: Engine, *, first_step: int, last_step: int
+    running: RunOptions, settings: Settings, engine: Engine, *, first_step: int, last_step: int
 ) -> tuple[StepWatcher, ...]:
     """Return the watchers that the options request; raise ValueError if the run cannot have them."""
     running.check_watchable(settings)

@@ -26,7 +26,7 @@ from thinpipe.train.checkpoints.folder import (
     companions_of,
     sweep,
 )
-from thinpipe.train.checkpoints.manifest import Habits, Progress
+from thinpipe.train.checkpoints.manifest import Progress, SaveOptions
 from thinpipe.train.checkpoints.resume import Resumed, first_units, load_newest, resume
 from thinpipe.train.checkpoints.saving import Saver, UnsavedError
 from thinpipe.train.checkpoints.state import frozen_hash, seed_worker, state_bytes
@@ -44,7 +44,7 @@ from thinpipe.train.loop import Loop
 from thinpipe.train.models.adapters import Adapted, adapt
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.optimize import make_optimizer
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import Task
 from thinpipe.train.watchers import make_watchers
@@ -55,7 +55,7 @@ CheckRoom = Callable[[Mapping[str, int]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assessed:
+class EvaluationResult:
     """The result of an evaluation, and its cost."""
 
     found: Evaluated
@@ -67,7 +67,7 @@ class Assessed:
 def train(
     task: Task,
     settings: Settings,
-    running: Running,
+    running: RunOptions,
     world: World,
     make_listener: Callable[[], Listener],
     check_room: CheckRoom = lambda sizes: None,
@@ -92,7 +92,7 @@ def train(
             lock.release()
 
 
-def _take_folder(running: Running, world: World) -> FolderLock | None:
+def _take_folder(running: RunOptions, world: World) -> FolderLock | None:
     """Lock the checkpoint folder on the client, and remove leftovers of interrupted runs; return None elsewhere."""
     if running.save is None or not world.is_client:
         return None
@@ -110,7 +110,7 @@ def _take_folder(running: Running, world: World) -> FolderLock | None:
 def _train(
     task: Task,
     settings: Settings,
-    running: Running,
+    running: RunOptions,
     world: World,
     make_listener: Callable[[], Listener],
     check_room: CheckRoom,
@@ -169,9 +169,9 @@ def _train(
     return end
 
 
-def assess(
+def evaluate_model(
     task: Task, settings: Settings, world: World, *, run: Path | None, adapter: SavedAdapter | None = None, part: Part
-) -> Assessed:
+) -> EvaluationResult:
     """Evaluate a model as one worker: as it is, from the newest checkpoint of a run, or with adapters.
 
     The result is valid on the client only. The folder of a run must be visible to all workers.
@@ -183,7 +183,7 @@ def assess(
     data, facts = read_data(task, settings, world, _companions(settings, run), trains=False)
     if several_read(settings):
         fingerprint_together(data, world)
-    engine, _, _ = _prepare(task, settings, Running(), world, facts, {}, adapter)
+    engine, _, _ = _prepare(task, settings, RunOptions(), world, facts, {}, adapter)
     engine.warm_up()
     if run is not None:
         load_newest(run, engine)
@@ -195,7 +195,7 @@ def assess(
     found = evaluate(engine, split, samples, settings.batch_size // settings.replicas, task.metric)
     seconds = time.perf_counter() - began
     wire_bytes = sum(world.gather(engine.evaluation_bytes()))
-    return Assessed(found=found, samples=samples, seconds=seconds, wire_bytes=wire_bytes)
+    return EvaluationResult(found=found, samples=samples, seconds=seconds, wire_bytes=wire_bytes)
 
 
 def _agree(facts: Mapping[str, Any], world: World) -> None:
@@ -206,7 +206,7 @@ def _agree(facts: Mapping[str, Any], world: World) -> None:
         raise SetupError(str(error)) from None
 
 
-def _check_kept(running: Running, unsaved: str | None, unexported: str | None) -> None:
+def _check_kept(running: RunOptions, unsaved: str | None, unexported: str | None) -> None:
     """Raise UnsavedError, with the reason, if the last checkpoint or the export of a finished run is not on disk."""
     if unsaved is not None:
         raise UnsavedError(f"the run came to its end, but its last checkpoint could not be saved: {unsaved}")
@@ -240,7 +240,7 @@ def _run(
         raise
 
 
-def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
+def _must_agree(settings: Settings, running: RunOptions) -> dict[str, Any]:
     """Return the options that must be the same on all workers: each one that affects a collective."""
     capture = running.capture
     return settings.shared() | {
@@ -255,7 +255,7 @@ def _must_agree(settings: Settings, running: Running) -> dict[str, Any]:
 def _prepare(
     task: Task,
     settings: Settings,
-    running: Running,
+    running: RunOptions,
     world: World,
     facts: Facts,
     kept: Mapping[str, bytes],
@@ -295,7 +295,7 @@ def _prepare(
 
 
 def _make_engine(
-    adapted: Adapted, task: Task, settings: Settings, running: Running, world: World, facts: Facts
+    adapted: Adapted, task: Task, settings: Settings, running: RunOptions, world: World, facts: Facts
 ) -> Engine:
     """Return the engine of this worker for a model and settings."""
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
@@ -334,7 +334,7 @@ def _make_engine(
     return engine
 
 
-def _save_bytes(running: Running, size: int) -> int:
+def _save_bytes(running: RunOptions, size: int) -> int:
     """Return the additional bytes for checkpoints of a size; a new one is complete before the oldest is deleted."""
     if running.save is None:
         return 0
@@ -347,7 +347,7 @@ def _companions(settings: Settings, run: Path | None) -> Path | None:
 
 
 def _saver(
-    running: Running,
+    running: RunOptions,
     settings: Settings,
     engine: Engine,
     samples: dict[str, Any],
@@ -360,7 +360,7 @@ def _saver(
         running.save,
         engine.world,
         settings=settings,
-        habits=Habits(**{each.name: getattr(running, each.name) for each in fields(Habits)}),
+        habits=SaveOptions(**{each.name: getattr(running, each.name) for each in fields(SaveOptions)}),
         first_units=first_units(engine),
         data=samples,
         expected_bytes=expected_bytes,
@@ -368,7 +368,9 @@ def _saver(
     )
 
 
-def _plan(task: Task, settings: Settings, running: Running, facts: Facts, engine: Engine, progress: Progress) -> Plan:
+def _plan(
+    task: Task, settings: Settings, running: RunOptions, facts: Facts, engine: Engine, progress: Progress
+) -> Plan:
     holdings = engine.holdings()
     return Plan(
         task=task.name,

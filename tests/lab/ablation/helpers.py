@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from thinpipe.cli.ablate import settle
+from thinpipe.cli.ablate import resolve
 from thinpipe.lab.ablation.plan import Plan, read_plan
 
 FAKE_TRAIN = (sys.executable, str(Path(__file__).with_name("fake_train.py")))
@@ -18,7 +18,7 @@ def write_plan(folder: Path, matrix: str, train: str = 'task = "digits"', title:
 
 
 def make_plan(folder: Path, matrix: str, train: str = 'task = "digits"', *overrides: str) -> Plan:
-    return read_plan(write_plan(folder, matrix, train), settle, overrides)
+    return read_plan(write_plan(folder, matrix, train), resolve, overrides)
 
 
 def starts(log: Path) -> list[str]:

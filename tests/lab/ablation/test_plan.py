@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.ablation.helpers import make_plan, write_plan
-from thinpipe.cli.ablate import settle
+from thinpipe.cli.ablate import resolve
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.lab.ablation.plan import identity, read_plan
 from thinpipe.train.settings import Settings
@@ -128,7 +128,7 @@ def test_a_run_is_found_by_part_of_its_name_and_by_a_codec_in_short(tmp_path: Pa
 def test_what_makes_no_sense_is_named(tmp_path: Path, train: str, matrix: str, message: str) -> None:
     path = write_plan(tmp_path, matrix, train)
     with pytest.raises(ValueError, match=message) as error:
-        read_plan(path, settle)
+        read_plan(path, resolve)
     assert str(error.value).startswith(str(path))
 
 
@@ -167,7 +167,7 @@ OF_THEIR_OWN = {*FEW_BITS, CHOICE, DELTA, DDP, *SMALL, *ON_A_GPU}  # a test each
 
 @pytest.mark.parametrize("name", FEW_BITS)
 def test_plans_of_few_bits_hold_the_recipes_against_the_older_codecs(name: str) -> None:
-    plan = read_plan(PLANS / f"{name}.toml", settle)
+    plan = read_plan(PLANS / f"{name}.toml", resolve)
     assert {run.settings["task"] for run in plan.runs} == {FEW_BITS[name]}
     assert {run.settings["seed"] for run in plan.runs} == {0, 1, 2, 3, 4}
     assert {"none", *RECIPES, "uniform:4", "sort:3+1", "kmeans:2"} <= {run.codec for run in plan.runs}
@@ -182,7 +182,7 @@ def test_plans_of_few_bits_hold_the_recipes_against_the_older_codecs(name: str) 
     ],
 )
 def test_plans_that_may_share_a_file_of_results_share_runs(one: str, other: str, shared: int) -> None:
-    runs = [{run.identity for run in read_plan(PLANS / f"{name}.toml", settle).runs} for name in (one, other)]
+    runs = [{run.identity for run in read_plan(PLANS / f"{name}.toml", resolve).runs} for name in (one, other)]
     assert len(runs[0] & runs[1]) == shared
 
 
@@ -192,7 +192,7 @@ def test_plans_that_may_share_a_file_of_results_share_runs(one: str, other: str,
     ids=lambda path: path.stem,
 )
 def test_shipped_plans_are_what_train_would_accept(path: Path) -> None:
-    plan = read_plan(path, settle)
+    plan = read_plan(path, resolve)
     assert {run.settings["task"] for run in plan.runs} == {path.stem}
     assert {run.settings["seed"] for run in plan.runs} == {0, 1, 2}
     assert "none" in {run.codec for run in plan.runs}  # what the others are held against
@@ -215,14 +215,14 @@ def test_all_the_plans_that_there_should_be_are_shipped() -> None:
 @pytest.mark.parametrize("name", ON_A_GPU)
 def test_plans_for_a_gpu_are_read_where_there_is_none(name: str) -> None:
     """So that their tables can be made from results that another machine has left."""
-    runs = read_plan(PLANS / f"{name}.toml", settle).runs
+    runs = read_plan(PLANS / f"{name}.toml", resolve).runs
     assert {run.settings["device"] for run in runs} == {"cuda"}
     assert "none" in {run.codec for run in runs}
 
 
 @pytest.mark.parametrize("name", TEXT)
 def test_plans_of_language_models_hold_the_recipes_against_none_in_one_process(name: str) -> None:
-    runs = read_plan(PLANS / f"{name}.toml", settle).runs
+    runs = read_plan(PLANS / f"{name}.toml", resolve).runs
     assert {run.settings["seed"] for run in runs} == {0, 1, 2}
     assert {"none", *RECIPES} <= {run.codec for run in runs}
     assert all(run.options["in-process"] and "--in-process" in run.arguments() for run in runs)
@@ -231,7 +231,7 @@ def test_plans_of_language_models_hold_the_recipes_against_none_in_one_process(n
 
 @pytest.mark.parametrize("name", SMALL)
 def test_plans_of_small_language_models_run_on_a_cpu(name: str) -> None:
-    runs = read_plan(PLANS / f"{name}.toml", settle).runs
+    runs = read_plan(PLANS / f"{name}.toml", resolve).runs
     assert {run.settings["seed"] for run in runs} == {0, 1, 2}
     assert {run.settings["device"] for run in runs} == {"cpu"}
     assert {run.settings["lora"] for run in runs} == {8 if name.endswith("lora") else None}
@@ -240,10 +240,10 @@ def test_plans_of_small_language_models_run_on_a_cpu(name: str) -> None:
 
 def test_the_plan_of_replicas_has_a_second_question() -> None:
     """With error feedback and, with ``--set``, without: other runs, so that both may share a file of results."""
-    runs = read_plan(PLANS / "ddp.toml", settle).runs
+    runs = read_plan(PLANS / "ddp.toml", resolve).runs
     assert {run.settings["parallel"] for run in runs} == {"data"}
     assert {run.codec for run in runs} == {"none", "uniform:8", "uniform:4", "uniform:2", "power:4", "topk:0.01"}
     assert not any("error-feedback" in word for run in runs for word in run.arguments())
-    without = read_plan(PLANS / "ddp.toml", settle, ["error-feedback=false"]).runs
+    without = read_plan(PLANS / "ddp.toml", resolve, ["error-feedback=false"]).runs
     assert all("--no-error-feedback" in run.arguments() for run in without)
     assert not {run.identity for run in runs} & {run.identity for run in without}

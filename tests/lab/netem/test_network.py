@@ -113,9 +113,9 @@ def test_networks_of_one_process_do_not_meet() -> None:
 def test_signals_that_ask_leave_nothing(number: signal.Signals) -> None:
     process, names = hold_networks(busy=number == signal.SIGINT)
     assert len(names & namespaces()) == 4
-    beside = forwarders(process.pid)
-    assert len(beside) == 2
-    for pid in beside:
+    side_inputs = forwarders(process.pid)
+    assert len(side_inputs) == 2
+    for pid in side_inputs:
         os.kill(pid, number)  # a terminal sends it to both, and workers still need the links to stop together
     process.send_signal(number)
     assert process.wait(timeout=30) != 0
@@ -184,8 +184,8 @@ def fail() -> None:
 
 def lose_the_forwarder(launcher: int) -> None:
     if dist.get_rank() == 0:
-        (beside,) = forwarders(launcher)
-        os.kill(beside, signal.SIGKILL)
+        (side_inputs,) = forwarders(launcher)
+        os.kill(side_inputs, signal.SIGKILL)
     dist.barrier()
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tests.links.learned.test_transform import correlated, error, round_trip
 from thinpipe.links.learned import principal
-from thinpipe.links.learned.principal import Learner, Lesson, sender_side
+from thinpipe.links.learned.principal import BasisUpdate, Learner, sender_side
 from thinpipe.links.learned.transform import Basis, Rows
 
 ROWS = Rows(torch.Size((1024, 96)), 2, 48)
 
 
-def lesson(x: Tensor, bits: float = 3) -> Lesson:
+def lesson(x: Tensor, bits: float = 3) -> BasisUpdate:
     learner = Learner({}, ROWS, bits)
     learner.add(ROWS.columns(x))
     learner.fold()
@@ -25,7 +25,7 @@ def lesson(x: Tensor, bits: float = 3) -> Lesson:
     return learner.take()
 
 
-def lost(x: Tensor, found: Lesson, bits: float = 3) -> float:
+def lost(x: Tensor, found: BasisUpdate, bits: float = 3) -> float:
     return error(round_trip(x, ROWS, Basis.read(found.told, ROWS, bits, found.forth), bits), x)
 
 

@@ -17,7 +17,7 @@ from thinpipe.train.engines.finite import NotFiniteError
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.units import cut_model, meta_of
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.task import Batch
 
 TWICE = {"accumulate": 2, "batch_size": 18}
@@ -38,8 +38,8 @@ def test_two_batches_are_one_of_twice_the_size(
 ) -> None:
     def trained(options: dict[str, Any]) -> Any:
         if workers == 1:
-            return run_toy(None, ToyTask(), Running(), **options)
-        return pool.run(train_toy, workers, "plain", Running(), options)[0]
+            return run_toy(None, ToyTask(), RunOptions(), **options)
+        return pool.run(train_toy, workers, "plain", RunOptions(), options)[0]
 
     many, one = trained(given | TWICE), trained(given | {"batch_size": 36} | once)
     assert [step.samples for step in many.steps] == [36] * 4  # two of each epoch of 80
@@ -90,9 +90,9 @@ def test_the_mean_is_over_all_labelled_positions(pool: Pool, workers: int) -> No
 
 def test_a_run_goes_on_after_any_step(tmp_path: Path) -> None:
     given = {"parallel": "none", **TWICE}
-    whole = run_toy(None, ToyTask("dropout"), Running(), **given)
-    run_toy(None, ToyTask("dropout"), Running(save=tmp_path, save_every=1, steps=3), **given)
-    rest = run_toy(None, ToyTask("dropout"), Running(resume=tmp_path), **given)
+    whole = run_toy(None, ToyTask("dropout"), RunOptions(), **given)
+    run_toy(None, ToyTask("dropout"), RunOptions(save=tmp_path, save_every=1, steps=3), **given)
+    rest = run_toy(None, ToyTask("dropout"), RunOptions(resume=tmp_path), **given)
     assert [step.step for step in rest.steps] == [4]
     assert rest.end.parameters_sha256 == whole.end.parameters_sha256
 
@@ -100,7 +100,7 @@ def test_a_run_goes_on_after_any_step(tmp_path: Path) -> None:
 def failure(group: Any, given: dict[str, Any]) -> str:
     nan_at = int(epoch_order(80, seed=0, epoch=0)[30])  # of chunks of 6 samples, the last one of the second batch
     try:
-        run_toy(group, ToyTask(nan_at=nan_at), Running(), **given, **TWICE)
+        run_toy(group, ToyTask(nan_at=nan_at), RunOptions(), **given, **TWICE)
     except NotFiniteError as error:
         return str(error)
     return ""

@@ -25,7 +25,7 @@ from thinpipe.codecs.uniform import Uniform
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.units import Meta
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.task import Shape, Source
 
 STEPS = 5  # of the eight there are: one more than an epoch
@@ -33,8 +33,8 @@ STEPS = 5  # of the eight there are: one more than an epoch
 
 def both(pool: Pool, tmp_path: Path, kind: str, workers: int, given: dict[str, Any], alone: dict[str, Any]) -> Any:
     """The models and what the clients heard: of several workers, and of one process."""
-    ears = pool.run(train_toy, workers, kind, Running(save=tmp_path / "many", steps=STEPS), given)[0]
-    single = run_toy(None, ToyTask(kind), Running(save=tmp_path / "one", steps=STEPS), parallel="none", **alone)
+    ears = pool.run(train_toy, workers, kind, RunOptions(save=tmp_path / "many", steps=STEPS), given)[0]
+    single = run_toy(None, ToyTask(kind), RunOptions(save=tmp_path / "one", steps=STEPS), parallel="none", **alone)
     return saved_model(tmp_path / "many"), saved_model(tmp_path / "one"), ears, single
 
 
@@ -83,7 +83,7 @@ def test_replicas_train_what_one_process_trains(pool: Pool, tmp_path: Path) -> N
 
 def test_compressed_gradients_train_as_well_for_a_quarter_of_the_bytes(pool: Pool) -> None:
     def trained(**given: Any) -> Any:
-        return pool.run(train_toy, 2, "plain", Running(), {"parallel": "data", "epochs": 4, **given})[0]
+        return pool.run(train_toy, 2, "plain", RunOptions(), {"parallel": "data", "epochs": 4, **given})[0]
 
     plain, small = trained(), trained(compress="uniform:8")
     assert small.end.metric >= plain.end.metric > 0.9
@@ -106,7 +106,7 @@ def test_compressed_gradients_train_as_well_for_a_quarter_of_the_bytes(pool: Poo
     ],
 )
 def test_evaluation_counts_every_sample_once(pool: Pool, tmp_path: Path, workers: int, given: dict[str, Any]) -> None:
-    running = Running(save=tmp_path, steps=1)
+    running = RunOptions(save=tmp_path, steps=1)
     given = {"compress": "none", **given}
     ears = (
         run_toy(None, ToyTask(), running, **given)
@@ -122,7 +122,9 @@ def test_evaluation_counts_every_sample_once(pool: Pool, tmp_path: Path, workers
 
 
 def test_compressed_links_carry_fewer_bytes_and_end_elsewhere(pool: Pool) -> None:
-    ends = {spec: pool.run(train_toy, 2, "plain", Running(), {"compress": spec})[0] for spec in ("none", "uniform:8")}
+    ends = {
+        spec: pool.run(train_toy, 2, "plain", RunOptions(), {"compress": spec})[0] for spec in ("none", "uniform:8")
+    }
     plain, small = ends["none"].end, ends["uniform:8"].end
     assert plain.parameters_sha256 != small.parameters_sha256
     assert sum(link.wire_bytes for link in small.links) < 0.3 * sum(link.wire_bytes for link in plain.links)
@@ -130,7 +132,7 @@ def test_compressed_links_carry_fewer_bytes_and_end_elsewhere(pool: Pool) -> Non
 
 
 def test_what_was_planned_is_what_travels(pool: Pool) -> None:
-    ears = pool.run(train_toy, 3, "plain", Running(), {"compress_forward": "sort:8", "compress_backward": "none"})[0]
+    ears = pool.run(train_toy, 3, "plain", RunOptions(), {"compress_forward": "sort:8", "compress_backward": "none"})[0]
     steps = len(ears.steps)
     planned = {
         (link.source, link.target): (steps * link.tensor_bytes, steps * link.wire_bytes) for link in ears.plan.links
@@ -151,7 +153,7 @@ def test_autocast_trains_near_full_precision_and_sends_half(pool: Pool, given: d
         settings = {**given, "compress": "none", **more}
         if given.get("parallel") == "none":
             return run_toy(None, ToyTask(), **settings)
-        return pool.run(train_toy, 2, "plain", Running(), settings)[0]
+        return pool.run(train_toy, 2, "plain", RunOptions(), settings)[0]
 
     full, half = trained(), trained(amp=True)
     assert half.end.parameters_sha256 != full.end.parameters_sha256
@@ -164,12 +166,12 @@ def test_autocast_trains_near_full_precision_and_sends_half(pool: Pool, given: d
 def test_every_way_starts_from_the_same_weights_and_order(pool: Pool) -> None:
     """The loss of the first batch is that of the weights that the seed drew."""
     first = [
-        run_toy(None, ToyTask(), Running(steps=1), parallel="none").steps[0].loss,
-        pool.run(train_toy, 2, "plain", Running(steps=1), {"compress": "none"})[0].steps[0].loss,
-        pool.run(train_toy, 2, "plain", Running(steps=1), {"parallel": "data"})[0].steps[0].loss,
+        run_toy(None, ToyTask(), RunOptions(steps=1), parallel="none").steps[0].loss,
+        pool.run(train_toy, 2, "plain", RunOptions(steps=1), {"compress": "none"})[0].steps[0].loss,
+        pool.run(train_toy, 2, "plain", RunOptions(steps=1), {"parallel": "data"})[0].steps[0].loss,
     ]
     assert first == pytest.approx([first[0]] * 3, abs=1e-6)
-    assert run_toy(None, ToyTask(), Running(steps=1), parallel="none", seed=1).steps[0].loss != first[0]
+    assert run_toy(None, ToyTask(), RunOptions(steps=1), parallel="none", seed=1).steps[0].loss != first[0]
 
 
 def what_was_warmed(group: Any, given: dict[str, Any]) -> tuple[list[Any], int, bool]:
@@ -211,7 +213,7 @@ def test_codecs_are_warm_before_the_first_step_and_nothing_is_counted(pool: Pool
 def test_evaluations_within_an_epoch_change_nothing_else(pool: Pool) -> None:
     """Four steps make an epoch; what codecs remember must not notice."""
     often, seldom = (
-        pool.run(train_toy, 2, "plain", Running(steps=6, evaluate_every=every), {"compress": "power:1"})[0]
+        pool.run(train_toy, 2, "plain", RunOptions(steps=6, evaluate_every=every), {"compress": "power:1"})[0]
         for every in (3, None)
     )
     assert [epoch.step for epoch in often.epochs] == [3, 4, 6]

@@ -12,7 +12,7 @@ from tests.pool import Pool
 from tests.train.toy import Ears, ToyTask, settings_for, world_in
 from thinpipe.train.batches import epoch_order
 from thinpipe.train.engines.finite import NotFiniteError
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.worker import train
 
 UNIT = 3  # of six
@@ -45,7 +45,7 @@ def message(group: Any, task: ToyTask, given: dict[str, Any]) -> tuple[str, int,
     """The error on this worker, the steps that were done, and whether the listener heard of it."""
     ears = Ears()
     try:
-        train(task, settings_for(task, group, **given), Running(), world_in(group), lambda: ears)
+        train(task, settings_for(task, group, **given), RunOptions(), world_in(group), lambda: ears)
     except NotFiniteError as error:
         return str(error), len(ears.steps), ears.error is error
     return "trained", len(ears.steps), False

@@ -13,10 +13,10 @@ from tests.train.toy import FEATURES, ToyTask, train_toy
 from thinpipe.comm.shaping import parse_link
 from thinpipe.options import OptionError
 from thinpipe.pipeline.order import make_order
-from thinpipe.train.engines.plan import Holding, describe_held, kept_bytes, most_kept
+from thinpipe.train.engines.plan import Holding, describe_held, kept_bytes, peak_activation_bytes
 from thinpipe.train.engines.world import SetupError
-from thinpipe.train.resolve import settle
-from thinpipe.train.running import Running
+from thinpipe.train.resolve import resolve
+from thinpipe.train.running import RunOptions
 
 KB = 4 * 256  # a row of 256 floats
 
@@ -49,11 +49,11 @@ def test_nothing_is_changed() -> None:
     ],
 )
 def test_the_worker_that_keeps_most(order: str, most: int) -> None:
-    assert most_kept(make_order(order, [0, 1, 2], 8), {0: 10, 1: 10, 2: 10}) == most
+    assert peak_activation_bytes(make_order(order, [0, 1, 2], 8), {0: 10, 1: 10, 2: 10}) == most
 
 
 def test_stages_of_one_worker_add_up() -> None:
-    assert most_kept(make_order("gpipe", [0, 1, 0], 4), {0: 10, 1: 1, 2: 100}) == 4 * 10 + 100
+    assert peak_activation_bytes(make_order("gpipe", [0, 1, 0], 4), {0: 10, 1: 1, 2: 100}) == 4 * 10 + 100
 
 
 GIVEN: dict[str, Any] = {"schedule": "1f1b", "chunks": 9, "client_layers": (1, 2)}
@@ -61,7 +61,7 @@ WIDE = parse_link("10mbit,25ms")
 
 
 def limited(pool: Pool, limit: int | None) -> Any:
-    return pool.run(train_toy, 2, "batchnorm", Running(link=WIDE, memory_limit=limit), GIVEN)[0]
+    return pool.run(train_toy, 2, "batchnorm", RunOptions(link=WIDE, memory_limit=limit), GIVEN)[0]
 
 
 def test_fewer_chunks_are_on_their_way_where_memory_is_short(pool: Pool) -> None:
@@ -73,13 +73,13 @@ def test_fewer_chunks_are_on_their_way_where_memory_is_short(pool: Pool) -> None
     name, _, most = short.plan.schedule.partition(":")
     assert name == "1f1b"
     assert 3 <= int(most or 3) < 9
-    as_told = pool.run(train_toy, 2, "batchnorm", Running(), GIVEN | {"schedule": short.plan.schedule})[0]
+    as_told = pool.run(train_toy, 2, "batchnorm", RunOptions(), GIVEN | {"schedule": short.plan.schedule})[0]
     assert as_told.end.parameters_sha256 == short.end.parameters_sha256
 
 
 def refused(group: Any, limit: int) -> str:
     with pytest.raises(SetupError) as error:
-        train_toy(group, "plain", Running(memory_limit=limit), GIVEN | {"schedule": "gpipe"})
+        train_toy(group, "plain", RunOptions(memory_limit=limit), GIVEN | {"schedule": "gpipe"})
     return str(error.value)
 
 
@@ -90,9 +90,9 @@ def test_too_little_memory_is_an_error_on_all_workers(pool: Pool) -> None:
 
 
 def test_one_process_has_no_chunks_on_their_way() -> None:
-    settings = settle({"parallel": "none"}, ToyTask.recipe, device="cpu")
+    settings = resolve({"parallel": "none"}, ToyTask.recipe, device="cpu")
     with pytest.raises(OptionError, match="memory_limit"):
-        Running(memory_limit=1000).check_with(settings)
+        RunOptions(memory_limit=1000).check_with(settings)
 
 
 def test_what_a_worker_holds_in_one_line() -> None:

@@ -24,10 +24,10 @@ from thinpipe.cli.evaluate import _settled
 from thinpipe.train.engines.world import SetupError
 from thinpipe.train.generation.worker import Run
 from thinpipe.train.models.saved_adapter import SavedAdapter
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.tasks import task
-from thinpipe.train.worker import Assessed, assess
+from thinpipe.train.worker import EvaluationResult, evaluate_model
 
 GPT2 = GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=300, n_positions=128, bos_token_id=0, eos_token_id=1)
 
@@ -38,12 +38,12 @@ def settings_of(folder: Path, **given: Any) -> Settings:
     return _settled(None, chosen | given, SavedAdapter(folder / "adapter"))
 
 
-def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[Assessed, list[Run]]:
+def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[EvaluationResult, list[Run]]:
     """Train adapters and export them; evaluate and generate with what was exported, if all have the same."""
-    train_home(group, folder, Running(export=folder / "adapter"), LORA)
+    train_home(group, folder, RunOptions(export=folder / "adapter"), LORA)
     world, adapter = world_in(group), SavedAdapter(folder / "adapter")
     settings = settings_of(folder, workers=world.workers)
-    assessed = assess(task("lm"), settings, world, run=None, adapter=adapter, part="validation")
+    assessed = evaluate_model(task("lm"), settings, world, run=None, adapter=adapter, part="validation")
     if world.worker:
         shutil.copytree(adapter.folder, folder / "other")
         adapter = SavedAdapter(folder / "other")
@@ -51,7 +51,7 @@ def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[Assessed, list[Run
             file.seek(-1, os.SEEK_END)
             file.write(b"\0")
     with pytest.raises(SetupError, match="these differ:\n  adapter: "):
-        assess(task("lm"), settings, world, run=None, adapter=adapter, part="validation")
+        evaluate_model(task("lm"), settings, world, run=None, adapter=adapter, part="validation")
     return assessed, work(group, folder / "model", {"adapter": str(folder / "adapter")})
 
 
@@ -81,7 +81,9 @@ def test_two_workers_do_what_peft_does(pool: Pool, home: Path, tmp_path: Path, k
     with adapted.disable_adapter():
         assert assessed.found.loss != pytest.approx(loss(), rel=1e-3)
     alone = settings_of(tmp_path, parallel="none")
-    found = assess(task("lm"), alone, world_in(None), run=None, adapter=SavedAdapter(adapter), part="validation")
+    found = evaluate_model(
+        task("lm"), alone, world_in(None), run=None, adapter=SavedAdapter(adapter), part="validation"
+    )
     assert found.found.loss == pytest.approx(assessed.found.loss, rel=1e-5)
 
 

@@ -206,7 +206,7 @@ def test_weights(tmp_path: Path, roberta: Path, what: str, message: str) -> None
 
     def use() -> None:
         assert isinstance(texts, Task)
-        super(type(texts), texts).look_for(source)
+        super(type(texts), texts).preflight(source)
         texts.build(Shape(classes=2, tokens=16, vocabulary=300), source)
 
     line = refused(use)
@@ -230,12 +230,12 @@ def test_what_weights_take_at_the_least_is_near_what_they_take(width: float) -> 
 
 
 def test_images_that_no_machine_holds() -> None:
-    line = refused(task("digits").look_for, Source(image_size=1_000_000))
+    line = refused(task("digits").preflight, Source(image_size=1_000_000))
     assert line.startswith("image_size 1000000: the data, 1797 images, takes 7.188 PB or more, and this machine has ")
 
 
 def test_texts_that_no_machine_holds() -> None:
-    line = refused(task("grammar").look_for, Source(tokens=10**12))
+    line = refused(task("grammar").preflight, Source(tokens=10**12))
     assert line.startswith("tokens 1000000000000: the data, 9000 texts, takes 144 PB or more, and this machine has ")
 
 

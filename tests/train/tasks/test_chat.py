@@ -98,7 +98,7 @@ def labelled(found: Source) -> list[list[str]]:
 @pytest.mark.parametrize("template", [PLAIN, MARKED], ids=["by prefixes", "marked"])
 def test_labels_are_the_answers_and_their_ends(model: Path, tmp_path: Path, template: str) -> None:
     found = source(model, tmp_path, ROWS, template)
-    CHAT.look_for(found)
+    CHAT.preflight(found)
     assert labelled(found) == ANSWERS
     validation = CHAT.load(found)[0].validation
     assert isinstance(validation, OfText)
@@ -148,7 +148,7 @@ def test_what_is_no_example_is_refused_before_there_are_workers(
     model: Path, tmp_path: Path, row: Any, message: str
 ) -> None:
     found = source(model, tmp_path, [ROWS[0], row, ROWS[1]])
-    for refuse in (CHAT.look_for, CHAT.load):
+    for refuse in (CHAT.preflight, CHAT.load):
         with pytest.raises(ValueError, match="data.jsonl, " + message) as error:
             refuse(found)
         assert len(str(error.value).splitlines()) == 1
@@ -167,7 +167,7 @@ def test_templates_that_do_not_fit_are_one_line(
     model: Path, tmp_path: Path, template: str | None, rows: list[Any], message: str
 ) -> None:
     found = source(model, tmp_path, rows, template)
-    for refuse in (CHAT.look_for, CHAT.load):
+    for refuse in (CHAT.preflight, CHAT.load):
         with pytest.raises(ValueError, match=message) as error:
             refuse(found)
         assert len(str(error.value).splitlines()) == 1
@@ -184,8 +184,8 @@ def test_a_tokenizer_is_needed_and_the_template_goes_home_with_it(model: Path, t
     assert CHAT.companions(found)["chat_template.jinja"].decode() == PLAIN
     bare = replace(found, model=None, config="gpt2")
     with pytest.raises(ValueError, match="name one with tokenizer"):
-        CHAT.look_for(bare)
-    CHAT.look_for(replace(bare, tokenizer=str(model)))
+        CHAT.preflight(bare)
+    CHAT.preflight(replace(bare, tokenizer=str(model)))
     for data, message in ((None, "FILE.jsonl"), (tmp_path / "no.jsonl", "not there"), (tmp_path, "another kind")):
         with pytest.raises(ValueError, match=message):
-            CHAT.look_for(replace(found, data=data))
+            CHAT.preflight(replace(found, data=data))

@@ -54,7 +54,7 @@ def test_texts_with_a_bert_of_ones_own(tmp_path: Path) -> None:
     """Pairs of texts are told apart; classes are called what the file calls them; all but the head is the folder's."""
     folder = write_text_classifier(tmp_path / "bert")
     source = Source(data=rows(tmp_path, "text1,text2,label"), model=str(folder), tokens=24)
-    assert task("texts").look_for(source) is None
+    assert task("texts").preflight(source) is None
     data, shape = task("texts").load(source)
     assert (shape.classes, shape.labels, shape.special[-1]) == (3, ("bad", "good", "so so"), 0)
     batch = data.train.batch(torch.arange(4))
@@ -126,7 +126,7 @@ def test_images_with_a_vit_of_ones_own(tmp_path: Path) -> None:
     """Of the size and colours that its image processor names."""
     folder = write_image_classifier(tmp_path / "vit")
     source = Source(data=pictures(tmp_path / "data"), model=str(folder))
-    assert task("images").look_for(source) is None
+    assert task("images").preflight(source) is None
     data, shape = task("images").load(source)
     assert (shape.image_size, shape.classes, shape.labels) == (64, 2, ("cats", "dogs"))
     (images,) = data.validation.batch(torch.arange(2)).inputs
@@ -160,12 +160,12 @@ def test_running_statistics_are_the_folders_and_go_on_with_torchs_momentum(name:
 def test_public_tasks_take_a_model_too(tmp_path: Path) -> None:
     bert = write_text_classifier(tmp_path / "bert")
     source = Source(data=write_glue(tmp_path / "glue", "rte"), model=str(bert), tokens=32)
-    task("rte").look_for(source)
+    task("rte").preflight(source)
     data, shape = task("rte").load(source)
     assert (len(data.train.batch(torch.arange(2)).inputs), shape.classes) == (3, 2)
     resnet = write_image_classifier(tmp_path / "resnet", "resnet")
     source = Source(data=write_fashion_mnist(tmp_path / "fashion"), model=str(resnet), image_size=48)
-    task("fashion-mnist").look_for(source)
+    task("fashion-mnist").preflight(source)
     data, shape = task("fashion-mnist").load(source)
     (images,) = data.train.batch(torch.arange(2)).inputs
     assert images.shape == (2, 3, 48, 48)
@@ -176,7 +176,7 @@ def test_random_weights_are_asked_of_a_model_too(tmp_path: Path) -> None:
     folder = write_text_classifier(tmp_path / "bert")
     (folder / "model.safetensors").unlink()
     source = Source(data=rows(tmp_path), model=str(folder), tokens=16, pretrained=False)
-    task("texts").look_for(source)
+    task("texts").preflight(source)
     _, shape = task("texts").load(source)
     assert filled("texts", shape, source).bert.embeddings.word_embeddings.weight.std() > 0
 
@@ -186,14 +186,14 @@ def test_a_model_from_scratch_by_its_type(tmp_path: Path) -> None:
     tokenizer = write_text_classifier(tmp_path / "bert")
     sizes = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
     source = Source(data=rows(tmp_path), config="bert", config_set=sizes, tokenizer=str(tokenizer), tokens=16)
-    task("texts").look_for(source)
+    task("texts").preflight(source)
     _, shape = task("texts").load(source)
     model = filled("texts", shape, replace(source, tokenizer=None))  # as a server, which has no tokenizer
     assert model.bert.embeddings.word_embeddings.weight.shape[0] == shape.vocabulary < 100
     refused("texts", replace(source, tokenizer=None), "the model type bert has no tokenizer: name one with tokenizer")
     sizes = "image_size=32,patch_size=8,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
     source = Source(data=pictures(tmp_path / "data"), config="vit", config_set=sizes)
-    task("images").look_for(source)
+    task("images").preflight(source)
     data, shape = task("images").load(source)
     assert data.train.batch(torch.arange(2)).inputs[0].shape == (2, 3, 32, 32)
     assert filled("images", shape, source).config.num_labels == 2
@@ -206,7 +206,7 @@ def two_units() -> list[nn.Module]:
 def test_a_function_makes_the_model(tmp_path: Path) -> None:
     name = f"{__name__}:two_units"
     source = Source(data=pictures(tmp_path / "data"), model=name, image_size=16)
-    task("images").look_for(source)
+    task("images").preflight(source)
     _, shape = task("images").load(source)
     assert len(task("images").build(shape, source)) == 2
     assert task("images").fill(source, 0) is None
@@ -276,5 +276,5 @@ def refused(name: str, source: Source, message: str) -> None:
 
 def checked(name: str, source: Source) -> None:
     """Before there are workers, and then on the client."""
-    task(name).look_for(source)
+    task(name).preflight(source)
     task(name).load(source)

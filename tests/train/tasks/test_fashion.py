@@ -21,7 +21,7 @@ FASHION = task("fashion-mnist")
 @pytest.mark.parametrize("packed", [True, False], ids=["gz", "plain"])
 def test_idx_files_become_images_with_an_edge(packed: bool, tmp_path: Path) -> None:
     source = Source(data=write_fashion_mnist(tmp_path / "data", packed=packed), width=0.1)
-    units = FASHION.look_for(source)
+    units = FASHION.preflight(source)
     data, shape = FASHION.load(source)
     assert (len(data.train), len(data.validation), data.classes, shape.labels) == (40, 20, 10, CLASSES)
     batch = data.validation.batch(torch.tensor([3, 17]))
@@ -43,7 +43,7 @@ def test_idx_files_become_images_with_an_edge(packed: bool, tmp_path: Path) -> N
 
 def test_the_hubs_rows_are_the_same_pictures(tmp_path: Path) -> None:
     source = Source(data=write_fashion_mnist_rows(tmp_path / "rows"), width=0.1)
-    FASHION.look_for(source)
+    FASHION.preflight(source)
     data, shape = FASHION.load(source)
     images = data.train.batch(torch.arange(4)).inputs[0]
     assert (shape.classes, images.shape) == (10, (4, 3, 32, 32))
@@ -100,5 +100,5 @@ def test_a_packed_file_that_breaks_off_is_named(kept: float, tmp_path: Path) -> 
 
 
 def both(source: Source) -> None:
-    FASHION.look_for(source)
+    FASHION.preflight(source)
     FASHION.load(source)

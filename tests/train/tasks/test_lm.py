@@ -27,7 +27,7 @@ def source(folder: Path, **options: object) -> Source:
 
 
 def test_windows_of_the_text_and_a_model_without_weights(folder: Path) -> None:
-    LM.look_for(source(folder))
+    LM.preflight(source(folder))
     data, shape = LM.load(source(folder))
     batch = data.train.batch(torch.tensor([0, 1]))
     assert batch.inputs[0].shape == batch.labels.shape == (2, 16)
@@ -73,7 +73,7 @@ def put_fifo(path: Path) -> None:
 def test_bad_input_is_one_line_before_there_are_workers(spoil: object, message: str, folder: Path) -> None:
     spoil(folder)  # type: ignore[operator]
     with pytest.raises(ValueError, match=message) as error:
-        LM.look_for(source(folder))
+        LM.preflight(source(folder))
     assert len(str(error.value).splitlines()) == 1
     with pytest.raises(ValueError, match=message):  # on several machines nobody has looked before
         loaded(folder)
@@ -96,7 +96,7 @@ def loaded(folder: Path) -> None:
 )
 def test_what_takes_reading_is_told_by_the_client(spoil: object, message: str, folder: Path) -> None:
     spoil(folder)  # type: ignore[operator]
-    LM.look_for(source(folder))
+    LM.preflight(source(folder))
     with pytest.raises(ValueError, match=message) as error:
         LM.load(source(folder))
     assert len(str(error.value).splitlines()) == 1
@@ -105,4 +105,4 @@ def test_what_takes_reading_is_told_by_the_client(spoil: object, message: str, f
 def test_model_and_data_are_asked_for(folder: Path) -> None:
     for missing in ("model", "data"):
         with pytest.raises(ValueError, match="task lm trains your own model"):
-            LM.look_for(source(folder, **{missing: None}))
+            LM.preflight(source(folder, **{missing: None}))

@@ -113,7 +113,7 @@ def test_texts_of_jsonl_with_numbers_as_labels_and_a_checkpoints_tokenizer(tmp_p
     assert batch.labels.tolist() == [2, 0, 1]  # rows 0, 5, 10 say 10, 2, 9: in order of size
     assert batch.inputs[0][0, 0] == 0
     model = task("texts").build(shape, source)
-    assert len(units_of(model)) == task("texts").look_for(source) == 8
+    assert len(units_of(model)) == task("texts").preflight(source) == 8
     with pytest.raises(ValueError, match="up to 130 tokens; got tokens 200"):
         task("texts").load(Source(data=source.data, weights=source.weights, tokens=200))
 

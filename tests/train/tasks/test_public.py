@@ -69,7 +69,7 @@ def test_images_and_weights_come_from_disk(name: str, form: Format, folder: Path
     assert len(everything.inputs[0].flatten(1).unique(dim=0)) == len(data.train)  # every picture another
     model = task(name).build(shape, source)
     assert through_units(model, data.validation.batch(torch.arange(3))).shape == (3, classes)
-    assert len(units_of(model)) == task(name).look_for(source)
+    assert len(units_of(model)) == task(name).preflight(source)
 
 
 @pytest.mark.parametrize("form", ["parquet", "saved"])
@@ -88,7 +88,7 @@ def test_texts_and_weights_come_from_disk(name: str, columns: int, form: Format,
     assert (ids[mask == 0] == 1).all()
     model = task(name).build(shape, source)
     assert through_units(model, batch).shape == (2, 2)
-    assert len(units_of(model)) == task(name).look_for(source)
+    assert len(units_of(model)) == task(name).preflight(source)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "food101"])

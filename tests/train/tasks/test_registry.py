@@ -20,7 +20,7 @@ assert not {"transformers", "sklearn", "PIL"} & set(sys.modules), "imported befo
 for name in ("digits", "grammar"):
     data, shape = task(name).load(Source())
     model = task(name).build(shape, Source())
-    assert len(units_of(model)) == task(name).look_for(Source()), name
+    assert len(units_of(model)) == task(name).preflight(Source()), name
 assert "datasets" not in sys.modules, "embedded tasks need no data sets"
 """
 

@@ -18,7 +18,7 @@ from tests.train.tasks.written import SENTENCES, write_language_model
 from tests.train.toy import Ears, settings_for, world_in
 from thinpipe.cli.app import app
 from thinpipe.train.models.save import ModelFolder, ModelForm
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks import hub, lm
 from thinpipe.train.tasks.corpus import read_texts
 from thinpipe.train.tasks.sources import parse_changes
@@ -64,7 +64,7 @@ def test_changes_of_a_config(text: str, changes: dict[str, Any]) -> None:
 
 
 def test_a_tokenizer_is_trained_on_the_text_and_the_model_follows_it(data: Path, tmp_path: Path) -> None:
-    LM.look_for(scratch(data))
+    LM.preflight(scratch(data))
     found, shape = LM.load(scratch(data, vocabulary=300))
     assert shape.vocabulary == shape.classes == 300
     assert shape.special == [0, 0, None]
@@ -96,7 +96,7 @@ def test_weights_beside_a_config_are_not_read(data: Path, tmp_path: Path) -> Non
     write_language_model(tmp_path / "model", TEXT)
     (tmp_path / "model" / "model.safetensors").unlink()
     source = scratch(data, config=str(tmp_path / "model"), config_set="num_hidden_layers=5")
-    LM.look_for(source)
+    LM.preflight(source)
     found, shape = LM.load(source)
     model: Any = LM.build(shape, source)
     assert (found.companions, shape.special, shape.vocabulary) == ({}, None, 128)
@@ -134,7 +134,7 @@ def test_bad_names_are_told_before_there_are_workers(
     options: dict[str, Any], message: str, data: Path, no_network: None
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        LM.look_for(scratch(**{"data": data, **options}))
+        LM.preflight(scratch(**{"data": data, **options}))
 
 
 def test_a_model_in_the_cache_of_the_hub(
@@ -146,7 +146,7 @@ def test_a_model_in_the_cache_of_the_hub(
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("abc")
     source = Source(model="org/small", data=data, tokens=16)
-    LM.look_for(source)
+    LM.preflight(source)
     assert LM.load(source)[1].vocabulary == 128
 
 
@@ -215,7 +215,7 @@ def test_a_function_returns_units_or_a_model(name: str, functions: Path) -> None
     """Trained in one process: units see tokens alone, whatever else a batch has."""
     given = {"model": f"of_a_user:{name}", "tokenizer": "model", "data": str(functions), "tokens": 16, "lr": 0.01}
     ears, settings = Ears(), settings_for(LM, None, **given, batch_size=8, parallel="none", samples=64)
-    train(LM, settings, Running(), world_in(None), lambda: ears)
+    train(LM, settings, RunOptions(), world_in(None), lambda: ears)
     assert ears.end is not None
     assert ears.steps[-1].loss < ears.steps[0].loss - 0.3
     assert ears.plan is not None
@@ -235,7 +235,7 @@ def test_what_can_be_told_of_a_function_before_there_are_workers(
     options: dict[str, Any], message: str, functions: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        LM.look_for(of_function("units", functions, **options))
+        LM.preflight(of_function("units", functions, **options))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_what_can_be_told_of_a_function_before_there_are_workers(
     ],
 )
 def test_what_a_function_returns_is_told_in_one_line(name: str, message: str, functions: Path) -> None:
-    LM.look_for(of_function(name, functions))
+    LM.preflight(of_function(name, functions))
     with pytest.raises(ValueError, match=message):
         LM.load(of_function(name, functions))
 
@@ -279,9 +279,9 @@ def test_code_of_a_model_runs_if_it_is_trusted(data: Path, tmp_path: Path, monke
     (folder / "config.json").write_text(json.dumps(facts | {"model_type": "own-kind", "auto_map": code}))
     source = Source(model=str(folder), data=data, tokens=16)
     with pytest.raises(ValueError, match="and give trust_remote_code if you trust it"):
-        LM.look_for(source)
+        LM.preflight(source)
     trusting = Source(model=str(folder), data=data, tokens=16, trust_remote_code=True)
-    LM.look_for(trusting)
+    LM.preflight(trusting)
     _, shape = LM.load(trusting)  # a small copy is cut and compared
     model = LM.build(shape, trusting)
     assert type(model).__name__ == "OwnModel"
@@ -294,7 +294,7 @@ def test_code_of_a_model_runs_if_it_is_trusted(data: Path, tmp_path: Path, monke
     assert all((tensor == 1).all() for tensor in again.state_dict().values())
     (folder / "config.json").write_text(json.dumps(facts | {"model_type": "own-kind", "auto_map": {"AutoModel": "x"}}))
     with pytest.raises(ValueError, match="describes a 'own-kind'"):
-        LM.look_for(trusting)
+        LM.preflight(trusting)
 
 
 # The run keeps its tokenizer
@@ -308,8 +308,8 @@ def test_a_run_goes_on_with_the_tokenizer_it_has_trained(
     validation: Any = LM.load(settings.source)[0].validation
     runs = tmp_path / "runs"
     out, later = tmp_path / "out", tmp_path / "later"
-    rest = Running(save=runs, resume=runs, export=out)
-    for ears, running in ((Ears(), Running(save=runs, steps=2)), (Ears(), rest)):
+    rest = RunOptions(save=runs, resume=runs, export=out)
+    for ears, running in ((Ears(), RunOptions(save=runs, steps=2)), (Ears(), rest)):
         train(LM, settings, running, world_in(None), lambda ears=ears: ears)  # type: ignore[misc]
         assert {"tokenizer.json", "tokenizer_config.json"} <= {path.name for path in (runs / "tokenizer").iterdir()}
         monkeypatch.setattr(lm, "train_tokenizer", None)  # the second time none is trained

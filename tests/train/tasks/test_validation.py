@@ -24,7 +24,7 @@ TEXT = "the client keeps the first and the last layers, the servers have those b
 
 def read(name: str, source: Source) -> Data:
     """Look for the data and load them, as a run does."""
-    task(name).look_for(source)
+    task(name).preflight(source)
     return task(name).load(source)[0]
 
 
@@ -43,7 +43,7 @@ def table(path: Path, labels: str, column: str = "text") -> Path:
 
 def test_texts(tmp_path: Path) -> None:
     source = Source(data=table(tmp_path / "train.csv", "bacab"), validation=table(tmp_path / "val.csv", "cba"))
-    assert task("texts").look_for(source)
+    assert task("texts").preflight(source)
     data, shape = task("texts").load(source)
     assert (len(data.train), len(data.validation), shape.labels) == (5, 3, ("a", "b", "c"))
     assert data.validation.batch(torch.arange(3)).labels.tolist() == [2, 1, 0]  # by the labels of training
@@ -98,7 +98,7 @@ def texts(tmp_path: Path) -> Source:
 
 
 def test_running_text(texts: Source) -> None:
-    task("lm").look_for(texts)
+    task("lm").preflight(texts)
     whole, _ = task("lm").load(texts)
     part, _ = task("lm").load(replace(texts, validation=None))
     assert isinstance(whole.train, OfText)
@@ -152,7 +152,7 @@ def test_conversations(texts: Source, tmp_path: Path) -> None:
     data = write_chats(tmp_path / "train.jsonl", ["keeps the first layers"])  # one is enough
     validation = write_chats(tmp_path / "val.jsonl", ["keeps the last and the first", "keeps the labels"])
     source = replace(texts, data=data, validation=validation, tokens=64)
-    task("chat").look_for(source)
+    task("chat").preflight(source)
     loaded, _ = task("chat").load(source)
     assert (len(loaded.train), len(loaded.validation)) == (1, 2)
     train, validates = (split.batch(torch.tensor([0])).inputs[0] for split in (loaded.train, loaded.validation))

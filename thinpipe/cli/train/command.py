@@ -16,7 +16,7 @@ from thinpipe.codecs.recipes import RECIPES
 from thinpipe.comm.membership import member
 from thinpipe.comm.shaping import link_facts
 from thinpipe.options import option, read
-from thinpipe.train.running import Capture, Running
+from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.settings import LINKS, MACHINES, OUT, PANELS, Settings
 from thinpipe.train.tasks.tasks import task as find_task
 
@@ -43,7 +43,7 @@ class Asked:
     debug: bool = option("Show tracebacks of errors.", panel=MACHINES, last=True, default=False)
 
 
-@takes(Asked, Settings, Running, Capture, panels=PANELS)
+@takes(Asked, Settings, RunOptions, Capture, panels=PANELS)
 def train(**given: Any) -> None:
     """Train a model whose layers are on several workers.
 
@@ -61,15 +61,15 @@ def train(**given: Any) -> None:
     # Imported here, so that --help is fast.
     from thinpipe.cli.train.listeners import make_listener
     from thinpipe.cli.train.preflight import preflight
+    from thinpipe.cli.train.resolve import join_machines, resolve_run
     from thinpipe.cli.train.run import already_there, carry_out
-    from thinpipe.cli.train.settle import join_machines, settle_run
     from thinpipe.train.data import check_possible
 
     if asked.debug:
         os.environ["THINPIPE_DEBUG"] = "1"
     with one_line_errors():
         join_machines(asked.rank, asked.master, given["workers"])
-        settings, running = settle_run(given)
+        settings, running = resolve_run(given)
     if already_there(running, given):
         return
     with one_line_errors():

@@ -27,7 +27,7 @@ from thinpipe.train.checkpoints.folder import checkpoints, newest, newest_manife
 from thinpipe.train.checkpoints.part import DamagedError, verify_part
 from thinpipe.train.engines.finite import NotFiniteError
 from thinpipe.train.events import Listener
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import DataError, Task
 from thinpipe.train.tasks.tasks import task
@@ -43,7 +43,7 @@ class Outcome:
 
 def carry_out(
     settings: Settings,
-    running: Running,
+    running: RunOptions,
     listener: Callable[[], Listener],
     *,
     find_task: Callable[[str], Task] = task,
@@ -88,7 +88,7 @@ def carry_out(
     raise AssertionError("the last restart returns")
 
 
-def already_there(running: Running, given: Mapping[str, Any]) -> bool:
+def already_there(running: RunOptions, given: Mapping[str, Any]) -> bool:
     """Return True if a run to be resumed is complete; then print its result, and export it if configured.
 
     ``given`` are options by their names as on the command line.
@@ -120,7 +120,7 @@ def already_there(running: Running, given: Mapping[str, Any]) -> bool:
 
 
 def _work(
-    find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
+    find_task: Callable[[str], Task], settings: Settings, running: RunOptions, listener: Callable[[], Listener]
 ) -> Outcome:
     """Train on this worker."""
     with flags_in_errors():
@@ -128,9 +128,9 @@ def _work(
 
 
 def _train(
-    find_task: Callable[[str], Task], settings: Settings, running: Running, listener: Callable[[], Listener]
+    find_task: Callable[[str], Task], settings: Settings, running: RunOptions, listener: Callable[[], Listener]
 ) -> Outcome:
-    from thinpipe.train.checkpoints.resume import take_clients_word
+    from thinpipe.train.checkpoints.resume import adopt_client_settings
     from thinpipe.train.checkpoints.saving import UnsavedError
     from thinpipe.train.engines.world import SetupError, join_world
     from thinpipe.train.worker import train
@@ -138,7 +138,7 @@ def _train(
     # torch prints its schedule when a stage raises; the error alone is more useful.
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     here = join_world(settings.devices)
-    settings, running = take_clients_word(settings, running, here)
+    settings, running = adopt_client_settings(settings, running, here)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     check_room = partial(_check_room, running)
@@ -157,12 +157,12 @@ def _train(
     return Outcome(0)
 
 
-def _check_room(running: Running, sizes: Mapping[str, int]) -> None:
+def _check_room(running: RunOptions, sizes: Mapping[str, int]) -> None:
     capture = None if running.capture is None else running.capture.path
     preflight(save=running.save, capture=capture, export=running.export, sizes=sizes)
 
 
-def _tell(code: int, message: str, running: Running | None) -> int:
+def _tell(code: int, message: str, running: RunOptions | None) -> int:
     """Report how a run ended and, if it had begun, its last checkpoint; return the exit code."""
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h")  # show the cursor, which a killed progress bar has hidden
@@ -175,14 +175,14 @@ def _tell(code: int, message: str, running: Running | None) -> int:
     return code
 
 
-def _checkpoint_text(running: Running, last: Path | None) -> str:
+def _checkpoint_text(running: RunOptions, last: Path | None) -> str:
     if last is not None:
         return f"the last checkpoint is {last}; go on with: thinpipe train --resume {last.parent}"
     remedy = "; name a folder for checkpoints with --save DIR" if running.save is None else ""
     return f"no checkpoint was written{remedy}"
 
 
-def _last_checkpoint(running: Running) -> Path | None:
+def _last_checkpoint(running: RunOptions) -> Path | None:
     found = [] if running.save is None else checkpoints(running.save)
     if found:
         return found[-1]

@@ -27,7 +27,7 @@ from thinpipe.codecs.spec import split_specs
 from thinpipe.links.spec import encoding
 from thinpipe.options import Option, OptionError, flag, options_of, without_aliases, without_synonyms
 from thinpipe.system.files import read_toml
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 
 _TABLES = ("title", "train", "matrix")
@@ -42,7 +42,8 @@ def _key(told: Option) -> str:
 # Options that a plan may set: those that determine a run's outcome, and some of the options of its execution.
 _CARRIED_OUT = ("steps", "evaluate_every", "in_process")
 _DECLARED = {
-    _key(told): told for told in (*options_of(Settings).values(), *(options_of(Running)[name] for name in _CARRIED_OUT))
+    _key(told): told
+    for told in (*options_of(Settings).values(), *(options_of(RunOptions)[name] for name in _CARRIED_OUT))
 }
 OPTIONS = tuple(sorted({"compress", *_DECLARED} - set(CODEC_KEYS.values())))
 _ALIASES = {flag(alias).removeprefix("--"): key for key, told in _DECLARED.items() for alias in told.aliases}
@@ -110,19 +111,19 @@ def codec_text(settings: Mapping[str, Any]) -> str:
     return forward if forward == backward else recipe_of(forward, backward) or f"{forward}/{backward}"
 
 
-def read_plan(path: Path, settle: Settle, overrides: Sequence[str] = ()) -> Plan:
+def read_plan(path: Path, resolve: Settle, overrides: Sequence[str] = ()) -> Plan:
     """Read a plan file; ``overrides`` are ``NAME=VALUE`` and take precedence over the file.
 
     Raise ValueError that names the file and the error in it.
     """
     content = read_toml(path, "a plan, a TOML file")
     try:
-        return _plan(content, path.stem, settle, dict(map(_override, overrides)))
+        return _plan(content, path.stem, resolve, dict(map(_override, overrides)))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _plan(content: Mapping[str, Any], name: str, settle: Settle, overrides: Options) -> Plan:
+def _plan(content: Mapping[str, Any], name: str, resolve: Settle, overrides: Options) -> Plan:
     _check_names("a plan", content, _TABLES)
     title, train, matrix = content.get("title", name), content.get("train", {}), content.get("matrix", {})
     if not isinstance(title, str):
@@ -145,18 +146,18 @@ def _plan(content: Mapping[str, Any], name: str, settle: Settle, overrides: Opti
     _check_count(axes)  # again: an entry may expand to several codecs
     for option, value in fixed.items():
         _check_type(option, value, _kind(option))
-    runs = tuple(_runs(fixed, axes, settle))
+    runs = tuple(_runs(fixed, axes, resolve))
     _check_apart(runs)
     return Plan(title=title, fixed=fixed, runs=runs)
 
 
-def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], settle: Settle) -> Iterator[Run]:
+def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], resolve: Settle) -> Iterator[Run]:
     for values in product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
         options = {**fixed, **chosen}
         options |= options.pop("compress", {})
         try:
-            settings = settle({name.replace("-", "_"): value for name, value in options.items()}).to_json()
+            settings = resolve({name.replace("-", "_"): value for name, value in options.items()}).to_json()
         except ValueError as error:
             raise ValueError(f"{_words(chosen)}{error}") from None
         known = {name: value for name, value in settings.items() if name not in _APART}

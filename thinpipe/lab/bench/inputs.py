@@ -13,7 +13,7 @@ from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.recipes import codecs_of, directions
 from thinpipe.codecs.spec import split_specs
 from thinpipe.comm.shaping import parse_links
-from thinpipe.lab.bench.codecs.guests import OUTSIDE_NAMES, Learned, outside_codec
+from thinpipe.lab.bench.codecs.baselines import OUTSIDE_NAMES, OfflinePCA, baseline_codec
 from thinpipe.links.learned.axes import Axes
 from thinpipe.links.spec import encoding
 from thinpipe.options import OptionError, Rule, between, option
@@ -74,7 +74,7 @@ def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
     chosen: dict[Codec, None] = {}
     for spec in split_specs(text):
         if outside and spec in OUTSIDE_NAMES:
-            chosen[outside_codec(spec)] = None
+            chosen[baseline_codec(spec)] = None
         else:
             chosen |= dict.fromkeys(map(_codec_or_axes, directions(spec)) if outside else codecs_of(spec))
     if not chosen:
@@ -84,7 +84,7 @@ def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
 
 def _codec_or_axes(spec: str) -> Codec:
     found = encoding(spec)
-    return Learned(found.bits) if isinstance(found, Axes) else codec(spec)
+    return OfflinePCA(found.bits) if isinstance(found, Axes) else codec(spec)
 
 
 def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:

@@ -23,7 +23,7 @@ from torch import Tensor
 from thinpipe.codecs.normal import MAX_BITS
 from thinpipe.codecs.spec import codec
 from thinpipe.links.encoding import Form, Learning, Plain
-from thinpipe.links.learned.principal import LEAD, Learner, first_due, is_due, rehearse, sender_side
+from thinpipe.links.learned.principal import LEAD, Learner, first_due, is_due, sender_side, warm_up_learner
 from thinpipe.links.learned.transform import LEAST_BITS, Basis, Rows, decode, encode, rows_of
 from thinpipe.links.slot import Slot
 
@@ -145,7 +145,7 @@ class Axes(Plain):
         kept, learner = self._state.setdefault(index, {}), self._learners.get(index)
         if learner is None or learner.kept is not kept or learner.rows != rows or learner.chunks != self.chunks:
             if learner is not None:
-                learner.settle()
+                learner.resolve()
             learner = self._learners[index] = Learner(kept, rows, self.bits, self.chunks)
         return learner
 
@@ -207,13 +207,13 @@ class Axes(Plain):
         super().warm_up(slot, chunks, device)
         rows = self._rows_of(slot, chunks)
         if rows is not None:
-            rehearse(torch.zeros(slot.shape, dtype=slot.dtype, device=device), rows, self.bits, chunks)
+            warm_up_learner(torch.zeros(slot.shape, dtype=slot.dtype, device=device), rows, self.bits, chunks)
 
     # The basis is known to both ends and saved by one; the moments it is learned from are state of the sender.
 
     def state_dict(self) -> dict[str, Tensor]:
         for learner in self._learners.values():
-            learner.settle()
+            learner.resolve()
         return super().state_dict()
 
     def shared_state_dict(self) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ PLENTY = 8  # rows for each axis in a step: more do not improve the estimate
 LEAD = 3
 
 
-class Lesson(NamedTuple):
+class BasisUpdate(NamedTuple):
     """A learned basis, on the device of the sender."""
 
     told: Tensor  # uint8: the bytes that are sent
@@ -52,7 +52,7 @@ class Learner:
         self._step_rows = -(-rows.count // self._stride) * chunks
         self._seen = 0  # rows of the current step
         self._thread: ThreadPoolExecutor | None = None
-        self._future: Future[Lesson] | None = None
+        self._future: Future[BasisUpdate] | None = None
         if "products" in kept:  # of an older checkpoint that stores them separately
             kept["moments"] = torch.cat([kept.pop(name).flatten() for name in ("products", "mean")])
 
@@ -111,13 +111,13 @@ class Learner:
         if ready is not None:
             ready.record(torch.cuda.current_stream(device))
 
-        def work() -> Lesson:
+        def work() -> BasisUpdate:
             if ready is None:
                 return self._lesson(moments)
             ready.synchronize()  # not in the copies: while a copy blocks, no other thread can launch kernels
             with torch.cuda.stream(self._stream):
                 found = self._lesson({name: each.cpu() for name, each in moments.items()})
-                there = Lesson(*(each.pin_memory().to(device, non_blocking=True) for each in found))
+                there = BasisUpdate(*(each.pin_memory().to(device, non_blocking=True) for each in found))
                 self._stream.synchronize()
             return there
 
@@ -128,22 +128,22 @@ class Learner:
         """The thread's stream, of higher priority: its copies do not queue behind the worker's kernels."""
         return torch.cuda.Stream(self.kept["weight"].device, priority=-1)
 
-    def _lesson(self, moments: dict[str, Tensor]) -> Lesson:
+    def _lesson(self, moments: dict[str, Tensor]) -> BasisUpdate:
         arrays = {name: each.numpy() for name, each in moments.items()}
-        return Lesson(*map(torch.from_numpy, learn(arrays, self.rows, self.bits, self._step_rows)))
+        return BasisUpdate(*map(torch.from_numpy, learn(arrays, self.rows, self.bits, self._step_rows)))
 
-    def take(self) -> Lesson:
+    def take(self) -> BasisUpdate:
         """Return the basis that was learned, in this run or before it was resumed."""
         if self._future is None:
             told = self.kept.pop("next")
-            return Lesson(told, sender_side(told, self.rows))
+            return BasisUpdate(told, sender_side(told, self.rows))
         lesson, self._future = self._future.result(), None
         if lesson.told.is_cuda:
             for each in lesson:  # allocated on the thread's stream
                 each.record_stream(torch.cuda.current_stream(each.device))
         return lesson
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """Finish pending work and leave the complete state in the mapping."""
         self.fold()
         if self._future is not None:
@@ -205,7 +205,7 @@ def stride_of(rows: Rows, chunks: int) -> int:
     return stride
 
 
-def rehearse(x: Tensor, rows: Rows, bits: float, chunks: int) -> None:
+def warm_up_learner(x: Tensor, rows: Rows, bits: float, chunks: int) -> None:
     """Run the encoder and decoder of both ends once, to compile their kernels before a step. Overwrites ``x``."""
     columns = rows.columns(x)
     learner = Learner({}, rows, bits, chunks)

@@ -30,7 +30,7 @@ class ForeignError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Habits:
+class SaveOptions:
     """Options for saving a run, which stay in effect when it resumes unless the user gives others."""
 
     save_every: int | str | None = None  # steps, or a time as the user wrote it
@@ -84,7 +84,7 @@ class Manifest:
     """Everything in a checkpoint except the tensors."""
 
     settings: Settings
-    habits: Habits
+    habits: SaveOptions
     progress: Progress
     first_units: tuple[int, ...]  # of each stage: where the model was cut
     data: Mapping[str, Any]  # the fingerprint of the samples
@@ -162,7 +162,7 @@ def manifest_of(facts: Mapping[str, Any], path: Path) -> Manifest:
             raise ValueError("its parts should be a list of files")
         return Manifest(
             settings=Settings.from_json(facts["settings"]),
-            habits=from_facts(Habits, facts["habits"], "its habits"),
+            habits=from_facts(SaveOptions, facts["habits"], "its habits"),
             progress=from_facts(Progress, facts["progress"], "its progress"),
             first_units=tuple(map(int, facts["first_units"])),
             data=dict(facts["data"]),

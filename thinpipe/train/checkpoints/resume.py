@@ -37,7 +37,7 @@ from thinpipe.train.data import difference
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.world import World
 from thinpipe.train.resolve import fixed_differences
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings, per_machine_settings
 
 State = dict[str, Tensor]
@@ -51,7 +51,7 @@ class Resumed:
     notices: list[str]
 
 
-def take_clients_word(settings: Settings, running: Running, world: World) -> tuple[Settings, Running]:
+def adopt_client_settings(settings: Settings, running: RunOptions, world: World) -> tuple[Settings, RunOptions]:
     """Return the client's settings, and whether it resumes, if it alone has the checkpoints. A collective."""
     if not running.save_local or world.workers == 1:
         return settings, running
@@ -65,7 +65,7 @@ def take_clients_word(settings: Settings, running: Running, world: World) -> tup
 
 
 def resume(
-    running: Running,
+    running: RunOptions,
     settings: Settings,
     engine: Engine,
     optimizer: torch.optim.Optimizer,

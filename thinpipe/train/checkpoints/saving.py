@@ -30,7 +30,7 @@ from thinpipe.train.checkpoints.folder import (
     is_complete,
     keep_companions,
 )
-from thinpipe.train.checkpoints.manifest import Habits, Manifest, Progress
+from thinpipe.train.checkpoints.manifest import Manifest, Progress, SaveOptions
 from thinpipe.train.checkpoints.part import (
     HashedPieces,
     Part,
@@ -67,7 +67,7 @@ class Saver:
         world: World,
         *,
         settings: Settings,
-        habits: Habits,
+        habits: SaveOptions,
         first_units: tuple[int, ...],
         data: Mapping[str, Any],
         expected_bytes: list[int],  # estimate for each worker's part

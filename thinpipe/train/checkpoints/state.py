@@ -18,7 +18,7 @@ from xxhash import xxh3_128
 
 from thinpipe.train.batches import mixed_seed
 from thinpipe.train.engines.engine import Engine
-from thinpipe.train.optimize import kept_for, optimizer_bytes, take_back
+from thinpipe.train.optimize import load_state_for, optimizer_bytes, state_for
 from thinpipe.train.settings import Settings
 
 
@@ -59,7 +59,7 @@ def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, 
     if engine.owns_state:
         state |= {f"model/{name}": tensor.detach() for name, tensor in trained_tensors(engine).items()}
         for name, parameter in _parameters(engine).items():
-            for what, value in kept_for(optimizer, parameter).items():
+            for what, value in state_for(optimizer, parameter).items():
                 if isinstance(value, Tensor):
                     state[f"optimizer/{name}/{what}"] = value
     return state
@@ -101,7 +101,7 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
         kind, _, rest = key.partition("/")
         if kind == "optimizer":
             name, _, what = rest.rpartition("/")
-            take_back(optimizer, parameters[name], what, value)
+            load_state_for(optimizer, parameters[name], what, value)
     engine.recall({key: value for key, value in state.items() if key.startswith(("link/", "replica/"))})
     mine = f"random/{engine.world.worker}/"
     set_random_state(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from thinpipe.links.counters import DeviceClock
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.report import LinkReport
-from thinpipe.train.engines.finite import Suspicion
+from thinpipe.train.engines.finite import NonFiniteReport
 from thinpipe.train.engines.loss import Loss
 from thinpipe.train.engines.plan import Holding, LinkPlan
 from thinpipe.train.engines.world import World
@@ -75,7 +75,7 @@ class Engine(ABC):
     def expect_step(self) -> None:  # noqa: B027
         """Prepare to receive what other workers send in the next ``compute``, which follows directly."""
 
-    def call_off(self) -> None:  # noqa: B027
+    def cancel_prefetch(self) -> None:  # noqa: B027
         """Cancel ``expect_step``: no ``compute`` follows, on any worker. A collective."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Engine(ABC):
         """Return True if this worker takes part in the evaluation batch of this number."""
 
     @abstractmethod
-    def suspicions(self) -> list[Suspicion]:
+    def non_finite_reports(self) -> list[NonFiniteReport]:
         """Return a report of non-finite values in the last step for each stage here."""
 
     @abstractmethod

@@ -20,7 +20,7 @@ from thinpipe.options import named
 from thinpipe.pipeline.stage import PipelineStage
 
 
-class Suspicion(TypedDict):
+class NonFiniteReport(TypedDict):
     """A report of non-finite values of one stage after a step; lists contain chunk numbers."""
 
     stage: int
@@ -35,13 +35,13 @@ class NotFiniteError(RuntimeError):
     """The run has produced NaN or infinity and cannot go on."""
 
 
-def explain(step: int, loss: float, suspicions: Sequence[Suspicion]) -> NotFiniteError:
+def explain(step: int, loss: float, non_finite_reports: Sequence[NonFiniteReport]) -> NotFiniteError:
     """Return the error that names the first place in order of computation: forward, then backward from the last stage.
 
     ``loss`` may be a stand-in where its value is not received: only whether it is finite matters.
     """
-    forward = sorted(suspicions, key=lambda suspicion: (suspicion["stage"], suspicion["worker"]))
-    backward = sorted(suspicions, key=lambda suspicion: (-suspicion["stage"], suspicion["worker"]))
+    forward = sorted(non_finite_reports, key=lambda suspicion: (suspicion["stage"], suspicion["worker"]))
+    backward = sorted(non_finite_reports, key=lambda suspicion: (-suspicion["stage"], suspicion["worker"]))
     for kind, ordered in (("outputs", forward), ("losses", forward), ("input_gradients", backward)):
         for suspicion in ordered:
             chunks: list[int] = suspicion[kind]  # type: ignore[literal-required]
@@ -54,7 +54,7 @@ def explain(step: int, loss: float, suspicions: Sequence[Suspicion]) -> NotFinit
     return _error(step, loss, "no stage's outputs or gradients: in the loss itself")
 
 
-def _place(suspicion: Suspicion) -> str:
+def _place(suspicion: NonFiniteReport) -> str:
     return f"stage {suspicion['stage']} on worker {suspicion['worker']}"
 
 

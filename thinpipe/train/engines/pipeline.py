@@ -21,16 +21,16 @@ from thinpipe.links.send import SendLink, Tap
 from thinpipe.links.slot import Handover, Slot
 from thinpipe.links.spec import encoding, once
 from thinpipe.options import OptionError
-from thinpipe.pipeline.flight import choose_order
+from thinpipe.pipeline.latency_model import choose_order
 from thinpipe.pipeline.order import Order, in_flight, make_order
 from thinpipe.pipeline.partition import Layout, StageModule, UnitCost, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, OrderedSchedule
 from thinpipe.system.sizes import size_text
 from thinpipe.train.engines.engine import Engine, NamedModule, to_device
-from thinpipe.train.engines.finite import CheckedStage, Suspicion, not_finite, sum_of_squares
+from thinpipe.train.engines.finite import CheckedStage, NonFiniteReport, not_finite, sum_of_squares
 from thinpipe.train.engines.loss import Loss
-from thinpipe.train.engines.plan import Holding, LinkPlan, holdings_of, kept_bytes, most_kept, plan_link
+from thinpipe.train.engines.plan import Holding, LinkPlan, holdings_of, kept_bytes, peak_activation_bytes, plan_link
 from thinpipe.train.engines.units import Meta, Units, check_private, check_shared, costs_of, cut_model
 from thinpipe.train.engines.world import World
 from thinpipe.train.tasks.task import Batch
@@ -134,7 +134,7 @@ class PipelineEngine(Engine):
         limit, kept = self._cutting.memory_limit, self._kept_bytes(mine)
 
         def needed(order: Order) -> int:
-            return most_kept(make_order(order, placement, chunks), kept)
+            return peak_activation_bytes(make_order(order, placement, chunks), kept)
 
         def fits(order: Order) -> bool:
             return limit is None or needed(order) <= limit
@@ -158,10 +158,10 @@ class PipelineEngine(Engine):
         def measure() -> dict[str, int]:
             sizes = {}
             for index, module in mine.items():
-                beside = self._whole.beside(module.asks, [meta.zeros(device) for meta in self._between[0]])
+                side_inputs = self._whole.side_inputs(module.asks, [meta.zeros(device) for meta in self._between[0]])
                 inputs = [meta.zeros(device, gradient=index > 0) for meta in self._between[index]]
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._amp):
-                    sizes[str(index)] = kept_bytes(module, inputs, beside, recompute=self._recompute)
+                    sizes[str(index)] = kept_bytes(module, inputs, side_inputs, recompute=self._recompute)
             return sizes
 
         # Together: another worker may have failed before this point.
@@ -259,9 +259,9 @@ class PipelineEngine(Engine):
         for stage in self.training_stages:
             stage.ends.expect_step()
 
-    def call_off(self) -> None:
+    def cancel_prefetch(self) -> None:
         for stage in self.training_stages:
-            stage.ends.call_off()
+            stage.ends.cancel_prefetch()
 
     def _begin_batch(self, number: int, batches: int) -> None:
         for stage in self.training_stages:
@@ -274,8 +274,8 @@ class PipelineEngine(Engine):
         inputs = to_device(batch.inputs, self.world.device) if batch and self.reads_inputs else ()
         labels = batch.labels.to(self.world.device) if batch and self.reads_labels else None
         losses: list[Tensor] = []
-        first, beside = self._given(inputs)
-        self._trainer.step(*first, target=labels, losses=losses, **beside)
+        first, side_inputs = self._given(inputs)
+        self._trainer.step(*first, target=labels, losses=losses, **side_inputs)
         self._losses += losses
 
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
@@ -285,21 +285,21 @@ class PipelineEngine(Engine):
             # evaluated again.
             evaluated.set_seed(rounding_key(self._links.seed, self._predictions))
         self._predictions += 1
-        first, beside = self._given(to_device(inputs or (), self.world.device))
+        first, side_inputs = self._given(to_device(inputs or (), self.world.device))
         with torch.no_grad():
-            return self._evaluator.step(*first, **beside)
+            return self._evaluator.step(*first, **side_inputs)
 
     def _given(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Return what the schedule cuts into chunks: inputs of the first stage, and side inputs of later ones."""
-        beside = self._whole.beside(self._asked, inputs) if inputs else {}
-        return inputs if self._has_first else (), beside
+        side_inputs = self._whole.side_inputs(self._asked, inputs) if inputs else {}
+        return inputs if self._has_first else (), side_inputs
 
     def takes(self, evaluation_batch: int) -> bool:
         return True
 
-    def suspicions(self) -> list[Suspicion]:
+    def non_finite_reports(self) -> list[NonFiniteReport]:
         return [
-            Suspicion(
+            NonFiniteReport(
                 stage=stage.stage_index,
                 worker=self.world.worker,
                 outputs=not_finite(stage.output_sums),

@@ -131,7 +131,9 @@ def plan_link(
     )
 
 
-def kept_bytes(module: nn.Module, inputs: Sequence[Tensor], beside: Mapping[str, Tensor], *, recompute: bool) -> int:
+def kept_bytes(
+    module: nn.Module, inputs: Sequence[Tensor], side_inputs: Mapping[str, Tensor], *, recompute: bool
+) -> int:
     """Return the bytes that a stage keeps for a chunk until its backward; runs one chunk without changing state.
 
     With ``recompute`` only inputs and outputs are kept.
@@ -143,7 +145,7 @@ def kept_bytes(module: nn.Module, inputs: Sequence[Tensor], beside: Mapping[str,
         return tensor
 
     with frozen_statistics(module), torch.random.fork_rng(), saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = module(*inputs, **beside)
+        output = module(*inputs, **side_inputs)
     outputs = output if isinstance(output, tuple) else (output,)
     stays = [*inputs, *outputs, *([] if recompute else saved)]
     own = {tensor.untyped_storage().data_ptr() for tensor in module.state_dict(keep_vars=True).values()}
@@ -152,7 +154,7 @@ def kept_bytes(module: nn.Module, inputs: Sequence[Tensor], beside: Mapping[str,
     return sum(size for place, size in sizes.items() if place not in own)
 
 
-def most_kept(orders: Mapping[int, Sequence[Action]], chunk_bytes: Mapping[int, int]) -> int:
+def peak_activation_bytes(orders: Mapping[int, Sequence[Action]], chunk_bytes: Mapping[int, int]) -> int:
     """Return the peak bytes that any worker keeps for chunks in flight, given the bytes per chunk of every stage."""
     most = 0
     for actions in orders.values():

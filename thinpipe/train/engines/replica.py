@@ -17,7 +17,7 @@ from thinpipe.links.encoding import warm_codec
 from thinpipe.pipeline.batchnorm import DeferredStatistics
 from thinpipe.pipeline.partition import cut_units
 from thinpipe.train.engines.engine import Engine, NamedModule, to_device
-from thinpipe.train.engines.finite import Suspicion, not_finite, sum_of, sum_of_squares
+from thinpipe.train.engines.finite import NonFiniteReport, not_finite, sum_of, sum_of_squares
 from thinpipe.train.engines.loss import Loss, count_labelled
 from thinpipe.train.engines.plan import Holding, counts
 from thinpipe.train.engines.units import Units, cut_model
@@ -140,7 +140,7 @@ class ReplicaEngine(Engine):
 
     def _run(self, module: nn.Module, inputs: Any) -> Tensor | tuple[Tensor, ...]:
         with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=self._amp):
-            outputs: Tensor | tuple[Tensor, ...] = module(*inputs, **self._whole.beside(self._asked, inputs))
+            outputs: Tensor | tuple[Tensor, ...] = module(*inputs, **self._whole.side_inputs(self._asked, inputs))
             return outputs
 
     def tell_samples(self, samples: Tensor) -> None:
@@ -154,8 +154,8 @@ class ReplicaEngine(Engine):
     def takes(self, evaluation_batch: int) -> bool:
         return evaluation_batch % self.world.workers == self.world.worker
 
-    def suspicions(self) -> list[Suspicion]:
-        suspicion = Suspicion(
+    def non_finite_reports(self) -> list[NonFiniteReport]:
+        suspicion = NonFiniteReport(
             stage=0,
             worker=self.world.worker,
             outputs=not_finite(self._outputs),

@@ -82,10 +82,10 @@ def train_step(
         loss, correct = outcome
     is_finite = not bad_loss and all(map(math.isfinite, squares))
     if another and (stop or not is_finite):
-        engine.call_off()
+        engine.cancel_prefetch()
     if not is_finite:
-        suspicions = [each for known in world.gather(engine.suspicions()) for each in known]
-        raise explain(step, float("nan") if bad_loss else 0.0, suspicions)
+        non_finite_reports = [each for known in world.gather(engine.non_finite_reports()) for each in known]
+        raise explain(step, float("nan") if bad_loss else 0.0, non_finite_reports)
     norm = norm_of(squares)
     if clip_norm is not None:
         clip(engine.parameters(), norm, clip_norm)

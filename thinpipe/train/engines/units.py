@@ -35,7 +35,7 @@ class Units:
     tail: Tail | None = None  # of a language model whose logits are computed by the loss
     input_names: tuple[str, ...] = ()  # of the model, for units that take some as side inputs
 
-    def beside(self, asked: Iterable[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    def side_inputs(self, asked: Iterable[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the side inputs that units take in addition to the outputs of the previous unit."""
         named = dict(zip(self.input_names, inputs, strict=False))
         return {name: named[name] for name in asked}

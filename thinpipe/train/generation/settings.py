@@ -18,7 +18,7 @@ from thinpipe.options import OptionError, above, between, check, like, option
 from thinpipe.train.engines.units import Fill
 from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.models.saved_adapter import SavedAdapter
-from thinpipe.train.running import Running
+from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import PANELS as TRAINING_PANELS
 from thinpipe.train.settings import Settings as Training
 from thinpipe.train.tasks.sources import chosen_model
@@ -115,8 +115,8 @@ class Settings:
     compare: bool = option(
         "Generate without compression too, and report the first differing token.", panel=LINKS, default=False
     )
-    link: Shaping | None = like(Running, "link", default=None)
-    patience_s: float = like(Running, "patience_s", default=PATIENCE_S)
+    link: Shaping | None = like(RunOptions, "link", default=None)
+    patience_s: float = like(RunOptions, "patience_s", default=PATIENCE_S)
 
     def __post_init__(self) -> None:
         check(self)

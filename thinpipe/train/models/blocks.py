@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.train.models.forward import run_until, shapes_returned, without_values
-from thinpipe.train.models.unknown import UnknownValueError, unknown_like
+from thinpipe.train.models.symbolic import SymbolicValueError, symbolic_like
 
 SHARED = ("attention_mask",)  # inputs that all workers may receive
 
@@ -30,11 +30,11 @@ def in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
         order.append(number)
         return shapes_returned(found[number], args, kwargs)
 
-    hidden = {name: tensor if name in SHARED else unknown_like(tensor, device) for name, tensor in inputs.items()}
+    hidden = {name: tensor if name in SHARED else symbolic_like(tensor, device) for name, tensor in inputs.items()}
     with without_values(device):
         try:
             run_until(model, found, hidden, on_call, None)
-        except (UnknownValueError, NotImplementedError):
+        except (SymbolicValueError, NotImplementedError):
             if not order:  # otherwise the code after the last block needs more values, and gets them later
                 raise
     if not order:

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinpipe.train.models.blocks import SHARED, UncuttableError, device_of, in_order
 from thinpipe.train.models.forward import run_until, shapes_returned, takes, without_cache, without_values
-from thinpipe.train.models.unknown import UnknownValueError, is_unknown, unknown_like
+from thinpipe.train.models.symbolic import SymbolicValueError, is_symbolic, symbolic_like
 from thinpipe.train.models.weights import zeros_for_hollow
 
 Value = tuple[str, int, int]  # "in" or "out", block, leaf; or "input", 0, input number
@@ -54,7 +54,7 @@ class Returned:
 
     def filled(self, block: int, values: Values, device: torch.device) -> Any:
         leaves = [
-            values.get(("out", block, i), unknown_like(leaf, device)) if isinstance(leaf, Tensor) else leaf
+            values.get(("out", block, i), symbolic_like(leaf, device)) if isinstance(leaf, Tensor) else leaf
             for i, leaf in enumerate(self.leaves)
         ]
         return pytree.tree_unflatten(leaves, self.spec)
@@ -95,7 +95,7 @@ class CutModel:
 
     def inputs_without_values(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         device = device_of(inputs.values())
-        return {name: tensor if name in self.known else unknown_like(tensor, device) for name, tensor in inputs.items()}
+        return {name: each if name in self.known else symbolic_like(each, device) for name, each in inputs.items()}
 
     def trace(self, inputs: Mapping[str, Tensor]) -> Trace:
         """Return the arguments of all blocks for these inputs; of the inputs, only values of shared ones are used."""
@@ -124,7 +124,7 @@ class CutModel:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             values: dict[int, Value] = {}
             for i, leaf in enumerate(leaves):
-                if is_unknown(leaf) or isinstance(leaf, nn.Parameter):
+                if is_symbolic(leaf) or isinstance(leaf, nn.Parameter):
                     values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
             trace.calls.append(Call(leaves, spec, values))
             if returns is None:
@@ -135,7 +135,7 @@ class CutModel:
                 trace.returns.append(returns[number])
                 result = returns[number].filled(number, {}, device)
             for i, leaf in enumerate(pytree.tree_leaves(result)):
-                if is_unknown(leaf):
+                if is_symbolic(leaf):
                     made[id(leaf)] = (("out", number, i), leaf)
             return result
 
@@ -201,7 +201,7 @@ class CutModel:
 
         def collect(number: int, leaves: list[Any]) -> None:
             for value in wanted:
-                if value[1] == number and not is_unknown(leaves[value[2]]):
+                if value[1] == number and not is_symbolic(leaves[value[2]]):
                     found[value] = leaves[value[2]]
 
         def on_call(number: int, args: Any, kwargs: Any) -> Any:
@@ -316,11 +316,11 @@ class CutModel:
                 found = self.between(
                     values, inputs, until, slice(-1, None) if until is None and self.takes_positions else None
                 )
-            except (UnknownValueError, NotImplementedError):
+            except (SymbolicValueError, NotImplementedError):
                 return False
         if until is None:
-            return not is_unknown(found)
-        return not any(is_unknown(found[i]) for i in self.made_for(until, trace))
+            return not is_symbolic(found)
+        return not any(is_symbolic(found[i]) for i in self.made_for(until, trace))
 
     def made_for(self, number: int, trace: Trace) -> dict[int, Value]:
         """Return the leaves of a block's arguments that the code between it and the preceding block computes."""
@@ -350,8 +350,7 @@ _ATTENTION = (
 def _flop_counter() -> FlopCounterMode:
     """Return a FLOP counter that also covers grouped matrix products and attention with shared key heads.
 
-    Torch's own counts neither the grouped product of experts nor, in 2.11, attention with shared key heads. It also hooks
-    modules to attribute FLOPs, which fails on some models' return values and is not needed here.
+    Torch's own counts neither; and it hooks modules to attribute FLOPs, which fails on some models' return values.
     """
     formulas: dict[Any, Any] = {getattr(torch.ops.aten, name): _attention_flops for name in _ATTENTION}
     counter = FlopCounterMode(display=False, custom_mapping={**formulas, torch.ops.aten._grouped_mm: _grouped_flops})
@@ -396,5 +395,5 @@ def _returned(trace: Trace, device: torch.device) -> Values:
         ("out", block, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
         for block, returned in enumerate(trace.returns)
         for i, leaf in enumerate(returned.leaves)
-        if is_unknown(leaf)
+        if is_symbolic(leaf)
     }

@@ -28,8 +28,8 @@ from torch.utils import _pytree as pytree
 from thinpipe.train.models.blocks import UncuttableError
 from thinpipe.train.models.cut import CutModel, Returned, Values
 from thinpipe.train.models.forward import intercepted, takes
+from thinpipe.train.models.symbolic import symbolic
 from thinpipe.train.models.tiny import WORDS
-from thinpipe.train.models.unknown import unknown
 from thinpipe.train.models.verify import drop_weights
 
 EXAMPLE = 2, 8  # texts and tokens of the example that is used to cut a model
@@ -119,7 +119,7 @@ class ServedBlocks:
     @torch.no_grad()
     def __call__(self, step: Step) -> tuple[Tensor, ...]:
         cut, (rows, tokens) = self.cut, step.states[0].shape[:2]
-        inputs = {cut.input_names[0]: unknown((rows, tokens), torch.int64, step.states[0].device)}
+        inputs = {cut.input_names[0]: symbolic((rows, tokens), torch.int64, step.states[0].device)}
         options: dict[str, Any] = {cache_name(cut.model): self._cache, "use_cache": True}
         if step.mask is not None:
             self._mask = step.mask if self._mask is None else torch.cat([self._mask, step.mask], dim=1)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from thinpipe.train.models.unknown import UnknownFlow, UnknownValueError, is_unknown, unknown_like
+from thinpipe.train.models.symbolic import SymbolicMode, SymbolicValueError, is_symbolic, symbolic_like
 
 OnCall = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -103,7 +103,7 @@ def without_values(
     # Autocast would cache the symbolic cast of a weight and pass it to the block that computes next.
     torch.set_autocast_cache_enabled(False)
     try:
-        with UnknownFlow(device, on_tensor) as flow:
+        with SymbolicMode(device, on_tensor) as flow:
             yield with_weights
     finally:
         as_before()
@@ -113,16 +113,16 @@ def shapes_returned(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     """Return what a block returns for symbolic tensors."""
     try:
         return type(block).forward(block, *args, **kwargs)
-    except (UnknownValueError, NotImplementedError, RuntimeError):
+    except (SymbolicValueError, NotImplementedError, RuntimeError):
         # Its code reads values, as experts do that select their tokens: any values will do, since the shapes of its
         # results do not depend on them. Zeros that are only read take no memory on a CPU.
-        device = next(leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if is_unknown(leaf))
+        device = next(leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if is_symbolic(leaf))
 
         def zeros(leaf: Any) -> Any:
-            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=device) if is_unknown(leaf) else leaf
+            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=device) if is_symbolic(leaf) else leaf
 
         weights = {id(each): torch.zeros(each.shape, dtype=each.dtype, device=device) for each in block.parameters()}
         copied = copy.deepcopy(block, weights)
         given, options = pytree.tree_map(zeros, (args, kwargs))
         result = type(block).forward(copied, *given, **options)
-        return pytree.tree_map(lambda leaf: unknown_like(leaf, device) if isinstance(leaf, Tensor) else leaf, result)
+        return pytree.tree_map(lambda leaf: symbolic_like(leaf, device) if isinstance(leaf, Tensor) else leaf, result)

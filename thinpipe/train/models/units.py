@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from thinpipe.train.models.blocks import UncuttableError
 from thinpipe.train.models.cut import CutModel, Value, Values
-from thinpipe.train.models.unknown import is_unknown, unknown
+from thinpipe.train.models.symbolic import is_symbolic, symbolic
 
 
 def cut_into_units(cut: CutModel) -> list[_Unit]:
@@ -49,9 +49,9 @@ class _Unit(nn.Module):
             if name in shared:
                 inputs[name] = shared[name]
             elif "attention_mask" in shared:
-                inputs[name] = unknown(shared["attention_mask"].shape, dtype, states.device)
+                inputs[name] = symbolic(shared["attention_mask"].shape, dtype, states.device)
             else:
-                inputs[name] = unknown((states.shape[0], *shape[1:]), dtype, states.device)
+                inputs[name] = symbolic((states.shape[0], *shape[1:]), dtype, states.device)
         return inputs
 
 
@@ -115,6 +115,6 @@ class Tail(_Unit):
 
 def _known(values: Values, value: Value, block: int) -> Tensor:
     found = values.get(value)
-    if found is None or is_unknown(found):
+    if found is None or is_symbolic(found):
         raise UncuttableError(f"what block {block} is given depends on more than the block before it")
     return found

@@ -26,9 +26,9 @@ from thinpipe.comm.signals import end_with_parent, signals_blocked, unblock_sign
 from thinpipe.train.models.blocks import UncuttableError
 from thinpipe.train.models.cut import CutModel
 from thinpipe.train.models.forward import call_model, run_until, takes
+from thinpipe.train.models.symbolic import SymbolicValueError
 from thinpipe.train.models.tiny import WORDS, shrunken
 from thinpipe.train.models.units import cut_into_units
-from thinpipe.train.models.unknown import UnknownValueError
 
 Outcome = Literal["exact", "different", "refused", "not buildable"]
 KINDS = {
@@ -259,7 +259,7 @@ def verify_type(kind: str, name: str) -> Verified:
     try:
         with _time_limit():
             found = compare(model, inputs, alone=2)
-    except (UncuttableError, UnknownValueError) as error:
+    except (UncuttableError, SymbolicValueError) as error:
         return verified("refused", _one_line(error))
     except Exception as error:
         return verified("refused", f"{type(error).__name__}: {_one_line(error)}")

@@ -47,7 +47,7 @@ class ClassifierTask(Task):
         if self.model(source) is None:
             self.own_units(source)
 
-    def look_for(self, source: Source) -> int | None:
+    def preflight(self, source: Source) -> int | None:
         model = self.model(source)
         if model is None:
             return self.own_units(source)

@@ -39,7 +39,7 @@ class Digits(Task):
 
     modules = (*MOBILENET_MODULES, "sklearn.datasets")
 
-    def look_for(self, source: Source) -> int:
+    def preflight(self, source: Source) -> int:
         self._check(source)
         return UNITS
 

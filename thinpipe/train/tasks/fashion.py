@@ -48,14 +48,14 @@ class FashionMnist(PublicImages):
         client_layers=(1, 1),
     )
 
-    def look_for(self, source: Source) -> int | None:
+    def preflight(self, source: Source) -> int | None:
         folder = _idx_folder(source.data)
         if folder is None:
-            return super().look_for(source)
+            return super().preflight(source)
         for split in FILES:
             for file, dimensions in _files(folder, split):
                 _shape(file, dimensions)
-        return super(PublicImages, self).look_for(source)
+        return super(PublicImages, self).preflight(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
         folder = _idx_folder(source.data)

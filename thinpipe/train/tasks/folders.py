@@ -30,12 +30,12 @@ class ImageFolders(ImageTask):
 
     places = ("data", "validation")
 
-    def look_for(self, source: Source) -> int | None:
+    def preflight(self, source: Source) -> int | None:
         train_root, validation_root = _roots(source)
         classes = _classes(train_root)
         if validation_root is not None:
             _same_classes(validation_root, classes)
-        return super().look_for(source)
+        return super().preflight(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Find the files and check both ends of each: an invalid picture is reported now, not after an epoch."""

@@ -162,7 +162,7 @@ class Grammar(Task):
         client_layers=(1, 1),
     )
 
-    def look_for(self, source: Source) -> int:
+    def preflight(self, source: Source) -> int:
         self._check(source)
         return SMALL.layers + ENDS
 

@@ -56,7 +56,7 @@ class LanguageModel(Task):
         client_layers=(1, 1),
     )
 
-    def look_for(self, source: Source) -> int | None:
+    def preflight(self, source: Source) -> int | None:
         model = self.model(source)
         if isinstance(model, FunctionModel):
             model.function()

@@ -67,11 +67,11 @@ class TextTable(TextTask):
 
     places = ("data", "validation")
 
-    def look_for(self, source: Source) -> int | None:
+    def preflight(self, source: Source) -> int | None:
         _reader(source.data, "data")
         if source.validation is not None:
             _reader(source.validation, "validation")
-        return super().look_for(source)
+        return super().preflight(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Return rows as tokens; the classes are the different labels of the data, in order."""

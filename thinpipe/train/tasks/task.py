@@ -159,7 +159,7 @@ class Task(ABC):
     model_recipe: Recipe | None = None  # with a model that the user brings; None: the same
     modules: tuple[str, ...] = ()  # that reading and building import; preloaded so that workers share them
 
-    def look_for(self, source: Source) -> int | None:
+    def preflight(self, source: Source) -> int | None:
         """Validate everything that needs neither samples nor the model, before workers start.
 
         Raises ValueError for what is missing. Returns the number of units of the model; None if that is not known.

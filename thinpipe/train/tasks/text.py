@@ -151,8 +151,8 @@ class Glue(TextTask):
     metric: Metric
     texts: tuple[str, ...]
 
-    def look_for(self, source: Source) -> int | None:
-        units = super().look_for(source)
+    def preflight(self, source: Source) -> int | None:
+        units = super().preflight(source)
         self._splits(source)
         return units
 

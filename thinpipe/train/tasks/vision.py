@@ -133,8 +133,8 @@ class PublicImages(ImageTask):
     validation: str  # name of the split that validates
     pixels: int | None = None  # of every picture, if all are tiny
 
-    def look_for(self, source: Source) -> int | None:
-        units = super().look_for(source)
+    def preflight(self, source: Source) -> int | None:
+        units = super().preflight(source)
         self.splits(source)
         return units
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
-from thinpipe.lab.bench.codecs.guests import Learned
+from thinpipe.lab.bench.codecs.baselines import OfflinePCA
 from thinpipe.lab.bench.codecs.settings import Settings
 from thinpipe.lab.bench.codecs.synthetic import Case
 from thinpipe.lab.records.record import Row, figure, row_of
@@ -131,7 +131,7 @@ def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: Set
         x = case.load().to(settings.found_device)
         with_reference = settings.reference == "all" or (settings.reference == "largest" and case is largest)
         for each in codecs:
-            if isinstance(each, Learned):
+            if isinstance(each, OfflinePCA):
                 if case.load_before is None or not each.takes(x.shape):
                     continue
                 each.learn(case.load_before().to(settings.found_device))

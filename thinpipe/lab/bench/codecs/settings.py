@@ -13,7 +13,7 @@ import torch
 
 from thinpipe.codecs import FAMILIES, Codec
 from thinpipe.codecs.recipes import RECIPES
-from thinpipe.lab.bench.codecs.guests import OUTSIDE_NAMES
+from thinpipe.lab.bench.codecs.baselines import OUTSIDE_NAMES
 from thinpipe.lab.bench.codecs.synthetic import (
     CONTENTS,
     DEFAULT_CONTENTS,

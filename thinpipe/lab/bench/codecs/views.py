@@ -181,10 +181,10 @@ def _lines(content: str) -> str:
 
 def _beside(rows: Sequence[Row]) -> Row:
     """Merge the rows of one codec into one, with the content in the names of the losses."""
-    beside = dict(rows[0])
+    side_inputs = dict(rows[0])
     for row in rows:
-        beside |= {f"{row['content']} {column.name}": row[column.name] for column in columns_of(Losses)}
-    return beside
+        side_inputs |= {f"{row['content']} {column.name}": row[column.name] for column in columns_of(Losses)}
+    return side_inputs
 
 
 def _family(spec: str) -> str:

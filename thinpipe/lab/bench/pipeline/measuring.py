@@ -301,7 +301,7 @@ class TorchStageEngine(PipelineEngine):
     def expect_step(self) -> None:
         """Do nothing: torch's stage posts a receive when it waits for it."""
 
-    def call_off(self) -> None:
+    def cancel_prefetch(self) -> None:
         """Do nothing: no receives are posted in advance."""
 
     def collect_links(self) -> tuple[list[LinkReport], float]:

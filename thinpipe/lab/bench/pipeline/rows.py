@@ -23,7 +23,7 @@ import numpy as np
 from thinpipe.comm.shaping import Queue, Shape, Shaping, link_text
 from thinpipe.lab.bench.pipeline.settings import Run, Settings
 from thinpipe.lab.records.record import Row, columns_of, figure, row_of
-from thinpipe.pipeline.flight import makespan, passages_of
+from thinpipe.pipeline.latency_model import link_costs, makespan
 from thinpipe.pipeline.order import Action, Order, in_flight, make_order
 from thinpipe.pipeline.report import LinkReport
 
@@ -246,7 +246,7 @@ def _theory(run: Run, workers: Sequence[Measured]) -> tuple[float, float]:
     orders = make_order(order, placement, chunks)
     work = sum(cost_of(action) for actions in orders.values() for action in actions)
     sizes = {(each.source, each.target): each.wire_bytes // (steps * chunks) for each in workers[0].links}
-    order_ms = makespan(orders, cost_of, passages_of(run.link, placement, sizes))
+    order_ms = makespan(orders, cost_of, link_costs(run.link, placement, sizes))
     return order_ms, 1 - work / (len(workers) * makespan(orders, cost_of))
 
 

@@ -36,7 +36,7 @@ class LinkOptions:
     handover: Handover | None = None  # through which stages of one process exchange wires
 
 
-class Ends:
+class StageLinks:
     """The link ends of one stage; an end is None if there is no such neighbour."""
 
     def __init__(self, stage: int, stages: int, device: torch.device, group: Any, options: LinkOptions) -> None:
@@ -116,12 +116,12 @@ class Ends:
         for end in self.receives:
             end.expect_step()
 
-    def call_off(self) -> None:
+    def cancel_prefetch(self) -> None:
         """Cancel the expected step; all workers must do so."""
         for send in self.sends:
-            send.call_off()
+            send.cancel_prefetch()
         for receive in self.receives:
-            receive.call_off()
+            receive.cancel_prefetch()
 
     def begin_step(self, step: int) -> None:
         self.events.clear()

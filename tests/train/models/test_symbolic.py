@@ -3,25 +3,25 @@
 import pytest
 import torch
 
-from thinpipe.train.models.unknown import UnknownFlow, UnknownValueError, is_unknown, unknown
+from thinpipe.train.models.symbolic import SymbolicMode, SymbolicValueError, is_symbolic, symbolic
 
 CPU = torch.device("cpu")
 
 
 def test_what_is_computed_from_an_unknown_value_is_unknown_and_has_its_shape():
-    tokens = unknown((2, 5), torch.int64, CPU)
-    with UnknownFlow(CPU), torch.no_grad():
+    tokens = symbolic((2, 5), torch.int64, CPU)
+    with SymbolicMode(CPU), torch.no_grad():
         weight = torch.empty(99, 8, device="meta")
         states = torch.nn.functional.embedding(tokens, weight)
         scores = states @ states.mT + torch.zeros(2, 5, 5)
-    assert is_unknown(states)
-    assert is_unknown(scores)
+    assert is_symbolic(states)
+    assert is_symbolic(scores)
     assert (scores.shape, scores.dtype, scores.device) == ((2, 5, 5), torch.float32, CPU)
 
 
 def test_what_needs_only_its_shape_is_known():
-    states = unknown((2, 5, 8), torch.float32, CPU)
-    with UnknownFlow(CPU), torch.no_grad():
+    states = symbolic((2, 5, 8), torch.float32, CPU)
+    with SymbolicMode(CPU), torch.no_grad():
         positions = torch.arange(states.shape[1], device=states.device)
         ones = torch.ones_like(states[..., 0])
         filled = states.new_full((3,), 7.0)
@@ -31,48 +31,48 @@ def test_what_needs_only_its_shape_is_known():
 
 
 def test_a_weight_that_is_elsewhere_makes_known_values_unknown():
-    with UnknownFlow(CPU), torch.no_grad():
+    with SymbolicMode(CPU), torch.no_grad():
         learned = torch.nn.functional.embedding(torch.arange(4), torch.empty(16, 8, device="meta"))
-    assert is_unknown(learned)
+    assert is_symbolic(learned)
     assert learned.device == CPU
 
 
 def test_code_that_asks_for_an_unknown_value_is_told_so():
-    tokens = unknown((2, 5), torch.int64, CPU)
-    with UnknownFlow(CPU), torch.no_grad(), pytest.raises(UnknownValueError):
+    tokens = symbolic((2, 5), torch.int64, CPU)
+    with SymbolicMode(CPU), torch.no_grad(), pytest.raises(SymbolicValueError):
         bool((tokens == 3).any())
 
 
 def test_a_known_tensor_that_unknown_values_are_written_into_is_unknown():
-    tokens = unknown((2, 5), torch.int64, CPU)
-    with UnknownFlow(CPU), torch.no_grad():
+    tokens = symbolic((2, 5), torch.int64, CPU)
+    with SymbolicMode(CPU), torch.no_grad():
         shifted, untouched = tokens.new_zeros(2, 5), torch.zeros(2, 5)
-        assert not is_unknown(shifted)
+        assert not is_symbolic(shifted)
         shifted[:, 1:] = tokens[:, :-1]
-        assert is_unknown(shifted)
-        assert is_unknown(shifted[0] + 1)
-        assert not is_unknown(untouched)
+        assert is_symbolic(shifted)
+        assert is_symbolic(shifted[0] + 1)
+        assert not is_symbolic(untouched)
 
 
 def test_weights_are_unknown_until_they_may_be_used():
     weight = torch.nn.Parameter(torch.ones(16, 8))
-    with UnknownFlow(CPU) as flow, torch.no_grad():
-        assert is_unknown(weight + 1)
+    with SymbolicMode(CPU) as flow, torch.no_grad():
+        assert is_symbolic(weight + 1)
         flow.weights = True
-        assert not is_unknown(weight + 1)
+        assert not is_symbolic(weight + 1)
 
 
 def test_a_known_mask_picks_a_known_number_of_unknown_values():
-    states, mask = unknown((2, 3, 8), torch.float32, CPU), torch.tensor([[True, False, True], [False, True, False]])
-    with UnknownFlow(CPU), torch.no_grad():
+    states, mask = symbolic((2, 3, 8), torch.float32, CPU), torch.tensor([[True, False, True], [False, True, False]])
+    with SymbolicMode(CPU), torch.no_grad():
         picked = states[mask]
-    assert is_unknown(picked)
+    assert is_symbolic(picked)
     assert picked.shape == (3, 8)
 
 
 def test_a_question_that_was_asked_before_has_an_answer_of_its_own():
-    tokens, states = unknown((2, 5), torch.int64, CPU), unknown((2, 5, 8), torch.float32, CPU)
-    with UnknownFlow(CPU), torch.no_grad():
+    tokens, states = symbolic((2, 5), torch.int64, CPU), symbolic((2, 5, 8), torch.float32, CPU)
+    with SymbolicMode(CPU), torch.no_grad():
         for _ in range(2):
             types = [(tokens * number).dtype for number in (1, 1.0, True)]
             assert types == [torch.int64, torch.float32, torch.int64]

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from thinpipe.codecs import codec
-from thinpipe.lab.bench.codecs import guests
-from thinpipe.lab.bench.codecs.guests import Learned
+from thinpipe.lab.bench.codecs import baselines
+from thinpipe.lab.bench.codecs.baselines import OfflinePCA
 from thinpipe.lab.bench.codecs.measure import measure_codecs, relative_squared_error
 from thinpipe.lab.bench.codecs.settings import Settings
 from thinpipe.lab.bench.inputs import parse_codecs
@@ -14,7 +14,7 @@ from thinpipe.links.learned.transform import rows_of
 
 
 def test_without_bitsandbytes_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setattr(guests, "find_spec", lambda name: None)
+    monkeypatch.setattr(baselines, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"nf4 .*pip install 'thinpipe\[compare\]'"):
         parse_codecs("sort:8,nf4", outside=True)
 
@@ -69,7 +69,7 @@ def test_every_step_is_measured_with_the_axes_of_the_one_before_on_its_link(tmp_
 
 
 def test_what_was_learned_is_in_the_bytes():
-    shape, axes = torch.Size([32, 64, 64]), Learned(2.0)
+    shape, axes = torch.Size([32, 64, 64]), OfflinePCA(2.0)
     rows = rows_of(shape, 2.0, 1)
     more = axes.wire_bytes(shape, torch.float32) - rows.wire_bytes(2.0)
     assert more == -(-rows.learned_bytes // rows.every(2.0, 1)) > 0
@@ -95,7 +95,7 @@ def test_a_tensor_without_rows_has_no_axes():
 
 
 def test_only_the_codec_benchmark_has_them_without_a_link():
-    assert parse_codecs("axes:1.5,tile:4", outside=True) == [Learned(1.5), codec("tile:4")]
+    assert parse_codecs("axes:1.5,tile:4", outside=True) == [OfflinePCA(1.5), codec("tile:4")]
     with pytest.raises(ValueError, match=r"axes:1.5 learns from what a link carries"):
         parse_codecs("axes:1.5")
     with pytest.raises(ValueError, match=r"'axes:9' makes no sense: 9 bits are not from 0.5 to 8"):

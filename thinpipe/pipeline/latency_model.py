@@ -20,7 +20,7 @@ _ENOUGH = 256  # chunks that are simulated, which takes a second for many stages
 
 
 @dataclass(frozen=True)
-class Passage:
+class LinkCost:
     """The cost of sending one chunk from a stage to its neighbour: queues, bytes and delay."""
 
     queues: tuple[Queue, ...]
@@ -42,7 +42,7 @@ def choose_order(
     ``wire_bytes`` are per chunk, ``operations`` per stage. ``fits`` returns whether an order fits into memory; if none
     fits, ``1f1b`` is returned unchanged.
     """
-    passages = passages_of(links, placement, wire_bytes, patient=True)
+    passages = link_costs(links, placement, wire_bytes, patient=True)
     if order != "1f1b" or not any(each.delay_ms for each in passages.values()):
         return order
     load: dict[Queue, float] = defaultdict(float)
@@ -75,7 +75,7 @@ def choose_order(
 def makespan(
     orders: Mapping[int, Sequence[Action]],
     cost: Callable[[Action], float],
-    passages: Mapping[Hop, Passage] | None = None,
+    passages: Mapping[Hop, LinkCost] | None = None,
 ) -> float:
     """Return the simulated duration of an order; without passages, links take no time.
 
@@ -110,9 +110,9 @@ def makespan(
     return max(free.values())
 
 
-def passages_of(
+def link_costs(
     links: Shaping | None, placement: Sequence[int], wire_bytes: Mapping[Hop, int], *, patient: bool = False
-) -> dict[Hop, Passage]:
+) -> dict[Hop, LinkCost]:
     """Return the passage of every hop; ``patient``: with the longest delay, times three if packets are lost.
 
     TCP retransmits a lost packet one round trip later, and later packets wait for it.
@@ -124,7 +124,7 @@ def passages_of(
         delay_ms = way.shape.delay_ms
         if patient:
             delay_ms = (delay_ms + way.shape.jitter_ms) * (3 if way.shape.loss else 1)
-        found[source, target] = Passage(way.queues, size, delay_ms)
+        found[source, target] = LinkCost(way.queues, size, delay_ms)
     return found
 
 

@@ -23,7 +23,7 @@ from thinpipe.links.learned.principal import Learner
 
 
 @dataclass(frozen=True)
-class Outside(Codec):
+class BitsAndBytes(Codec):
     """A bitsandbytes quantizer: the codes of blocks of values, then each block's absolute maximum as float32."""
 
     name: str
@@ -65,11 +65,11 @@ class Outside(Codec):
         return -(-count * self.bits // 8)
 
 
-_OUTSIDE = {each.name: each for each in (Outside("nf4", 4, 64), Outside("int8-blockwise", 8, 256))}
+_OUTSIDE = {each.name: each for each in (BitsAndBytes("nf4", 4, 64), BitsAndBytes("int8-blockwise", 8, 256))}
 OUTSIDE_NAMES = tuple(_OUTSIDE)
 
 
-def outside_codec(name: str) -> Codec:
+def baseline_codec(name: str) -> Codec:
     """Return the quantizer of that name; raise ValueError if bitsandbytes is not installed."""
     if find_spec("bitsandbytes") is None:
         raise ValueError(f"{name} is a quantizer of bitsandbytes, which is missing: pip install 'thinpipe[compare]'")
@@ -81,7 +81,7 @@ def _functional() -> Any:
 
 
 @dataclass(frozen=True)
-class Learned(Codec):
+class OfflinePCA(Codec):
     """PCA transform coding (``axes:B``) without a link; its size includes the basis, averaged over steps."""
 
     bits: float

@@ -2,8 +2,8 @@
 
 A worker that holds a few blocks of a model has neither its tokens nor the weights of the rest. It still runs the
 model's own forward, to find the arguments of its blocks: missing weights are on the meta device, tensors that depend on
-tokens are ``Unknown``, and every result computed from either is ``Unknown``. Everything else, masks and positions for
-instance, is computed as usual. So no argument of a block can silently be invented.
+tokens are symbolic (``SymbolicTensor``), and so is every result computed from either. Everything else, masks and
+positions for instance, is computed as usual. So no argument of a block can silently be invented.
 
 Private names of torch used in this module, seen on 2.11 and 2.13: ``_make_wrapper_subclass``, ``_python_dispatch`` and
 ``_pytree``, which torch's own tensor subclasses use; a module's ``_parameters`` and ``_buffers``.
@@ -34,17 +34,17 @@ _KNOWN_ANYWAY = {
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default}
 
 
-class UnknownValueError(RuntimeError):
+class SymbolicValueError(RuntimeError):
     """The model's code reads a value that this worker does not have."""
 
 
-class Unknown(Tensor):
+class SymbolicTensor(Tensor):
     """A tensor without values that reports a device."""
 
     meta: Tensor
 
     @staticmethod
-    def __new__(cls, meta: Tensor, device: torch.device) -> Unknown:
+    def __new__(cls, meta: Tensor, device: torch.device) -> SymbolicTensor:
         made = Tensor._make_wrapper_subclass(
             cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=device, requires_grad=False
         )
@@ -64,25 +64,25 @@ class Unknown(Tensor):
 _written: dict[int, Tensor] = {}
 
 
-def is_unknown(value: Any) -> bool:
+def is_symbolic(value: Any) -> bool:
     if not isinstance(value, Tensor):
         return False
-    return isinstance(value, Unknown) or value.is_meta or bool(_written and _storage(value) in _written)
+    return isinstance(value, SymbolicTensor) or value.is_meta or bool(_written and _storage(value) in _written)
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def unknown(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return Unknown(torch.empty(shape, dtype=dtype, device="meta"), device)
+def symbolic(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return SymbolicTensor(torch.empty(shape, dtype=dtype, device="meta"), device)
 
 
-def unknown_like(tensor: Tensor, device: torch.device) -> Tensor:
-    return unknown(tensor.shape, tensor.dtype, device)
+def symbolic_like(tensor: Tensor, device: torch.device) -> Tensor:
+    return symbolic(tensor.shape, tensor.dtype, device)
 
 
-class UnknownFlow(TorchDispatchMode):
+class SymbolicMode(TorchDispatchMode):
     """A dispatch mode for a forward: operations on missing weights return unknown tensors instead of failing."""
 
     weights = False  # True: weights on this worker count as known
@@ -108,13 +108,13 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
     """Run one operation normally if all its tensors are known, otherwise on the meta device for the result's shapes."""
     leaves, structure = pytree.tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if not any(is_unknown(tensor) or (not weights and isinstance(tensor, nn.Parameter)) for tensor in tensors):
+    if not any(is_symbolic(tensor) or (not weights and isinstance(tensor, nn.Parameter)) for tensor in tensors):
         return func(*args, **kwargs)
     claimed = next((leaf.device for leaf in tensors if not leaf.is_meta), device or torch.device("cpu"))
     if func in _KNOWN_ANYWAY:
         return _known(func, args, kwargs, claimed)
     if func is _aten._local_scalar_dense.default or func is _aten.item.default:
-        raise UnknownValueError("a value that depends on tokens or on weights decides what is computed")
+        raise SymbolicValueError("a value that depends on tokens or on weights decides what is computed")
     if func in _INDEXED:  # a known mask: the number of selected elements is known too
         args = (args[0], _without_masks(args[1]), *args[2:])
         leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -139,7 +139,7 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
         before = same.get(id(value))
         if before is not None:
             return before
-        return Unknown(value, claimed)
+        return SymbolicTensor(value, claimed)
 
     wrapped = pytree.tree_map(wrap, result)
     if not func._schema.is_mutable and not any(
@@ -163,8 +163,8 @@ class _Shape:
     def of(tensor: Tensor) -> _Shape:
         return _Shape(tensor.shape, tensor.stride(), tensor.dtype)
 
-    def made(self, device: torch.device) -> Unknown:
-        return Unknown(torch.empty_strided(self.size, self.strides, dtype=self.dtype, device="meta"), device)
+    def made(self, device: torch.device) -> SymbolicTensor:
+        return SymbolicTensor(torch.empty_strided(self.size, self.strides, dtype=self.dtype, device="meta"), device)
 
 
 # Cache of the results of operations without side effects, by their arguments: torch takes a fraction of a millisecond
@@ -181,7 +181,7 @@ def _described(leaf: Any) -> Any:
 def _without_masks(indices: Any) -> list[Any]:
     made: list[Any] = []
     for index in indices:
-        is_mask = index is not None and index.dtype == torch.bool and not is_unknown(index)
+        is_mask = index is not None and index.dtype == torch.bool and not is_symbolic(index)
         made += index.nonzero(as_tuple=True) if is_mask else [index]
     return made
 
@@ -192,12 +192,12 @@ def _note_writes(func: Any, args: Any, kwargs: Any) -> None:
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[number] if number < len(args) else kwargs.get(argument.name)
             for tensor in pytree.tree_leaves(given):
-                if isinstance(tensor, Tensor) and not isinstance(tensor, Unknown) and not tensor.is_meta:
+                if isinstance(tensor, Tensor) and not isinstance(tensor, SymbolicTensor) and not tensor.is_meta:
                     _written[_storage(tensor)] = tensor
 
 
 def _to_meta(value: Any) -> Any:
-    if isinstance(value, Unknown):
+    if isinstance(value, SymbolicTensor):
         return value.meta
     return value.to("meta") if isinstance(value, Tensor) else value
 

@@ -3,7 +3,7 @@
 import pytest
 
 from thinpipe.comm.shaping import Queue, parse_link
-from thinpipe.pipeline.flight import Passage, choose_order, makespan
+from thinpipe.pipeline.latency_model import LinkCost, choose_order, makespan
 from thinpipe.pipeline.order import Action, in_flight, make_order
 
 MB = 1_000_000  # 80 ms at 100 Mbit/s
@@ -36,10 +36,10 @@ def test_a_client_with_both_ends():
 def test_a_message_waits_for_the_one_before_it_and_not_for_its_delay():
     link = Queue("0 to 1", 8)  # 1 ms for 1 kB
     orders = {0: [Action(0, "F", 0), Action(0, "F", 1)], 1: [Action(1, "F", 0), Action(1, "F", 1)]}
-    passages = {(0, 1): Passage((link,), 10_000, 25.0)}
+    passages = {(0, 1): LinkCost((link,), 10_000, 25.0)}
     # 1 to compute, 10 for each message, 25 on its way, 1 to compute.
     assert makespan(orders, lambda action: 1.0, passages) == 1 + 10 + 10 + 25 + 1
-    twice = Passage((link, Queue("1 receives", 4)), 10_000, 25.0)  # the slower of two counts
+    twice = LinkCost((link, Queue("1 receives", 4)), 10_000, 25.0)  # the slower of two counts
     assert makespan(orders, lambda action: 1.0, {(0, 1): twice}) == 1 + 20 + 20 + 25 + 1
 
 
@@ -48,7 +48,7 @@ def test_gradients_between_activations_keep_a_server_busy():
     placement, wire_bytes, _ = ROUND
     ways = WAN.ways(2)
     passages = {
-        (source, target): Passage(ways[placement[source], placement[target]].queues, size, 25.0)
+        (source, target): LinkCost(ways[placement[source], placement[target]].queues, size, 25.0)
         for (source, target), size in wire_bytes.items()
     }
     cost = {(1, "F"): 35.0, (1, "B"): 70.0}

@@ -13,20 +13,20 @@ from thinpipe.comm.membership import become_member, member
 from thinpipe.lab.netem.network import check_launch
 from thinpipe.options import OptionError, options_of, read
 from thinpipe.train.checkpoints.folder import candidates, check_save_folder, checkpoints, newest_manifest
-from thinpipe.train.resolve import settle, settle_again
-from thinpipe.train.running import Capture, Running, check_devices
+from thinpipe.train.resolve import resolve, resolve_for_resume
+from thinpipe.train.running import Capture, RunOptions, check_devices
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.tasks import task
 
 
-def settle_run(given: Mapping[str, Any], *, here: bool = True) -> tuple[Settings, Running]:
+def resolve_run(given: Mapping[str, Any], *, here: bool = True) -> tuple[Settings, RunOptions]:
     """Return the settings of a run and the options of its execution; raise OptionError for conflicts.
 
     ``given`` are options by their names as on the command line; None, or missing, if they were not given. With
     ``here=False`` the run may be for another machine, whose GPUs are not checked.
     """
     settings, running = _settle(
-        read(Settings, given) | {"compress": given.get("compress")}, read(Running, given) | _capture(given)
+        read(Settings, given) | {"compress": given.get("compress")}, read(RunOptions, given) | _capture(given)
     )
     if here:
         check_devices(settings)
@@ -49,7 +49,7 @@ def join_machines(rank: int | None, master: str | None, workers: int | None) -> 
     become_member(rank, workers, master)
 
 
-def _settle(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, Running]:
+def _settle(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, RunOptions]:
     me = member()
     resume, save = run.get("resume"), run.get("save")
     if me is not None:
@@ -67,17 +67,17 @@ def _settle(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, Runni
         recipe = (chosen.model_recipe if given.get("model") else None) or chosen.recipe
         found = "cuda" if torch.cuda.is_available() else "cpu"
         where: dict[str, Any] = {"save": resume, "resume": resume}
-        return settle(given, recipe, device=found), Running(**(where | run))
+        return resolve(given, recipe, device=found), RunOptions(**(where | run))
     _, manifest = newest_manifest(resume)
-    settings = settle_again(given, manifest.settings)
+    settings = resolve_for_resume(given, manifest.settings)
     folder = resume.parent if candidates(resume) == [resume] else resume
     check_save_folder(save or folder, resume)
     habits = {"save": folder, "resume": resume} | asdict(manifest.habits)
-    return settings, Running(**(habits | run))
+    return settings, RunOptions(**(habits | run))
 
 
 def _capture(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``capture`` field of ``Running``, if captures are configured."""
+    """Return the ``capture`` field of ``RunOptions``, if captures are configured."""
     asked = read(Capture, given)
     if asked and "path" not in asked:
         name = options_of(Capture)[next(iter(asked))].name
