@@ -123,7 +123,7 @@ def _set(descriptor: int, patience_s: float, retry_s: float) -> None:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, INTERVAL_S)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(patience_s / INTERVAL_S)))
             peer.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, round(min(max(retry_s, 1), 120) * 1000))
-    except OSError:  # closed meanwhile, no socket after all, or an older Linux, of which the last is unknown
+    except OSError:  # closed meanwhile, not a socket, or an older Linux without the last option
         return
 
 

@@ -327,7 +327,7 @@ class _Job:
     network: Network | None
     backend: str | None
     patience_s: float
-    folder: str  # this process's
+    folder: str  # temporary folder of the launcher
     meeting_file: str
     ignored: frozenset[int]  # signals
     environment: dict[str, str]  # of the launcher, which may have changed it since the server was started

@@ -56,7 +56,7 @@ class Message:
     decoded: torch.cuda.Event | None = None  # from ``on_device``
     lent: Tensor | None = None  # the tensor that it was decoded into
     kept: bool = False  # until the end of the step: other tensors share its memory
-    needed: float = 0.0  # when: seconds of this worker's clock
+    needed: float = 0.0  # time at which the wire was needed, in seconds of this worker's clock
     usable: float = 0.0
     arrived: float | None = None  # only if traced
 
