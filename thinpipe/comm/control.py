@@ -35,7 +35,9 @@ IDLE_S, INTERVAL_S = 5, 3
 # The longest pause before TCP retransmits, as a fraction of the patience. Without this limit it doubles each time, up
 # to the time for which a link was down; a worker would then be silent for twice that.
 RETRY = 0.2
-_CONTROL_RETRY_S = 1.0  # the same on the control channel, whose few bytes congest no link
+# The same on the control channel. The kernel gives up after 15 retransmissions (net.ipv4.tcp_retries2): one a second
+# ended connections after an outage of 15 s (measured on Linux 6.18), whatever the patience.
+_CONTROL_RETRY = 1 / 6
 _TCP_RTO_MAX_MS = 44  # of <linux/tcp.h>, from Linux 6.15 on; 1 to 120 s
 
 _seen: set[tuple[int, str]] = set()  # descriptors that were already processed, with their targets
@@ -91,10 +93,10 @@ def waiting() -> Iterator[None]:
 def keep_alive(patience_s: float, control: Collection[int] = ()) -> None:
     """Set TCP options on the connections opened since the last call; gloo has no setting for them.
 
-    The kernel retransmits at least once per RETRY * ``patience_s``, on the descriptors in ``control`` every second. It
-    probes idle connections, so that one whose peer is gone fails after ``patience_s``. Retransmissions are
-    not limited: TCP_USER_TIMEOUT keeps counting over short outages between which data is acknowledged (seen on Linux
-    6.18), and ends working connections. Heartbeats find a peer that is lost.
+    The kernel retransmits once per RETRY * ``patience_s`` or more often, _CONTROL_RETRY on descriptors in ``control``.
+    It probes idle connections, so that one whose peer is gone fails after ``patience_s``. There is no TCP_USER_TIMEOUT:
+    it keeps counting over short outages between which data is acknowledged (seen on Linux 6.18), and ends working
+    connections. Heartbeats find a peer that is lost.
     """
     folder = Path("/proc/self/fd")
     if not folder.is_dir():  # not Linux: the system's defaults apply
@@ -108,7 +110,7 @@ def keep_alive(patience_s: float, control: Collection[int] = ()) -> None:
         if what.startswith("socket:"):
             here.add((int(name), what))
     for descriptor, _ in here - _seen:
-        _set(descriptor, patience_s, _CONTROL_RETRY_S if descriptor in control else patience_s * RETRY)
+        _set(descriptor, patience_s, patience_s * (_CONTROL_RETRY if descriptor in control else RETRY))
     _seen.clear()
     _seen.update(here)
 
