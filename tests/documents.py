@@ -1,4 +1,4 @@
-"""Reads Markdown pages: their fenced code blocks, the commands in them, their links and headings."""
+"""Markdown pages: their fenced code blocks, the commands in them, their links, headings and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
+RECORDS = ROOT / "benchmarks"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(RECORDS.rglob("README.md")),
+]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -21,12 +26,31 @@ class Block:
     text: str
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table, and the paragraph before it."""
+
+    heads: list[str]
+    rows: list[list[str]]
+    before: str
+
+
+def tables(page: Path) -> list[Table]:
+    paragraphs = _FENCE.sub("", page.read_text()).split("\n\n")
+    found = []
+    for number, paragraph in enumerate(paragraphs):
+        if paragraph.lstrip("\n").startswith("|"):
+            lines = [[cell.strip() for cell in line[1:-1].split(" |")] for line in paragraph.strip().splitlines()]
+            found.append(Table(lines[0], lines[2:], paragraphs[number - 1] if number else ""))
+    return found
+
+
 def blocks(page: Path) -> list[Block]:
     return [Block(language, text) for language, text in _FENCE.findall(page.read_text())]
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The command lines of a page's blocks, as words: continued lines joined, comments left out."""
+    """Yield the command lines of a page's blocks, split by the shell's rules, without comments."""
     for block in blocks(page):
         if block.language in ("", "bash"):
             for line in block.text.replace("\\\n", " ").splitlines():
@@ -35,12 +59,12 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 def links(page: Path) -> list[str]:
-    """What a page links to or shows, outside of code."""
+    """Return the targets of a page's links and pictures, outside of code."""
     prose = _FENCE.sub("", page.read_text())
     return re.findall(r"\]\(([^)\s]+)\)", prose)
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that headings have where Markdown is shown."""
+    """Return the anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

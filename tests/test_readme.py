@@ -1,7 +1,8 @@
-"""Every command and code block of the README runs: two of them for real, the others until workers would start."""
+"""Every command and code block of the README runs, at least until workers would start."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
-from tests.documents import ROOT, blocks, commands
+from tests.documents import RECORDS, ROOT, blocks, commands
 from tests.pool import Pool
 from tests.scripts import run_script
 from tests.train.tasks.written import write_language_model
@@ -23,7 +24,7 @@ from thinpipe.lab.netem.network import missing_for_networks
 from thinpipe.launch import workers as launch
 
 README = ROOT / "README.md"
-COMMANDS = [" ".join(words) for words in commands(README)]
+COMMANDS = [shlex.join(command) for command in commands(README)]
 PYTHON = [block.text for block in blocks(README) if block.language == "python"]
 
 TINY = "--samples 64 --epochs 1 --batch-size 16 --image-size 16 --threads 1"
@@ -32,29 +33,30 @@ TOUR = [  # run for real, one after the other, the first one small
     "thinpipe train --resume runs/a",
     "thinpipe diff a.json b.json --fail-above 5%",
 ]
-SMALL = {  # run for real with these words added
+SMALL = {  # run for real with these options added
     "thinpipe ablate": "--dry-run",
     "thinpipe bench codecs": "--shape 2,24,8,8 --repeat 1 --budget 0.01 --reference none",
 }
 HERE = {"--task images": "--no-pretrained"}  # instead of weights, which only a network has
 NOT_RUN = {
     "make demo": "makes a virtual environment and trains for half a minute; its target is `thinpipe train`",
+    **{command: "needs two machines" for command in COMMANDS if "--master" in command},
+    **{command: "needs the adapter that two machines trained" for command in COMMANDS if "--adapter" in command},
 }
 
 
 class Started(Exception):
-    """Options were accepted, data and outputs looked for: workers would start now."""
-
-
-def not_results(names: list[str]) -> list[str]:
-    return [name for name in names if not name.endswith(".results.jsonl")]
+    """Options, data and outputs are valid: workers would start now."""
 
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where commands run: with plans and results, pictures in two folders, a language model and texts."""
+    """Change to a folder with plans, results, pictures in two folders, a language model and texts."""
     shutil.copytree(ROOT / "ablations", tmp_path / "ablations")
-    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=lambda _, names: not_results(names))
+    for path in RECORDS.glob("*/*results.jsonl"):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
     for number in range(20):
         path = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +76,7 @@ def test_the_commands_are_found() -> None:
 
 @pytest.mark.timeout(240)
 def test_the_tour_trains_resumes_and_compares(directory: Path) -> None:
-    train, resume, diff = ([*command.split()[1:]] for command in TOUR)
+    train, resume, diff = ([*shlex.split(command)[1:]] for command in TOUR)
     code, output = run_script("-m", "thinpipe", *train, *TINY.split(), fresh=True)
     assert code == 0, output
     assert "Where the time of a step goes" in output
@@ -99,9 +101,9 @@ def test_command(command: str, directory: Path, monkeypatch: pytest.MonkeyPatch)
 
     for module in (launch, measuring, transfers):  # all that have it by its name, imported before it is replaced
         monkeypatch.setattr(module, "run_workers", start)
-    small = next((words for prefix, words in SMALL.items() if command.startswith(prefix)), None)
-    here = "".join(words for part, words in HERE.items() if part in command)
-    result = CliRunner().invoke(app, [*command.split()[1:], *(small or "").split(), *here.split()])
+    small = next((options for prefix, options in SMALL.items() if command.startswith(prefix)), None)
+    here = "".join(options for part, options in HERE.items() if part in command)
+    result = CliRunner().invoke(app, [*shlex.split(command)[1:], *(small or "").split(), *here.split()])
     if small is None:
         assert isinstance(result.exception, Started), result.output
     else:
@@ -116,7 +118,7 @@ def test_targets_of_make_are_there() -> None:
 
 
 def run_stage(group: Any, block: str) -> float:
-    """The block about stages on one worker: in a process group that is there, with a module and data of its own."""
+    """Run the block about stages on one worker, with a module and data of its own."""
     rank, world_size = group.rank(), group.size()
     chunk = torch.zeros(8, 256, requires_grad=True)
     names: dict[str, Any] = {
@@ -140,7 +142,7 @@ def test_the_six_lines_train_and_compress(pool: Pool) -> None:
     assert min(pool.run(run_stage, 4, block)) > 3.5
 
 
-def test_the_codec_block_says_the_sizes_it_makes() -> None:
+def test_the_codec_block_has_the_sizes_it_makes() -> None:
     block = next(text for text in PYTHON if "encode" in text)
     names: dict[str, Any] = {}
     exec(block, names)

@@ -83,7 +83,7 @@ def ablate(
 
     Exit code 0, 1 if a run failed, 2 for an invalid plan.
 
-    Example: thinpipe ablate ablations/digits.toml --jobs 2 --plot digits.png
+    Example: thinpipe ablate ablations/few_bits_digits.toml --jobs 2 --plot digits.png
     """
     with one_line_errors():
         asked, outputs = Asked(**read(Asked, given)), Outputs(**read(Outputs, given))

@@ -143,26 +143,23 @@ def test_more_runs_than_anybody_waits_for_are_counted_not_made(tmp_path: Path) -
 
 
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
-CHOICE, DELTA, DDP = "few_bits_choice", "delta", "ddp"
-TEXT = ("lm", "lm_lora")
+DELTA, DDP = "delta", "ddp"
+TEXT = ("lm",)
 SMALL = {
-    "lm_gradients": {"1bit", "axes:1.65/gauss:1.25+coded+unbiased", "axes:1.9/gauss:1.25+coded+unbiased"},
     "lm_small": {*RECIPES, "tile:5/gauss:3+unbiased"},
     "lm_small_lora": {*RECIPES},
 }
 ON_A_GPU = (
     *TEXT,
-    "lm_choice",
     "lm_codecs",
     "fashion_mnist",
     "fashion_mnist_seeds",
     "lm_documents",
     "lm_scratch",
-    "lm_scratch_4bit",
     "lm_scratch_seeds",
     "lm_scratch_32_seeds",
 )
-OF_THEIR_OWN = {*FEW_BITS, CHOICE, DELTA, DDP, *SMALL, *ON_A_GPU}  # a test each, or one for some
+OF_THEIR_OWN = {*FEW_BITS, DELTA, DDP, *SMALL, *ON_A_GPU}  # a test each, or one for some
 
 
 @pytest.mark.parametrize("name", FEW_BITS)
@@ -176,8 +173,6 @@ def test_plans_of_few_bits_hold_the_recipes_against_the_older_codecs(name: str) 
 @pytest.mark.parametrize(
     ("one", "other", "shared"),
     [
-        ("few_bits_digits", "digits", 3 * 9),  # none, three of uniform, three of sort, two of kmeans
-        (CHOICE, "few_bits_grammar", 5),  # none
         (DELTA, "few_bits_hard", 5),  # none
     ],
 )
@@ -201,12 +196,7 @@ def test_shipped_plans_are_what_train_would_accept(path: Path) -> None:
 
 def test_all_the_plans_that_there_should_be_are_shipped() -> None:
     assert {path.stem for path in PLANS.glob("*.toml")} == {
-        "digits",
-        "grammar",
         "cifar10",
-        "cifar100",
-        "food101",
-        "rte",
         "cola",
         *OF_THEIR_OWN,
     }
@@ -226,7 +216,7 @@ def test_plans_of_language_models_hold_the_recipes_against_none_in_one_process(n
     assert {run.settings["seed"] for run in runs} == {0, 1, 2}
     assert {"none", *RECIPES} <= {run.codec for run in runs}
     assert all(run.options["in-process"] and "--in-process" in run.arguments() for run in runs)
-    assert {run.settings["lora"] for run in runs} == {8 if name == "lm_lora" else None}
+    assert {run.settings["lora"] for run in runs} == {None}
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -233,7 +233,7 @@ class Target:
     literal: str | None = None  # the codec of that reference implementation, if it is not this one
 
 
-# Tiles: two to three times the measurement on two cores (benchmarks/codecs_few_bits_2cores_2026-11-15.md), because
+# Tiles: two to three times the measurement on two cores (benchmarks/codec_speed), because
 # copy bandwidth differs between machines.
 TARGETS = (
     Target(codec="tile:8", encode_copies=2, decode_copies=2.5),
