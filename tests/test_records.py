@@ -107,7 +107,7 @@ RESULTS = {  # record -> file with its runs
 @pytest.mark.parametrize("name", RESULTS)
 def test_rows_are_of_runs_with_the_codecs_that_their_presets_name_today(name: str) -> None:
     results = (RECORDS / name).parent / f"{RESULTS[name]}.jsonl"
-    runs = defaultdict(dict)
+    runs: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for line in results.read_text().splitlines():
         run = json.loads(line)
         used = run["settings"]
