@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tests.preloaded import Program
 from thinpipe.cli.app import app
-from thinpipe.lab.bench.ddp.rows import PERCENTILES
+from thinpipe.lab.bench.ddp.ddp_columns import PERCENTILES
 from thinpipe.lab.netem.network import missing_for_networks
 from thinpipe.lab.records.record import Record
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from thinpipe.cli.app import app
-from thinpipe.lab.bench.ddp.rows import COLUMNS as DDP_COLUMNS
-from thinpipe.lab.bench.ddp.rows import KIND as DDP
-from thinpipe.lab.bench.ddp.rows import Group, Sample, make_row
+from thinpipe.lab.bench.ddp.ddp_columns import COLUMNS as DDP_COLUMNS
+from thinpipe.lab.bench.ddp.ddp_columns import KIND as DDP
+from thinpipe.lab.bench.ddp.ddp_columns import ReplicaGroup, ReplicaTimes, make_row
 from thinpipe.lab.records import report
 from thinpipe.lab.records.diff import change_table, compare, fact_lines
 from thinpipe.lab.records.record import FORMAT, Column, Record
@@ -135,9 +135,9 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(test, arguments, me
 def test_iteration_times_have_a_layout_of_their_own(tmp_path):
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     for path, seconds in ((before, 0.100), (after, 0.125)):
-        sample = Sample(samples_s=(seconds,), gradient_bytes=8, wire_bytes=None)
+        sample = ReplicaTimes(samples_s=(seconds,), gradient_bytes=8, wire_bytes=None)
         rows = tuple(
-            make_row("resnet50", Group(name=name, size=size, ddp=name != "no ddp"), 32, "cuda", [sample] * size)
+            make_row("resnet50", ReplicaGroup(name=name, size=size, ddp=name != "no ddp"), 32, "cuda", [sample] * size)
             for name, size in (("no ddp", 1), ("1M/2G", 2))
         )
         Record(kind=DDP, config={}, columns=DDP_COLUMNS, rows=rows, environment={}).write(path)

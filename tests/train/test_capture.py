@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.pool import Pool
 from tests.train.toy import FEATURES, Ears, ToyTask, run_toy, settings_for, train_toy, world_in
-from thinpipe.lab.bench.codecs.settings import choose_cases
+from thinpipe.lab.bench.codecs.codec_options import choose_cases
 from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.worker import train
 

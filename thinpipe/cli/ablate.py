@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from thinpipe.cli.terminal import RESULTS, Outputs, duration, one_line_errors, progress_bar, takes
-from thinpipe.lab.ablation import results, runner, views
+from thinpipe.lab.ablation import results, runner, summary
 from thinpipe.lab.ablation.plan import Plan, Run, read_plan
 from thinpipe.lab.ablation.results import Result, Store
 from thinpipe.lab.records import report
@@ -135,10 +135,10 @@ def _show_results(wanted: Plan, store: Store, outputs: Outputs) -> None:
     found = results.methods(wanted.runs, store)
     config = {"command": ["thinpipe", *sys.argv[1:]], "title": wanted.title, **wanted.fixed}
     record = results.to_record(found, config)
-    tables = views.result_tables(found, sum(store.get(run) is None for run in wanted.runs))
+    tables = summary.result_tables(found, sum(store.get(run) is None for run in wanted.runs))
     typer.echo(report.summary(record))
     report.show(tables)
-    outputs.save(record, tables, wanted.title, views.plot_metric_against_bits(wanted.title, found))
+    outputs.save(record, tables, wanted.title, summary.plot_metric_against_bits(wanted.title, found))
 
 
 def resolve(options: dict[str, Any]) -> Any:

@@ -11,19 +11,19 @@ import typer
 
 from thinpipe.cli.terminal import Outputs, one_line_errors, progress_bar, takes
 from thinpipe.codecs import Codec
-from thinpipe.lab.bench.codecs.measure import Figures, measure_codecs
-from thinpipe.lab.bench.codecs.settings import Settings
+from thinpipe.lab.bench.codecs.codec_options import CodecBenchOptions
+from thinpipe.lab.bench.codecs.codec_tables import plot_error_against_bits, result_tables
+from thinpipe.lab.bench.codecs.measure import CodecColumns, measure_codecs
 from thinpipe.lab.bench.codecs.synthetic import Case
 from thinpipe.lab.bench.codecs.verify import NOTE as CHECKS_NOTE
 from thinpipe.lab.bench.codecs.verify import TARGETS_NOTE, targets_for, verify_codecs
-from thinpipe.lab.bench.codecs.views import plot_error_against_bits, result_tables
 from thinpipe.lab.bench.inputs import PANELS
 from thinpipe.lab.records import report
 from thinpipe.lab.records.record import Check, Record, Row, columns_of
 from thinpipe.options import read
 
 
-@takes(Settings, Outputs, panels=PANELS)
+@takes(CodecBenchOptions, Outputs, panels=PANELS)
 def bench_codecs(**given: Any) -> None:
     """Measure size, error and time of each codec on this machine.
 
@@ -33,7 +33,7 @@ def bench_codecs(**given: Any) -> None:
     Example: thinpipe bench codecs --compress 8bit,uniform:8 --shape 8,128,768
     """
     with one_line_errors():
-        settings, outputs = Settings(**read(Settings, given)), Outputs(**read(Outputs, given))
+        settings, outputs = CodecBenchOptions(**read(CodecBenchOptions, given)), Outputs(**read(Outputs, given))
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)  # also the number of threads of the codecs
         codecs, device, cases = settings.codecs, settings.found_device, settings.cases()
@@ -50,7 +50,7 @@ def bench_codecs(**given: Any) -> None:
             "budget_s": settings.budget,
             "reference": settings.reference,
         },
-        columns=columns_of(Figures),
+        columns=columns_of(CodecColumns),
         rows=tuple(rows),
         checks=tuple(checks),
     )
@@ -64,7 +64,7 @@ def bench_codecs(**given: Any) -> None:
         raise typer.Exit(1)
 
 
-def _measure(cases: Sequence[Case], codecs: Sequence[Codec], settings: Settings) -> list[Row]:
+def _measure(cases: Sequence[Case], codecs: Sequence[Codec], settings: CodecBenchOptions) -> list[Row]:
     rows = []
     counts = {(case.shape_text, case.content): case.count for case in cases}
     with progress_bar() as progress:

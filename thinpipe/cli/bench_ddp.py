@@ -11,8 +11,8 @@ from typing import Any
 from thinpipe.cli.machines import Machines
 from thinpipe.cli.replicas import check_workers, run_replicas
 from thinpipe.cli.terminal import Outputs, one_line_errors, takes
-from thinpipe.lab.bench.ddp.settings import Settings
-from thinpipe.lab.bench.ddp.views import WIDE, heading_lines, model_lines, plot_speed, result_tables, row_lines
+from thinpipe.lab.bench.ddp.ddp_options import DDPBenchOptions
+from thinpipe.lab.bench.ddp.ddp_tables import WIDE, heading_lines, model_lines, plot_speed, result_tables, row_lines
 from thinpipe.lab.bench.inputs import PANELS, shared
 from thinpipe.lab.netem.network import check_links, thin_network
 from thinpipe.lab.records.record import Record, Row
@@ -34,7 +34,7 @@ class Asked(Machines):
         check(self)
 
 
-@takes(Asked, Settings, Outputs, panels=PANELS)
+@takes(Asked, DDPBenchOptions, Outputs, panels=PANELS)
 def bench_ddp(**given: Any) -> None:
     """Measure the iteration time of DistributedDataParallel.
 
@@ -49,7 +49,7 @@ def bench_ddp(**given: Any) -> None:
     Example: thinpipe bench ddp --workers 2 --model resnet50 --image-size 64
     """
     with one_line_errors():
-        asked, settings = Asked(**read(Asked, given)), Settings(**read(Settings, given))
+        asked, settings = Asked(**read(Asked, given)), DDPBenchOptions(**read(DDPBenchOptions, given))
         outputs = Outputs(**read(Outputs, given))
         asked.join(asked.workers)
         settings.check_here()
@@ -63,7 +63,7 @@ def bench_ddp(**given: Any) -> None:
         outputs.save(record, result_tables(record), "Iteration time of DistributedDataParallel", plot_speed(record))
 
 
-def _replica(settings: Settings, command: Sequence[str]) -> Record | None:
+def _replica(settings: DDPBenchOptions, command: Sequence[str]) -> Record | None:
     """Run the benchmark on this replica; the first one prints each row."""
     from thinpipe.lab.bench.ddp.iterations import measure_iterations
 

@@ -15,7 +15,7 @@ from thinpipe.cli.replicas import worker_errors
 from thinpipe.cli.terminal import Outputs, one_line_errors, takes
 from thinpipe.comm.shaping import link_text, list_facts
 from thinpipe.lab.bench.inputs import PANELS, shared
-from thinpipe.lab.bench.link.settings import WORKERS, Settings
+from thinpipe.lab.bench.link.link_options import WORKERS, LinkBenchOptions
 from thinpipe.lab.records import report
 from thinpipe.lab.records.record import Check, Record, Row, columns_of
 from thinpipe.options import Rule, check, read
@@ -37,7 +37,7 @@ class Asked(Machines):
         check(self)
 
 
-@takes(Asked, Settings, Outputs, panels=PANELS)
+@takes(Asked, LinkBenchOptions, Outputs, panels=PANELS)
 def bench_link(**given: Any) -> None:
     """Measure transfer times between two workers.
 
@@ -51,12 +51,12 @@ def bench_link(**given: Any) -> None:
 
     Example: thinpipe bench link --link 100mbit --compress 8bit,kmeans:4
     """
-    from thinpipe.lab.bench.link.rows import KIND, Figures, with_lines
+    from thinpipe.lab.bench.link.link_columns import KIND, LinkColumns, with_lines
+    from thinpipe.lab.bench.link.link_tables import plot_times, result_tables
     from thinpipe.lab.bench.link.transfers import measure_links
-    from thinpipe.lab.bench.link.views import plot_times, result_tables
 
     with one_line_errors():
-        asked, settings = Asked(**read(Asked, given)), Settings(**read(Settings, given))
+        asked, settings = Asked(**read(Asked, given)), LinkBenchOptions(**read(LinkBenchOptions, given))
         outputs = Outputs(**read(Outputs, given))
         asked.join(asked.workers)
         settings.check_here()
@@ -69,7 +69,7 @@ def bench_link(**given: Any) -> None:
     told = {**asdict(settings), "links": list_facts(settings.links), "device": str(settings.found_device)}
     config = {"command": ["thinpipe", *sys.argv[1:]], **told}
     checks = _verify(settings, rows) if settings.verify else ()
-    record = Record(kind=KIND, config=config, columns=columns_of(Figures), rows=tuple(rows), checks=checks)
+    record = Record(kind=KIND, config=config, columns=columns_of(LinkColumns), rows=tuple(rows), checks=checks)
     tables = [*result_tables(rows), *([report.check_table(checks)] if checks else [])]
     typer.echo(f"\n{report.summary(record)}")
     report.show(tables)
@@ -78,7 +78,7 @@ def bench_link(**given: Any) -> None:
         raise typer.Exit(1)
 
 
-def _verify(settings: Settings, rows: Sequence[Row]) -> tuple[Check, ...]:
+def _verify(settings: LinkBenchOptions, rows: Sequence[Row]) -> tuple[Check, ...]:
     from thinpipe.lab.bench.link.probe import check_probed
 
     probed = {row["link"]: row for row in rows}
@@ -87,6 +87,6 @@ def _verify(settings: Settings, rows: Sequence[Row]) -> tuple[Check, ...]:
 
 def print_row(row: Row, links: Sequence[str], codecs: Sequence[str]) -> None:
     """Print a row as soon as it is measured; called by the first worker."""
-    from thinpipe.lab.bench.link.views import row_line
+    from thinpipe.lab.bench.link.link_tables import row_line
 
     print(row_line(row, links, codecs), flush=True)

@@ -14,13 +14,13 @@ from thinpipe.cli.terminal import Outputs, one_line_errors, takes
 from thinpipe.comm.shaping import list_facts
 from thinpipe.lab.bench.inputs import PANELS
 from thinpipe.lab.bench.models import Shapes
-from thinpipe.lab.bench.pipeline.settings import Settings
+from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions
 from thinpipe.lab.records import report
 from thinpipe.lab.records.record import Record, Row
 from thinpipe.options import read
 
 
-@takes(Machines, Settings, Shapes, Outputs, panels=PANELS)
+@takes(Machines, PipelineBenchOptions, Shapes, Outputs, panels=PANELS)
 def bench_pipeline(**given: Any) -> None:
     """Compare pipelines with data-parallel and single-process training.
 
@@ -37,11 +37,11 @@ def bench_pipeline(**given: Any) -> None:
     --link 10mbit,100mbit,1gbit,none --compress none,8bit,4bit
     """
     from thinpipe.lab.bench.pipeline.measuring import measure_all
-    from thinpipe.lab.bench.pipeline.rows import COLUMNS, KIND, compare
-    from thinpipe.lab.bench.pipeline.views import plot_speed, result_tables
+    from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, KIND, compare
+    from thinpipe.lab.bench.pipeline.pipeline_tables import plot_speed, result_tables
 
     with one_line_errors():
-        settings = Settings(shapes=Shapes(**read(Shapes, given)), **read(Settings, given))
+        settings = PipelineBenchOptions(shapes=Shapes(**read(Shapes, given)), **read(PipelineBenchOptions, given))
         outputs = Outputs(**read(Outputs, given))
         Machines(**read(Machines, given)).join(settings.workers[0] if len(settings.workers) == 1 else None)
         settings.check_here()
@@ -61,7 +61,7 @@ def bench_pipeline(**given: Any) -> None:
 
 def print_row(row: Row) -> None:
     """Print a row as soon as it is measured; called by the first worker."""
-    from thinpipe.lab.bench.pipeline.views import row_line
+    from thinpipe.lab.bench.pipeline.pipeline_tables import row_line
 
     print(row_line(row), flush=True)
 

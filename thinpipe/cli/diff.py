@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from thinpipe.cli.terminal import RESULTS, Outputs, one_line_errors, takes
-from thinpipe.lab.bench.ddp import views as ddp_views
-from thinpipe.lab.bench.ddp.rows import KIND as DDP
+from thinpipe.lab.bench.ddp import ddp_tables
+from thinpipe.lab.bench.ddp.ddp_columns import KIND as DDP
 from thinpipe.lab.records import report
 from thinpipe.lab.records.diff import Diff, change_table, compare, fact_lines, fact_table, missing_lines, to_record
 from thinpipe.lab.records.record import Record
@@ -85,19 +85,19 @@ def diff(
 
 
 def _show(result: Diff, asked: Asked, outputs: Outputs) -> None:
-    as_times = result.kind == DDP and not asked.columns and ddp_views.has_times(result)
+    as_times = result.kind == DDP and not asked.columns and ddp_tables.has_times(result)
     if as_times:
-        result = ddp_views.without_times(result)
+        result = ddp_tables.without_times(result)
     checks = [] if asked.fail_above is None else [result.check(asked.fail_above)]
     missing = list(missing_lines(result))
-    changes = change_table(ddp_views.on_page(result) if as_times else result, figures=as_times or bool(asked.columns))
+    changes = change_table(ddp_tables.on_page(result) if as_times else result, figures=as_times or bool(asked.columns))
     check_tables = [report.check_table(checks)] if checks else []
     report.show_lines(fact_lines(result.facts))
     typer.echo()
     if as_times:
         console = Console(highlight=False)
-        width = console.width if console.is_terminal else ddp_views.WIDE_DIFF
-        report.show_lines([*ddp_views.diff_lines(result, width), Text()], console)
+        width = console.width if console.is_terminal else ddp_tables.WIDE_DIFF
+        report.show_lines([*ddp_tables.diff_lines(result, width), Text()], console)
     else:
         report.show([changes])
     report.show_lines([*missing, Text()] if missing else [])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thinpipe.codecs import FAMILIES, codec
-from thinpipe.lab.bench.codecs.settings import DEFAULT_CODECS, DEFAULT_SHAPES, choose_cases, parse_shape
+from thinpipe.lab.bench.codecs.codec_options import DEFAULT_CODECS, DEFAULT_SHAPES, choose_cases, parse_shape
 from thinpipe.lab.bench.codecs.synthetic import DEFAULT_CONTENTS
 from thinpipe.lab.bench.inputs import find_device, parse_codecs
 

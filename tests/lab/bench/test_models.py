@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thinpipe.lab.bench.models import CUTTABLE, Shapes, build_cuttable, build_named
-from thinpipe.lab.bench.pipeline.settings import Settings
+from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions
 from thinpipe.pipeline.partition import cut_units
 from thinpipe.pipeline.units import units_of
 from thinpipe.train.engines.loss import Loss
@@ -38,7 +38,7 @@ def test_models_of_users_have_random_weights_and_a_loss(name, tmp_path, monkeypa
     monkeypatch.setattr(sys, "path", list(sys.path))
     sizes = "hidden_size=32,num_hidden_layers=3,num_attention_heads=4,intermediate_size=64,vocab_size=90"
     options = {"config": "llama", "config_set": sizes} if name == "type" else {"model": "bench_model:make"}
-    settings = Settings(shapes=SMALL, chunks=(2,), workers=(1, 2), **options)
+    settings = PipelineBenchOptions(shapes=SMALL, chunks=(2,), workers=(1, 2), **options)
     settings.check_here()
     model, batch, fill = build_named(settings.source, SMALL)
     units = cut_model(model, meta_of(batch.inputs), fill)
@@ -61,7 +61,7 @@ def test_models_of_users_have_random_weights_and_a_loss(name, tmp_path, monkeypa
 )
 def test_names_of_models_that_are_none(options, message):
     with pytest.raises(ValueError, match=message):
-        Settings(shapes=SMALL, chunks=(2,), **options).check_here()
+        PipelineBenchOptions(shapes=SMALL, chunks=(2,), **options).check_here()
 
 
 def test_a_narrow_roberta_keeps_its_proportions():

@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 from thinpipe.codecs import codec
 from thinpipe.lab.bench.codecs import baselines
 from thinpipe.lab.bench.codecs.baselines import OfflinePCA
+from thinpipe.lab.bench.codecs.codec_options import CodecBenchOptions
 from thinpipe.lab.bench.codecs.measure import measure_codecs, relative_squared_error
-from thinpipe.lab.bench.codecs.settings import Settings
 from thinpipe.lab.bench.inputs import parse_codecs
 from thinpipe.links.learned.transform import rows_of
 
@@ -50,7 +50,7 @@ def _captured(path, links=("0-1",), steps=(5, 10, 20)):
 
 
 def test_every_step_is_measured_with_the_axes_of_the_one_before_on_its_link(tmp_path):
-    settings = Settings(
+    settings = CodecBenchOptions(
         from_=_captured(tmp_path / "captured.safetensors", links=("0-1", "1-2")),
         compress="axes:1,tile:1,gauss:2",
         device="cpu",
@@ -76,7 +76,7 @@ def test_what_was_learned_is_in_the_bytes():
 
 
 def test_made_tensors_are_measured_with_the_axes_of_another_draw():
-    settings = Settings(
+    settings = CodecBenchOptions(
         shape=("16,64,64",),
         content=("outliers",),
         compress="axes:2",
@@ -90,7 +90,9 @@ def test_made_tensors_are_measured_with_the_axes_of_another_draw():
 
 
 def test_a_tensor_without_rows_has_no_axes():
-    settings = Settings(shape=("512",), compress="axes:2,tile:2", device="cpu", reference="none", repeat=1, budget=0)
+    settings = CodecBenchOptions(
+        shape=("512",), compress="axes:2,tile:2", device="cpu", reference="none", repeat=1, budget=0
+    )
     assert {row["codec"] for row in measure_codecs(settings.cases(), settings.codecs, settings)} == {"tile:2"}
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.lab.bench.pipeline.made_links import link
 from thinpipe.comm.shaping import Shape, Shaping, parse_link, shaping_of
-from thinpipe.lab.bench.pipeline.rows import (
+from thinpipe.lab.bench.pipeline.pipeline_columns import (
     Busy,
     Hop,
     bound_of_pipeline,

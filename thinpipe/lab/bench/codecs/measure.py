@@ -15,7 +15,7 @@ from torch import Tensor
 from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.lab.bench.codecs.baselines import OfflinePCA
-from thinpipe.lab.bench.codecs.settings import Settings
+from thinpipe.lab.bench.codecs.codec_options import CodecBenchOptions
 from thinpipe.lab.bench.codecs.synthetic import Case
 from thinpipe.lab.records.record import Row, figure, row_of
 from thinpipe.system import meter
@@ -59,7 +59,7 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class CodecColumns:
     """The measurements of one codec on one tensor."""
 
     shape: str = figure("shape", key=True)
@@ -124,7 +124,7 @@ def _finite(figure: float) -> float | None:
     return figure if math.isfinite(figure) else None
 
 
-def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: Settings) -> Iterator[Row]:
+def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: CodecBenchOptions) -> Iterator[Row]:
     """Yield a row per tensor and codec, each as soon as it is measured."""
     largest = max(cases, key=lambda case: case.count)  # the first of several equal ones
     for case in cases:
@@ -138,13 +138,13 @@ def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: Set
             yield row_of(_measure(case, x, each, settings, with_reference))
 
 
-def _measure(case: Case, x: Tensor, codec_: Codec, settings: Settings, with_reference: bool) -> Figures:
+def _measure(case: Case, x: Tensor, codec_: Codec, settings: CodecBenchOptions, with_reference: bool) -> CodecColumns:
     wire = torch.empty(codec_.wire_bytes(x.shape, x.dtype), dtype=torch.uint8, device=x.device)
     decoded = torch.empty_like(x)
     tensor_bytes = x.numel() * x.element_size()
     times = _time(x, codec_, wire, decoded, settings, with_reference)
     extra_bytes = meter.peak_extra_bytes(lambda: codec_.encode(x, out=wire), device=x.device)
-    return Figures(
+    return CodecColumns(
         shape=case.shape_text,
         content=case.content,
         codec=codec_.spec,
@@ -159,7 +159,9 @@ def _measure(case: Case, x: Tensor, codec_: Codec, settings: Settings, with_refe
     )
 
 
-def _time(x: Tensor, codec_: Codec, wire: Tensor, decoded: Tensor, settings: Settings, with_reference: bool) -> Times:
+def _time(
+    x: Tensor, codec_: Codec, wire: Tensor, decoded: Tensor, settings: CodecBenchOptions, with_reference: bool
+) -> Times:
     flush = meter.flush_caches(x.device) if x.device.type == "cuda" else None
 
     def timed(call: Callable[[], object], compiles: bool = False, resident: bool = False) -> meter.Times:

@@ -15,8 +15,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from thinpipe.comm.shaping import link_facts
 from thinpipe.ddp import DDPState
 from thinpipe.lab.bench.barrier import Barrier
-from thinpipe.lab.bench.ddp.rows import COLUMNS, KIND, Group, Sample, make_groups, make_row
-from thinpipe.lab.bench.ddp.settings import DTYPES, POWERSGD_START, Settings
+from thinpipe.lab.bench.ddp.ddp_columns import COLUMNS, KIND, ReplicaGroup, ReplicaTimes, make_groups, make_row
+from thinpipe.lab.bench.ddp.ddp_options import DTYPES, POWERSGD_START, DDPBenchOptions
 from thinpipe.lab.bench.models import Shapes, Workload, build, check_model
 from thinpipe.lab.records.environment import environment, gpu_topology
 from thinpipe.lab.records.record import Record, Row
@@ -33,7 +33,7 @@ _TORCH_HOOKS: dict[str, Callable[[dist.ProcessGroup | None], tuple[Any, Any]]] =
 
 
 def measure_iterations(
-    settings: Settings, command: Sequence[str], on_start: Callable[[Record], None], on_row: Callable[[Row], None]
+    settings: DDPBenchOptions, command: Sequence[str], on_start: Callable[[Record], None], on_row: Callable[[Row], None]
 ) -> Record | None:
     """Measure on this replica and return the record on the first one, None on the others. A collective.
 
@@ -71,13 +71,13 @@ def measure_iterations(
             mine = _measure(model, settings, group, world) if world.worker < group.size else None
             told = barrier.gather(None if mine is None else asdict(mine))[: group.size]  # the other replicas wait here
             if first:
-                samples = [Sample(**each) for each in told]
+                samples = [ReplicaTimes(**each) for each in told]
                 rows.append(make_row(model, group, settings.batch_size, device, samples))
                 on_row(rows[-1])
     return replace(record, rows=tuple(rows)) if first else None
 
 
-def _measure(model: str, settings: Settings, group: Group, world: World) -> Sample:
+def _measure(model: str, settings: DDPBenchOptions, group: ReplicaGroup, world: World) -> ReplicaTimes:
     shapes = Shapes(batch_size=settings.batch_size, image_size=settings.image_size, tokens=settings.tokens)
     device = world.device
     workload = build(model, shapes, dtype=DTYPES[settings.dtype], device=device)
@@ -93,14 +93,16 @@ def _measure(model: str, settings: Settings, group: Group, world: World) -> Samp
     if group.ddp:
         dist.barrier(group.process_group, device_ids=None if device.index is None else [device.index])
     times = time_iterations(iterate, iterations=settings.iterations, device=device)
-    return Sample(
+    return ReplicaTimes(
         samples_s=tuple(sample / 1e3 for sample in times.samples_ms),
         gradient_bytes=sum(p.numel() * p.element_size() for p in parallel.parameters() if p.requires_grad),
         wire_bytes=None if state is None else state.wire_bytes // state.steps,
     )
 
 
-def _wrap(workload: Workload, settings: Settings, group: Group, world: World) -> tuple[nn.Module, DDPState | None]:
+def _wrap(
+    workload: Workload, settings: DDPBenchOptions, group: ReplicaGroup, world: World
+) -> tuple[nn.Module, DDPState | None]:
     parallel, state = replicate(
         workload.model,
         replace(world, workers=group.size, group=group.process_group),

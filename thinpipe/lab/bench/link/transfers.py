@@ -18,9 +18,9 @@ from thinpipe.comm.backend import CPU
 from thinpipe.comm.exchange import gather
 from thinpipe.comm.shaping import Shaping
 from thinpipe.lab.bench.codecs.synthetic import laplace
+from thinpipe.lab.bench.link.link_columns import make_row
+from thinpipe.lab.bench.link.link_options import WORKERS, LinkBenchOptions
 from thinpipe.lab.bench.link.probe import probe
-from thinpipe.lab.bench.link.rows import make_row
-from thinpipe.lab.bench.link.settings import WORKERS, Settings
 from thinpipe.lab.netem.network import thin_network
 from thinpipe.lab.records.record import Row
 from thinpipe.launch.workers import run_workers
@@ -37,7 +37,7 @@ _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs need matrices
 _WAIT = timedelta(hours=1)  # timeout of one message: 100 MB take 15 minutes at 1 Mbit/s
 
 
-def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator[Row]:
+def measure_links(settings: LinkBenchOptions, on_row: Callable[[Row], None]) -> Iterator[Row]:
     """Yield the rows of all links. The first worker's process calls ``on_row`` with each as it is measured."""
     for link in settings.links:
         backend = settings.backend(link)
@@ -49,7 +49,7 @@ def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator
 
 
 def _exchange(
-    settings: Settings, link: Shaping | None, backend: str, on_row: Callable[[Row], None]
+    settings: LinkBenchOptions, link: Shaping | None, backend: str, on_row: Callable[[Row], None]
 ) -> list[Row] | None:
     """Measure one link on both workers; return the rows on the first, None on the other. A collective."""
     world = join_world(settings.found_device.type, threads=max(1, (os.cpu_count() or 1) // WORKERS))
@@ -100,7 +100,7 @@ class _Ends:
         warm = codec(spec)  # the first call compiles kernels
         warm.decode(warm.encode(self._tensor), torch.empty_like(self._tensor))
 
-    def measure(self, settings: Settings) -> list[LinkEnd]:
+    def measure(self, settings: LinkBenchOptions) -> list[LinkEnd]:
         """Return the counters and timestamps of both workers for the timed messages. A collective."""
         dist.barrier(self._between)  # the other worker may still compile its codec
         began = time.perf_counter()

@@ -26,8 +26,8 @@ from thinpipe.codecs.recipes import directions
 from thinpipe.comm.membership import member
 from thinpipe.lab.bench.barrier import Barrier
 from thinpipe.lab.bench.models import build_cuttable, build_named
-from thinpipe.lab.bench.pipeline.rows import Measured, make_row
-from thinpipe.lab.bench.pipeline.settings import Run, Settings
+from thinpipe.lab.bench.pipeline.pipeline_columns import WorkerMeasurements, make_row
+from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant
 from thinpipe.lab.bench.pipeline.worlds import Networks, make_worlds, networks_of, place
 from thinpipe.lab.records.record import Row
 from thinpipe.launch.workers import run_workers
@@ -53,7 +53,7 @@ _REPORT_S = 10.0  # interval between progress lines
 Report = Callable[[str], None]
 
 
-def measure_all(settings: Settings, on_row: Callable[[Row], None], report: Report) -> Iterator[Row]:
+def measure_all(settings: PipelineBenchOptions, on_row: Callable[[Row], None], report: Report) -> Iterator[Row]:
     """Yield all rows. ``on_row`` is called with each, ``report`` with progress, in the process of the first worker."""
     runs = settings.runs()
     with networks_of(runs) as networks:
@@ -64,7 +64,7 @@ def measure_all(settings: Settings, on_row: Callable[[Row], None], report: Repor
 
 
 def measure_runs(
-    settings: Settings, networks: Networks | None, on_row: Callable[[Row], None], report: Report
+    settings: PipelineBenchOptions, networks: Networks | None, on_row: Callable[[Row], None], report: Report
 ) -> list[Row] | None:
     """Measure on this worker and return the rows on the first one, None on the others. A collective."""
     world, runs = join_world(settings.found_device.type, threads=settings.threads), settings.runs()
@@ -92,7 +92,7 @@ def measure_runs(
         for run, trainer in zip(together, trainers, strict=True):
             told = barrier.gather(None if trainer is None else trainer.measured().to_json())[: run.workers]
             if world.is_client:
-                rows.append(make_row(settings, run, [Measured.from_json(each) for each in told]))
+                rows.append(make_row(settings, run, [WorkerMeasurements.from_json(each) for each in told]))
                 on_row(rows[-1])
     return rows if world.is_client else None
 
@@ -109,7 +109,7 @@ class _Progress:
             self._reported_at = time.monotonic()
 
 
-def _measure_costs(settings: Settings, world: World) -> list[UnitCost]:
+def _measure_costs(settings: PipelineBenchOptions, world: World) -> list[UnitCost]:
     """Measure the costs of the model's units on the first worker and return them on all: all rows use the same cuts."""
     model, batch = build_cuttable(settings.model, settings.shapes)
     chunk = [part.chunk(max(settings.chunks))[0] for part in batch.inputs]
@@ -120,7 +120,9 @@ def _measure_costs(settings: Settings, world: World) -> list[UnitCost]:
 class _Trainer:
     """One row on this worker: its model after the first steps, and the measurements of its turns."""
 
-    def __init__(self, run: Run, settings: Settings, world: World, costs: Sequence[UnitCost] | None) -> None:
+    def __init__(
+        self, run: Variant, settings: PipelineBenchOptions, world: World, costs: Sequence[UnitCost] | None
+    ) -> None:
         self._run, self._threads, self._world = run, _threads(run, settings), world
         torch.set_num_threads(self._threads)
         _warm_codecs(run, world.device)
@@ -166,11 +168,11 @@ class _Trainer:
             self._stage_ms.setdefault(stage, []).append(each)
         self._module_ms.append(sum(sum(each) for _, each in taken) if taken else self._alone_ms())
 
-    def measured(self) -> Measured:
+    def measured(self) -> WorkerMeasurements:
         """Return the measurements of all turns. A collective of the workers of this row."""
         chunks, engine = self._run.chunks or 1, self._engine
         stage_ms = {stage: np.median(each, axis=0) / chunks for stage, each in self._stage_ms.items()}
-        return Measured(
+        return WorkerMeasurements(
             samples_ms=tuple(self._samples_ms),
             compute_samples_ms=tuple(map(sum, zip(self._module_ms, self._update_ms, strict=True))),
             peak_bytes=self._peak_bytes,
@@ -205,7 +207,7 @@ def _difference(after: tuple[float, float], before: tuple[float, float]) -> tupl
     return after[0] - before[0], after[1] - before[1]
 
 
-def _threads(run: Run, settings: Settings) -> int:
+def _threads(run: Variant, settings: PipelineBenchOptions) -> int:
     """Return the threads of each worker of a row: as configured, or its share of the cores of this machine."""
     me = member()
     assert me is not None
@@ -214,7 +216,7 @@ def _threads(run: Run, settings: Settings) -> int:
     return max(1, (os.cpu_count() or 1) // run.workers)
 
 
-def _build(run: Run, settings: Settings, world: World) -> tuple[torch.nn.Module | Units, Batch]:
+def _build(run: Variant, settings: PipelineBenchOptions, world: World) -> tuple[torch.nn.Module | Units, Batch]:
     """Return the model, without weights if it is a user's own, and the batch of all workers."""
     if settings.source is None:
         return build_cuttable(settings.model, settings.shapes)
@@ -224,8 +226,8 @@ def _build(run: Run, settings: Settings, world: World) -> tuple[torch.nn.Module 
 
 
 def _make_engine(
-    run: Run,
-    settings: Settings,
+    run: Variant,
+    settings: PipelineBenchOptions,
     world: World,
     costs: Sequence[UnitCost] | None,
     model: torch.nn.Module | Units,
@@ -252,7 +254,7 @@ def _make_engine(
     return kind(model, chunk, cutting, links, world)
 
 
-def _warm_codecs(run: Run, device: torch.device) -> None:
+def _warm_codecs(run: Variant, device: torch.device) -> None:
     """Compile the kernels of codecs, so that the memory of compilation is not counted as that of a step."""
     for spec in () if run.compress is None else set(directions(run.compress)):
         encoding(spec).warm_up(Slot(torch.Size((64, 1024)), torch.float32), run.chunks or 1, device)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from operator import itemgetter
 from statistics import fmean
 
-from thinpipe.lab.bench.codecs.measure import Figures, Losses, decibels
+from thinpipe.lab.bench.codecs.measure import CodecColumns, Losses, decibels
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row, columns_of
 from thinpipe.lab.records.report import Table
 
 CONTENTS_ABREAST = 3  # the number that fits into 80 columns
 
-_BY_NAME = {column.name: column for column in columns_of(Figures)}
+_BY_NAME = {column.name: column for column in columns_of(CodecColumns)}
 _COSTS = tuple(
     _BY_NAME[name]
     for name in (

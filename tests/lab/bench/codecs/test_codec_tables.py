@@ -1,7 +1,7 @@
 """Tables and the plot show what the rows hold."""
 
-from thinpipe.lab.bench.codecs.measure import Figures
-from thinpipe.lab.bench.codecs.views import plot_error_against_bits, result_tables
+from thinpipe.lab.bench.codecs.codec_tables import plot_error_against_bits, result_tables
+from thinpipe.lab.bench.codecs.measure import CodecColumns
 from thinpipe.lab.records.record import columns_of
 from thinpipe.lab.records.report import plain_text
 
@@ -10,7 +10,7 @@ def row(shape, content, codec, **figures):
     figures = {"wire_ratio": 0.25, "relative_error": 1e-4, "snr_db": 40.0, "tensor_bytes": 2_000_000} | figures
     figures = {"bits_per_value": 32 * figures["wire_ratio"]} | figures
     return (
-        {column.name: None for column in columns_of(Figures)}
+        {column.name: None for column in columns_of(CodecColumns)}
         | {"shape": shape, "content": content, "codec": codec}
         | figures
     )

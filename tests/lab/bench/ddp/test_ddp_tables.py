@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench.ddp.made_record import make_record
-from thinpipe.lab.bench.ddp.views import (
+from thinpipe.lab.bench.ddp.ddp_tables import (
     WIDE,
     WIDE_DIFF,
     diff_lines,

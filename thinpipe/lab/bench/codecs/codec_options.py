@@ -35,7 +35,7 @@ DEFAULT_CODECS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CodecBenchOptions:
     """The codecs, tensors and timing options of the codec benchmark."""
 
     compress: str = shared(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rich.text import Text
 
-from thinpipe.lab.bench.ddp.rows import COLUMNS, PERCENTILES
+from thinpipe.lab.bench.ddp.ddp_columns import COLUMNS, PERCENTILES
 from thinpipe.lab.records.diff import BETTER, WORSE, Diff, Pair, number
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Record, Row

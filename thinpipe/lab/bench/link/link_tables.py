@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from thinpipe.lab.bench.link.link_columns import LINE, LinkColumns
 from thinpipe.lab.bench.link.probe import Probed
-from thinpipe.lab.bench.link.rows import LINE, Figures
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row, columns_of
 from thinpipe.lab.records.report import Table
 from thinpipe.system.sizes import size_text
 
-_BY_NAME = {column.name: column for column in columns_of(Figures)}
+_BY_NAME = {column.name: column for column in columns_of(LinkColumns)}
 _SIZE = Column(name="size", heading="tensor", key=True)
 _TRANSFER = (
     *("messages", "wire_bytes", "p50_ms", "p95_ms", "gb_per_s", "recv_ms", "recv_gb_per_s", "late_ms"),

@@ -25,7 +25,7 @@ def _models(names: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class DDPBenchOptions:
     """The models, links and timing options of the benchmark; the same on all replicas."""
 
     models: tuple[str, ...] = option(

@@ -27,7 +27,7 @@ Stage = Literal["thinpipe", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Variant:
     """One row of the benchmark: a kind of parallelism on a number of workers over a link."""
 
     workers: int
@@ -64,7 +64,7 @@ _COUNTS = Rule("whole numbers, 1 or more", lambda given: all(1 <= each <= MOST_R
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class PipelineBenchOptions:
     """The model, parallelism, links and timing options of the benchmark; the same on all workers."""
 
     shapes: Shapes
@@ -230,7 +230,7 @@ class Settings:
             for text in self.compress:
                 yield text if text in RECIPES else encoding(text).spec, None
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[Variant]:
         """Return the rows in the order of the tables: each kind of parallelism, number of workers and link."""
         pipelines: list[dict[str, Any]] = [
             {"layout": layout, "schedule": schedule, "chunks": chunks, "compress": spec, "stage": stage}
@@ -242,10 +242,10 @@ class Settings:
         found = []
         for workers in self.workers:
             if workers == 1 and "none" in self.parallel:
-                found.append(Run(workers=1, parallel="none"))
+                found.append(Variant(workers=1, parallel="none"))
             for link in self.links if workers > 1 else ():
                 if "data" in self.parallel:
-                    found.append(Run(workers=workers, link=link, parallel="data"))
+                    found.append(Variant(workers=workers, link=link, parallel="data"))
                 if "pipeline" in self.parallel:
-                    found += [Run(workers=workers, link=link, parallel="pipeline", **each) for each in pipelines]
+                    found += [Variant(workers=workers, link=link, parallel="pipeline", **each) for each in pipelines]
         return found

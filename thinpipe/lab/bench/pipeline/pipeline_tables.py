@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from thinpipe.comm.shaping import parse_link
-from thinpipe.lab.bench.pipeline.rows import COLUMNS, PARTS
+from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, PARTS
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row
 from thinpipe.lab.records.report import Table

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from thinpipe.comm.shaping import Queue, Shape, Shaping, link_text
-from thinpipe.lab.bench.pipeline.settings import Run, Settings
+from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant
 from thinpipe.lab.records.record import Row, columns_of, figure, row_of
 from thinpipe.pipeline.latency_model import link_costs, makespan
 from thinpipe.pipeline.order import Action, Order, in_flight, make_order
@@ -42,7 +42,7 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class PipelineColumns:
     """A row; columns that do not apply to data-parallel training are None there."""
 
     link: str = figure("link", key=True)
@@ -83,12 +83,12 @@ class Figures:
     per_worker: Sequence[Mapping[str, Any]]
 
 
-COLUMNS = columns_of(Figures)
+COLUMNS = columns_of(PipelineColumns)
 PARTS = tuple(column.name for column in columns_of(Parts))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class WorkerMeasurements:
     """Measurements of one worker in one run; times are medians of the timed steps."""
 
     samples_ms: tuple[float, ...]  # timed steps, the same on all workers: a step ends when it ends on all
@@ -108,14 +108,14 @@ class Measured:
         return asdict(self)
 
     @staticmethod
-    def from_json(told: dict[str, Any]) -> Measured:
+    def from_json(told: dict[str, Any]) -> WorkerMeasurements:
         stages = {int(stage): (forward, backward) for stage, (forward, backward) in told["stage_ms"].items()}
         links = tuple(LinkReport(**each) for each in told["links"])
         lists = {name: tuple(told[name]) for name in ("samples_ms", "compute_samples_ms", "cuts")}
-        return Measured(**(told | lists | {"stage_ms": stages, "links": links}))
+        return WorkerMeasurements(**(told | lists | {"stage_ms": stages, "links": links}))
 
 
-def make_row(settings: Settings, run: Run, workers: Sequence[Measured]) -> Row:
+def make_row(settings: PipelineBenchOptions, run: Variant, workers: Sequence[WorkerMeasurements]) -> Row:
     """Return the row of a run from the measurements of its workers."""
     first, link, steps = workers[0], run.link, workers[0].link_steps
     step_ms = float(np.median(first.samples_ms))
@@ -129,7 +129,7 @@ def make_row(settings: Settings, run: Run, workers: Sequence[Measured]) -> Row:
         bound = bound_of_pipeline(link, hops_of(first.links, steps), busy)
         tensor_bytes = sum(each.tensor_bytes for each in first.links) // steps
         wire_bytes = sum(each.wire_bytes for each in first.links) // steps
-    figures = Figures(
+    figures = PipelineColumns(
         link=link_text(link),
         workers=len(workers),
         parallel=run.parallel,
@@ -192,7 +192,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
     return compared
 
 
-def _worker_parts(number: int, measured: Measured, steps: int) -> dict[str, Any]:
+def _worker_parts(number: int, measured: WorkerMeasurements, steps: int) -> dict[str, Any]:
     """Return the times by part, the traffic and the memory of one worker."""
     sent = [link for link in measured.links if link.source_worker == number]
     received = [link for link in measured.links if link.target_worker == number]
@@ -218,18 +218,18 @@ def _known(ms: float) -> float | None:
     return None if math.isnan(ms) else ms
 
 
-def _in_flight(run: Run, workers: Sequence[Measured]) -> int | None:
+def _in_flight(run: Variant, workers: Sequence[WorkerMeasurements]) -> int | None:
     """Return the maximum number of a pipeline's chunks in flight."""
     order, stages = workers[0].order, sum(len(measured.stage_ms) for measured in workers)
     return None if order is None or run.chunks is None else min(in_flight(order, stages, run.chunks), run.chunks)
 
 
-def _bubble(workers: Sequence[Measured], step_ms: float) -> float:
+def _bubble(workers: Sequence[WorkerMeasurements], step_ms: float) -> float:
     """Return the fraction of all workers' time in which they do not compute."""
     return 1 - sum(measured.module_ms for measured in workers) / (len(workers) * step_ms)
 
 
-def _theory(run: Run, workers: Sequence[Measured]) -> tuple[float, float]:
+def _theory(run: Variant, workers: Sequence[WorkerMeasurements]) -> tuple[float, float]:
     """Return the time of the schedule on these workers and links, and its bubble on links that take no time.
 
     The time is in ms, with free codecs and without headers.

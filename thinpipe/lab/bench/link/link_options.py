@@ -37,7 +37,7 @@ def _specs(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class LinkBenchOptions:
     """The sizes, codecs, links and timing options of the benchmark; the same on both workers."""
 
     sizes: tuple[int, ...] = option(

@@ -11,7 +11,7 @@ from tests.lab.ablation.helpers import FAKE_TRAIN, make_plan
 from tests.plots import shown
 from thinpipe.lab.ablation.results import Store, method_row, methods, rows_of, to_record
 from thinpipe.lab.ablation.runner import carry_out
-from thinpipe.lab.ablation.views import _line, plot_metric_against_bits, result_tables
+from thinpipe.lab.ablation.summary import _line, plot_metric_against_bits, result_tables
 from thinpipe.lab.records.diff import compare
 from thinpipe.lab.records.report import plain_text
 
