@@ -165,7 +165,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, mon
 )
 def test_only_a_broken_promise_fails_the_run(measured, required, exit_code, monkeypatch, tmp_path):
     check = Check(claim="a promise", measured=measured, limit=2, required=required)
-    monkeypatch.setattr("thinpipe.cli.bench_codecs.verify_codecs", lambda cases, device: iter([check]))
+    monkeypatch.setattr("thinpipe.lab.bench.codecs.measure.verify_codecs", lambda cases, device: iter([check]))
     result = invoke(*SMALL, "--verify", "--json", tmp_path / "r.json")
     assert result.exit_code == exit_code
     assert "a promise" in result.stdout

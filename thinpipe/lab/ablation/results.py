@@ -46,6 +46,9 @@ class Costs:
     bits_per_value: float | None = figure("bits per\nvalue", format=".2f", default=None)
     samples_per_s: float | None = figure("samples/s", format=".0f", better="higher", default=None)
     wire_mb_per_step: float | None = figure("wire\nMB/step", format=".3f", better="lower", default=None)
+    # Sums over all workers and links; None for results from before they were recorded, and without links.
+    encode_ms_per_step: float | None = figure("encode\nms/step", format=".2f", better="lower", default=None)
+    decode_ms_per_step: float | None = figure("decode\nms/step", format=".2f", better="lower", default=None)
     seconds: float | None = figure("seconds", format=".0f", better="lower", default=None)
     seeds: int = figure("seeds", format="d")
     seeds_done: int = figure("done", format="d", better="higher")
@@ -76,6 +79,13 @@ class Result:
     @property
     def failed(self) -> bool:
         return self.figures is None
+
+    @property
+    def outcome(self) -> str:
+        """The metric and the wall time, or the error, as text."""
+        if self.figures is None:
+            return f"failed: {self.error}"
+        return f"{self.metric} {format(self.figures['metric'], self.metric_format)}, {self.wall_s:.0f} s"
 
 
 class Store:
@@ -251,6 +261,8 @@ def _costs(method: Method) -> Costs:
         bits_per_value=None if ratio is None else 32 * ratio,
         samples_per_s=_mean_figure(done, "samples_per_s"),
         wire_mb_per_step=None if wire_bytes is None else wire_bytes / 1e6,
+        encode_ms_per_step=_mean_figure(done, "encode_ms_per_step"),
+        decode_ms_per_step=_mean_figure(done, "decode_ms_per_step"),
         seconds=_mean_figure(done, "seconds"),
         seeds=len(method.runs),
         seeds_done=len(done),

@@ -1,4 +1,4 @@
-"""Views of ablation results: a table per task, the failed runs, and a plot of the metric against bits."""
+"""Summary of ablation results: a table per task, the failed runs, and a plot of the metric against bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from thinpipe.lab.records.report import Table
 _NOTE = (
     "wire ratio: bytes sent / bytes of float32, both directions, all that travels. ±: standard deviation over seeds.\n"
     "p: chance of a difference to none this large if there were none, by a paired t-test over seeds.\n"
-    "loss added: validation loss minus that of none with the same seed."
+    "loss added: validation loss minus that of none with the same seed. encode, decode: time in the codecs per step,\n"
+    "summed over all links."
 )
 _FAILED = (Column(name="name", heading="run", key=True), Column(name="error", heading="error", key=True))
 _Point = tuple[float, float, float, float]  # bits; mean, worst and best seed of the metric
@@ -28,14 +29,14 @@ def result_tables(found: Sequence[Method], waiting: int = 0) -> list[Table]:
     tables = [_task_table(task, of_task) for task, of_task in _by_task(found).items()]
     notes = [_NOTE]
     if waiting:
-        notes.append(f"Runs of the plan that are not in yet: {waiting}.")
+        notes.append(f"Runs of the plan without a result: {waiting}.")
     if len(places(found)) > 1:
         notes.append("From several machines or settings, so speeds are not comparable:")
         notes += [f"  {count} runs: {place}" for place, count in places(found).items()]
     if tables:
         tables[-1] = replace(tables[-1], note="\n".join(notes))
     failed = [{"name": result.name, "error": result.error} for method in found for result in method.failed]
-    return [*tables, *([Table(title="What failed", columns=_FAILED, rows=failed)] if failed else [])]
+    return [*tables, *([Table(title="Failed runs", columns=_FAILED, rows=failed)] if failed else [])]
 
 
 def with_spread(middle: float, spread: float | None, form: str) -> str:
@@ -78,13 +79,13 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
         panels={
             shown: panels[close.get(shown, shown)]
             for name in panels
-            for shown in (name, *(zoom for zoom, whole in close.items() if whole == name))
+            for shown in (name, *(zoom for zoom, full in close.items() if full == name))
         },
         x_log=True,
         x_ticks=_ticks([point[0] for panel in panels.values() for line in panel.values() for point in line]),
         y_log=False,
-        y_ranges={zoom: ranges[whole] for zoom, whole in close.items()},
-        bands=bands | {zoom: bands[whole] for zoom, whole in close.items()},
+        y_ranges={zoom: ranges[full] for zoom, full in close.items()},
+        bands=bands | {zoom: bands[full] for zoom, full in close.items()},
         band_label="none ± std",
     )
 
@@ -136,6 +137,8 @@ def _task_table(task: str, found: Sequence[Method]) -> Table:
         Column(name="seeds", heading="seeds"),
         FIGURES["samples_per_s"],
         FIGURES["wire_mb_per_step"],
+        FIGURES["encode_ms_per_step"],
+        FIGURES["decode_ms_per_step"],
     )
     return Table(title=task, columns=columns, rows=rows, style=_style)
 

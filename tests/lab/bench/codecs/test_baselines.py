@@ -7,8 +7,9 @@ from safetensors.torch import save_file
 from thinpipe.codecs import codec
 from thinpipe.lab.bench.codecs import baselines
 from thinpipe.lab.bench.codecs.baselines import OfflinePCA
+from thinpipe.lab.bench.codecs.codec_columns import relative_squared_error
 from thinpipe.lab.bench.codecs.codec_options import CodecBenchOptions
-from thinpipe.lab.bench.codecs.measure import measure_codecs, relative_squared_error
+from thinpipe.lab.bench.codecs.measure import measure_codecs
 from thinpipe.lab.bench.inputs import parse_codecs
 from thinpipe.links.learned.transform import rows_of
 

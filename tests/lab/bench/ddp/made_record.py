@@ -24,6 +24,7 @@ def make_record(factor=1.0, bucket_cap_mb=25.0, compress=None):
         kind=KIND,
         config={
             "backend": "nccl",
+            "batch_size": 32,
             "link_mbit_per_s": None,
             "bucket_cap_mb": bucket_cap_mb,
             "compress": compress,

@@ -34,8 +34,9 @@ class Noted:
 
 def note_turns(settings):
     measuring._Trainer = Noted
-    measuring.make_row = lambda settings, run, workers: {"workers": len(workers)}
-    rows = measuring.measure_runs(settings, None, lambda row: None, lambda line: None)
+    measuring.make_row = lambda options, variant, workers: {"workers": len(workers)}
+    measuring.row_line = str
+    rows = measuring.measure_variants(settings, None, lambda row: None, lambda line: None)
     return rows, Noted.turns
 
 

@@ -134,7 +134,7 @@ def test_quartiles_are_those_of_the_timed_steps_and_of_the_busiest_worker():
 
 
 def test_everything_is_run_with_everything():
-    runs = settings().runs()
+    runs = settings().variants()
     places = list(dict.fromkeys((run.workers, run.link) for run in runs))
     assert places == [(1, None), (2, None), (2, shaping_of(100.0))]
     assert [sum((run.workers, run.link) == place for run in runs) for place in places] == [1, 1 + 2**3, 1 + 2**3]
@@ -143,7 +143,7 @@ def test_everything_is_run_with_everything():
 
 def test_torchs_stage_sends_no_codecs():
     given = settings(workers=(2,), links=(None,), parallel=("pipeline",), layouts=("linear",), chunks=(2,))
-    runs = replace(given, compress=("none", "4bit", "sort:8"), stages=("thinpipe", "torch")).runs()
+    runs = replace(given, compress=("none", "4bit", "sort:8"), stages=("thinpipe", "torch")).variants()
     assert [(run.compress, run.stage) for run in runs] == [
         *(("none", "torch"), ("none", None), ("4bit", None), ("sort:6+2", None))
     ]

@@ -105,6 +105,14 @@ class CodecBenchOptions:
         """The device; OptionError if it is not available or the codecs do not support it."""
         return find_device(self.device, self.codecs)
 
+    @property
+    def joined_workers(self) -> None:
+        """None: this benchmark has no workers."""
+
+    def check_here(self) -> None:
+        """Raise OptionError for options that cannot be measured on this machine."""
+        self.cases()
+
     def cases(self) -> list[Case]:
         """Return the tensors of the file, or each shape with each content, by default all default ones."""
         return choose_cases(self.shape, self.content, self.from_, self.found_device.type)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from operator import itemgetter
 from statistics import fmean
 
-from thinpipe.lab.bench.codecs.measure import CodecColumns, Losses, decibels
+from thinpipe.lab.bench.codecs.codec_columns import CodecColumns, Losses, decibels
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row, columns_of
 from thinpipe.lab.records.report import Table

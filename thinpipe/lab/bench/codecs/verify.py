@@ -1,15 +1,10 @@
-"""Checks of the codecs against reference implementations and scikit-learn, and of their costs against targets.
-
-Cost targets are checked on the rows of a benchmark; a slower machine may miss them. On a CPU they are multiples of a
-copy of the tensor, which vary less between machines than milliseconds; on a GPU they are milliseconds of an H200.
-"""
+"""Checks of the codecs' promises: against the reference implementations, scikit-learn, and their nominal sizes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -19,10 +14,10 @@ from thinpipe.codecs.base import as_dtype
 from thinpipe.codecs.buckets import Buckets
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.codecs.tile import Tile
-from thinpipe.lab.bench.codecs.measure import relative_squared_error
+from thinpipe.lab.bench.codecs.codec_columns import relative_squared_error
 from thinpipe.lab.bench.codecs.synthetic import Case
 from thinpipe.lab.bench.inputs import parse_codecs
-from thinpipe.lab.records.record import Check, Row
+from thinpipe.lab.records.record import Check
 
 LEVEL_BITS = 6
 SPLITS = range(5)
@@ -37,16 +32,11 @@ GAUSS = (*(spec for spec in _RECIPES if spec.startswith("gauss:")), "gauss:3.35+
 HALF_A_STEP = 0.5 + 1e-3  # with float32 rounding of (x - low) / step, which is at most 255
 RECIPE_BITS_MORE = 0.6  # above the preset's name, which rounds down: headers, PCA basis, and a short last tile
 
-TARGETS_NOTE = "MISS: a target that depends on the machine."
 NOTE = (
-    f"FAIL: a broken promise. {TARGETS_NOTE}\n"
+    "FAIL: a broken promise.\n"
     "ulp: distance of the bucket's largest value to the next float32.\n"
     f"scikit-learn: KMeans, 10 starts, converged, on {SKLEARN_VALUES} values."
 )
-TARGET_GPU = "H200"  # the GPU that GPU_TARGETS were measured on
-SHAPE = "32x32x112x112"  # larger than the caches
-EXTRA_MEMORY_RATIO = 0.25
-EXTRA_MEMORY_BYTES = 8_000_000  # for smaller tensors the measurement error is too large
 
 
 def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
@@ -220,129 +210,3 @@ class _Worst:
 
     def check(self, claim: str, limit: float, unit: str = "") -> Check:
         return Check(claim=claim, measured=self.figure, limit=limit, unit=unit, detail=self.where)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """Limits for one codec on a CPU, in copies of the tensor."""
-
-    codec: str
-    encode_copies: float  # at most
-    decode_copies: float  # at most
-    speedup: float | None = None  # over the reference implementation, at least
-    literal: str | None = None  # the codec of that reference implementation, if it is not this one
-
-
-# Tiles: two to three times the measurement on two cores (benchmarks/codec_speed), because
-# copy bandwidth differs between machines.
-TARGETS = (
-    Target(codec="tile:8", encode_copies=2, decode_copies=2.5),
-    Target(codec="tile:8+zero", encode_copies=3, decode_copies=4),
-    Target(codec="tile:4", encode_copies=2, decode_copies=3.5),
-    Target(codec="tile:4+zero", encode_copies=3, decode_copies=4),
-    Target(codec="gauss:4", encode_copies=6, decode_copies=4),
-    Target(codec="uniform:8", encode_copies=6, decode_copies=3),
-    Target(codec="sort:6+2", encode_copies=12, decode_copies=3, speedup=40),
-    Target(codec="fast:6+2", encode_copies=12, decode_copies=3, speedup=40, literal="sort:6+2"),
-    Target(codec="kmeans:4", encode_copies=15, decode_copies=4, speedup=100),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuTarget:
-    """Limits for one codec on one tensor, in milliseconds of an H200 with caches flushed before each call."""
-
-    codec: str
-    shape: str
-    encode_ms: float
-    decode_ms: float | None = None
-
-
-LARGE, SMALL = "256x32x112x112", "32x128x768"  # 411 and 12.6 MB
-GPU_TARGETS = (
-    GpuTarget(codec="tile:8", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="tile:8+zero", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="tile:4", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="tile:4+zero", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="tile:2/64", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="tile:2/64+zero", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="gauss:4", shape=LARGE, encode_ms=0.35, decode_ms=0.25),
-    GpuTarget(codec="uniform:8", shape=LARGE, encode_ms=0.24, decode_ms=0.15),
-    GpuTarget(codec="sort:6+2", shape=LARGE, encode_ms=0.33, decode_ms=0.15),
-    GpuTarget(codec="fast:6+2", shape=LARGE, encode_ms=0.33, decode_ms=0.15),
-    GpuTarget(codec="sort:9+3", shape=LARGE, encode_ms=0.50, decode_ms=0.20),
-    GpuTarget(codec="sort:12+4", shape=LARGE, encode_ms=0.50, decode_ms=0.20),
-    GpuTarget(codec="kmeans:4", shape=LARGE, encode_ms=0.45, decode_ms=0.15),
-    GpuTarget(codec="topk:0.1", shape=LARGE, encode_ms=0.60, decode_ms=0.30),
-    GpuTarget(codec="tile:8", shape=SMALL, encode_ms=0.015),
-    GpuTarget(codec="tile:4", shape=SMALL, encode_ms=0.015),
-    GpuTarget(codec="tile:2/64", shape=SMALL, encode_ms=0.015),
-    GpuTarget(codec="sort:6+2", shape=SMALL, encode_ms=0.06),
-    GpuTarget(codec="kmeans:4", shape=SMALL, encode_ms=0.1),
-    GpuTarget(codec="topk:0.1", shape=SMALL, encode_ms=0.08),
-)
-
-
-def targets_for(device: torch.device, rows: Sequence[Row]) -> list[Check]:
-    """Return the targets of this device; none for GPUs other than TARGET_GPU."""
-    if device.type == "cpu":
-        return list(check_targets(rows))
-    return list(check_gpu_targets(rows)) if TARGET_GPU in torch.cuda.get_device_name(device) else []
-
-
-def check_gpu_targets(rows: Sequence[Row]) -> Iterator[Check]:
-    """Yield the targets of the codecs and shapes in these rows, each at its worst content."""
-    for target in GPU_TARGETS:
-        found = [row for row in rows if (row["codec"], row["shape"]) == (target.codec, target.shape)]
-        for name in ("encode_ms", "decode_ms"):
-            if found and getattr(target, name) is not None:
-                worst = max(found, key=itemgetter(name))
-                yield Check(
-                    claim=f"{target.codec}, {target.shape}: {name.removesuffix('_ms')}",
-                    measured=worst[name],
-                    limit=getattr(target, name),
-                    unit=" ms",
-                    detail=worst["content"],
-                    required=False,
-                )
-
-
-def check_targets(rows: Sequence[Row]) -> Iterator[Check]:
-    """Yield the targets of the codecs in these rows, each at its worst content."""
-    for target in TARGETS:
-        of_codec = [row for row in rows if row["codec"] == target.codec and row["shape"] == SHAPE]
-        if not of_codec:
-            continue
-        for name in ("encode_copies", "decode_copies"):
-            yield Check(
-                claim=f"{target.codec}, {SHAPE}: {name.replace('_', ' in ')}",
-                measured=max(row[name] for row in of_codec),
-                limit=getattr(target, name),
-                required=False,
-            )
-        literal = target.literal or target.codec
-        literal_ms = {
-            row["content"]: row["reference_encode_ms"]
-            for row in rows
-            if row["codec"] == literal and row["shape"] == SHAPE and row["reference_encode_ms"] is not None
-        }
-        speedups = [literal_ms[row["content"]] / row["encode_ms"] for row in of_codec if row["content"] in literal_ms]
-        if target.speedup and speedups:
-            yield Check(
-                claim=f"{target.codec}, {SHAPE}: times the speed of the literal {literal}",
-                measured=min(speedups),
-                limit=target.speedup,
-                bound="at least",
-                required=False,
-            )
-    large = [row for row in rows if row["tensor_bytes"] >= EXTRA_MEMORY_BYTES]
-    seen = [row for row in large if row["encode_extra_ratio"] is not None]
-    if seen:
-        worst = max(seen, key=lambda row: row["encode_extra_ratio"])
-        yield Check(
-            claim="every codec, from 8 MB on: encode, extra memory",
-            measured=worst["encode_extra_ratio"],
-            limit=EXTRA_MEMORY_RATIO,
-            detail=f"{worst['codec']}, {worst['content']}, {worst['shape']}",
-            required=False,
-        )

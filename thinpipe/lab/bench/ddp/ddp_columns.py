@@ -23,13 +23,13 @@ KIND = "bench ddp"
 class Percentiles:
     """Percentiles of the iteration time, and the throughput at each."""
 
-    p50_s: float = figure("p50\nsec/iter", format=".3f", better="lower")
+    p50_s: float = figure("p50\nsec/iter", format=".4f", better="lower")
     p50_examples_per_s: float = figure("p50\nex/sec", format=".0f", better="higher")
-    p75_s: float = figure("p75\nsec/iter", format=".3f", better="lower")
+    p75_s: float = figure("p75\nsec/iter", format=".4f", better="lower")
     p75_examples_per_s: float = figure("p75\nex/sec", format=".0f", better="higher")
-    p90_s: float = figure("p90\nsec/iter", format=".3f", better="lower")
+    p90_s: float = figure("p90\nsec/iter", format=".4f", better="lower")
     p90_examples_per_s: float = figure("p90\nex/sec", format=".0f", better="higher")
-    p95_s: float = figure("p95\nsec/iter", format=".3f", better="lower")
+    p95_s: float = figure("p95\nsec/iter", format=".4f", better="lower")
     p95_examples_per_s: float = figure("p95\nex/sec", format=".0f", better="higher")
 
 

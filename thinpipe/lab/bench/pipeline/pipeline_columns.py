@@ -108,21 +108,21 @@ class WorkerMeasurements:
         return asdict(self)
 
     @staticmethod
-    def from_json(told: dict[str, Any]) -> WorkerMeasurements:
-        stages = {int(stage): (forward, backward) for stage, (forward, backward) in told["stage_ms"].items()}
-        links = tuple(LinkReport(**each) for each in told["links"])
-        lists = {name: tuple(told[name]) for name in ("samples_ms", "compute_samples_ms", "cuts")}
-        return WorkerMeasurements(**(told | lists | {"stage_ms": stages, "links": links}))
+    def from_json(data: dict[str, Any]) -> WorkerMeasurements:
+        stages = {int(stage): (forward, backward) for stage, (forward, backward) in data["stage_ms"].items()}
+        links = tuple(LinkReport(**each) for each in data["links"])
+        lists = {name: tuple(data[name]) for name in ("samples_ms", "compute_samples_ms", "cuts")}
+        return WorkerMeasurements(**(data | lists | {"stage_ms": stages, "links": links}))
 
 
-def make_row(settings: PipelineBenchOptions, run: Variant, workers: Sequence[WorkerMeasurements]) -> Row:
+def make_row(options: PipelineBenchOptions, variant: Variant, workers: Sequence[WorkerMeasurements]) -> Row:
     """Return the row of a run from the measurements of its workers."""
-    first, link, steps = workers[0], run.link, workers[0].link_steps
+    first, link, steps = workers[0], variant.link, workers[0].link_steps
     step_ms = float(np.median(first.samples_ms))
     details = [_worker_parts(number, measured, steps) for number, measured in enumerate(workers)]
     busy = [Busy(measured.module_ms, measured.update_ms) for measured in workers]
     busiest = max(workers, key=lambda measured: measured.module_ms + measured.update_ms)
-    if run.parallel == "data":
+    if variant.parallel == "data":
         bound = bound_of_replicas(link, first.parameter_bytes, busy)
         tensor_bytes = wire_bytes = ring_bytes(first.parameter_bytes, len(workers)) * len(workers)
     else:
@@ -132,15 +132,15 @@ def make_row(settings: PipelineBenchOptions, run: Variant, workers: Sequence[Wor
     figures = PipelineColumns(
         link=link_text(link),
         workers=len(workers),
-        parallel=run.parallel,
-        layout=run.layout,
-        schedule=run.schedule,
-        chunks=run.chunks,
-        codec=run.compress,
-        stage=run.stage,
+        parallel=variant.parallel,
+        layout=variant.layout,
+        schedule=variant.schedule,
+        chunks=variant.chunks,
+        codec=variant.compress,
+        stage=variant.stage,
         threads=first.threads,
-        in_flight=_in_flight(run, workers),
-        samples_per_s=settings.shapes.batch_size / step_ms * 1e3,
+        in_flight=_in_flight(variant, workers),
+        samples_per_s=options.shapes.batch_size / step_ms * 1e3,
         step_p25_ms=float(np.percentile(first.samples_ms, 25)),
         step_ms=step_ms,
         step_p75_ms=float(np.percentile(first.samples_ms, 75)),
@@ -160,9 +160,9 @@ def make_row(settings: PipelineBenchOptions, run: Variant, workers: Sequence[Wor
         cuts=first.cuts,
         per_worker=details,
     )
-    if run.parallel == "pipeline":
+    if variant.parallel == "pipeline":
         parts = Parts(**{name: _known(float(np.mean([d[name] for d in details], dtype=float))) for name in PARTS})
-        order_ms, in_theory = _theory(run, workers)
+        order_ms, in_theory = _theory(variant, workers)
         bubble = _bubble(workers, step_ms)
         figures = replace(figures, parts=parts, order_ms=order_ms, bubble=bubble, bubble_theory=in_theory)
     return row_of(figures)
@@ -218,10 +218,14 @@ def _known(ms: float) -> float | None:
     return None if math.isnan(ms) else ms
 
 
-def _in_flight(run: Variant, workers: Sequence[WorkerMeasurements]) -> int | None:
+def _in_flight(variant: Variant, workers: Sequence[WorkerMeasurements]) -> int | None:
     """Return the maximum number of a pipeline's chunks in flight."""
     order, stages = workers[0].order, sum(len(measured.stage_ms) for measured in workers)
-    return None if order is None or run.chunks is None else min(in_flight(order, stages, run.chunks), run.chunks)
+    return (
+        None
+        if order is None or variant.chunks is None
+        else min(in_flight(order, stages, variant.chunks), variant.chunks)
+    )
 
 
 def _bubble(workers: Sequence[WorkerMeasurements], step_ms: float) -> float:
@@ -229,12 +233,12 @@ def _bubble(workers: Sequence[WorkerMeasurements], step_ms: float) -> float:
     return 1 - sum(measured.module_ms for measured in workers) / (len(workers) * step_ms)
 
 
-def _theory(run: Variant, workers: Sequence[WorkerMeasurements]) -> tuple[float, float]:
+def _theory(variant: Variant, workers: Sequence[WorkerMeasurements]) -> tuple[float, float]:
     """Return the time of the schedule on these workers and links, and its bubble on links that take no time.
 
     The time is in ms, with free codecs and without headers.
     """
-    order, chunks, steps = workers[0].order, run.chunks, workers[0].link_steps
+    order, chunks, steps = workers[0].order, variant.chunks, workers[0].link_steps
     assert order is not None
     assert chunks is not None
     cost = {stage: times for measured in workers for stage, times in measured.stage_ms.items()}
@@ -246,7 +250,7 @@ def _theory(run: Variant, workers: Sequence[WorkerMeasurements]) -> tuple[float,
     orders = make_order(order, placement, chunks)
     work = sum(cost_of(action) for actions in orders.values() for action in actions)
     sizes = {(each.source, each.target): each.wire_bytes // (steps * chunks) for each in workers[0].links}
-    order_ms = makespan(orders, cost_of, link_costs(run.link, placement, sizes))
+    order_ms = makespan(orders, cost_of, link_costs(variant.link, placement, sizes))
     return order_ms, 1 - work / (len(workers) * makespan(orders, cost_of))
 
 

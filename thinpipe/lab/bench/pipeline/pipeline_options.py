@@ -165,7 +165,7 @@ class PipelineBenchOptions:
                         f"not {self.shapes.batch_size}"
                     )
         list(self._codecs())  # raises OptionError for an invalid spec
-        if not self.runs():
+        if not self.variants():
             raise OptionError(
                 "nothing to measure: {parallel} none runs with {workers} 1, data and pipeline with 2 or more"
             )
@@ -174,7 +174,7 @@ class PipelineBenchOptions:
         """Raise OptionError for settings that cannot be measured on this machine."""
         if self.source is not None:
             check_named(self.source)
-        together = min(self.interleave or len(self.runs()), len(self.runs()))
+        together = min(self.interleave or len(self.variants()), len(self.variants()))
         check_fits(
             f"{{model}} {self.model} of this size, in {max(self.workers)} workers and for {together} rows at once,",
             max(*self.workers, together) * (0 if self.source is not None else least_bytes(self.model, self.shapes)),
@@ -186,6 +186,11 @@ class PipelineBenchOptions:
                 f"{self.device}"
             )
         check_launch(self.workers, self.links)
+
+    @property
+    def joined_workers(self) -> int | None:
+        """The number of workers with --rank and --master: one, not a list."""
+        return self.workers[0] if len(self.workers) == 1 else None
 
     @property
     def source(self) -> Source | None:
@@ -230,7 +235,7 @@ class PipelineBenchOptions:
             for text in self.compress:
                 yield text if text in RECIPES else encoding(text).spec, None
 
-    def runs(self) -> list[Variant]:
+    def variants(self) -> list[Variant]:
         """Return the rows in the order of the tables: each kind of parallelism, number of workers and link."""
         pipelines: list[dict[str, Any]] = [
             {"layout": layout, "schedule": schedule, "chunks": chunks, "compress": spec, "stage": stage}
