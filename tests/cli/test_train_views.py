@@ -16,10 +16,11 @@ from tests.cli.made_run import EPOCHS, STEPS, make_end, make_epoch, make_plan, m
 from thinpipe.cli.app import app
 from thinpipe.cli.terminal import OutputError, duration
 from thinpipe.cli.train.listeners import Curves, Listeners, make_listener
-from thinpipe.cli.train.record import Parts, RecordFile, step_parts
+from thinpipe.cli.train.record import RecordFile, step_parts
 from thinpipe.cli.train.terminal import Terminal, end_tables, plan_tables
 from thinpipe.lab.records import report
 from thinpipe.lab.records.record import Record
+from thinpipe.lab.records.step_times import StepTimes
 from thinpipe.train.events import LinkUse, WorkerUse
 
 SETTINGS = {
@@ -138,7 +139,7 @@ def test_encoding_is_the_senders_and_the_rest_the_receivers():
     )
     worker = WorkerUse(worker=0, stages=(0,), compute_ms=6.0, peak_mib=1.0)
     parts = step_parts(replace(make_end(), steps=2, workers=(worker,), links=(sent, received)), worker)
-    assert parts == Parts(compute_ms=3.0, encode_ms=1.0, wait_ms=20.0, transfer_ms=200.0, decode_ms=2000.0)
+    assert parts == StepTimes(compute_ms=3.0, encode_ms=1.0, wait_ms=20.0, transfer_ms=200.0, decode_ms=2000.0)
 
 
 @pytest.mark.parametrize("parallel", ["data", "none"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from thinpipe.cli.terminal import write_or_print
 from thinpipe.lab.records.record import Column, Record, columns_of, figure, row_of
+from thinpipe.lab.records.step_times import StepTimes, step_times
 from thinpipe.train.events import Epoch, Finished, Plan, Step, WorkerUse
 from thinpipe.train.tasks.task import METRICS, Metric
 
@@ -93,33 +94,16 @@ def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> Result:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The time of a step by part: compute and link ends; None without links."""
-
-    compute_ms: float = figure("compute\nms", format=".1f")
-    encode_ms: float | None = figure("encode\nms", format=".1f", default=None)
-    wait_ms: float | None = figure("wait\nms", format=".1f", default=None)  # for a sender that has nothing to send yet
-    transfer_ms: float | None = figure("transfer\nms", format=".1f", default=None)  # not hidden by compute
-    decode_ms: float | None = figure("decode\nms", format=".1f", default=None)
-
-
-def step_parts(end: Finished, worker: WorkerUse | None = None) -> Parts:
-    """Return the parts of one worker or their sums over all; encode counts for senders, the rest for receivers."""
+def step_parts(end: Finished, worker: WorkerUse | None = None) -> StepTimes:
+    """Return the parts of one worker or their sums over all."""
     steps = max(end.steps, 1)
     compute_ms = sum(each.compute_ms for each in end.workers) if worker is None else worker.compute_ms
     if not end.links:
-        return Parts(compute_ms=compute_ms / steps)
+        return StepTimes(compute_ms=compute_ms / steps)
     stages = None if worker is None else worker.stages
     sent = [link for link in end.links if stages is None or link.source in stages]
     received = [link for link in end.links if stages is None or link.target in stages]
-    return Parts(
-        compute_ms=compute_ms / steps,
-        encode_ms=sum(link.encode_ms for link in sent) / steps,
-        wait_ms=sum(link.wait_ms for link in received) / steps,
-        transfer_ms=sum(link.transfer_ms for link in received) / steps,
-        decode_ms=sum(link.decode_ms for link in received) / steps,
-    )
+    return step_times(compute_ms / steps, sent, received, steps)
 
 
 class RecordFile:

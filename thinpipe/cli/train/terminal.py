@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from thinpipe.cli.terminal import duration
-from thinpipe.cli.train.record import KIND, Parts, columns, make_result, metric_text, step_parts
+from thinpipe.cli.train.record import KIND, columns, make_result, metric_text, step_parts
 from thinpipe.lab.records import report
 from thinpipe.lab.records.record import Column, Record, Row, columns_of, row_of
 from thinpipe.lab.records.report import Table
+from thinpipe.lab.records.step_times import StepTimes
 from thinpipe.system.sanitize import printable
 from thinpipe.train.checkpoints.best import LINK
 from thinpipe.train.events import Epoch, Finished, Holding, LinkPlan, LinkUse, Plan, Step
@@ -43,7 +44,7 @@ _LINK_COLUMNS = (
     Column(name="wire_kb", heading="wire\nkB", format=".1f"),
     Column(name="wire_ratio", heading="wire\nratio", format=".3f"),
 )
-_PART_COLUMNS = (*columns_of(Parts), Column(name="peak_mib", heading="peak\nMiB", format=".0f"))
+_PART_COLUMNS = (*columns_of(StepTimes), Column(name="peak_mib", heading="peak\nMiB", format=".0f"))
 _PART_NOTES = {
     "pipeline": "wait: for a sender that has nothing to send yet.\ntransfer: as much of it as computing does not hide.",
     "data": "compute: and the exchange of gradients, which runs beside it.",

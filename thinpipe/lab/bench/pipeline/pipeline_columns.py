@@ -12,9 +12,8 @@ to it is busy from the beginning, but the result of its last message must return
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -23,22 +22,12 @@ import numpy as np
 from thinpipe.comm.shaping import Queue, Shape, Shaping, link_text
 from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant
 from thinpipe.lab.records.record import Row, columns_of, figure, row_of
+from thinpipe.lab.records.step_times import StepTimes, step_times
 from thinpipe.pipeline.latency_model import link_costs, makespan
 from thinpipe.pipeline.order import Action, Order, in_flight, make_order
 from thinpipe.pipeline.report import LinkReport
 
 KIND = "bench pipeline"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Time of a step by part, ms: of a worker, or the mean of all; None where torch's stage does not measure it."""
-
-    compute_ms: float | None = figure("compute\nms", format=".1f", default=None)
-    encode_ms: float | None = figure("encode\nms", format=".1f", default=None)
-    wait_ms: float | None = figure("wait\nms", format=".1f", default=None)
-    transfer_ms: float | None = figure("transfer\nms", format=".1f", default=None)
-    decode_ms: float | None = figure("decode\nms", format=".1f", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +64,7 @@ class PipelineColumns:
     wire_bytes: int = figure("wire\nbytes", format="d", better="lower")
     busiest_wire_bytes: int = figure("busiest\nbytes", format="d", better="lower")
     peak_mib: float | None = figure("peak MiB\nper worker", format=".0f", better="lower")
-    parts: Parts = Parts()
+    times: StepTimes = field(default_factory=StepTimes)
     bubble: float | None = figure("bubble", format=".2f", better="lower", default=None)
     bubble_theory: float | None = figure("bubble\nin theory", format=".2f", default=None)
     samples_ms: tuple[float, ...]
@@ -84,7 +73,7 @@ class PipelineColumns:
 
 
 COLUMNS = columns_of(PipelineColumns)
-PARTS = tuple(column.name for column in columns_of(Parts))
+PARTS = tuple(column.name for column in columns_of(StepTimes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +118,7 @@ def make_row(options: PipelineBenchOptions, variant: Variant, workers: Sequence[
         bound = bound_of_pipeline(link, hops_of(first.links, steps), busy)
         tensor_bytes = sum(each.tensor_bytes for each in first.links) // steps
         wire_bytes = sum(each.wire_bytes for each in first.links) // steps
-    figures = PipelineColumns(
+    columns = PipelineColumns(
         link=link_text(link),
         workers=len(workers),
         parallel=variant.parallel,
@@ -161,11 +150,11 @@ def make_row(options: PipelineBenchOptions, variant: Variant, workers: Sequence[
         per_worker=details,
     )
     if variant.parallel == "pipeline":
-        parts = Parts(**{name: _known(float(np.mean([d[name] for d in details], dtype=float))) for name in PARTS})
+        times = StepTimes(**{name: _mean([detail[name] for detail in details]) for name in PARTS})
         order_ms, in_theory = _theory(variant, workers)
         bubble = _bubble(workers, step_ms)
-        figures = replace(figures, parts=parts, order_ms=order_ms, bubble=bubble, bubble_theory=in_theory)
-    return row_of(figures)
+        columns = replace(columns, times=times, order_ms=order_ms, bubble=bubble, bubble_theory=in_theory)
+    return row_of(columns)
 
 
 def compare(rows: Sequence[Row]) -> list[Row]:
@@ -196,16 +185,10 @@ def _worker_parts(number: int, measured: WorkerMeasurements, steps: int) -> dict
     """Return the times by part, the traffic and the memory of one worker."""
     sent = [link for link in measured.links if link.source_worker == number]
     received = [link for link in measured.links if link.target_worker == number]
-    parts = Parts(
-        compute_ms=measured.module_ms + measured.update_ms,
-        encode_ms=sum(link.encode_ms for link in sent) / steps,
-        wait_ms=_known(sum(link.wait_ms for link in received) / steps),
-        transfer_ms=_known(sum(link.transfer_ms for link in received) / steps),
-        decode_ms=sum(link.decode_ms for link in received) / steps,
-    )
+    times = step_times(measured.module_ms + measured.update_ms, sent, received, steps)
     return {
         "worker": number,
-        **row_of(parts),
+        **row_of(times),
         "sent_bytes": sum(link.wire_bytes for link in sent) // steps,
         "received_bytes": sum(link.wire_bytes for link in received) // steps,
         "parameter_mib": measured.parameter_bytes / 2**20,
@@ -213,9 +196,9 @@ def _worker_parts(number: int, measured: WorkerMeasurements, steps: int) -> dict
     }
 
 
-def _known(ms: float) -> float | None:
-    """Return None for NaN, which torch's stage reports for times that it does not measure."""
-    return None if math.isnan(ms) else ms
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None if a value is unknown."""
+    return None if None in values else float(np.mean(np.asarray(values, float)))
 
 
 def _in_flight(variant: Variant, workers: Sequence[WorkerMeasurements]) -> int | None:
