@@ -34,8 +34,8 @@ class Lab:
     def start(self, queues: dict[str, Any], ways: list[dict[str, Any]]) -> None:
         names = [str(worker) for worker in range(len(self.ends))]
         usual = {"delay_s": 0.0, "jitter_s": 0.0, "loss": 0.0, "seed": "any"}
-        told = {"namespaces": names, "interface": "any", "addresses": ADDRESSES, "queues": queues}
-        self.forwarder = Forwarder(told | {"ways": [usual | way for way in ways]})
+        config = {"namespaces": names, "interface": "any", "addresses": ADDRESSES, "queues": queues}
+        self.forwarder = Forwarder(config | {"ways": [usual | way for way in ways]})
 
     def send(self, source: int, target: int, number: int, size: int = SIZE) -> None:
         address = bytes(map(int, ADDRESSES[target].split(".")))

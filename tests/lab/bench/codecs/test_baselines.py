@@ -17,7 +17,7 @@ from thinpipe.links.learned.transform import rows_of
 def test_without_bitsandbytes_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(baselines, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"nf4 .*pip install 'thinpipe\[compare\]'"):
-        parse_codecs("sort:8,nf4", outside=True)
+        parse_codecs("sort:8,nf4", baselines=True)
 
 
 def test_only_the_codec_benchmark_knows_them():
@@ -30,7 +30,7 @@ def test_only_the_codec_benchmark_knows_them():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_there_and_back(name, bits, error, shape, dtype):
     pytest.importorskip("bitsandbytes")
-    (codec,) = parse_codecs(f" {name}", outside=True)
+    (codec,) = parse_codecs(f" {name}", baselines=True)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     wire = codec.encode(x)
     assert 8 * wire.numel() / x.numel() == pytest.approx(bits, rel=0.02)
@@ -98,10 +98,10 @@ def test_a_tensor_without_rows_has_no_axes():
 
 
 def test_only_the_codec_benchmark_has_them_without_a_link():
-    assert parse_codecs("axes:1.5,tile:4", outside=True) == [OfflinePCA(1.5), codec("tile:4")]
+    assert parse_codecs("axes:1.5,tile:4", baselines=True) == [OfflinePCA(1.5), codec("tile:4")]
     with pytest.raises(ValueError, match=r"axes:1.5 learns from what a link carries"):
         parse_codecs("axes:1.5")
     with pytest.raises(ValueError, match=r"'axes:9' makes no sense: 9 bits are not from 0.5 to 8"):
-        parse_codecs("axes:9", outside=True)
+        parse_codecs("axes:9", baselines=True)
     with pytest.raises(ValueError, match=r"delta\(tile:2\) sends changes against copies"):
-        parse_codecs("delta(tile:2)", outside=True)
+        parse_codecs("delta(tile:2)", baselines=True)

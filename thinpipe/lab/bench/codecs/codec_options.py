@@ -1,4 +1,4 @@
-"""Settings of the codec benchmark, checked before the run."""
+"""Options of the codec benchmark, checked before the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from thinpipe.codecs import FAMILIES, Codec
 from thinpipe.codecs.recipes import RECIPES
-from thinpipe.lab.bench.codecs.baselines import OUTSIDE_NAMES
+from thinpipe.lab.bench.codecs.baselines import BASELINES
 from thinpipe.lab.bench.codecs.synthetic import (
     CONTENTS,
     DEFAULT_CONTENTS,
@@ -40,15 +40,15 @@ class CodecBenchOptions:
 
     compress: str = shared(
         "compress",
-        f"Codecs by their specs, separated by commas; a recipe, {', '.join(RECIPES)}, is its two. The families: "
-        f"{', '.join(FAMILIES)}; axes, learned from the tensor of the step before. To compare with: "
-        f"{', '.join(OUTSIDE_NAMES)} of bitsandbytes, if installed.",
-        shown="the recipes, and several of each family",
+        f"Codecs by their specs, separated by commas; a preset, {', '.join(RECIPES)}, is its two. Families: "
+        f"{', '.join(FAMILIES)}; axes, learned from the tensor of the step before. Baselines: "
+        f"{', '.join(BASELINES)} of bitsandbytes, if installed.",
+        shown="the presets, and several of each family",
         default=DEFAULT_CODECS,
         was="codecs",
     )
     shape: tuple[str, ...] = option(
-        "Shape of the tensors; repeat for several.",
+        "Shape of the tensors; repeatable.",
         panel=WHAT,
         metavar="N,...",
         kind=list[str],
@@ -57,8 +57,8 @@ class CodecBenchOptions:
         default=(),
     )
     content: tuple[str, ...] = option(
-        "What they hold; repeat for several. relu6: an activation, half zeros. outliers: normal, six channels 20 "
-        "times larger. laplace: a gradient. heavy: the same with longer tails. masked: a gradient, half zeros.",
+        "Values of the tensors; repeatable. relu6: an activation, half zeros. outliers: normal, six channels 20 times "
+        "larger. laplace: a gradient. heavy: a gradient with longer tails. masked: a gradient, half zeros.",
         panel=WHAT,
         metavar="NAME",
         kind=list[str],
@@ -67,27 +67,27 @@ class CodecBenchOptions:
         default=(),
     )
     from_: Path | None = option(
-        "Compress the float tensors of this .safetensors file instead. Of captured ones, such as "
-        "forward/0-1/0/step000003/chunk0, tables show the mean of each link.",
+        "Compress the float tensors of this .safetensors file instead. For captured tensors, such as "
+        "forward/0-1/0/step000003/chunk0, tables show the mean per link.",
         panel=WHAT,
         metavar="FILE",
         default=None,
     )
     verify: bool = option(
-        "Hold the codecs against the literal algorithms and scikit-learn too; adds minutes. Exit code 1 if a promise "
-        "is broken.",
+        "Also compare the codecs with the reference implementations and scikit-learn; adds minutes. Exit code 1 if a "
+        "promise is broken.",
         panel=WHAT,
         default=False,
     )
     reference: Literal["largest", "all", "none"] = option(
-        "On which tensors to time the literal algorithms, seconds each.", panel=HOW, default="largest"
+        "Tensors on which to time the reference implementations, seconds each.", panel=HOW, default="largest"
     )
     device: str = shared("device")
     threads: int | None = shared("threads", "CPU threads.", shown="all cores")
-    repeat: int = shared("repeat", "Runs of a call, at most.", default=20)
-    budget: float = shared("budget", "Time for the runs of a call, about.", default=0.2)
+    repeat: int = shared("repeat", "Largest number of timed calls.", default=20)
+    budget: float = shared("budget", "Time per codec and tensor for the timed calls, approximate.", default=0.2)
     by_bits: bool = option(
-        "Order tables by the bits per value on the wire: what sends the same stands together.",
+        "Sort tables by bits per value on the wire.",
         panel=RESULTS,
         default=False,
     )
@@ -98,7 +98,7 @@ class CodecBenchOptions:
     @property
     def codecs(self) -> list[Codec]:
         """The codecs of ``compress``; OptionError for an invalid spec."""
-        return parse_codecs(self.compress, outside=True)
+        return parse_codecs(self.compress, baselines=True)
 
     @property
     def found_device(self) -> torch.device:
@@ -139,9 +139,9 @@ def choose_cases(
     defaults = DEFAULT_SHAPES if device == "cpu" else DEFAULT_GPU_SHAPES
     chosen = list(dict.fromkeys(map(parse_shape, shapes))) or list(defaults)
     for shape in chosen:
-        words = ",".join(map(str, shape))
+        text = ",".join(map(str, shape))
         check_fits(
-            f"{{shape}} {words}: the tensor, and what is decoded,", 8 * math.prod(shape), "take a smaller one", device
+            f"{{shape}} {text}: the tensor and its decoded copy,", 8 * math.prod(shape), "take a smaller one", device
         )
     usual = DEFAULT_CONTENTS if device == "cpu" else DEFAULT_GPU_CONTENTS
     return made_cases(chosen, list(dict.fromkeys(contents)) or usual)

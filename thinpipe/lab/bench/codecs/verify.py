@@ -46,19 +46,9 @@ def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check
     """
     cases = [case for case in cases if bool(case.load().isfinite().all())]
     contents = {case.content: [other for other in cases if other.content == case.content] for case in cases}
-    for content, tensors in contents.items():
-        for family, algorithm in (("sort", 1), ("fast", 2)):
-            yield from _buckets_against_algorithm(family, algorithm, content, tensors, device)
-    for content, tensors in contents.items():
-        smallest = min(tensors, key=lambda case: case.count)
-        if smallest.count >= 1 << SKLEARN_BITS[-1]:  # scikit-learn needs at least one value per cluster
-            yield _kmeans_against_sklearn(content, smallest.load().reshape(-1)[:SKLEARN_VALUES].to(device))
-    for content, tensors in contents.items():
-        yield _kmeans_against_uniform_and_sort(content, tensors, device)
-    for content, tensors in contents.items():
-        yield from _tiles_against_algorithm(content, tensors, device)
-    for content, tensors in contents.items():
-        yield _gauss_against_algorithm(content, tensors, device)
+    for verify in (_buckets, _kmeans_and_sklearn, _kmeans_and_others, _tiles, _gauss):
+        for content, tensors in contents.items():
+            yield from verify(content, tensors, device)
     yield from _wire_ratios([case for case in cases if 4 * case.count >= RATIO_BYTES])
 
 
@@ -75,79 +65,81 @@ def roundings_apart(decoded: Tensor, right: Tensor, mins: Tensor, steps: Tensor,
     return ((decoded.float() - right.float()).abs() / ulp[bucket]).max().item()
 
 
-def _buckets_against_algorithm(
-    family: str, algorithm: int, content: str, cases: Sequence[Case], device: torch.device
-) -> Iterator[Check]:
-    different, roundings = _Worst(), _Worst()
-    for case in cases:
-        x = case.load().to(device)
-        for split_bits in SPLITS:
-            spec = f"{family}:{LEVEL_BITS}+{split_bits}"
-            ours, literal = codec(spec), codec(spec, kernels="reference")
-            assert isinstance(ours, Buckets)
-            wire, right_wire = ours.encode(x), literal.encode(x)
-            mins, steps = ours.mins_and_steps(wire)
-            right_mins, right_steps = ours.mins_and_steps(right_wire)
-            decoded, right = ours.decode(wire, torch.empty_like(x)), literal.decode(right_wire, torch.empty_like(x))
-            apart = roundings_apart(decoded, right, right_mins, right_steps, (1 << LEVEL_BITS) - 1)
-            where = f"{spec} on {case.shape_text}"
-            different.add(int((mins != right_mins).sum() + (steps != right_steps).sum()), where)
-            roundings.add(apart, where)
-    claim = f"{family}:{LEVEL_BITS}+0..{SPLITS[-1]}, {content}"
-    yield different.check(f"{claim}: mins, steps unlike Algorithm {algorithm}", 0)
-    yield roundings.check(f"{claim}: decoded, off Algorithm {algorithm}", ROUNDINGS, " ulp")
+def _buckets(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
+    for algorithm, family in enumerate(("sort", "fast"), 1):
+        different, roundings = _Worst(), _Worst()
+        for case in cases:
+            x = case.load().to(device)
+            for split_bits in SPLITS:
+                spec = f"{family}:{LEVEL_BITS}+{split_bits}"
+                ours, literal = codec(spec), codec(spec, kernels="reference")
+                assert isinstance(ours, Buckets)
+                wire, right_wire = ours.encode(x), literal.encode(x)
+                mins, steps = ours.mins_and_steps(wire)
+                right_mins, right_steps = ours.mins_and_steps(right_wire)
+                decoded, right = ours.decode(wire, torch.empty_like(x)), literal.decode(right_wire, torch.empty_like(x))
+                apart = roundings_apart(decoded, right, right_mins, right_steps, (1 << LEVEL_BITS) - 1)
+                where = f"{spec} on {case.shape_text}"
+                different.add(int((mins != right_mins).sum() + (steps != right_steps).sum()), where)
+                roundings.add(apart, where)
+        claim = f"{family}:{LEVEL_BITS}+0..{SPLITS[-1]}, {content}"
+        yield different.check(f"{claim}: mins, steps unlike Algorithm {algorithm}", 0)
+        yield roundings.check(f"{claim}: decoded, off Algorithm {algorithm}", ROUNDINGS, " ulp")
 
 
-def _kmeans_against_sklearn(content: str, values: Tensor) -> Check:
+def _kmeans_and_sklearn(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
     from sklearn.cluster import KMeans
 
-    worst = _Worst()
+    smallest = min(cases, key=lambda case: case.count)
+    if smallest.count < 1 << SKLEARN_BITS[-1]:  # scikit-learn needs at least one value per cluster
+        return
+    values, worst = smallest.load().reshape(-1)[:SKLEARN_VALUES].to(device), _Worst()
     points = values.double().cpu().numpy()[:, None]
     for bits in SKLEARN_BITS:
         best = KMeans(1 << bits, n_init=10, max_iter=1000, tol=1e-6, random_state=0).fit(points)
-        spec = f"kmeans:{bits}"
-        error = relative_squared_error(values, _round_trip(spec, values))
-        worst.add(_over(error, best.inertia_ / float((points**2).sum())), spec)
-    return worst.check(f"kmeans:1..4, {content}: error / scikit-learn's", SKLEARN_LIMIT)
+        error = _round_trip_error(f"kmeans:{bits}", values)
+        worst.add(_over(error, best.inertia_ / float((points**2).sum())), f"kmeans:{bits}")
+    yield worst.check(f"kmeans:1..4, {content}: error / scikit-learn's", SKLEARN_LIMIT)
 
 
-def _kmeans_against_uniform_and_sort(content: str, cases: Sequence[Case], device: torch.device) -> Check:
+def _kmeans_and_others(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
     worst = _Worst()
     for case in cases:
         x = case.load().to(device)
         for bits in range(5, 9):
-            error = relative_squared_error(x, _round_trip(f"kmeans:{bits}", x))
+            error = _round_trip_error(f"kmeans:{bits}", x)
             for rival in (f"sort:{bits}", f"uniform:{bits}"):
-                rival_error = relative_squared_error(x, _round_trip(rival, x))
-                worst.add(_over(error, rival_error), f"kmeans:{bits} and {rival} on {case.shape_text}")
-    return worst.check(f"kmeans:5..8, {content}: error / sort's or uniform's", 1)
+                worst.add(_over(error, _round_trip_error(rival, x)), f"kmeans:{bits} and {rival} on {case.shape_text}")
+    yield worst.check(f"kmeans:5..8, {content}: error / sort's or uniform's", 1)
 
 
-def _tiles_against_algorithm(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
+def _tiles(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
     """Check that bytes equal the reference implementation's and that errors are at most half a step."""
     different, steps = _Worst(), _Worst()
     for case in cases:
         x = case.load().to(device)
         for spec in TILES:
-            ours = codec(spec)
+            ours, where = codec(spec), f"{spec} on {case.shape_text}"
             assert isinstance(ours, Tile)
             wire = ours.encode(x)
-            where = f"{spec} on {case.shape_text}"
-            different.add(int((wire != codec(spec, kernels="reference").encode(x)).sum()), where)
+            different.add(_bytes_apart(spec, x), where)
             steps.add(steps_apart(ours, wire, x, ours.decode(wire, torch.empty_like(x))), where)
     claim = f"{TILES[0]}..{TILES[-1]}, {content}"
     yield different.check(f"{claim}: bytes unlike the algorithm's", 0)
     yield steps.check(f"{claim}: decoded, off", HALF_A_STEP, " steps")
 
 
-def _gauss_against_algorithm(content: str, cases: Sequence[Case], device: torch.device) -> Check:
+def _gauss(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
     different = _Worst()
     for case in cases:
-        x = case.load().to(device)
         for spec in GAUSS:
-            unlike = codec(spec).encode(x) != codec(spec, kernels="reference").encode(x)
-            different.add(int(unlike.sum()), f"{spec} on {case.shape_text}")
-    return different.check(f"{GAUSS[0]}..{GAUSS[-1]}, {content}: bytes unlike the algorithm's", 0)
+            different.add(_bytes_apart(spec, case.load().to(device)), f"{spec} on {case.shape_text}")
+    yield different.check(f"{GAUSS[0]}..{GAUSS[-1]}, {content}: bytes unlike the algorithm's", 0)
+
+
+def _bytes_apart(spec: str, x: Tensor) -> int:
+    """Return the number of bytes that differ from the reference implementation's."""
+    return int((codec(spec).encode(x) != codec(spec, kernels="reference").encode(x)).sum())
 
 
 def steps_apart(tile: Tile, wire: Tensor, x: Tensor, decoded: Tensor) -> float:
@@ -173,7 +165,7 @@ def _wire_ratios(cases: Sequence[Case]) -> Iterator[Check]:
         if cases:
             yield worst.check(f"{bits} bits, from 1 MB on: wire, off {bits / 32:g}", 1, "%")
     for recipe in RECIPES:
-        worst, both = _Worst(), parse_codecs(recipe, outside=True)
+        worst, both = _Worst(), parse_codecs(recipe, baselines=True)
         for case in cases:
             sent = sum(used.wire_bytes(case.shape, torch.float32) for used in both)
             worst.add(8 * sent / len(both) / case.count, case.shape_text)
@@ -182,9 +174,9 @@ def _wire_ratios(cases: Sequence[Case]) -> Iterator[Check]:
             yield worst.check(f"{recipe}, from 1 MB on: sent for a value, both directions", most, " bits")
 
 
-def _round_trip(spec: str, x: Tensor) -> Tensor:
+def _round_trip_error(spec: str, x: Tensor) -> float | None:
     each = codec(spec)
-    return each.decode(each.encode(x), torch.empty_like(x))
+    return relative_squared_error(x, each.decode(each.encode(x), torch.empty_like(x)))
 
 
 def _over(error: float | None, other: float | None) -> float:

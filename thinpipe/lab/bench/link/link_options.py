@@ -91,7 +91,7 @@ class LinkBenchOptions:
     def __post_init__(self) -> None:
         check(self)
         if self.verify and not (self.probe_s and any(self.links)):
-            raise OptionError("{verify} measures links that are shaped: name some with {link}, and {probe} above 0")
+            raise OptionError("{verify} checks links that are shaped: name some with {link}, and {probe} above 0")
 
     def check_here(self) -> None:
         """Raise OptionError for settings that cannot be measured on this machine."""

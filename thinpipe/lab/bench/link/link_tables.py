@@ -1,4 +1,4 @@
-"""Views of the link benchmark: a line per row, tables, and a plot of time against size."""
+"""Tables of the link benchmark, the line of a row, and a plot of time against size."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _RATES = {
 _MBIT_PER_GB = 8e3
 
 TRANSFER_NOTE = (
-    "p50, p95: from when the sender hands a message over until it is there. recv time: from when the receiver\n"
-    "wants it, so a late sender counts. line: latency + bytes / bandwidth through all sizes. chunks that hide\n"
-    "delay: number of messages under way that keep the link busy for a round trip."
+    "p50, p95: from the call of send until the message has arrived. recv time: from the call of recv, so a late\n"
+    "sender counts. line: latency + bytes / bandwidth, fitted to all sizes. chunks that hide delay: number of\n"
+    "messages in flight that keep the link busy for a round trip."
 )
 LINK_NOTE = (
     "down: from worker 1 to worker 0, the client; up: from it. loss: of small packets. rates: of one TCP connection."
