@@ -127,15 +127,16 @@ def _carry_out(progress: AblationProgress, pending: Sequence[Run], store: Store)
             with one_line_errors():
                 stack.enter_context(store.locked())
             stack.enter_context(interruptible())
-            stack.enter_context(progress)
+            stack.enter_context(progress.bar)
             runner.compile_kernels(pending)
             ended = runner.carry_out(pending, jobs=progress.jobs, report=progress.running)
             for result in stack.enter_context(closing(ended)):
                 store.append(result)
                 progress.ended(result)
     except KeyboardInterrupt:
+        done = sum(store.get(run) is not None for run in progress.chosen)
         typer.echo(
-            f"thinpipe: interrupted; {progress.in_store()} of {len(progress.chosen)} runs are in {store.path}. "
+            f"thinpipe: interrupted; {done} of {len(progress.chosen)} runs are in {store.path}. "
             f"Go on with the same command:\n  {shlex.join(['thinpipe', *sys.argv[1:]])}",
             err=True,
         )
@@ -178,10 +179,11 @@ class AblationProgress:
     """
 
     def __init__(self, plan: Plan, chosen: Sequence[Run], pending: Sequence[Run], store: Store, jobs: int) -> None:
-        self.chosen, self.store = chosen, store
+        self.chosen = chosen
         self.pending, self.jobs = len(pending), min(jobs, max(len(pending), 1))
         self.count = self.failed = 0
-        self._bar = progress_bar()
+        self.started, self.bar = time.monotonic(), progress_bar()
+        self._task = self.bar.add_task(f"0 of {self.pending}", total=self.pending)
         done = len(chosen) - len(pending)
         self._print(f"{plan.title}: {len(pending)} runs to do, {done} already done, results in {store.path}")
         if others := store.others(plan.runs):
@@ -191,34 +193,22 @@ class AblationProgress:
         if pending:
             self._print(runner.load_text(pending, self.jobs))
 
-    def __enter__(self) -> AblationProgress:
-        self.started = time.monotonic()
-        self._bar.start()
-        self._task = self._bar.add_task(f"0 of {self.pending}", total=self.pending)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
     def running(self, line: str) -> None:
         """Report an active run, if there is no bar."""
-        if self._bar.disable:
+        if self.bar.disable:
             self._print(line)
 
     def ended(self, result: Result) -> None:
         self.count += 1
         self.failed += result.failed
         outcome = f"{result.name}: {result.outcome}"
-        if result.failed or self._bar.disable:
+        if result.failed or self.bar.disable:
             self._print(f"[{self.count:>{len(str(self.pending))}}/{self.pending}] {outcome}")
         failed = f", {self.failed} failed" if self.failed else ""
         left = duration((time.monotonic() - self.started) / self.count * (self.pending - self.count))
         description = f"{self.count} of {self.pending}{failed}, {left} left; {outcome}"
-        self._bar.update(self._task, completed=self.count, description=description)
-
-    def in_store(self) -> int:
-        return sum(self.store.get(run) is not None for run in self.chosen)
+        self.bar.update(self._task, completed=self.count, description=description)
 
     def _print(self, line: str) -> None:
         """Print a line above the bar, if there is one."""
-        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)

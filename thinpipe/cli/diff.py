@@ -13,7 +13,7 @@ from rich.text import Text
 
 from thinpipe.cli.terminal import RESULTS, Outputs, one_line_errors, takes
 from thinpipe.lab.records import report
-from thinpipe.lab.records.diff import Diff, change_table, compare, fact_lines, fact_table, missing_lines, to_record
+from thinpipe.lab.records.diff import change_table, compare, fact_lines, fact_table, missing_lines, to_record
 from thinpipe.lab.records.record import Record
 from thinpipe.options import OptionError, option, read
 
@@ -77,10 +77,6 @@ def diff(
         options, outputs = DiffOptions(**read(DiffOptions, given)), Outputs(**read(Outputs, given))
         outputs.check()
         result = compare(Record.read(baseline), Record.read(test), options.columns)
-    _show(result, options, outputs)
-
-
-def _show(result: Diff, options: DiffOptions, outputs: Outputs) -> None:
     changes = change_table(result, values=bool(options.columns))
     missing = list(missing_lines(result))
     checks = [] if options.fail_above is None else [result.check(options.fail_above)]

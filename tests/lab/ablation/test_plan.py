@@ -25,8 +25,8 @@ def test_every_combination_is_a_run_and_the_last_line_varies_fastest(tmp_path: P
         for codec in ("none", "sort:6+2")
         for seed in (0, 1)
     ]
-    words = ["--epochs", "2", "--task", "digits", "--seed", "0", "--compress", "sort:6+2"]
-    assert plan.runs[2].arguments() == words
+    arguments = ["--epochs", "2", "--task", "digits", "--seed", "0", "--compress", "sort:6+2"]
+    assert plan.runs[2].arguments() == arguments
 
 
 def test_a_spec_may_list_arguments_and_directions_may_differ(tmp_path: Path) -> None:

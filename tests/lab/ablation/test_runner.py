@@ -1,4 +1,4 @@
-"""Runs are carried out, several at a time; each ends as figures or as one line that says why not."""
+"""Runs are executed, several at a time; each ends with metrics or with a one-line error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_figures_come_with_what_the_metric_is_and_where_it_was_measured(tmp_path
     assert starts(fake_log) == ["sort:6+2 seed 2"]
 
 
-def test_a_run_that_fails_says_why_and_stops_no_other(tmp_path: Path, fake_log: Path) -> None:
+def test_a_run_that_fails_has_an_error_and_stops_no_other(tmp_path: Path, fake_log: Path) -> None:
     runs = make_plan(tmp_path, 'compress = ["uniform:1,2,8"]').runs
     results = list(carry_out(runs, train=FAKE_TRAIN))
     assert [result.error for result in results] == [

@@ -1,4 +1,4 @@
-"""Seeds become rows: mean, spread, worst; failures are told and never averaged away."""
+"""Seeds become rows: mean, spread, worst; failures are shown and never averaged away."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ def size(model):
 
 
 @pytest.mark.parametrize("name", CUTTABLE)
-def test_whole_and_cut_models_have_a_loss(name):
+def test_complete_and_cut_models_have_a_loss(name):
     model, batch = build_cuttable(name, SMALL)
-    whole = cut_units(units_of(model), ())[0]
-    assert Loss(None, device=torch.device("cpu"))(whole(*batch.inputs), batch.labels).isfinite()
-    assert size(whole) <= size(model)
+    complete = cut_units(units_of(model), ())[0]
+    assert Loss(None, device=torch.device("cpu"))(complete(*batch.inputs), batch.labels).isfinite()
+    assert size(complete) <= size(model)
 
 
 @pytest.mark.parametrize("name", ["type", "function"])
@@ -42,11 +42,11 @@ def test_models_of_users_have_random_weights_and_a_loss(name, tmp_path, monkeypa
     settings.check_here()
     model, batch, fill = build_named(settings.source, SMALL)
     units = cut_model(model, meta_of(batch.inputs), fill)
-    whole = cut_units(units.units, ())[0]
-    units.fill_own([whole])
+    complete = cut_units(units.units, ())[0]
+    units.fill_own([complete])
     assert batch.labels.shape == (2, 8)
     with torch.no_grad():
-        summed, _ = Loss(units.tail, device=torch.device("cpu")).score(whole(*batch.inputs), batch.labels)
+        summed, _ = Loss(units.tail, device=torch.device("cpu")).score(complete(*batch.inputs), batch.labels)
     assert summed / batch.labels.numel() == pytest.approx(math.log(90), abs=0.5)
 
 
@@ -54,7 +54,7 @@ def test_models_of_users_have_random_weights_and_a_loss(name, tmp_path, monkeypa
     ("options", "message"),
     [
         ({"model": "mlp", "config": "llama"}, "model and config both name the model"),
-        ({"config_set": "x=1"}, "config_set changes what config says"),
+        ({"config_set": "x=1"}, "config_set changes config: name a model type"),
         ({"model": "no_such.module:f"}, "cannot be imported"),
         ({"config": "vit"}, "causal language models of transformers are trained here"),
     ],

@@ -33,7 +33,7 @@ with thin_network(parse_link(sys.argv[1]), workers=2) as one, thin_network(parse
     print(*one.namespaces, *other.namespaces, flush=True)
     if "busy" in sys.argv:
         from thinpipe.launch.workers import run_workers
-        # In one piece, or two workers write both words before both line ends.
+        # In one piece, or two workers write both lines before both line ends.
         work = "import os, time; os.write(1, b'here' + bytes([10])); time.sleep(60)"
         run_workers(exec, work, workers=2, network=other)
     time.sleep(60)
@@ -61,7 +61,7 @@ def hold_networks(busy: bool = False) -> tuple[subprocess.Popen[str], set[str]]:
 
 
 def forwarders(launcher: int) -> list[int]:
-    """Processes beside the networks of a process."""
+    """The processes that hold the networks of a process."""
     return [found.pid for found in processes_of(-1, f"forwarder.py thinpipe-{launcher}-")]
 
 
@@ -75,7 +75,7 @@ def wait_until_gone(launcher: int, names: set[str]) -> None:
 @pytest.mark.parametrize(
     ("user", "commands", "lacks"), [(1000, True, "no root"), (0, False, "no `ip` of iproute2 and `tc` of iproute2")]
 )
-def test_says_what_a_machine_lacks(user: int, commands: bool, lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_what_a_machine_lacks(user: int, commands: bool, lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
     monkeypatch.setattr("shutil.which", lambda name: name if commands else None)
     with pytest.raises(ValueError, match=f"needs Linux, root, and ip and tc of iproute2; here is {lacks}"):
@@ -201,8 +201,8 @@ def test_a_worker_that_fails_ends_the_network_too(link: str) -> None:
 
 @needs_namespaces
 def test_a_forwarder_that_is_killed_ends_the_workers() -> None:
-    words = "^the process that forwards what workers send to each other was killed, and the links are gone; start"
-    with pytest.raises(WorkerError, match=words), thin_network(parse_link(KINDS[1]), 2) as thin:
+    message = "^the process that forwards what workers send to each other was killed, and the links are gone; start"
+    with pytest.raises(WorkerError, match=message), thin_network(parse_link(KINDS[1]), 2) as thin:
         run_workers(lose_the_forwarder, os.getpid(), workers=2, network=thin)
     assert thin is not None
     assert not set(thin.namespaces) & namespaces()

@@ -33,7 +33,7 @@ def test_reads_what_it_wrote(record, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
-def test_says_what_ran_on_what(record):
+def test_records_version_and_environment(record):
     assert record.thinpipe == __version__
     assert {"python", "torch", "numpy", "cpu", "cores", "threads", "devices"} <= record.environment.keys()
 

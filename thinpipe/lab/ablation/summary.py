@@ -71,21 +71,20 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
             bits = row["bits_per_value"]
             panel.setdefault(_line(row["codec"], bits, panel), []).append((bits, middle, worst, best))
     failed = sum(len(method.failed) for method in found)
-    close = {f"{name}, close to none": name for name in bands}
+    for name in [name for name in panels if name in bands]:
+        close = f"{name}, close to none"
+        bands[close], ranges[close] = bands[name], ranges.pop(name)
+    shown = [each for name in panels for each in (name, f"{name}, close to none") if each == name or each in bands]
     return Plot(
         title=f"{title} ({failed} failed runs are not in it)" if failed else title,
         x_label="bits per value on the wire",
         y_label=" / ".join(dict.fromkeys(labels)),
-        panels={
-            shown: panels[close.get(shown, shown)]
-            for name in panels
-            for shown in (name, *(zoom for zoom, full in close.items() if full == name))
-        },
+        panels={name: panels[name.removesuffix(", close to none")] for name in shown},
         x_log=True,
         x_ticks=_ticks([point[0] for panel in panels.values() for line in panel.values() for point in line]),
         y_log=False,
-        y_ranges={zoom: ranges[full] for zoom, full in close.items()},
-        bands=bands | {zoom: bands[full] for zoom, full in close.items()},
+        y_ranges=ranges,
+        bands=bands,
         band_label="none ± std",
     )
 

@@ -52,7 +52,7 @@ def test_zeros_in_the_middle_are_exact_with_zero_alone():
 
 
 @pytest.mark.parametrize(("reference", "timed"), [("none", 0), ("largest", 1), ("all", 4)])
-def test_the_literal_algorithm_runs_where_it_was_asked_for(reference, timed):
+def test_the_literal_algorithm_runs_where_it_was_requested(reference, timed):
     rows = measure(["fp16", "uniform:8"], [(3, 5), (4, 16)], ["relu6", "laplace"], reference)
     with_reference = [row for row in rows if row["reference_encode_ms"] is not None]
     assert len(with_reference) == timed

@@ -42,7 +42,7 @@ def test_effective_bandwidth_counts_the_codec():
     assert coded["pays_below_mbit_per_s"] == pytest.approx(3 * WIRE * 8 / 0.1 / 1e6)
 
 
-def test_links_are_held_against_what_was_asked_for():
+def test_links_are_compared_with_the_requested_ones():
     good = {"down_mbit_per_s": 95.0, "up_mbit_per_s": 19.4, "round_trip_ms": 41.0, "packets": 10_000}
     good |= {"loss_down": 0.0011, "loss_up": 0.0005}
     link = parse_link("100mbit/20mbit,20ms,0.1%")

@@ -106,7 +106,7 @@ def test_comparisons_stay_on_one_link_and_one_way_to_cut():
     assert series["pipeline none"] == [(100.0, 160.0), (1000.0, 1600.0)]
 
 
-def test_ours_beside_torchs_stage():
+def test_our_stage_and_torchs():
     """Whose messages nobody times, so that its waiting is not known; older records have no stage, as ours have none."""
     nan = float("nan")
     links = [replace(link(0, 1, 1_000_000 * STEPS), wait_ms=nan, transfer_ms=nan)]
