@@ -55,7 +55,7 @@ class Costs:
     seeds_failed: int = figure("failed", format="d", better="lower")
 
 
-FIGURES = {column.name: column for kind in (Against, Costs) for column in columns_of(kind)}
+COLUMNS = {column.name: column for kind in (Against, Costs) for column in columns_of(kind)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +164,8 @@ def _result(data: Any) -> Result | None:
         result = Result(**data)
     except TypeError:  # a field is missing or misnamed
         return None
-    are_figures = result.figures is None or isinstance(result.figures, dict)
-    return result if are_figures and is_number_format(result.metric_format) else None
+    has_metrics = result.figures is None or isinstance(result.figures, dict)
+    return result if has_metrics and is_number_format(result.metric_format) else None
 
 
 @dataclass(frozen=True)
@@ -250,27 +250,27 @@ def method_row(method: Method) -> dict[str, Any]:
     run = method.runs[0]
     varied = {_column_name(name): value for name, value in run.varied.items()}
     row = {"task": run.settings["task"], "codec": run.codec, **varied, **row_of(_costs(method))}
-    return row | _metric_figures(method.done) if method.done else row
+    return row | _metric_values(method.done) if method.done else row
 
 
 def _costs(method: Method) -> Costs:
     done = method.done
-    ratio, wire_bytes = _mean_figure(done, "wire_ratio"), _mean_figure(done, "wire_bytes_per_step")
+    ratio, wire_bytes = _mean(done, "wire_ratio"), _mean(done, "wire_bytes_per_step")
     return Costs(
         wire_ratio=ratio,
         bits_per_value=None if ratio is None else 32 * ratio,
-        samples_per_s=_mean_figure(done, "samples_per_s"),
+        samples_per_s=_mean(done, "samples_per_s"),
         wire_mb_per_step=None if wire_bytes is None else wire_bytes / 1e6,
-        encode_ms_per_step=_mean_figure(done, "encode_ms_per_step"),
-        decode_ms_per_step=_mean_figure(done, "decode_ms_per_step"),
-        seconds=_mean_figure(done, "seconds"),
+        encode_ms_per_step=_mean(done, "encode_ms_per_step"),
+        decode_ms_per_step=_mean(done, "decode_ms_per_step"),
+        seconds=_mean(done, "seconds"),
         seeds=len(method.runs),
         seeds_done=len(done),
         seeds_failed=len(method.failed),
     )
 
 
-def _metric_figures(done: Sequence[Result]) -> dict[str, Any]:
+def _metric_values(done: Sequence[Result]) -> dict[str, Any]:
     """Return the values of the columns of ``metric_columns``."""
     metrics = [result.figures["metric"] for result in done if result.figures]
     worst, best = (min, max) if done[0].metric_better == "higher" else (max, min)
@@ -288,7 +288,7 @@ def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
         *KEYS,
         *varied_columns(varied),
         *(column for result in metrics.values() for column in metric_columns(result)),
-        *FIGURES.values(),
+        *COLUMNS.values(),
     )
     rows: tuple[Row, ...] = tuple(rows_of(found))
     if not done:
@@ -330,7 +330,7 @@ def places(found: Sequence[Method]) -> Counter[str]:
     )
 
 
-def _mean_figure(done: Sequence[Result], name: str) -> float | None:
+def _mean(done: Sequence[Result], name: str) -> float | None:
     values = [result.figures[name] for result in done if result.figures and result.figures.get(name) is not None]
     return math.fsum(values) / len(values) if values else None
 

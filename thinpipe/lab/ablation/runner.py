@@ -158,8 +158,8 @@ def _start(run: Run, jobs: int, train: Sequence[str], stem: Path) -> _Started:
 
 
 def _result(started: _Started, jobs: int) -> Result:
-    figures = figures_of(started.record) if started.process.returncode == 0 else {}
-    error = None if figures else last_error(started.process.returncode, started.output)
+    metrics = metrics_of(started.record) if started.process.returncode == 0 else {}
+    error = None if metrics else last_error(started.process.returncode, started.output)
     started.record.unlink(missing_ok=True)
     started.output.unlink(missing_ok=True)
     return Result(
@@ -170,7 +170,7 @@ def _result(started: _Started, jobs: int) -> Result:
         threads=started.threads,
         jobs=jobs,
         error=error,
-        **figures,
+        **metrics,
     )
 
 
@@ -199,7 +199,7 @@ def _signal(started: _Started, number: signal.Signals) -> None:
         os.killpg(started.process.pid, number)
 
 
-def figures_of(record: Path) -> dict[str, Any]:
+def metrics_of(record: Path) -> dict[str, Any]:
     """Return the fields of a Result that a record fills; empty if there is no record with finite metrics."""
     try:
         read = Record.read(record)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from thinpipe.codecs.recipes import RECIPES
-from thinpipe.lab.ablation.results import FIGURES, KEYS, Method, method_row, places, rows_of, varied_columns
+from thinpipe.lab.ablation.results import COLUMNS, KEYS, Method, method_row, places, rows_of, varied_columns
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row
 from thinpipe.lab.records.report import Table
@@ -63,7 +63,7 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
         metric = method.done[0].metric
         scale = 100 if method.done[0].metric_format.endswith("%") else 1
         labels.append(f"{metric}, %" if scale == 100 else metric)
-        middle, worst, best = (scale * row[f"{metric}_{figure}"] for figure in ("mean", "worst", "best"))
+        middle, worst, best = (scale * row[f"{metric}_{statistic}"] for statistic in ("mean", "worst", "best"))
         if row["codec"] == "none":
             bands[name] = (middle, scale * (row[f"{metric}_std"] or 0.0))
             ranges[name] = _near(bands[name], method.done[0].metric_better)
@@ -123,21 +123,21 @@ def _task_table(task: str, found: Sequence[Method]) -> Table:
         if done and method.done:
             shown[metric] = with_spread(row[f"{metric}_mean"], row.get(f"{metric}_std"), done.metric_format)
         if row["loss_added"] is not None:
-            shown["loss_added"] = with_spread(row["loss_added"], row["loss_added_std"], FIGURES["loss_added"].format)
+            shown["loss_added"] = with_spread(row["loss_added"], row["loss_added_std"], COLUMNS["loss_added"].format)
         rows.append(shown)
     columns = (
         KEYS[1],
         *varied_columns(varied),
-        FIGURES["wire_ratio"],
+        COLUMNS["wire_ratio"],
         Column(name=metric, heading=f"{metric}\nmean ± std"),
         Column(name=f"{metric}_worst", heading="worst\nseed", format=done.metric_format if done else ""),
-        FIGURES["p_value"],
+        COLUMNS["p_value"],
         Column(name="loss_added", heading="loss added\nmean ± std"),
         Column(name="seeds", heading="seeds"),
-        FIGURES["samples_per_s"],
-        FIGURES["wire_mb_per_step"],
-        FIGURES["encode_ms_per_step"],
-        FIGURES["decode_ms_per_step"],
+        COLUMNS["samples_per_s"],
+        COLUMNS["wire_mb_per_step"],
+        COLUMNS["encode_ms_per_step"],
+        COLUMNS["decode_ms_per_step"],
     )
     return Table(title=task, columns=columns, rows=rows, style=_style)
 

@@ -123,8 +123,8 @@ def mean_over_steps(rows: Sequence[Row]) -> list[Row]:
 def _means(rows: Sequence[Row]) -> Row:
     means: dict[str, float | None] = {}
     for column in columns_of(Losses):
-        figures = [row[column.name] for row in rows if row[column.name] is not None]
-        means[column.name] = fmean(figures) if figures else None
+        values = [row[column.name] for row in rows if row[column.name] is not None]
+        means[column.name] = fmean(values) if values else None
     return {**means, "snr_db": decibels(means["relative_error"])}
 
 

@@ -192,13 +192,13 @@ def _over(error: float | None, other: float | None) -> float:
 class _Worst:
     """The maximum of several values, and where it occurred."""
 
-    figure: float | None = None
+    value: float | None = None
     where: str = ""
 
-    def add(self, figure: float, where: str) -> None:
+    def add(self, value: float, where: str) -> None:
         # NaN is the worst value and stays: no comparison with it is true.
-        if self.figure is None or math.isnan(figure) or figure > self.figure:
-            self.figure, self.where = figure, where
+        if self.value is None or math.isnan(value) or value > self.value:
+            self.value, self.where = value, where
 
     def check(self, claim: str, limit: float, unit: str = "") -> Check:
-        return Check(claim=claim, measured=self.figure, limit=limit, unit=unit, detail=self.where)
+        return Check(claim=claim, measured=self.value, limit=limit, unit=unit, detail=self.where)
