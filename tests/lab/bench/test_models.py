@@ -54,7 +54,7 @@ def test_models_of_users_have_random_weights_and_a_loss(name, tmp_path, monkeypa
     ("options", "message"),
     [
         ({"model": "mlp", "config": "llama"}, "model and config both name the model"),
-        ({"config_set": "x=1"}, "config_set changes config: name a model type"),
+        ({"config_set": "x=1"}, "config_set overrides values of config: name a model type"),
         ({"model": "no_such.module:f"}, "cannot be imported"),
         ({"config": "vit"}, "causal language models of transformers are trained here"),
     ],

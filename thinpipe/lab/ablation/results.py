@@ -98,9 +98,6 @@ class Store:
         for result in self._read():
             self._by_identity[identity(result.settings)] = result  # a later one is a retry
 
-    def __len__(self) -> int:
-        return len(self._by_identity)
-
     def get(self, run: Run) -> Result | None:
         return self._by_identity.get(run.identity)
 
@@ -179,13 +176,9 @@ class Method:
     def done(self) -> list[Result]:
         return [result for result in self.results if not result.failed]
 
-    @property
-    def metrics(self) -> dict[int, float]:
-        """The metric by seed, of the runs that finished."""
-        return self.by_seed("metric")
-
-    def by_seed(self, figure: str) -> dict[int, float]:
-        return {result.settings["seed"]: result.figures[figure] for result in self.done if result.figures}
+    def by_seed(self, name: str) -> dict[int, float]:
+        """Return a metric by seed, of the runs that finished."""
+        return {result.settings["seed"]: result.figures[name] for result in self.done if result.figures}
 
     @property
     def failed(self) -> list[Result]:
@@ -215,8 +208,8 @@ def rows_of(found: Sequence[Method]) -> list[dict[str, Any]]:
 def _against(method: Method, plain: Method | None) -> Against:
     if plain is None or plain is method:
         return Against()
-    theirs = plain.metrics
-    ours = {seed: metric for seed, metric in method.metrics.items() if seed in theirs}
+    theirs = plain.by_seed("metric")
+    ours = {seed: metric for seed, metric in method.by_seed("metric").items() if seed in theirs}
     if not ours:
         return Against()
     paired = [theirs[seed] for seed in ours]
@@ -256,14 +249,12 @@ def method_row(method: Method) -> dict[str, Any]:
 def _costs(method: Method) -> Costs:
     done = method.done
     ratio, wire_bytes = _mean(done, "wire_ratio"), _mean(done, "wire_bytes_per_step")
+    means = ("samples_per_s", "encode_ms_per_step", "decode_ms_per_step", "seconds")
     return Costs(
         wire_ratio=ratio,
         bits_per_value=None if ratio is None else 32 * ratio,
-        samples_per_s=_mean(done, "samples_per_s"),
         wire_mb_per_step=None if wire_bytes is None else wire_bytes / 1e6,
-        encode_ms_per_step=_mean(done, "encode_ms_per_step"),
-        decode_ms_per_step=_mean(done, "decode_ms_per_step"),
-        seconds=_mean(done, "seconds"),
+        **{name: _mean(done, name) for name in means},
         seeds=len(method.runs),
         seeds_done=len(done),
         seeds_failed=len(method.failed),

@@ -123,10 +123,6 @@ class Network:
                 os.environ.pop("GLOO_SOCKET_IFNAME")
                 os.environ |= {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
-    def command(self, worker: int, *command: str) -> list[str]:
-        """Return the command that runs ``command`` in a worker's namespace."""
-        return ["ip", "netns", "exec", self.namespaces[worker], *command]
-
 
 @contextmanager
 def thin_network(links: Shaping | float | None, workers: int) -> Iterator[Network | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -115,7 +114,21 @@ class CodecBenchOptions:
 
     def cases(self) -> list[Case]:
         """Return the tensors of the file, or each shape with each content, by default all default ones."""
-        return choose_cases(self.shape, self.content, self.from_, self.found_device.type)
+        if self.from_ is not None:
+            if self.shape or self.content:
+                raise OptionError("{from_} has shapes and contents: give it, or {shape} and {content}, not both")
+            return cases_from_file(self.from_)
+        unknown = [name for name in self.content if name not in CONTENTS]
+        if unknown:
+            raise OptionError(f"{{content}} is one of {', '.join(CONTENTS)}; got {unknown[0]!r}")
+        device = self.found_device.type
+        default_shapes = DEFAULT_SHAPES if device == "cpu" else DEFAULT_GPU_SHAPES
+        default_contents = DEFAULT_CONTENTS if device == "cpu" else DEFAULT_GPU_CONTENTS
+        shapes = list(dict.fromkeys(map(parse_shape, self.shape))) or list(default_shapes)
+        for shape in shapes:
+            text, needed = ",".join(map(str, shape)), 8 * math.prod(shape)
+            check_fits(f"{{shape}} {text}: the tensor and its decoded copy,", needed, "take a smaller one", device)
+        return made_cases(shapes, list(dict.fromkeys(self.content)) or default_contents)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -124,24 +137,3 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if not all(re.fullmatch(r"0*[1-9]\d{0,17}", size, re.ASCII) for size in sizes):  # below 2^63
         raise OptionError(f"{{shape}} takes whole numbers from 1 to 10^18, as in 32,32,112,112; got {text[:80]!r}")
     return tuple(map(int, sizes))
-
-
-def choose_cases(
-    shapes: Sequence[str], contents: Sequence[str], from_file: Path | None, device: str = "cpu"
-) -> list[Case]:
-    if from_file is not None:
-        if shapes or contents:
-            raise OptionError("{from_} brings its own shapes and contents: give it, or {shape} and {content}, not both")
-        return cases_from_file(from_file)
-    unknown = [name for name in contents if name not in CONTENTS]
-    if unknown:
-        raise OptionError(f"{{content}} is one of {', '.join(CONTENTS)}; got {unknown[0]!r}")
-    defaults = DEFAULT_SHAPES if device == "cpu" else DEFAULT_GPU_SHAPES
-    chosen = list(dict.fromkeys(map(parse_shape, shapes))) or list(defaults)
-    for shape in chosen:
-        text = ",".join(map(str, shape))
-        check_fits(
-            f"{{shape}} {text}: the tensor and its decoded copy,", 8 * math.prod(shape), "take a smaller one", device
-        )
-    usual = DEFAULT_CONTENTS if device == "cpu" else DEFAULT_GPU_CONTENTS
-    return made_cases(chosen, list(dict.fromkeys(contents)) or usual)

@@ -158,9 +158,7 @@ class PipelineBenchOptions:
         if self.config is not None and self.model != type(self).model:
             raise OptionError("{model} and {config} both name the model: give one of them")
         if self.config_set is not None and self.config is None:
-            raise OptionError(
-                "{config_set} changes the configuration of {config}: name a model type or a folder with {config}"
-            )
+            raise OptionError("{config_set} overrides values of {config}: name a model type or a folder with {config}")
         for parts, what in ((self.chunks, "chunks"), (self.workers, "workers")):
             for count in parts:
                 if self.shapes.batch_size % count:
