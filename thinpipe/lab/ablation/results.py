@@ -108,32 +108,28 @@ class Store:
     def append(self, result: Result) -> None:
         """Append a result in one write; it is on disk when this returns."""
         line = json.dumps({"format": FORMAT, **asdict(result)}).encode() + b"\n"
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(file).st_size
-            torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-            os.write(file, b"\n" + line if torn else line)
-            os.fsync(file)
-        finally:
-            os.close(file)
+        with self.path.open("ab+", buffering=0) as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                line = b"\n" + line  # after a torn line
+            file.write(line)
+            os.fsync(file.fileno())
         self._by_identity[identity(result.settings)] = result
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold an exclusive lock on the file; raise ValueError if another ablation is appending to it."""
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            file = self.path.open("ab")
         except OSError as error:
             raise ValueError(f"{self.path}: results cannot be written there: {error.strerror}") from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            raise ValueError(f"{self.path}: another ablation is adding results; wait for it, or name other") from None
-        try:
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"{self.path}: another ablation is adding results; wait for it, or name other"
+                ) from None
             yield
-        finally:
-            os.close(file)
 
     def _read(self) -> Iterator[Result]:
         if not os.path.lexists(self.path):

@@ -24,9 +24,7 @@ NOTE = "Changes in percent of the baseline."
 _PERCENT = "+.1%"
 _FACT_COLUMNS = (
     Column(name="name", heading="", key=True),
-    Column(name="baseline", heading="baseline"),
-    Column(name="test", heading="test"),
-    Column(name="differs", heading="differs"),
+    *(Column(name=name, heading=name) for name in ("baseline", "test", "differs")),
 )
 _METRIC_COLUMNS = (
     Column(name="column", heading="column", key=True),
