@@ -5,7 +5,7 @@
 
 Targets of a GPU, in milliseconds with flushed caches, are only for that GPU. Targets of CPUs are multiples of the time
 of a plain copy, which vary less between machines; they are two to three times the measurement on two cores
-(codecs_few_bits_2cores_2026-11-15). A slower machine may miss them: MISS is not an error.
+(benchmarks/codec_speed). A slower machine may miss them: MISS is not an error.
 """
 
 from __future__ import annotations
