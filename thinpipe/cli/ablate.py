@@ -23,7 +23,6 @@ from thinpipe.lab.records import report
 from thinpipe.options import OptionError, between, check, option, read
 
 _WHICH, _HOW = "Which runs", "How they are run"
-INTERRUPTED = 130  # exit code after Ctrl-C, by the convention of shells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +139,7 @@ def _carry_out(progress: AblationProgress, pending: Sequence[Run], store: Store)
             f"Go on with the same command:\n  {shlex.join(['thinpipe', *sys.argv[1:]])}",
             err=True,
         )
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(130) from None  # after Ctrl-C, by the convention of shells
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import typer
@@ -112,29 +113,23 @@ def _run(
     measure: Callable[[Any, Print, Print], Outcome | None],
     progress: AbstractContextManager[Print] | None = None,
 ) -> None:
-    """Measure, show and write the results; ``measure`` receives the options, ``print_row`` and a progress function."""
+    """Measure, show and write the results; ``measure`` receives functions that print rows and progress."""
     with one_line_errors():
         options, outputs = make_options(), Outputs(**read(Outputs, given))
         Machines(**read(Machines, given)).join(options.joined_workers)
         options.check_here()
         outputs.check()
     with worker_errors(), progress or nullcontext(print_progress) as show:
-        outcome = measure(options, print_row, show)
+        outcome = measure(options, partial(print, flush=True), show)
     if outcome is None:
         return  # worker 0 has the results
-    record = outcome.record
-    record = replace(record, config={"command": ["thinpipe", *sys.argv[1:]], **record.config})
+    record = replace(outcome.record, config={"command": ["thinpipe", *sys.argv[1:]], **outcome.record.config})
     tables = [*outcome.tables, *([report.check_table(record.checks, outcome.note)] if record.checks else [])]
     typer.echo(report.summary(record) if progress else f"\n{report.summary(record)}")  # without a bar, rows are above
     report.show(tables)
     outputs.save(record, tables, outcome.title, outcome.plot)
     if any(check.required and not check.passed for check in record.checks):
         raise typer.Exit(1)
-
-
-def print_row(line: str) -> None:
-    """Print the line of a row; called in the process of the first worker."""
-    print(line, flush=True)
 
 
 def print_progress(line: str) -> None:
