@@ -36,7 +36,6 @@ from thinpipe.train.checkpoints.part import (
 )
 from thinpipe.train.checkpoints.state import model_tensors
 from thinpipe.train.engines.engine import Engine
-from thinpipe.train.engines.units import Fill
 from thinpipe.train.models.adapters import (
     Adapted,
     AdapterForm,
@@ -48,7 +47,7 @@ from thinpipe.train.models.adapters import (
     without_adapters,
 )
 from thinpipe.train.models.save import ModelFolder, ModelForm
-from thinpipe.train.models.weights import empty
+from thinpipe.train.models.weights import LoadWeights, release
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import Shape, Task
 from thinpipe.version import __version__
@@ -71,7 +70,7 @@ class Export:
     form: ModelForm
     settings: Settings
     files: Mapping[str, bytes]  # that belong to the model, as a tokenizer's
-    fill: Fill | None  # gives parameters of the model their values; None: it was built with them
+    load: LoadWeights | None  # gives parameters of the model their values; None: it was built with them
     tensors: int  # of the model
 
     @staticmethod
@@ -85,14 +84,14 @@ class Export:
             form=ModelForm(model),
             settings=settings,
             files={**task.companions(settings.source), **kept},
-            fill=task.fill(settings.source, settings.seed),
+            load=task.weight_loader(settings.source, settings.seed),
             tensors=len(model.state_dict()),
         )
 
     def of_adapter(self, adapted: Adapted) -> Export:
         """Return the export of the adapters alone, in the format of peft."""
         form = AdapterForm(adapted, self.settings.model)
-        return replace(self, form=form, fill=adapted.fill(self.fill))
+        return replace(self, form=form, load=adapted.loader(self.load))
 
     @property
     def is_adapter(self) -> bool:
@@ -160,11 +159,11 @@ class Export:
         """Return tensors as they were when the run began; ``built`` is the model as it was built for the run."""
         if not names:
             return {}
-        if self.form.twin is not None and self.fill is not None:
+        if self.form.twin is not None and self.load is not None:
             built = self.form.twin  # never trained
         with nullcontext() if self.is_adapter else without_adapters(built):
-            if self.fill is not None:
-                self.fill(built, names)
+            if self.load is not None:
+                self.load(built, names)
             values = built.state_dict()
         return {name: values[name].to(self.form.tensors[name].dtype) for name in names}
 
@@ -292,8 +291,8 @@ def export_checkpoint(
             names = [name for name in group if name in missing]
             values = export.untrained(names, built)
             yield from (merged(built, values, adapters) if added else values).items()
-            if export.form.twin is not None and export.fill is not None:
-                empty(export.form.twin, names)
+            if export.form.twin is not None and export.load is not None:
+                release(export.form.twin, names)
 
     export.write(tensors(), manifest.progress, lambda: None)
 

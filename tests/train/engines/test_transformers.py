@@ -16,7 +16,7 @@ from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.step import train_step
 from thinpipe.train.engines.units import Units, cut_model, meta_of
 from thinpipe.train.models.tiny import shrunken
-from thinpipe.train.models.weights import hollow, random_weights
+from thinpipe.train.models.weights import params_on_meta, random_weights
 from thinpipe.train.tasks.task import Batch
 
 CLASSES, CHUNK, CHUNKS, STEPS = 3, 2, 3, 3
@@ -61,16 +61,16 @@ def cut(kind: str, name: str, batch: Batch, *, known: bool) -> Units:
     config = shrunken(CONFIG_MAPPING[name](**FACTS.get(name, {})))
     config.num_labels, config.pad_token_id = CLASSES, 0
     builder = "AutoModelForImageClassification" if kind == "image" else "AutoModelForSequenceClassification"
-    with hollow():
+    with params_on_meta():
         model = getattr(transformers, builder).from_config(config)
 
-    def fill(model: nn.Module, names: Any) -> None:
+    def load(model: nn.Module, names: Any) -> None:
         random_weights(model, names, seed=5)
 
     if known:
-        fill(model, model.state_dict())
+        load(model, model.state_dict())
         return cut_model(model, ())
-    return cut_model(model, meta_of([tensor[:CHUNK] for tensor in batch.inputs]), fill)
+    return cut_model(model, meta_of([tensor[:CHUNK] for tensor in batch.inputs]), load)
 
 
 def learnt(engine: Engine, kind: str, *, types: bool) -> tuple[list[float], dict[str, Tensor], Tensor | None]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.train.tasks.written import write_picture, write_roberta
-from thinpipe.pipeline.units import units_of
+from thinpipe.train.models.sequential import units_of
 from thinpipe.train.tasks.task import DataError, Source
 from thinpipe.train.tasks.tasks import task
 

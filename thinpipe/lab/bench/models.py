@@ -162,13 +162,13 @@ def build_named(source: Source, shapes: Shapes) -> tuple[nn.Module, Batch, Calla
     chosen = chosen_model(source, "causal")
     assert chosen is not None
     if isinstance(chosen, FunctionModel):
-        model, fill = chosen.build(), None
+        model, load = chosen.build(), None
         vocabulary = chosen.vocabulary_of(model, shapes.tokens)
     else:
-        model, fill = chosen.hollow(), chosen.fill(pretrained=False, seed=0)
-        vocabulary = int(chosen.config().get_text_config().vocab_size)
+        model, load = chosen.init_on_meta(), chosen.weight_loader(pretrained=False, seed=0)
+        vocabulary = chosen.vocabulary
     tokens = torch.randint(vocabulary, (shapes.batch_size, shapes.tokens + 1))
-    return model, Batch(inputs=(tokens[:, :-1].contiguous(),), labels=tokens[:, 1:].contiguous()), fill
+    return model, Batch(inputs=(tokens[:, :-1].contiguous(),), labels=tokens[:, 1:].contiguous()), load
 
 
 def _model(name: str, shapes: Shapes) -> nn.Module:

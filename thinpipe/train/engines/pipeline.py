@@ -102,12 +102,12 @@ class PipelineEngine(Engine):
         mine = own if cutting.in_process is None else list(range(len(modules)))
         check_shared(modules, workers)
         check_private(modules, self._between)
-        whole.fill_own(modules[index] for index in mine)
+        whole.load_own(modules[index] for index in mine)
         self.stages = {index: NamedModule.of(modules[index], whole.model) for index in mine}
         for index in mine:
             world.hold(modules[index])
         if whole.outputs is not None:
-            whole.bring(world.device)
+            whole.buffers_to(world.device)
         self._whole, self._has_first = whole, 0 in mine
         self._asked = {name for index in mine for name in modules[index].asks}
         self.reads_inputs = self._has_first or bool(self._asked)

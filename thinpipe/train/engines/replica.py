@@ -73,11 +73,11 @@ class ReplicaEngine(Engine):
         self._chunks, self._amp = chunks, amp
         whole = model if isinstance(model, Units) else cut_model(model, ())
         (module,) = cut_units(whole.units, ())
-        whole.fill_own([module])
+        whole.load_own([module])
         self.stages = {0: NamedModule.of(module, whole.model)}
         self._module = world.hold(module)
         if whole.outputs is not None:
-            whole.bring(world.device)
+            whole.buffers_to(world.device)
         self._statistics = DeferredStatistics(module)
         self.shares = (world.worker, world.workers)
         self.owns_state = world.is_client

@@ -15,9 +15,9 @@ from thinpipe.codecs.spec import codec, needs_link
 from thinpipe.comm.membership import PATIENCE_S, member
 from thinpipe.comm.shaping import Shaping
 from thinpipe.options import OptionError, above, between, check, like, option
-from thinpipe.train.engines.units import Fill
 from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.models.saved_adapter import SavedAdapter
+from thinpipe.train.models.weights import LoadWeights
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import PANELS as TRAINING_PANELS
 from thinpipe.train.settings import Settings as Training
@@ -184,15 +184,14 @@ class Settings:
     def saved_adapter(self) -> SavedAdapter | None:
         return None if self.adapter is None else SavedAdapter(Path(self.adapter))
 
-    def built(self) -> tuple[nn.Module, Fill]:
-        """Return the model with its adapters, on the meta device, and the function that fills its parameters.
+    def built(self) -> tuple[nn.Module, LoadWeights]:
+        """Return the model with its adapters, on the meta device, and the function that loads its parameters.
 
         Raises ValueError if the adapters are not the model's.
         """
-        model, fill = self.pretrained.hollow(), self.pretrained.fill(pretrained=True, seed=0)
+        model, load = self.pretrained.init_on_meta(), self.pretrained.weight_loader(pretrained=True, seed=0)
         if self.saved_adapter is None:
-            return model.eval(), fill
-        adapted = self.saved_adapter.put_on(model)
-        both = adapted.fill(fill)
+            return model.eval(), load
+        both = self.saved_adapter.put_on(model).loader(load)
         assert both is not None
         return model.eval(), both

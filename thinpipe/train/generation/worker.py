@@ -28,7 +28,7 @@ from thinpipe.train.generation.wire import WORD_BYTES, Kind, Limits, Packing, Ri
 from thinpipe.train.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, check_states
 from thinpipe.train.models.forward import takes
 from thinpipe.train.models.pretrained import PretrainedModel, quiet
-from thinpipe.train.models.units import Head
+from thinpipe.train.models.unit_modules import HeadUnit
 from thinpipe.train.tasks.sources import identity
 from thinpipe.version import __version__
 
@@ -120,8 +120,8 @@ def _show_nothing(number: int, text: str, tokens: list[int]) -> None: ...
 
 
 def _whole(settings: Settings, world: World) -> nn.Module:
-    model, fill = settings.built()
-    fill(model, [name for name, _ in model.named_parameters(remove_duplicate=False)])
+    model, load = settings.built()
+    load(model, [name for name, _ in model.named_parameters(remove_duplicate=False)])
     return model.to(world.device)
 
 
@@ -131,11 +131,11 @@ class _Part:
     def __init__(self, settings: Settings, world: World) -> None:
         if world.is_client:
             settings.pretrained.check_generates()
-        model, fill = settings.built()
+        model, load = settings.built()
         inputs = [Meta(EXAMPLE, torch.int64)] * (2 if takes(model, "attention_mask") else 1)
-        whole = cut_model(model, inputs, fill)
+        whole = cut_model(model, inputs, load)
         first, me = whole.units[0], world.worker
-        assert isinstance(first, Head)
+        assert isinstance(first, HeadUnit)
         self.cut, self._device = first.cut, world.device
         states = check_states(self.cut)
         traced = whole.traced(inputs, amp=False, device=CPU)
@@ -151,10 +151,10 @@ class _Part:
         self.blocks = range(bounds[1], bounds[-1]) if world.is_client else range(bounds[me], bounds[me + 1])
         modules = cut_units(whole.units, cuts)
         mine = stages_of(me, world.workers, "client-server")
-        whole.fill_own(modules[index] for index in mine)
+        whole.load_own(modules[index] for index in mine)
         for index in mine:
             world.hold(modules[index])
-        whole.bring(world.device)
+        whole.buffers_to(world.device)
 
         def packing(worker: int) -> Packing:
             slots = tuple(Slot(tensor.shape[2:], tensor.dtype) for tensor in states[bounds[worker + 1]])

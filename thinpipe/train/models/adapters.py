@@ -6,7 +6,7 @@ A layer that gets an adapter is wrapped in place:
                                                 ....q_proj.lora_A.default.weight
                                                 ....q_proj.lora_B.default.weight
 
-The model remains a transformers model and is cut as any other. Its own weights are filled under their plain names, with
+The model remains a transformers model and is cut as any other. Its own weights are loaded under their plain names, with
 the adapters removed for that time. Adapter weights are drawn from the seed and the layer's name alone, so they do not
 depend on how the model is cut. peft is imported only when adapters are used.
 """
@@ -15,24 +15,22 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.options import OptionError
 from thinpipe.train.models.blocks import candidates
 from thinpipe.train.models.save import ModelForm, TensorFile, saved_files
-from thinpipe.train.models.weights import hollow
+from thinpipe.train.models.weights import LoadWeights, open_tensors, params_on_meta
 
-Fill = Callable[[nn.Module, Iterable[str]], None]
 ALL = "all-linear"  # target for all linear layers; the same name as in peft
 MOST_RANK = 4096
 _NAME = "default"  # name of the adapter; peft's default
@@ -62,22 +60,22 @@ class Adapted:
     seed: int
     saved: Path | None = None  # file to read the adapters and a classifier's head from; None: drawn at random
 
-    def fill(self, fill: Fill | None) -> Fill | None:
-        """Return a function that fills plain and adapter parameters, given the one that fills the plain model."""
-        if fill is None or self.config is None:
-            return fill
+    def loader(self, load: LoadWeights | None) -> LoadWeights | None:
+        """Return a function that loads plain and adapter parameters, given the one that loads the plain model."""
+        if load is None or self.config is None:
+            return load
 
-        def fill_both(model: nn.Module, names: Iterable[str]) -> None:
+        def load_both(model: nn.Module, names: Iterable[str]) -> None:
             own = set(adapter_names(model) if self.saved is None else exported_names(model))
             wanted = set(names)
             with without_adapters(model):
-                fill(model, [plain_name(name) for name in sorted(wanted - own)])
+                load(model, [plain_name(name) for name in sorted(wanted - own)])
             if self.saved is None:
                 draw(model, wanted & own, self.seed)
             else:
                 load_adapters(model, wanted & own, self.saved)
 
-        return fill_both
+        return load_both
 
 
 def adapt(model: nn.Module, lora: Lora | None, frozen: Iterable[str], seed: int) -> Adapted:
@@ -87,7 +85,7 @@ def adapt(model: nn.Module, lora: Lora | None, frozen: Iterable[str], seed: int)
     train.
     """
     config = None if lora is None else _add(model, lora)
-    if config is not None and not is_hollow(model):
+    if config is not None and not is_on_meta(model):
         draw(model, adapter_names(model), seed)
     parameters = {plain_name(name): each for name, each in model.named_parameters(remove_duplicate=False)}
     for pattern in frozen:
@@ -185,14 +183,9 @@ def draw(model: nn.Module, wanted: Iterable[str], seed: int) -> None:
             layer.reset_lora_parameters(_NAME, True)
 
 
-@contextmanager
-def open_adapters(file: Path) -> Iterator[Any]:
+def open_adapters(file: Path) -> AbstractContextManager[Any]:
     """Open the tensors that peft saved, memory-mapped; raise ValueError if the file is not readable as such."""
-    try:
-        with safe_open(file, framework="pt") as saved:
-            yield saved
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} cannot be read as adapters: {error}; bring the file that peft wrote") from None
+    return open_tensors(file, "adapters", "bring the file that peft wrote")
 
 
 def load_adapters(model: nn.Module, wanted: Iterable[str], file: Path) -> None:
@@ -243,11 +236,11 @@ def inject(model: nn.Module, config: Any) -> None:
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with hollow() if is_hollow(model) else nullcontext():
+        with params_on_meta() if is_on_meta(model) else nullcontext():
             inject_adapter_in_model(config, model)
 
 
-def is_hollow(model: nn.Module) -> bool:
+def is_on_meta(model: nn.Module) -> bool:
     return any(each.is_meta for each in model.parameters())
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.options import OptionError
+from thinpipe.system.sanitize import first_line
 from thinpipe.train.models.pretrained import check_cut, read_tokenizer
 
 _FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -67,6 +68,10 @@ class FunctionModel:
             "{model} package.module:function names a function without arguments that returns an nn.Sequential, a list "
             "of units or a model of transformers",
         )
+
+    def check_weights(self, *, pretrained: bool = True) -> None:
+        """Raise ValueError unless the function can be imported: it makes its own weights."""
+        self.function()
 
     def build(self) -> nn.Module:
         """Return a transformers model, or an nn.Sequential of the units."""
@@ -138,5 +143,5 @@ def _kind(made: Any) -> str:
 
 def said(error: Exception) -> str:
     """Return an exception of foreign code as one line."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from thinpipe.system.files import read_bytes, read_folder, sync
 from thinpipe.train.models.pretrained import quiet
-from thinpipe.train.models.weights import hollow
+from thinpipe.train.models.weights import params_on_meta
 
 SHARD_BYTES = 5_000_000_000  # maximum file size, unless one tensor is larger: transformers' long-standing default
 _PATTERN, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
@@ -264,7 +264,7 @@ def _twin(model: Any) -> Any:
     """Return the model that its config describes, on the meta device; None if that computes something else."""
     if not hasattr(model, "base_model_prefix"):
         return None
-    with torch.random.fork_rng(devices=[]), hollow(), quiet():
+    with torch.random.fork_rng(devices=[]), params_on_meta(), quiet():
         twin = type(model)(deepcopy(model.config))
     if _computation(twin) != _computation(model):
         return None

@@ -16,6 +16,7 @@ from torch import nn
 
 from thinpipe.options import OptionError
 from thinpipe.system.files import check_regular, read_json
+from thinpipe.system.sanitize import first_line
 from thinpipe.train.models.adapters import (
     ADAPTER_FILE,
     MOST_RANK,
@@ -25,7 +26,7 @@ from thinpipe.train.models.adapters import (
     exported_names,
     heads_of,
     inject,
-    is_hollow,
+    is_on_meta,
     load_adapters,
     open_adapters,
     saved_name,
@@ -71,7 +72,7 @@ class SavedAdapter:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def put_on(self, model: nn.Module, *, with_head: bool = True) -> Adapted:
-        """Insert the adapter layers in place; on the meta device if the model is there: see ``Adapted.fill``.
+        """Insert the adapter layers in place; on the meta device if the model is there: see ``Adapted.loader``.
 
         ``with_head``: the model already has a classifier's head for its final number of classes.
         """
@@ -84,11 +85,10 @@ class SavedAdapter:
         try:
             inject(model, config)
         except Exception as error:  # peft does not validate all values and may raise anything
-            said = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise OptionError(self._unfit(model, said.rstrip("."))) from None
+            raise OptionError(self._unfit(model, first_line(error))) from None
         config.modules_to_save = heads  # set only now: earlier, peft would replace the heads by copies
         self._check_tensors(model, with_head=with_head)
-        if not is_hollow(model):
+        if not is_on_meta(model):
             load_adapters(model, exported_names(model), self._file)
         return Adapted(model, config, seed=0, saved=self._file)
 

@@ -14,7 +14,7 @@ from typing import Any
 LAYERS = 4  # enough for two layers of each of two kinds
 HEADS, HEAD, HIDDEN, WIDE = 4, 16, 64, 96  # a quarter of a head is still a pair of dimensions to rotate
 VOCABULARY, POSITIONS, WINDOW, RANK = 128, 64, 4, 8
-WORDS = range(10, 100)  # token ids without a special meaning in a small copy
+ORDINARY_TOKENS = range(10, 100)  # token ids without a special meaning in a small copy
 
 Values = dict[str, Any]
 
@@ -167,11 +167,11 @@ def _small_hidden(value: int, values: Values) -> int:
 
 def _small_token(value: int, values: Values) -> int:
     """Return a special token's id: small ids stay, the rest move to the end of the vocabulary and remain distinct."""
-    if value < WORDS.start:
+    if value < ORDINARY_TOKENS.start:
         return value
     given = [each for name, each in values.items() if re.search(_TOKEN, name)]
     tokens = {token for each in given for token in (each if isinstance(each, list) else [each])}
-    large = sorted(token for token in tokens if type(token) is int and token >= WORDS.start)
+    large = sorted(token for token in tokens if type(token) is int and token >= ORDINARY_TOKENS.start)
     return min(_first(values, "vocab_size") or VOCABULARY, VOCABULARY) - 1 - large.index(value)
 
 

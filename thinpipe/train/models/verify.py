@@ -27,8 +27,8 @@ from thinpipe.train.models.blocks import UncuttableError
 from thinpipe.train.models.cut import CutModel
 from thinpipe.train.models.forward import call_model, run_until, takes
 from thinpipe.train.models.symbolic import SymbolicValueError
-from thinpipe.train.models.tiny import WORDS, shrunken
-from thinpipe.train.models.units import cut_into_units
+from thinpipe.train.models.tiny import ORDINARY_TOKENS, shrunken
+from thinpipe.train.models.unit_modules import cut_into_units
 
 Outcome = Literal["exact", "different", "refused", "not buildable"]
 KINDS = {
@@ -309,8 +309,8 @@ def batch(model: Any, kind: str) -> dict[str, Tensor]:
         height, width = (size, size) if isinstance(size, int) else size
         shape = (2, getattr(config, "num_channels", 3), height, width)
         return {"pixel_values": torch.randn(shape, generator=generator)}
-    last = min(WORDS.stop, getattr(config.get_text_config(), "vocab_size", None) or WORDS.stop)
-    tokens = torch.randint(WORDS.start, last, (3, 12), generator=generator)
+    last = min(ORDINARY_TOKENS.stop, getattr(config.get_text_config(), "vocab_size", None) or ORDINARY_TOKENS.stop)
+    tokens = torch.randint(ORDINARY_TOKENS.start, last, (3, 12), generator=generator)
     mask = torch.ones_like(tokens)
     mask[0, 8:] = mask[1, :3] = 0
     end = getattr(config, "eos_token_id", None)

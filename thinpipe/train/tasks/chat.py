@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from thinpipe.options import OptionError
 from thinpipe.system.files import read_jsonl, read_text
+from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.tasks.corpus import HELD_OUT
 from thinpipe.train.tasks.lm import LanguageModel, Made, Model
@@ -280,8 +281,8 @@ def _made_of(path: Path, line: Line, tokenizer: Any) -> Text:
     except _UnclearError as error:
         raise OptionError(f"{path}, line {number}: {error.args[0]}") from None
     except Exception as error:  # a template may raise anything
-        said = next((each.strip() for each in str(error).splitlines() if each.strip()), type(error).__name__)
-        raise ValueError(f"{path}, line {number}: the chat template does not take these messages: {said}") from None
+        problem = f"the chat template does not take these messages: {first_line(error)}"
+        raise ValueError(f"{path}, line {number}: {problem}") from None
 
 
 class _UnclearError(OptionError):

@@ -7,19 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from thinpipe.options import OptionError
 from thinpipe.train.models.function import FunctionModel, is_of_transformers
 from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel, check_cut, check_vocabulary
 from thinpipe.train.models.save import copied_files, saved_files
 from thinpipe.train.tasks.corpus import Windows, batches, check_texts, read_texts
+from thinpipe.train.tasks.model_task import Model, ModelTask
 from thinpipe.train.tasks.sources import MODEL_OPTIONS, chosen_model, positive, reject_unused_options
 from thinpipe.train.tasks.splits import at_most
-from thinpipe.train.tasks.task import Data, Recipe, Shape, Source, Split, Task
+from thinpipe.train.tasks.task import Data, Recipe, Shape, Source, Split
 
 TOKENS = 256
-Model = PretrainedModel | FunctionModel
 VOCABULARY = 8192  # of a trained tokenizer
 END = "<|endoftext|>"
 
@@ -33,7 +32,7 @@ class Made:
     notices: Sequence[str] = ()
 
 
-class LanguageModel(Task):
+class LanguageModel(ModelTask):
     """Every token but the first is predicted from those before it."""
 
     name = "lm"
@@ -58,11 +57,9 @@ class LanguageModel(Task):
 
     def preflight(self, source: Source) -> int | None:
         model = self.model(source)
-        if isinstance(model, FunctionModel):
-            model.function()
-        else:
+        if isinstance(model, PretrainedModel):
             _check_positions(model, self._tokens(source))
-            model.check_weights(pretrained=source.pretrained)
+        model.check_weights(pretrained=source.pretrained)
         tokenizer = self.tokenizer(model, source)
         if tokenizer is not None:
             _fitted(model, tokenizer)
@@ -125,24 +122,6 @@ class LanguageModel(Task):
                 )
         return Made(windows[0], windows[1])
 
-    def build(self, shape: Shape, source: Source) -> nn.Module:
-        """Return the model on the meta device; one that a function builds has its own weights."""
-        model = self._without_tokenizer(source)
-        if isinstance(model, PretrainedModel):
-            if shape.special is not None:
-                assert shape.vocabulary is not None
-                model = model.fitted(shape.vocabulary, shape.special)
-            return model.hollow()
-        return model.build()
-
-    def fill(self, source: Source, seed: int) -> Any:
-        model = self._without_tokenizer(source)
-        return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
-
-    def hollow(self, source: Source) -> nn.Module | None:
-        model = self._without_tokenizer(source)
-        return model.hollow() if isinstance(model, PretrainedModel) else None
-
     def companions(self, source: Source) -> Mapping[str, bytes]:
         model = self.model(source)
         tokenizer = self.tokenizer(model, source)
@@ -167,13 +146,12 @@ class LanguageModel(Task):
             )
         if source.vocabulary is not None and not model.trains_tokenizer:
             raise OptionError(
-                "{vocabulary} is of a tokenizer that is trained, with {config} where none lies beside it, and here "
+                "{vocabulary} is of a tokenizer that is trained, with {config} of a folder without one, and here "
                 "there is one: leave it out"
             )
         return model
 
-    def _without_tokenizer(self, source: Source) -> Model:
-        """Return the same model on any worker: only the client has data and tokenizer."""
+    def model_without_data(self, source: Source) -> Model:
         return self.model(replace(source, tokenizer=None, vocabulary=None), reads=False)
 
     def _tokens(self, source: Source) -> int:
@@ -186,7 +164,7 @@ class LanguageModel(Task):
         """
         if isinstance(model, PretrainedModel):
             model.check_cut()
-            return int(model.config().get_text_config().vocab_size), True
+            return model.vocabulary, True
         with torch.random.fork_rng(devices=[]):
             made = model.build()
         vocabulary = model.vocabulary_of(made, tokens)
@@ -202,8 +180,7 @@ def _fitted(model: Model, tokenizer: Any) -> Model:
         return model
     if model.follows_tokenizer:
         return model.fitted(len(tokenizer), _special(tokenizer))
-    embedded = int(model.config().get_text_config().vocab_size)
-    check_vocabulary(len(tokenizer), embedded, str(model.tokenizer_folder or model.name))
+    check_vocabulary(len(tokenizer), model.vocabulary, str(model.tokenizer_folder or model.name))
     return model
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.options import OptionError
-from thinpipe.train.tasks.checkpoint import Weights
 from thinpipe.train.tasks.task import Shape
 
 START, PADDING, END, UNKNOWN = range(4)  # as in RoBERTa
@@ -72,13 +71,6 @@ def new_roberta(shape: Shape, size: Size, width: float | None = None) -> nn.Modu
     )
     config.num_labels = shape.classes
     return RobertaForSequenceClassification(config)
-
-
-def pretrained_roberta(shape: Shape, weights: Weights) -> nn.Module:
-    """Return a checkpoint's RoBERTa, with a new classifier."""
-    from transformers import RobertaForSequenceClassification
-
-    return weights.load(RobertaForSequenceClassification, shape.classes)
 
 
 class WordTokenizer:

@@ -52,6 +52,7 @@ def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel |
     return PretrainedModel(
         None if is_type else _folder(source.config, "config", source, weights=False),
         kind,
+        option="config",
         model_type=source.config if is_type else None,
         changes=parse_changes(source.config_set or ""),
         has_weights=False,
@@ -59,6 +60,27 @@ def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel |
         trusted=source.trust_remote_code,
         dtype=source.dtype,
     )
+
+
+def checkpoint_of(
+    source: Source, *, task: str, kind: str, model_type: str, checkpoint: str | None
+) -> PretrainedModel | None:
+    """Return the checkpoint that a task's own model starts from: {weights}, or one of the hub; None: random weights."""
+    if source.weights is None and (checkpoint is None or not source.pretrained):
+        return None
+    if source.width is not None:
+        raise OptionError("{width} is for random weights, a checkpoint has its own: leave it or add {no_pretrained}")
+    folder = source.weights
+    if folder is None:
+        assert checkpoint is not None
+        folder = fetch_model(checkpoint, "weights", weights=True, code=False, task=task)
+    model = PretrainedModel(folder, kind, option="weights")
+    found = model.facts().get("model_type")
+    if found != model_type:
+        raise ValueError(
+            f"task {task} takes weights of a {model_type}; {source.weights or checkpoint} are of a {found}"
+        )
+    return model
 
 
 def _folder(name: str, option: str, source: Source, *, weights: bool) -> Path:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from thinpipe.train.models.function import FunctionModel
 from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.models.save import saved_files
-from thinpipe.train.tasks.checkpoint import Weights
 from thinpipe.train.tasks.classifier import (
     ClassifierTask,
     check_length,
@@ -30,10 +29,9 @@ from thinpipe.train.tasks.roberta import (
     Size,
     WordTokenizer,
     new_roberta,
-    pretrained_roberta,
     roberta_bytes,
 )
-from thinpipe.train.tasks.sources import check_tokens, positive, reject_unused_options
+from thinpipe.train.tasks.sources import check_tokens, positive
 from thinpipe.train.tasks.splits import Texts, at_most
 from thinpipe.train.tasks.task import Data, Metric, Recipe, Shape, Source
 
@@ -61,29 +59,25 @@ class TextTask(ClassifierTask):
     """The common part of text classification: options, tokens, RoBERTa unless another model is named."""
 
     kind = "sequence"
+    own_type = "roberta"
     sizes = ("tokens", "tokenizer")
     recipe = RECIPE
     modules = ROBERTA_MODULES
     checkpoint: str | None = CHECKPOINT
     size: Size = BASE  # of a model from scratch
 
-    def check(self, source: Source) -> Weights | None:
-        """Return the checkpoint to start from, or None; raise ValueError for invalid options."""
-        reject_unused_options(self.name, source, (*self.places, "weights", "tokens", "width", "samples"))
-        return Weights.of(source, task=self.name, kind="roberta", checkpoint=self.checkpoint)
-
     def own_units(self, source: Source) -> int:
-        weights = self.check(source)
+        weights = self.own_checkpoint(source)
         return ENDS + (self.size.layers if weights is None else weights.number("num_hidden_layers"))
 
-    def own_model(self, shape: Shape, source: Source) -> nn.Module:
-        """Return the model with the checkpoint's weights, or random ones."""
-        weights = self.check(source)
-        return new_roberta(shape, self.size, source.width) if weights is None else pretrained_roberta(shape, weights)
+    def own_bytes(self, width: float) -> int:
+        return roberta_bytes(self.size, width)
 
-    def weight_bytes(self, source: Source) -> int:
-        own = self.model(source) is None and self.check(source) is None
-        return roberta_bytes(self.size, source.width) if own else 0
+    def own_model(self, shape: Shape, source: Source) -> nn.Module:
+        weights = self.own_checkpoint(source)
+        if weights is None:
+            return new_roberta(shape, self.size, source.width)
+        return replace(weights, classes=shape.classes).with_weights()
 
     def check_size(self, model: PretrainedModel, source: Source) -> None:
         check_positions(model, self._tokens(source))
@@ -96,7 +90,7 @@ class TextTask(ClassifierTask):
         model = self.model(source)
         if model is not None:
             return saved_files(padded_tokenizer(model).save_pretrained)
-        weights = self.check(source)
+        weights = self.own_checkpoint(source)
         return {} if weights is None else saved_files(weights.tokenizer().save_pretrained)
 
     def tokenized(
@@ -132,7 +126,7 @@ class TextTask(ClassifierTask):
             model, shape = fitted(model, tokenizer, shape)
             model.check_cut()  # here, so that it is checked on several machines too
             return encoded, shape
-        weights = self.check(source)
+        weights = self.own_checkpoint(source)
         if weights is None:
             words = WordTokenizer.of_texts((text for row in parts[0] for text in row), VOCABULARY)
             return [words.encode(rows, tokens) for rows in parts], replace(shape, vocabulary=words.vocabulary)

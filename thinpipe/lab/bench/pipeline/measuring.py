@@ -39,7 +39,6 @@ from thinpipe.links.slot import Slot
 from thinpipe.links.spec import at_once, encoding
 from thinpipe.pipeline.partition import StageModule, UnitCost, measure_units
 from thinpipe.pipeline.report import LinkReport
-from thinpipe.pipeline.units import units_of
 from thinpipe.system.meter import elapsed_ms, peak_extra_bytes
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.finite import Checked
@@ -48,6 +47,7 @@ from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.step import train_step
 from thinpipe.train.engines.units import Units, cut_model, meta_of
 from thinpipe.train.engines.world import World, join_world
+from thinpipe.train.models.sequential import units_of
 from thinpipe.train.tasks.task import Batch
 
 _STEPS_PER_TURN = 2  # the last one is timed
@@ -152,7 +152,7 @@ class _Trainer:
         self._peak_bytes = peak_extra_bytes(first_steps, device=world.device)
         parameters = list(self._engine.parameters())
         self._parameter_bytes = sum(each.numel() * each.element_size() for each in parameters)
-        is_built = not isinstance(model, Units) or model.fill is None
+        is_built = not isinstance(model, Units) or model.load is None
         if self._peak_bytes is not None and world.device.type == "cpu" and is_built:
             self._peak_bytes += self._parameter_bytes  # allocated before the measurement
         self._engine.collect_links()  # discard the counters of the first steps

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units
-from thinpipe.pipeline.units import unit_names, units_of
+from thinpipe.train.models.sequential import unit_names, units_of
 
 transformers = pytest.importorskip("transformers")
 
