@@ -23,7 +23,7 @@ CLASSES, CHUNK, CHUNKS, STEPS = 3, 2, 3, 3
 LR = {"sequence": 0.02, "image": 0.001}
 # Batch norms of few values make much of a rounding: so only two stages of a ResNet, and small steps.
 FACTS = {"resnet": {"depths": [2, 2], "hidden_sizes": [64, 128]}}
-# Kind, model type, and how the pipeline runs it; ``known``: cut as ``thinpipe.pipeline.units`` does.
+# Kind, model type, and how the pipeline runs it; ``known``: cut as ``thinpipe.train.models.sequential`` does.
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("sequence", "bert", {"types": True}),
     ("sequence", "roberta", {}),

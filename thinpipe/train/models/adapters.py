@@ -16,9 +16,10 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ from thinpipe.codecs.rounding import rounding_key
 from thinpipe.options import OptionError
 from thinpipe.train.models.blocks import candidates
 from thinpipe.train.models.save import ModelForm, TensorFile, saved_files
-from thinpipe.train.models.weights import LoadWeights, open_tensors, params_on_meta
+from thinpipe.train.models.weights import LoadWeights, materialize, open_tensors, params_on_meta, set_parameter
 
 ALL = "all-linear"  # target for all linear layers; the same name as in peft
 MOST_RANK = 4096
@@ -174,18 +175,13 @@ def draw(model: nn.Module, wanted: Iterable[str], seed: int) -> None:
         if not mine:
             continue
         for owner, module in layer.named_modules():
-            for name, empty in module._parameters.items():
-                if empty is not None and empty.is_meta and f"{owner}.{name}" in mine:
-                    filled = torch.zeros(empty.shape, dtype=empty.dtype)
-                    module._parameters[name] = nn.Parameter(filled, requires_grad=empty.requires_grad)
+            materialize(module, [name for name in module._parameters if f"{owner}.{name}" in mine])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rounding_key(seed, *f"{path}.lora".encode()))  # not the weights' seed
             layer.reset_lora_parameters(_NAME, True)
 
 
-def open_adapters(file: Path) -> AbstractContextManager[Any]:
-    """Open the tensors that peft saved, memory-mapped; raise ValueError if the file is not readable as such."""
-    return open_tensors(file, "adapters", "bring the file that peft wrote")
+open_adapters = partial(open_tensors, what="adapters", remedy="bring the file that peft wrote")
 
 
 def load_adapters(model: nn.Module, wanted: Iterable[str], file: Path) -> None:
@@ -194,10 +190,8 @@ def load_adapters(model: nn.Module, wanted: Iterable[str], file: Path) -> None:
         for name in sorted(wanted):
             path, _, last = name.rpartition(".")
             module = model.get_submodule(path)
-            before = module._parameters[last]
-            assert before is not None
-            values = saved.get_tensor(saved_name(name)).to(before.dtype, copy=True)  # not mapped pages
-            module._parameters[last] = nn.Parameter(values, requires_grad=before.requires_grad)
+            dtype = module.get_parameter(last).dtype
+            set_parameter(module, last, saved.get_tensor(saved_name(name)).to(dtype, copy=True))  # not mapped pages
 
 
 class AdapterForm(ModelForm):
@@ -287,7 +281,7 @@ def heads_of(model: Any) -> list[str]:
     ]
 
 
-def _targets(model: Any, asked: tuple[str, ...]) -> tuple[list[str], list[nn.Module]]:
+def _targets(model: Any, requested: tuple[str, ...]) -> tuple[list[str], list[nn.Module]]:
     """Return the layers that get an adapter, by the names that peft takes, and the layer modules."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
     from transformers.pytorch_utils import Conv1D
@@ -305,14 +299,14 @@ def _targets(model: Any, asked: tuple[str, ...]) -> tuple[list[str], list[nn.Mod
         if not isinstance(layer, nn.Conv2d) and not (kind in _FUSED and path.endswith(f".{_NOT_CALLED}"))
     ]
     known = sorted({path.rpartition(".")[2] for path in inside})
-    for name in asked:
+    for name in requested:
         if name != ALL and not _matching([name], inside):
             raise OptionError(
                 f"{{lora_target}} names layers in the blocks of {type(model).__name__}: {ALL}, or some of "
                 f"{', '.join(known)}; got {name}"
             )
-    wanted = _matching(asked or tuple(USUAL.get(kind, ())), inside)
-    if ALL in asked or not wanted:
+    wanted = _matching(requested or tuple(USUAL.get(kind, ())), inside)
+    if ALL in requested or not wanted:
         wanted = list(dict.fromkeys([*wanted, *linear]))
     if not wanted:
         names = f": name some with {{lora_target}}, of {', '.join(known)}" if known else ""

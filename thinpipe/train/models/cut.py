@@ -325,23 +325,20 @@ class CutModel:
         raise UncuttableError(f"{where} depends on more than inputs and what blocks return")
 
     def _is_enough(self, values: Values, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> bool:
-        with torch.no_grad():
-            try:
-                found = self.between(
-                    values, inputs, until, slice(-1, None) if until is None and self.takes_positions else None
-                )
-            except (SymbolicValueError, NotImplementedError):
-                return False
+        last = slice(-1, None) if until is None and self.takes_positions else None
+        try:
+            with torch.no_grad():
+                found = self.between(values, inputs, until, last)
+        except (SymbolicValueError, NotImplementedError):
+            return False
         if until is None:
             return not is_symbolic(found)
         return not any(is_symbolic(found[i]) for i in self.glue_arguments(until, trace))
 
     def glue_arguments(self, number: int, trace: Trace) -> dict[int, Value]:
         """Return the leaves of a block's arguments that the code between it and the preceding block computes."""
-        values = trace.calls[number].values
-        return {
-            i: value for i, value in values.items() if value[:2] == ("argument", number) and value not in self.from_head
-        }
+        values = trace.calls[number].values.items()
+        return {i: value for i, value in values if value[:2] == ("argument", number) and value not in self.from_head}
 
     def is_glued(self, number: int, trace: Trace) -> bool:
         """Return True if the model computes something between this block and the preceding one."""

@@ -4,7 +4,7 @@
 
   (1)  generate calls the model's forward
   (2)  the first remote block is called:
-       the travelling values are sent         ------>  (3)  the model's forward, run with unknown tokens, gives the
+       the travelling values are sent         ------>  (3)  the model's forward, run with symbolic tokens, gives the
                                                             blocks' other arguments: masks, positions, the cache
        and the results received               <------  (4)  the blocks compute
   (5)  the last remote block returns them, and generate chooses a token

@@ -35,7 +35,7 @@ def import_object(name: str, rule: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise OptionError(f"{rule}; {name!r} cannot be imported: {error}") from None
     except Exception as error:  # the user's module may raise anything
-        raise OptionError(f"{rule}; {name!r} cannot be imported: {said(error)}") from None
+        raise OptionError(f"{rule}; {name!r} cannot be imported: {error_text(error)}") from None
 
 
 def import_function(name: str, rule: str) -> Callable[..., Any]:
@@ -79,7 +79,7 @@ class FunctionModel:
         try:
             made = function()
         except Exception as error:
-            raise ValueError(f"{self.name} was called without arguments and raised {said(error)}") from None
+            raise ValueError(f"{self.name} was called without arguments and raised {error_text(error)}") from None
         if isinstance(made, list | tuple) and made and all(isinstance(unit, nn.Module) for unit in made):
             made = nn.Sequential(*made)
         if not isinstance(made, nn.Sequential) and not is_of_transformers(made):
@@ -126,7 +126,7 @@ def _shapes_of(made: Any, values: tuple[Any, ...], rule: str) -> list[list[int] 
                 found = unit(*values)
                 values = found if isinstance(found, tuple) else (found,)
     except Exception as error:
-        raise ValueError(f"{rule} they raise {said(error)}") from None
+        raise ValueError(f"{rule} they raise {error_text(error)}") from None
     finally:
         made.train()
     return [list(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in values]
@@ -141,7 +141,7 @@ def _kind(made: Any) -> str:
     return f"a {type(made).__name__}" + (f" with a {type(other).__name__} in it" if other is not None else "")
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return an exception of foreign code as one line."""
     name, line = type(error).__name__, first_line(error)
     return name if line == name else f"{name}: {line}"

@@ -37,21 +37,12 @@ _PATTERN, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
 _PARTIAL = ".thinpipe-export"  # next to the folder, until it is complete
 # The names in safetensors.
 _DTYPES = {
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.uint64: "U64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.uint32: "U32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int16: "I16",
-    torch.uint16: "U16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
+    getattr(torch, name): short
+    for name, short in (
+        *(("float64", "F64"), ("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16"), ("bool", "BOOL")),
+        *((f"{kind}{bits}", f"{kind[0].upper()}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+        *(("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")),
+    )
 }
 
 
@@ -92,7 +83,7 @@ class ModelForm:
             raise ValueError(f"{self.name} has no tensor {name}: this is of another model")
         if (list(shape), dtype) != (list(wanted.shape), wanted.dtype):
             raise ValueError(
-                f"{name} of {self.name} is {_words(wanted.shape, wanted.dtype)}, and {_words(shape, dtype)} came: this "
+                f"{name} of {self.name} is {_shown(wanted.shape, wanted.dtype)}, and {_shown(shape, dtype)} came: this "
                 "is of another model"
             )
 
@@ -123,12 +114,9 @@ class ModelForm:
         groups: dict[str, list[str]] = defaultdict(list)
         for name in self.tensors:
             groups[_block(name)].append(name)
-        whole = self._made(self.tensors)
-        apart = {name: tensor for names in groups.values() for name, tensor in self._made(names).items()}
-        same = {name: tensor.shape for name, tensor in whole.items()} == {
-            name: tensor.shape for name, tensor in apart.items()
-        }
-        return dict(groups) if same else {"": list(self.tensors)}
+        together = {name: tensor.shape for name, tensor in self._made(self.tensors).items()}
+        apart = {name: tensor.shape for names in groups.values() for name, tensor in self._made(names).items()}
+        return dict(groups) if together == apart else {"": list(self.tensors)}
 
     def _made(self, names: Iterable[str]) -> dict[str, Tensor]:
         made = self.converted({name: self.tensors[name] for name in names})
@@ -229,8 +217,8 @@ class ModelFolder:
 
 def partial_path(path: Path) -> Path:
     """Return where a folder is written until it is complete: on the same file system, under a hidden name."""
-    whole = path.resolve()
-    return whole.with_name(f".{whole.name}{_PARTIAL}")
+    complete = path.resolve()
+    return complete.with_name(f".{complete.name}{_PARTIAL}")
 
 
 def check_new_folder(path: Path) -> None:
@@ -302,7 +290,7 @@ def _empty(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
-def _words(shape: Sequence[int], dtype: torch.dtype) -> str:
+def _shown(shape: Sequence[int], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from thinpipe.options import OptionError
-from thinpipe.system.files import check_regular, read_json
+from thinpipe.system.files import check_regular
 from thinpipe.system.sanitize import first_line
 from thinpipe.train.models.adapters import (
     ADAPTER_FILE,
@@ -32,16 +32,17 @@ from thinpipe.train.models.adapters import (
     saved_name,
 )
 from thinpipe.train.models.blocks import candidates
+from thinpipe.train.models.description import read_object
 from thinpipe.train.models.function import is_function_name
 from thinpipe.train.models.pretrained import ADAPTER, has_tokenizer
 
 _DESCRIPTION = "the description of adapters"
 # Fields of a config: those that define the computation, which are passed to peft; and those that do not affect it.
-_TOLD = (
+_USED = (
     *("r", "lora_alpha", "lora_dropout", "use_rslora", "fan_in_fan_out"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
 )
-_SILENT = (
+_UNUSED = (
     *("peft_type", "peft_version", "task_type", "auto_mapping", "inference_mode"),
     *("base_model_name_or_path", "revision", "init_lora_weights", "modules_to_save"),
 )
@@ -108,16 +109,14 @@ class SavedAdapter:
                     f"{each.name}"
                 )
             check_regular(each, "a part of adapters")
-        facts = read_json(file, _DESCRIPTION)
-        if not isinstance(facts, dict):
-            raise ValueError(f"{file} cannot be read as {_DESCRIPTION}: it is no object; bring the one that peft wrote")
+        facts = read_object(file, _DESCRIPTION, "bring the one that peft wrote")
         kind, usual = facts.get("peft_type"), LoraConfig()
         if kind != "LORA":
             raise OptionError(f"{{adapter}} takes adapters of LoRA; {file} describes {kind!r}: take the merged model")
         others = {
             name: value
             for name, value in facts.items()
-            if name not in _TOLD + _SILENT and value and value != getattr(usual, name, None)
+            if name not in _USED + _UNUSED and value and value != getattr(usual, name, None)
         }
         if facts.get("init_lora_weights") not in _DRAWN:
             others["init_lora_weights"] = facts["init_lora_weights"]  # changed the model's own weights too
@@ -149,13 +148,13 @@ class SavedAdapter:
                 "(modules_to_save): merge them into the model with peft (merge_and_unload), and take that"
             )
         heads = [name for name in heads if name in saved]
-        told = {name: facts[name] for name in _TOLD if facts.get(name) is not None}
-        if heads and not isinstance(told.get("exclude_modules"), str):
+        given = {name: facts[name] for name in _USED if facts.get(name) is not None}
+        if heads and not isinstance(given.get("exclude_modules"), str):
             inside = tuple(f"{name}." for name in heads)
             within = [path for path, _ in model.named_modules() if f"{path}.".startswith(inside)]
-            told["exclude_modules"] = [*told.get("exclude_modules", ()), *within]  # as peft does
+            given["exclude_modules"] = [*given.get("exclude_modules", ()), *within]  # as peft does
         try:
-            return LoraConfig(**told, modules_to_save=heads or None)
+            return LoraConfig(**given, modules_to_save=heads or None)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.folder / ADAPTER} cannot be read as {_DESCRIPTION}: {error}") from None
 
@@ -194,7 +193,7 @@ class SavedAdapter:
         name, revision = facts.get("base_model_name_or_path"), facts.get("revision")
         remedy = "name the model with {model}"
         if not isinstance(name, str) or not name:
-            raise OptionError(f"{self.folder} does not say which model its adapters are for: {remedy}")
+            raise OptionError(f"{self.folder} does not name the model that its adapters are for: {remedy}")
         if Path(name).is_dir():
             return str(Path(name).resolve())
         # A function must be named by the user: a folder from elsewhere runs no code here.

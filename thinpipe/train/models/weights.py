@@ -1,7 +1,7 @@
 """Weights of a worker's own units, and of no others: from safetensors files, or drawn at random.
 
 A model is built with its parameters on the meta device, which takes no memory; its buffers (rotary frequencies and the
-like) are real. Then the parameters that the worker needs are filled. Random values depend only on the seed and on a
+like) are real. Then the parameters that the worker needs are loaded. Random values depend only on the seed and on a
 module's name, so a model has the same weights however it is cut.
 """
 
@@ -76,7 +76,22 @@ def release(model: nn.Module, names: Iterable[str]) -> None:
         module = model.get_submodule(path)
         held = module._parameters.get(last)
         if held is not None:
-            module._parameters[last] = nn.Parameter(held.to("meta"), requires_grad=held.requires_grad)
+            set_parameter(module, last, held.to("meta"))
+
+
+def set_parameter(module: nn.Module, name: str, values: torch.Tensor) -> None:
+    """Replace a parameter of a module by one with these values; it remains frozen if it was."""
+    before = module._parameters[name]
+    assert before is not None
+    module._parameters[name] = nn.Parameter(values, requires_grad=before.requires_grad)
+
+
+def materialize(module: nn.Module, names: Iterable[str]) -> None:
+    """Replace those of these parameters of a module that are on the meta device by zeros."""
+    for name in names:
+        held = module._parameters[name]
+        if held is not None and held.is_meta:
+            set_parameter(module, name, torch.zeros(held.shape, dtype=held.dtype))
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -198,11 +213,7 @@ def random_weights(model: Any, wanted: Iterable[str], seed: int | None) -> None:
         mine = [name for name in module._parameters if f"{path}.{name}".removeprefix(".") in own]
         if not mine:
             continue
-        for name in mine:
-            empty = module._parameters[name]
-            if empty is not None and empty.is_meta:
-                filled = nn.Parameter(torch.zeros(empty.shape, dtype=empty.dtype), requires_grad=empty.requires_grad)
-                module._parameters[name] = filled
+        materialize(module, mine)
         with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
             reset: Callable[[], None] | None = None
             if seed is not None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.options import OptionError
-from thinpipe.system.files import read_json
 from thinpipe.system.sanitize import first_line
 from thinpipe.train.models.cut import CutModel
+from thinpipe.train.models.description import read_object
 from thinpipe.train.models.function import FunctionModel
 from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel, check_vocabulary
 from thinpipe.train.tasks.model_task import Model, ModelTask
@@ -156,9 +156,7 @@ def _described_format(model: PretrainedModel) -> ImageFormat:
     file = None if model.folder is None else model.folder / IMAGE_PROCESSOR
     if file is None or not file.is_file():
         return ImageFormat(size=described)
-    facts = read_json(file, _PROCESSOR)
-    if not isinstance(facts, dict):
-        raise ValueError(f"{file} cannot be read as {_PROCESSOR}: it is no object; bring the model's own")
+    facts = read_object(file, _PROCESSOR)
     cut = facts.get("crop_size") if facts.get("do_center_crop", True) else None
     size = _edge(file, cut) or _edge(file, facts.get("size")) or described
     if facts.get("do_normalize") is False:

@@ -26,16 +26,7 @@ class Digits(Task):
     name = "digits"
     summary = "scikit-learn's handwritten digits, embedded; small MobileNetV2 from scratch, 32 pixels"
     metric = "accuracy"
-    recipe = Recipe(
-        batch_size=64,
-        chunks=4,
-        epochs=10,
-        optimizer="sgd",
-        lr=0.05,
-        lr_schedule="cosine",
-        warmup=0.1,
-        client_layers=(1, 1),
-    )
+    recipe = Recipe(batch_size=64, chunks=4, epochs=10, optimizer="sgd", lr=0.05, lr_schedule="cosine", warmup=0.1)
 
     modules = (*MOBILENET_MODULES, "sklearn.datasets")
 

@@ -140,8 +140,8 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _host() -> tuple[str, int]:
-    way = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or os.environ.get("HF_ENDPOINT")
-    parts = urlsplit(way or "https://huggingface.co")
+    names = ("HTTPS_PROXY", "https_proxy", "HF_ENDPOINT")
+    parts = urlsplit(next(filter(None, map(os.environ.get, names)), "https://huggingface.co"))
     return parts.hostname or "huggingface.co", parts.port or (80 if parts.scheme == "http" else 443)
 
 
@@ -172,14 +172,18 @@ def load_saved(path: Path, splits: tuple[str, ...], part: str | None = None) -> 
     return {split: found[split] for split in splits}
 
 
-def columns_of(path: Path | None, data: PublicData, rows: Any, names: tuple[str, ...]) -> None:
-    """Raise ValueError if a split lacks one of these columns."""
-    missing = [name for name in names if name not in rows.column_names]
-    if missing:
-        raise ValueError(
-            f"{path or data.repository} should have the columns {', '.join(names)}, as {data.repository} has; "
-            f"it has {', '.join(rows.column_names)}"
-        )
+def public_splits(
+    task: str, data: PublicData, path: Path | None, splits: tuple[str, ...], columns: tuple[str, ...]
+) -> list[Any]:
+    """Return the rows of these splits, which stay on disk; raise ValueError if one lacks a column."""
+    found = load_public(task, data) if path is None else load_saved(path, splits, data.part)
+    for rows in (found[split] for split in splits):
+        if not set(columns) <= set(rows.column_names):
+            raise ValueError(
+                f"{path or data.repository} should have the columns {', '.join(columns)}, as {data.repository} has; "
+                f"it has {', '.join(rows.column_names)}"
+            )
+    return [found[split] for split in splits]
 
 
 def class_numbers(where: Path | str, column: str, values: Sequence[Any]) -> Tensor:
@@ -202,7 +206,7 @@ def _saved_by_datasets(path: Path) -> dict[str, Any]:
     datasets = datasets_library()
     for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
         check_folder(folder, "a data set that save_to_disk wrote")
-    with errors_named(path, "a data set that save_to_disk wrote", "bring the whole folder, or name another"):
+    with errors_named(path, "a data set that save_to_disk wrote", "bring the complete folder, or name another"):
         return dict(datasets.load_from_disk(str(path)))
 
 

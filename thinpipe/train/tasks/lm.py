@@ -52,7 +52,6 @@ class LanguageModel(ModelTask):
         warmup=0.05,
         weight_decay=0.01,
         clip_norm=1.0,
-        client_layers=(1, 1),
     )
 
     def preflight(self, source: Source) -> int | None:

@@ -21,7 +21,7 @@ from thinpipe.train.tasks.classifier import (
     ordered_names,
     padded_tokenizer,
 )
-from thinpipe.train.tasks.hub import PublicData, class_names, class_numbers, columns_of, load_public, load_saved
+from thinpipe.train.tasks.hub import PublicData, class_names, class_numbers, public_splits
 from thinpipe.train.tasks.roberta import (
     BASE,
     ENDS,
@@ -128,8 +128,8 @@ class TextTask(ClassifierTask):
             return encoded, shape
         weights = self.own_checkpoint(source)
         if weights is None:
-            words = WordTokenizer.of_texts((text for row in parts[0] for text in row), VOCABULARY)
-            return [words.encode(rows, tokens) for rows in parts], replace(shape, vocabulary=words.vocabulary)
+            by_word = WordTokenizer.of_texts((text for row in parts[0] for text in row), VOCABULARY)
+            return [by_word.encode(rows, tokens) for rows in parts], replace(shape, vocabulary=by_word.vocabulary)
         tokenizer = weights.tokenizer()
         check_length(tokens, weights.number("max_position_embeddings") - weights.number("pad_token_id") - 1)
         encoded = [_encode(tokenizer, rows, tokens)[:2] for rows in parts]
@@ -161,11 +161,7 @@ class Glue(TextTask):
     def _splits(self, source: Source) -> list[Any]:
         """Return the rows of both parts, which stay on disk."""
         public = PublicData(repository="nyu-mll/glue", part=self.name)
-        names = ("train", "validation")
-        whole = load_saved(source.data, names, public.part) if source.data else load_public(self.name, public)
-        for name in names:
-            columns_of(source.data, public, whole[name], (*self.texts, "label"))
-        return [whole[name] for name in names]
+        return public_splits(self.name, public, source.data, ("train", "validation"), (*self.texts, "label"))
 
     def _rows(self, where: Path | str, rows: Any) -> tuple[Rows, Tensor]:
         texts = list(zip(*(rows[name][:] for name in self.texts), strict=True))

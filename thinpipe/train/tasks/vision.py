@@ -25,10 +25,8 @@ from thinpipe.train.tasks.hub import (
     PublicData,
     class_names,
     class_numbers,
-    columns_of,
     datasets_library,
-    load_public,
-    load_saved,
+    public_splits,
 )
 from thinpipe.train.tasks.mobilenet import (
     DROPOUT,
@@ -46,15 +44,7 @@ from thinpipe.train.tasks.task import Data, DataError, Metric, Recipe, Shape, So
 IMAGE_SIZE = 224
 LEAST_SIZE = 32  # pixels that MobileNetV2's five strides need
 CHECKPOINT = "google/mobilenet_v2_1.0_224"
-RECIPE = Recipe(
-    batch_size=256,
-    chunks=8,
-    epochs=40,
-    optimizer="sgd",
-    lr=0.01,
-    lr_schedule="cosine",
-    client_layers=(1, 1),
-)
+RECIPE = Recipe(batch_size=256, chunks=8, epochs=40, optimizer="sgd", lr=0.01, lr_schedule="cosine")
 
 
 class ImageTask(ClassifierTask):
@@ -147,11 +137,8 @@ class PublicImages(ImageTask):
 
     def splits(self, source: Source) -> list[Any]:
         """Return the rows of both parts, which stay on disk."""
-        names = ("train", self.validation)
-        whole = load_saved(source.data, names, self.data.part) if source.data else load_public(self.name, self.data)
-        for name in names:
-            columns_of(source.data, self.data, whole[name], (self.picture, self.label))
-        return [whole[name] for name in names]
+        columns = (self.picture, self.label)
+        return public_splits(self.name, self.data, source.data, ("train", self.validation), columns)
 
     def images(self, source: Source, rows: Any, made: ImageFormat) -> Images:
         labels = class_numbers(source.data or self.data.repository, self.label, rows[self.label][:])
