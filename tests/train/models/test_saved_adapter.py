@@ -167,7 +167,7 @@ def test_what_is_refused(written: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("facts", "line"),
     [
-        ({"base_model_name_or_path": ""}, "does not name the model that its adapters are for: name the model with model"),
+        ({"base_model_name_or_path": ""}, "does not name the model that its adapters are for: name the"),
         ({"base_model_name_or_path": "/nowhere/llama"}, "are for /nowhere/llama, which is no folder here: name the"),
         ({"base_model_name_or_path": "os:getcwd"}, "are for os:getcwd, which is no folder here"),
         ({"base_model_name_or_path": "a/b", "revision": "v2"}, "are for a/b as of v2: get that, and name the model"),

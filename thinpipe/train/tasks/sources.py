@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _DEFAULT = Source()
 
 
+@lru_cache(maxsize=8)
 def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel | None:
     """Return the model of a kind ("causal", "sequence", "image") that a source names, not yet read; None if none."""
     tokenizer = None if source.tokenizer is None else _folder(source.tokenizer, "tokenizer", source, weights=False)
