@@ -111,8 +111,7 @@ def build(name: str, shapes: Shapes, *, dtype: torch.dtype, device: torch.device
         model = _model(name, shapes).to(dtype)
         labels = torch.randint(CLASSES, (shapes.batch_size,))
         if name == "roberta-base":
-            tokens = torch.randint(3, 50_000, (shapes.batch_size, shapes.tokens))  # 0 to 2 are special tokens
-            inputs = (tokens,)
+            inputs = (torch.randint(3, 50_000, (shapes.batch_size, shapes.tokens)),)  # 0 to 2 are special tokens
         else:
             inputs = (torch.randn(shapes.batch_size, 3, shapes.image_size, shapes.image_size, dtype=dtype),)
     return Workload(model=model, inputs=inputs, loss=lambda logits: nn.functional.cross_entropy(logits.float(), labels))

@@ -223,16 +223,18 @@ def partial_path(path: Path) -> Path:
 
 def check_new_folder(path: Path) -> None:
     """Raise ValueError unless a folder can get this name: existing content is never replaced."""
-    rule = "a model is written into a new folder"
+    problem = None
     try:
         if os.path.ismount(path):
-            raise ValueError(f"{rule}, and {path} is a mounted disk; name a folder in it")
-        if path.is_dir() and any(path.iterdir()):
-            raise ValueError(f"{rule}, and {path} is there and not empty; name another, or remove it")
-        if os.path.lexists(path) and not path.is_dir():
-            raise ValueError(f"{rule}, and {path} is something else; name another")
+            problem = "is a mounted disk; name a folder in it"
+        elif path.is_dir() and any(path.iterdir()):
+            problem = "is there and not empty; name another, or remove it"
+        elif os.path.lexists(path) and not path.is_dir():
+            problem = "is something else; name another"
     except OSError as error:
-        raise ValueError(f"{rule}, and {path} cannot be one: {error.strerror}; name another") from None
+        problem = f"cannot be one: {error.strerror}; name another"
+    if problem is not None:
+        raise ValueError(f"a model is written into a new folder, and {path} {problem}")
 
 
 def saved_files(save: Callable[[str], object]) -> dict[str, bytes]:

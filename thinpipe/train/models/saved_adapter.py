@@ -48,6 +48,7 @@ _UNUSED = (
 )
 # Initializations that leave the model's own weights unchanged.
 _DRAWN = (True, False, None, "gaussian", "orthogonal", "eva")
+_MERGE = "merge them into the model with peft (merge_and_unload), and take that"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -123,8 +124,7 @@ class SavedAdapter:
         if others:
             name, value = next(iter(others.items()))
             raise OptionError(
-                f"{{adapter}} takes plain adapters of LoRA; those of {file} have {name} {str(value)[:40]}: merge them "
-                "into the model with peft (merge_and_unload), and take that"
+                f"{{adapter}} takes plain adapters of LoRA; those of {file} have {name} {str(value)[:40]}: {_MERGE}"
             )
         rank = facts.get("r")
         if type(rank) is not int or not 1 <= rank <= MOST_RANK:
@@ -145,7 +145,7 @@ class SavedAdapter:
         if unknown:
             raise OptionError(
                 f"{{adapter}} takes adapters, and the head of a classifier; {self.folder} has all of {unknown[0]} too "
-                "(modules_to_save): merge them into the model with peft (merge_and_unload), and take that"
+                f"(modules_to_save): {_MERGE}"
             )
         heads = [name for name in heads if name in saved]
         given = {name: facts[name] for name in _USED if facts.get(name) is not None}
@@ -163,8 +163,7 @@ class SavedAdapter:
         outside = [path for path in adapter_layers(model) if not path.startswith(blocks)]
         if outside:
             raise OptionError(
-                f"{{adapter}} takes adapters on the blocks of a model; {self.folder} has one on {outside[0]}: merge "
-                "them into the model with peft (merge_and_unload), and take that"
+                f"{{adapter}} takes adapters on the blocks of a model; {self.folder} has one on {outside[0]}: {_MERGE}"
             )
         adapters, held = set(adapter_names(model)), dict(model.named_parameters())
         wanted = {saved_name(name): name for name in exported_names(model)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.options import OptionError
+from thinpipe.system.files import parse_json_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.tasks.hub import PublicData, load_public, load_saved
 from thinpipe.train.tasks.sources import HUB
@@ -166,15 +166,11 @@ def _lines(path: Path, text: str) -> list[str]:
     """Return the field ``text`` of every line of JSON."""
     documents = []
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)["text"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            document = None
-        if not isinstance(document, str):
-            raise ValueError(f'{path}, line {number}: every line is an object with a text, as in {{"text": "..."}}')
-        documents.append(document)
+        if line.strip():
+            row = parse_json_line(path, number, line)
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                raise ValueError(f'{path}, line {number}: every line is an object with a text, as in {{"text": "..."}}')
+            documents.append(row["text"])
     return documents
 
 
