@@ -69,6 +69,9 @@ class FunctionModel:
             "of units or a model of transformers",
         )
 
+    def fitted_to(self, tokenizer: Any) -> FunctionModel:
+        return self
+
     def check_weights(self, *, pretrained: bool = True) -> None:
         """Raise ValueError unless the function can be imported: it makes its own weights."""
         self.function()

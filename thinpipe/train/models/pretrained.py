@@ -174,6 +174,13 @@ class PretrainedModel:
         """Return the same model for a tokenizer with ``vocabulary`` tokens and these begin, end and padding tokens."""
         return replace(self, tokens={"vocab_size": vocabulary, **dict(zip(SPECIAL, special, strict=True))})
 
+    def fitted_to(self, tokenizer: Any) -> PretrainedModel:
+        """Return the model for this tokenizer; raise ValueError if it has its own vocabulary with fewer tokens."""
+        if self.follows_tokenizer:
+            return self.fitted(len(tokenizer), special_tokens(tokenizer))
+        check_vocabulary(len(tokenizer), self.vocabulary, str(self.tokenizer_folder or self.name))
+        return self
+
     def check_weights(self, *, pretrained: bool = True) -> None:
         """Raise ValueError unless every tensor fits into memory and, where weights are read, their files are there."""
         self._check_sizes()
@@ -191,12 +198,9 @@ class PretrainedModel:
             if "meta" in str(error):  # code that reads values, which the meta device has not; it runs on real tensors
                 return
             raise
-        sizes = {
-            name: each.numel() * each.element_size()
-            for name, each in (*model.named_parameters(), *model.named_buffers())
-        }
-        largest = max(sizes, key=sizes.__getitem__)
-        check_fits(f"{self._changed()}: its tensor {largest}", sizes[largest], "describe another")
+        tensors = dict((*model.named_parameters(), *model.named_buffers()))
+        largest = max(tensors, key=lambda name: tensors[name].nbytes)
+        check_fits(f"{self._changed()}: its tensor {largest}", tensors[largest].nbytes, "describe another")
 
     def init_on_meta(self) -> nn.Module:
         """Return the model on the meta device, without weights."""
@@ -238,12 +242,8 @@ class PretrainedModel:
 
     def check_generates(self) -> None:
         """Raise ValueError unless a small copy generates the same in pieces as uncut; takes seconds, before a run."""
-        config = self.config()
-        small = shrunken(config)
-        small._name_or_path = config._name_or_path
         with torch.random.fork_rng(devices=[]), quiet():
-            torch.manual_seed(0)
-            check_generates(self._built(small).eval())
+            check_generates(_small_copy(self.config(), self._built).eval())
 
     def check_cut(self) -> None:
         """Raise ValueError unless all tensors fit into memory and a small copy computes the same in units as uncut."""
@@ -302,6 +302,10 @@ def _version(file: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
+def special_tokens(tokenizer: Any) -> list[int | None]:
+    return [getattr(tokenizer, name) for name in SPECIAL]
+
+
 def check_vocabulary(known: int, embedded: int, where: str) -> None:
     """Raise ValueError if a tokenizer has more tokens than the model has embeddings."""
     if known > embedded:
@@ -313,11 +317,8 @@ def check_vocabulary(known: int, embedded: int, where: str) -> None:
 
 def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None:
     """Raise ValueError unless a small copy of the described model computes the same in units as uncut."""
-    small = shrunken(config)
-    small._name_or_path = config._name_or_path
     with torch.random.fork_rng(devices=[]), quiet():
-        torch.manual_seed(0)
-        model = build(small).train(small.model_type in TRAINING)
+        model = _small_copy(config, build).train(config.model_type in TRAINING)
         made = batch(model, kind)
         dtype = next(model.parameters()).dtype
         inputs = {name: each.to(dtype) if each.is_floating_point() else each for name, each in made.items()}
@@ -325,6 +326,14 @@ def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None
     if not compared.is_exact or compared.needs_weights_elsewhere is not None:
         where = compared.first_difference or compared.needs_weights_elsewhere or "its gradients"
         raise ValueError(f"{type(model).__name__} cannot be cut: in units it computes something else ({where})")
+
+
+def _small_copy(config: Any, build: Callable[[Any], nn.Module]) -> nn.Module:
+    """Return a small model of the same structure, with weights from torch's generator, which is seeded."""
+    small = shrunken(config)
+    small._name_or_path = config._name_or_path
+    torch.manual_seed(0)
+    return build(small)
 
 
 @contextmanager

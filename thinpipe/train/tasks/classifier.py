@@ -16,7 +16,7 @@ from thinpipe.system.sanitize import first_line
 from thinpipe.train.models.cut import CutModel
 from thinpipe.train.models.description import read_object
 from thinpipe.train.models.function import FunctionModel
-from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel, check_vocabulary
+from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel
 from thinpipe.train.tasks.model_task import Model, ModelTask
 from thinpipe.train.tasks.pictures import HALF, Colours, to_model
 from thinpipe.train.tasks.sources import DESCRIBING_OPTIONS, checkpoint_of, chosen_model, reject_unused_options
@@ -102,13 +102,9 @@ def padded_tokenizer(model: Model) -> Any:
 
 def fitted(model: PretrainedModel, tokenizer: Any, shape: Shape) -> tuple[PretrainedModel, Shape]:
     """Return the model fitted to this tokenizer, and its shape; raise ValueError if they do not match."""
-    described = model.config().get_text_config()
-    vocabulary, special = int(described.vocab_size), [getattr(described, name, None) for name in SPECIAL]
-    if model.follows_tokenizer:
-        vocabulary, special = len(tokenizer), [getattr(tokenizer, name) for name in SPECIAL]
-    check_vocabulary(len(tokenizer), vocabulary, str(model.tokenizer_folder or model.name))
-    special[-1] = tokenizer.pad_token_id
-    return model.fitted(vocabulary, special), replace(shape, vocabulary=vocabulary, special=special)
+    text = model.fitted_to(tokenizer).config().get_text_config()
+    special = [*(getattr(text, name, None) for name in SPECIAL[:-1]), tokenizer.pad_token_id]
+    return model.fitted(int(text.vocab_size), special), replace(shape, vocabulary=int(text.vocab_size), special=special)
 
 
 def check_positions(model: PretrainedModel, tokens: int) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from thinpipe.options import OptionError
-from thinpipe.train.models.function import FunctionModel, is_of_transformers
-from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel, check_cut, check_vocabulary
+from thinpipe.train.models.function import is_of_transformers
+from thinpipe.train.models.pretrained import PretrainedModel, check_cut, check_vocabulary, special_tokens
 from thinpipe.train.models.save import copied_files, saved_files
 from thinpipe.train.tasks.corpus import Windows, batches, check_texts, read_texts
 from thinpipe.train.tasks.model_task import Model, ModelTask
@@ -61,7 +61,7 @@ class LanguageModel(ModelTask):
         model.check_weights(pretrained=source.pretrained)
         tokenizer = self.tokenizer(model, source)
         if tokenizer is not None:
-            _fitted(model, tokenizer)
+            model.fitted_to(tokenizer)
         self.check_data(source, tokenizer)
         return None
 
@@ -72,11 +72,11 @@ class LanguageModel(ModelTask):
         if isinstance(model, PretrainedModel):
             _check_positions(model, tokens)
         tokenizer = self.tokenizer(model, source)
-        model = model if tokenizer is None else _fitted(model, tokenizer)
+        model = model if tokenizer is None else model.fitted_to(tokenizer)
         read = self.read(source)
         if tokenizer is None:
             tokenizer = train_tokenizer(read[0], source.vocabulary or VOCABULARY)
-            model = _fitted(model, tokenizer)
+            model = model.fitted_to(tokenizer)
         vocabulary, takes_masks = self._check_model(model, len(tokenizer), tokens)
         made = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks)
         follows = isinstance(model, PretrainedModel) and model.follows_tokenizer
@@ -87,7 +87,7 @@ class LanguageModel(ModelTask):
             companions=saved_files(tokenizer.save_pretrained) if follows else {},
             notices=made.notices,
         )
-        special = _special(tokenizer) if follows else None
+        special = special_tokens(tokenizer) if follows else None
         return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
 
     def check_data(self, source: Source, tokenizer: Any) -> None:
@@ -171,20 +171,6 @@ class LanguageModel(ModelTask):
         if is_of_transformers(made):
             check_cut(made.config, type(made)._from_config, "causal")  # type: ignore[attr-defined]
         return vocabulary, is_of_transformers(made)
-
-
-def _fitted(model: Model, tokenizer: Any) -> Model:
-    """Return the model fitted to a tokenizer; raise ValueError if it has its own weights and too few embeddings."""
-    if isinstance(model, FunctionModel):
-        return model
-    if model.follows_tokenizer:
-        return model.fitted(len(tokenizer), _special(tokenizer))
-    check_vocabulary(len(tokenizer), model.vocabulary, str(model.tokenizer_folder or model.name))
-    return model
-
-
-def _special(tokenizer: Any) -> Sequence[int | None]:
-    return [getattr(tokenizer, name) for name in SPECIAL]
 
 
 def _check_positions(model: PretrainedModel, tokens: int) -> None:
