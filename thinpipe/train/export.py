@@ -70,7 +70,7 @@ class Export:
     form: ModelForm
     settings: Settings
     files: Mapping[str, bytes]  # that belong to the model, as a tokenizer's
-    load: LoadWeights | None  # gives parameters of the model their values; None: it was built with them
+    fill: LoadWeights | None  # gives parameters of the model their values; None: it was built with them
     tensors: int  # of the model
 
     @staticmethod
@@ -84,14 +84,14 @@ class Export:
             form=ModelForm(model),
             settings=settings,
             files={**task.companions(settings.source), **kept},
-            load=task.weight_loader(settings.source, settings.seed),
+            fill=task.weight_loader(settings.source, settings.seed),
             tensors=len(model.state_dict()),
         )
 
     def of_adapter(self, adapted: Adapted) -> Export:
         """Return the export of the adapters alone, in the format of peft."""
         form = AdapterForm(adapted, self.settings.model)
-        return replace(self, form=form, load=adapted.loader(self.load))
+        return replace(self, form=form, fill=adapted.loader(self.fill))
 
     @property
     def is_adapter(self) -> bool:
@@ -159,11 +159,11 @@ class Export:
         """Return tensors as they were when the run began; ``built`` is the model as it was built for the run."""
         if not names:
             return {}
-        if self.form.twin is not None and self.load is not None:
+        if self.form.twin is not None and self.fill is not None:
             built = self.form.twin  # never trained
         with nullcontext() if self.is_adapter else without_adapters(built):
-            if self.load is not None:
-                self.load(built, names)
+            if self.fill is not None:
+                self.fill(built, names)
             values = built.state_dict()
         return {name: values[name].to(self.form.tensors[name].dtype) for name in names}
 
@@ -291,7 +291,7 @@ def export_checkpoint(
             names = [name for name in group if name in missing]
             values = export.untrained(names, built)
             yield from (merged(built, values, adapters) if added else values).items()
-            if export.form.twin is not None and export.load is not None:
+            if export.form.twin is not None and export.fill is not None:
                 release(export.form.twin, names)
 
     export.write(tensors(), manifest.progress, lambda: None)

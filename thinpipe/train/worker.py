@@ -299,8 +299,8 @@ def _make_engine(
 ) -> Engine:
     """Return the engine of this worker for a model and settings."""
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
-    load = adapted.loader(task.weight_loader(settings.source, settings.seed))
-    model = world.together(lambda: cut_model(adapted.model, chunk, load, amp=settings.amp))
+    fill = adapted.loader(task.weight_loader(settings.source, settings.seed))
+    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
     if settings.parallel != "pipeline":
         return ReplicaEngine(
             model,

@@ -120,8 +120,8 @@ def _show_nothing(number: int, text: str, tokens: list[int]) -> None: ...
 
 
 def _whole(settings: Settings, world: World) -> nn.Module:
-    model, load = settings.built()
-    load(model, [name for name, _ in model.named_parameters(remove_duplicate=False)])
+    model, fill = settings.built()
+    fill(model, [name for name, _ in model.named_parameters(remove_duplicate=False)])
     return model.to(world.device)
 
 
@@ -131,9 +131,9 @@ class _Part:
     def __init__(self, settings: Settings, world: World) -> None:
         if world.is_client:
             settings.pretrained.check_generates()
-        model, load = settings.built()
+        model, fill = settings.built()
         inputs = [Meta(EXAMPLE, torch.int64)] * (2 if takes(model, "attention_mask") else 1)
-        whole = cut_model(model, inputs, load)
+        whole = cut_model(model, inputs, fill)
         first, me = whole.units[0], world.worker
         assert isinstance(first, HeadUnit)
         self.cut, self._device = first.cut, world.device
