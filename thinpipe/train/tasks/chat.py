@@ -24,7 +24,7 @@ from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.tasks.corpus import HELD_OUT
 from thinpipe.train.tasks.lm import LanguageModel, Made, Model
-from thinpipe.train.tasks.sources import MODEL_OPTIONS
+from thinpipe.train.tasks.sources import MODEL_OPTIONS, data_file
 from thinpipe.train.tasks.task import IGNORED, Batch, Source
 
 _MARKED = re.compile(r"\{%-?\s*generation\b")  # a template that marks answers itself
@@ -69,7 +69,7 @@ class Chat(LanguageModel):
 
     def read(self, source: Source) -> list[list[Line]]:
         """Return the lines of the data, and those of the validation file if one was given."""
-        return [_read(path, option) for option, path in _files(source)]
+        return [_read(path) for _, path in _files(source)]
 
     def splits(self, source: Source, read: list[list[Line]], tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
         found, kept = [], []
@@ -198,18 +198,15 @@ def _notices(found: Sequence[Encoded], kept: Sequence[Encoded], tokens: int, len
 
 
 def _files(source: Source) -> list[tuple[str, Path]]:
-    """Return the files that a source names, with the option of each."""
-    if source.data is None:
-        raise OptionError("task chat needs {data} FILE.jsonl; none was given")
-    files = [("data", source.data)]
-    return files if source.validation is None else [*files, ("validation", source.validation)]
+    """Return the files that a source names, with the option of each; raise OptionError if one is not there."""
+    given = [("data", source.data), ("validation", source.validation)]
+    return [
+        (name, data_file(path, "chat", name, ".jsonl")) for name, path in given if path is not None or name == "data"
+    ]
 
 
-def _read(path: Path, option: str) -> list[Line]:
+def _read(path: Path) -> list[Line]:
     """Return all examples; raise ValueError that names the first invalid line."""
-    if not path.is_file() or path.suffix != ".jsonl":
-        got = "another kind" if path.exists() else "not there"
-        raise OptionError(f"task chat needs {{{option}}} FILE.jsonl; {path} is {got}")
     lines = []
     for number, row in read_jsonl(path, "conversations in JSON lines"):
         problem = _problem(row)

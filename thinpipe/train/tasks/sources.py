@@ -159,6 +159,15 @@ def option(name: str) -> str:
     return "{no_pretrained}" if name == "pretrained" else f"{{{name}}}"
 
 
+def data_file(path: Path | None, task: str, option: str, *suffixes: str) -> Path:
+    """Return the file that an option names; raise OptionError unless it is there and has one of these suffixes."""
+    if path is None or path.suffix.lower() not in suffixes or not path.is_file():
+        got = "none was given" if path is None else f"{path} is {'another kind' if path.exists() else 'not there'}"
+        wanted = " or ".join(f"FILE{suffix}" for suffix in suffixes)
+        raise OptionError(f"task {task} needs {{{option}}} {wanted}; {got}")
+    return path
+
+
 def check_tokens(tokens: int, texts: int) -> None:
     """Raise ValueError if this number of texts, as token ids and masks, does not fit into memory."""
     check_fits(f"{{tokens}} {tokens}: the data, {texts} texts,", 16 * tokens * texts, "take fewer")

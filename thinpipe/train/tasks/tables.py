@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from thinpipe.options import OptionError
 from thinpipe.system.files import read_data, read_jsonl
 from thinpipe.train.tasks.roberta import SMALL
+from thinpipe.train.tasks.sources import data_file
 from thinpipe.train.tasks.splits import split_fifth
 from thinpipe.train.tasks.task import Data, Metric, Recipe, Shape, Source
 from thinpipe.train.tasks.text import RECIPE, TextTask
@@ -141,10 +141,8 @@ def _shortened(names: Sequence[str]) -> str:
 
 def _reader(path: Path | None, option: str) -> Callable[[], Iterator[Line]]:
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
-    if path is None or path.suffix.lower() not in readers or not path.is_file():
-        got = "none was given" if path is None else f"{path} is {'another kind' if path.exists() else 'not there'}"
-        raise OptionError(f"task texts needs {{{option}}} FILE.csv or FILE.jsonl; {got}")
-    return partial(readers[path.suffix.lower()], path)
+    file = data_file(path, "texts", option, *readers)
+    return partial(readers[file.suffix.lower()], file)
 
 
 def _read_csv(path: Path) -> Iterator[Line]:
