@@ -32,10 +32,11 @@ def test_a_config_is_read_once_until_its_file_changes(folder: Path, monkeypatch:
     assert (model.config().num_hidden_layers, model.number("num_hidden_layers"), len(reads)) == (2, 2, 2)
 
 
-@pytest.mark.parametrize("form", ["safetensors", "pickled"])
+@pytest.mark.parametrize("form", ["safetensors", "pickled", "legacy"])
 def test_weights_and_a_new_head_are_those_of_from_pretrained(folder: Path, form: str) -> None:
-    if form == "pickled":
-        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    if form != "safetensors":
+        weights = load_file(folder / "model.safetensors")
+        torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=form == "pickled")
         (folder / "model.safetensors").unlink()
     torch.manual_seed(3)
     wanted = RobertaForSequenceClassification.from_pretrained(folder, num_labels=3).state_dict()

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
@@ -138,7 +139,8 @@ def _stored(folder: Path, files: ExitStack) -> Iterator[tuple[str, Callable[[], 
     if pickled.exists() and not any(folder.glob("*.safetensors")):
         check_regular(pickled, "weights", BRING)
         with errors_named(pickled, "weights", BRING):
-            tensors = torch.load(pickled, map_location="cpu", weights_only=True, mmap=True)
+            # Files of before torch 1.6 are no zip files and cannot be mapped.
+            tensors = torch.load(pickled, map_location="cpu", weights_only=True, mmap=is_zipfile(pickled))
         for name, tensor in tensors.items():
             yield name, partial(torch.Tensor.clone, tensor)
         return
