@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.options import OptionError
 from thinpipe.train.models.blocks import candidates
-from thinpipe.train.models.save import ModelForm, TensorFile, saved_files
+from thinpipe.train.models.save import ModelForm, empty_like, saved_files
 from thinpipe.train.models.weights import LoadWeights, materialize, open_tensors, params_on_meta, set_parameter
 
 ALL = "all-linear"  # target for all linear layers; the same name as in peft
@@ -203,18 +203,12 @@ class AdapterForm(ModelForm):
         self._config.base_model_name_or_path, self._config.inference_mode = base, True
         self._config.target_modules = sorted(self._config.target_modules)  # a set, whose order changes between runs
         self.name, self.twin = type(model).__name__, None
-        kept = set(exported_names(model))
-        self.held = self.tensors = {
-            name: torch.empty(each.shape, dtype=each.dtype, device="meta")
-            for name, each in model.named_parameters()
-            if name in kept
-        }
+        parameters = dict(model.named_parameters())
+        self.held = self.tensors = {name: empty_like(parameters[name]) for name in exported_names(model)}
         self._kept = {name: name for name in self.held}
         self.groups = {name: [name] for name in self.held}
-        self.files = {ADAPTER_FILE: TensorFile(self.converted(self.held), {"format": "pt"})}
-        self.file_of = dict.fromkeys(self.converted(self.held), ADAPTER_FILE)
-        self.parameters = sum(each.numel() for each in self.held.values())
-        self.bytes = self.files[ADAPTER_FILE].bytes
+        made = self.converted(self.held)
+        self._set_files({ADAPTER_FILE: made}, dict.fromkeys(made, ADAPTER_FILE))
 
     def converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors under the names that peft saves."""

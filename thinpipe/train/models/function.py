@@ -111,7 +111,7 @@ class FunctionModel:
         if is_of_transformers(made):
             config: Any = made.config
             if config.num_labels != classes:
-                raise ValueError(f"{self.name} tells {config.num_labels} classes apart, and the data has {classes}")
+                raise ValueError(f"{self.name} has {config.num_labels} classes, and the data has {classes}")
             check_cut(config, type(made)._from_config, kind)  # type: ignore[attr-defined]
             return
         given = ", ".join(str(list(each.shape)) for each in inputs)

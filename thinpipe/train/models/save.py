@@ -56,18 +56,20 @@ class ModelForm:
         self.twin = _twin(model)  # None: transformers would not build this model from its config
         self._kept = _kept_names(model)
         skipped = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-        self.held = {name: _empty(tensor) for name, tensor in model.state_dict().items()}
+        self.held = {name: empty_like(tensor) for name, tensor in model.state_dict().items()}
         kept = dict.fromkeys(self._kept.values())
         self.tensors = {name: self.held[name] for name in kept if name not in skipped}  # without duplicates
         self.groups = self._grouped()
         made = {name: tensor for names in self.groups.values() for name, tensor in self._made(names).items()}
         most = shard_bytes if self.twin is not None else sys.maxsize  # an index is transformers' own format
         split = split_torch_state_dict_into_shards(made, filename_pattern=_PATTERN, max_shard_size=most)
-        self.files = {
-            file: TensorFile({name: made[name] for name in names}, {"format": "pt"})
-            for file, names in split.filename_to_tensors.items()
-        }
-        self.file_of, self._totals = dict(split.tensor_to_filename), dict(split.metadata)
+        files = {file: {name: made[name] for name in names} for file, names in split.filename_to_tensors.items()}
+        self._set_files(files, dict(split.tensor_to_filename))
+        self._totals = dict(split.metadata)
+
+    def _set_files(self, files: Mapping[str, Mapping[str, Tensor]], file_of: dict[str, str]) -> None:
+        self.files = {file: TensorFile(tensors, {"format": "pt"}) for file, tensors in files.items()}
+        self.file_of = file_of
         self.parameters = sum(tensor.numel() for tensor in self.tensors.values())
         self.bytes = sum(file.bytes for file in self.files.values())
 
@@ -120,7 +122,7 @@ class ModelForm:
 
     def _made(self, names: Iterable[str]) -> dict[str, Tensor]:
         made = self.converted({name: self.tensors[name] for name in names})
-        return {name: _empty(tensor) for name, tensor in made.items()}  # not a view, whose storage has other sizes
+        return {name: empty_like(tensor) for name, tensor in made.items()}  # not a view, whose storage has other sizes
 
 
 class ModelFolder:
@@ -288,7 +290,7 @@ def _block(name: str) -> str:
     return found[0] if found else name
 
 
-def _empty(tensor: Tensor) -> Tensor:
+def empty_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
