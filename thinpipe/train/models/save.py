@@ -7,6 +7,9 @@
 
 So the folder is either complete or absent. A model that transformers cannot build from a config is saved as weights
 alone.
+
+Private names of transformers used in this module, seen on 5.17 and 5.22: ``core_model_loading``,
+``all_tied_weights_keys``, ``_keys_to_ignore_on_save``.
 """
 
 from __future__ import annotations

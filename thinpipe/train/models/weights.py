@@ -3,6 +3,9 @@
 A model is built with its parameters on the meta device, which takes no memory; its buffers (rotary frequencies and the
 like) are real. Then the parameters that the worker needs are loaded. Random values depend only on the seed and on a
 module's name, so a model has the same weights however it is cut.
+
+Private names used in this module, seen on transformers 5.17 and 5.22: ``conversion_mapping``, ``core_model_loading``,
+``LoadStateDictConfig``, ``_init_weights``; of torch: a module's ``_parameters``.
 """
 
 from __future__ import annotations
