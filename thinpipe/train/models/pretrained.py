@@ -24,14 +24,7 @@ from thinpipe.train.models.decoding import check_generates
 from thinpipe.train.models.description import WHAT, check_counts, read_description
 from thinpipe.train.models.tiny import LAYERS, shrunken
 from thinpipe.train.models.verify import TRAINING, batch, compare, types_of
-from thinpipe.train.models.weights import (
-    BRING,
-    LoadWeights,
-    load_weights,
-    params_on_meta,
-    random_weights,
-    weight_files,
-)
+from thinpipe.train.models.weights import BRING, LoadWeights, load_weights, params_on_meta, random_weights, weight_files
 
 # Kind, as in ``verify.KINDS`` -> transformers class that builds it, and its description in error messages.
 _BUILDERS = {
@@ -40,12 +33,8 @@ _BUILDERS = {
     "image": ("AutoModelForImageClassification", "classifiers of images"),
 }
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "spiece.model"),
 )
 ADAPTER = "adapter_config.json"  # in a folder that peft wrote
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # tokens that begin, end and pad a text

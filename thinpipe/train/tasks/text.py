@@ -22,15 +22,7 @@ from thinpipe.train.tasks.classifier import (
     padded_tokenizer,
 )
 from thinpipe.train.tasks.hub import PublicData, class_names, class_numbers, public_splits
-from thinpipe.train.tasks.roberta import (
-    BASE,
-    ENDS,
-    ROBERTA_MODULES,
-    Size,
-    WordTokenizer,
-    new_roberta,
-    roberta_bytes,
-)
+from thinpipe.train.tasks.roberta import BASE, ENDS, ROBERTA_MODULES, Size, WordTokenizer, new_roberta, roberta_bytes
 from thinpipe.train.tasks.sources import check_tokens, positive
 from thinpipe.train.tasks.splits import Texts, at_most
 from thinpipe.train.tasks.task import Data, Metric, Recipe, Shape, Source

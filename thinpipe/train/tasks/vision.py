@@ -21,13 +21,7 @@ from thinpipe.train.tasks.classifier import (
     image_format,
     ordered_names,
 )
-from thinpipe.train.tasks.hub import (
-    PublicData,
-    class_names,
-    class_numbers,
-    datasets_library,
-    public_splits,
-)
+from thinpipe.train.tasks.hub import PublicData, class_names, class_numbers, datasets_library, public_splits
 from thinpipe.train.tasks.mobilenet import (
     DROPOUT,
     MOBILENET_MODULES,
