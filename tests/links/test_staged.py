@@ -44,8 +44,8 @@ def run(group: Any, device: str, spec: str, post_ahead: bool) -> tuple[Arrived, 
     x, y = (torch.randint(-9, 10, (CHUNKS * ROWS, WIDTH), generator=generator).float().to(device) for _ in range(2))
     arrived: Arrived = {}
     for step in range(STEPS):
-        if stage.needs_samples:
-            stage.tell_samples(range(len(x)))
+        if stage.links.needs_samples:
+            stage.set_samples(range(len(x)))
         forward = x * 1.125**step  # exact, and not the same every time
         schedule.step(*([forward] if stage.is_first else []), target=y if stage.is_last else None)
         assert module.factors.grad is not None

@@ -61,7 +61,7 @@ def split_backward(group: Any) -> str:
 
 
 def test_recomputation_refuses_split_backwards(pool: Pool) -> None:
-    assert "needs whole backwards" in pool.run(split_backward, 2)[0]
+    assert "needs unsplit backward passes" in pool.run(split_backward, 2)[0]
 
 
 def deferred(group: Any, recompute: bool) -> None:

@@ -221,7 +221,7 @@ def other_shape(group: Any) -> str:
     stages, schedule = make(group, "linear", "gpipe", CHUNKS, seeded(2))
     x, y = batch(32)
     run_step(stages, schedule, x, y)
-    link = stages[0].links[0]
+    link = next(iter(stages[0].links))
     try:
         if isinstance(link, SendLink):
             link.send(0, [x[:4]])
@@ -302,7 +302,7 @@ def wrong_schedules(group: Any) -> list[str]:
 def test_schedules_say_what_they_need(pool: Pool) -> None:
     counts, order, stages = pool.run(wrong_schedules, 2)[0]
     assert "got 2 workers and 2 stages" in counts
-    assert "an order is gpipe, 1f1b, or 1f1b:N with at most N chunks on their way; got 'zigzag'" in order
+    assert "an order is gpipe, 1f1b, or 1f1b:N with at most N chunks in flight; got 'zigzag'" in order
     assert "worker 0 of 2 has stages [0, 2] of 3, in this order, got [0]" in stages
 
 

@@ -139,7 +139,7 @@ def _settled(run: Path | None, given: Mapping[str, Any], adapter: Any = None) ->
     """Resolve the settings of an evaluation: of a run with the given ones overridden, or new ones."""
     import torch
 
-    from thinpipe.links.spec import once
+    from thinpipe.links.registry import link_codec
     from thinpipe.train.checkpoints.folder import check_exported, checkpoints, is_complete, newest_manifest
     from thinpipe.train.resolve import resolve
     from thinpipe.train.tasks.tasks import task as find_task
@@ -160,7 +160,9 @@ def _settled(run: Path | None, given: Mapping[str, Any], adapter: Any = None) ->
         names = [each.name for each in fields(Trained)] + list(_KEPT if same else _KEPT[:4])
         kept = {name: getattr(saved, name) for name in names} | {"parallel": saved.parallel}
         if same and saved.parallel == "pipeline":
-            kept["compress_forward"] = once(saved.compress_forward)  # delta(...) needs samples that were seen before
+            kept["compress_forward"] = link_codec(
+                saved.compress_forward
+            ).evaluation_spec  # delta(...) needs samples that were seen before
         if given["compress"] is not None or saved.parallel == "data":
             kept.pop("compress_forward", None)
         chosen = kept | chosen
@@ -178,9 +180,9 @@ def _settled(run: Path | None, given: Mapping[str, Any], adapter: Any = None) ->
 
 def _check_learned(spec: str, trained: str | None) -> None:
     """Raise OptionError for a codec that learns in training, unless the run was trained with it."""
-    from thinpipe.links.spec import learns
+    from thinpipe.links.registry import link_codec
 
-    if learns(spec) and spec != trained:
+    if link_codec(spec).needs_basis and spec != trained:
         raise OptionError(
             f"{spec} learns while a model is trained through it, and this one was not: give {{compress}} a codec "
             "that learns nothing, as in 4bit or gauss:3"

@@ -107,8 +107,8 @@ def seal(message: Tensor, step: int, chunk: int, slot: int) -> None:
 def is_intact(message: Tensor, step: int, chunk: int, slot: int) -> bool:
     """Return True if the checksum of a message matches its bytes and these numbers."""
     array = message.numpy().data
-    (told,) = struct.unpack_from("<Q", array, array.nbytes - CHECKSUM_BYTES)
-    return bool(told == _checksum(array, step, chunk, slot))
+    (checksum,) = struct.unpack_from("<Q", array, array.nbytes - CHECKSUM_BYTES)
+    return bool(checksum == _checksum(array, step, chunk, slot))
 
 
 def _checksum(array: memoryview, step: int, chunk: int, slot: int) -> int:

@@ -18,8 +18,6 @@ from thinpipe.links.message import Message
 class RecvLink(Link):
     """A link end that receives into persistent buffers and decodes into tensors that it lends and reuses."""
 
-    trace = False  # also record arrival times: one thread per message
-
     def forget(self) -> None:
         self._messages: dict[tuple[int, int], Message] = {}  # by chunk and slot
         self._spare: dict[int, list[Tensor]] = {}  # by slot, to decode into
@@ -98,16 +96,16 @@ class RecvLink(Link):
             integers = self.integers(self.slots[index])
             message = self._messages[chunk, index] = Message(self.step, chunk, index, integers=integers)
             if self.route.handover is None:  # otherwise the sender's memory is used
-                most = memory.most_bytes(self.encoding.most_bytes(index), packed=integers is not None)
+                most = memory.most_bytes(self.codec.max_bytes(index), packed=integers is not None)
                 message.room = memory.buffer(most)
         return message
 
     def _expect(self, chunk: int, index: int) -> Message:
         """Return the message of a chunk and slot for the current step."""
         memory, message = self.transport.memory, self._message(chunk, index)
-        form = self.encoding.form(chunk, index)
-        message.step, message.size, message.raw = self.step, form.wire_bytes, form.raw
-        message.buffer = message.room[: memory.most_bytes(form.wire_bytes, packed=message.integers is not None)]
+        wire_format = self.codec.wire_format(chunk, index)
+        message.step, message.size, message.raw = self.step, wire_format.wire_bytes, wire_format.raw
+        message.buffer = message.room[: memory.most_bytes(wire_format.wire_bytes, packed=message.integers is not None)]
         return message
 
     def _decode(self, message: Message) -> Tensor:
@@ -115,11 +113,11 @@ class RecvLink(Link):
         slot, wire = self.slots[index], memory.open(message)
         if message.raw and memory.in_place:
             received = wire.view(slot.dtype).view(slot.shape).detach()  # autograd refuses to detach views in place
-            self.encoding.remember(chunk, index, received)
+            self.codec.observe_raw(chunk, index, received)
             return received
         spares = self._spare.get(index)
         message.lent = spares.pop() if spares else torch.empty(slot.shape, dtype=slot.dtype, device=self.device)
         with self.clock.measure() if not message.raw else nullcontext():
-            self.encoding.decode(chunk, index, wire, message.lent)
+            self.codec.decode(chunk, index, wire, message.lent)
         memory.close(message)
         return message.lent.detach()  # a new leaf every time: gradients of the previous use must not carry over

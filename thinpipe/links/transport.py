@@ -3,7 +3,7 @@
 ``Direct`` sends and receives on its own, each message with its tag: for backends that have tags (gloo). ``Staged`` does
 the same for a GPU whose wires are sent through host memory; threads wait for the copies, so the worker does not block.
 ``Scheduled`` starts nothing: it returns operations to torch's schedule, which starts and awaits them in its own order,
-for backends without tags (NCCL). ``LocalTransport`` of link.py connects two ends in one process.
+for backends without tags (NCCL). ``LocalTransport`` connects two ends in one process.
 """
 
 from __future__ import annotations
@@ -33,25 +33,22 @@ class Transport(ABC):
     def __init__(self, route: Route, memory: InPlace, ledger: Ledger) -> None:
         self.route, self.memory, self.ledger = route, memory, ledger
 
-    @abstractmethod
-    def begin_step(self) -> None:
+    def begin_step(self) -> None:  # noqa: B027
         """Begin a step."""
 
     @abstractmethod
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
         """Send the loaded messages of a chunk, or return the send operations for a schedule."""
 
-    @abstractmethod
-    def await_sends(self, but: int = 0) -> None:
+    def await_sends(self, but: int = 0) -> None:  # noqa: B027
         """Wait until the sends of all but the last ``but`` chunks have completed."""
 
-    @abstractmethod
-    def post(self, messages: Iterable[Message], trace: bool) -> None:
+    def post(self, messages: Iterable[Message], trace: bool) -> None:  # noqa: B027
         """Post the receives of a step, before any of them is needed; ``trace``: record arrival times."""
 
-    @abstractmethod
     def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
         """Return the receive operations of a chunk for a schedule."""
+        return []
 
     def receive(self, message: Message) -> None:
         """Wait for a posted message, or take one that the schedule has awaited; verify and unload it."""
@@ -68,8 +65,8 @@ class Transport(ABC):
     def accept(self, message: Message) -> None:
         """Verify the checksum of a received message, unpack its integers and unload it."""
         numbers = message.step, message.chunk, message.slot
-        whole = message.integers is None or find_end(message)
-        if self.memory.checksum_bytes and not (whole and is_intact(message.buffer, *numbers)):
+        has_end = message.integers is None or find_end(message)
+        if self.memory.checksum_bytes and not (has_end and is_intact(message.buffer, *numbers)):
             raise ChecksumError(
                 f"chunk {message.chunk} of step {message.step} over the {self.route}, from worker {self.route.peer}, "
                 "was changed on its way: its checksum does not match. Look for errors of the network or of memory, "
@@ -134,9 +131,6 @@ class Direct(Transport):
         self._under_way: deque[list[Message]] = deque()  # by chunk
         self._threads: ThreadPoolExecutor | None = None
 
-    def begin_step(self) -> None:
-        """Do nothing: the sends of the last step have been awaited."""
-
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
         self.seal(messages)
         for message in messages:
@@ -162,16 +156,8 @@ class Direct(Transport):
             if message.work is None:  # it was not posted before the step
                 self.memory.reuse(message)
                 self.start(message)
-        if trace:
-            self.watch(expected)
-
-    def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
-        return []
-
-    def watch(self, messages: Sequence[Message]) -> None:
-        """Start a thread for each message that records its arrival."""
-        for message in messages:
-            message.pending = self.threads(len(messages)).submit(self._arrival, message)
+        for message in expected if trace else ():
+            message.pending = self.threads(len(expected)).submit(self._arrival, message)
 
     def threads(self, count: int) -> ThreadPoolExecutor:
         """Return the thread pool; create it on first use."""
@@ -228,12 +214,6 @@ class Scheduled(Transport):
         self._handed_out += messages
         return [self.operation(message) for message in messages]
 
-    def await_sends(self, but: int = 0) -> None:
-        """Do nothing: the schedule awaits sends."""
-
-    def post(self, messages: Iterable[Message], trace: bool) -> None:
-        """Do nothing: the schedule calls ``recv_ops`` for each chunk."""
-
     def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
         expected = list(messages)
         for message in expected:
@@ -241,8 +221,31 @@ class Scheduled(Transport):
         return [self.operation(message) for message in expected]
 
 
+class LocalTransport(Transport):
+    """The transport between two ends in one process: the wire that is sent is the wire that is received."""
+
+    ahead = False
+
+    def send(self, messages: list[Message]) -> list[dist.P2POp]:
+        assert self.route.handover is not None
+        self.seal(messages)
+        for message in messages:
+            self.route.handover[self.route.tag(message.chunk, message.slot)] = message.buffer
+        return []
+
+    def post(self, messages: Iterable[Message], trace: bool) -> None:
+        list(messages)  # iterating registers each in its link; the sender's memory is used
+
+    def receive(self, message: Message) -> None:
+        assert self.route.handover is not None
+        message.needed = message.usable = now()
+        message.room = message.buffer = self.route.handover.pop(self.route.tag(message.chunk, message.slot))
+
+
 def transport(route: Route, ledger: Ledger, *, scheduled: bool) -> Transport:
     """Return the transport for a route."""
+    if route.handover is not None:
+        return LocalTransport(route, InPlace(route), ledger)
     staged = wire_device(route.group, route.device).type != route.device.type
     memory = Pinned(route) if staged else InPlace(route)
     if scheduled:

@@ -286,7 +286,7 @@ def _prepare(
         )
     )
     engine = _make_engine(adapted, task, settings, running, world, facts)
-    say_remote(describe_held(engine.holdings(), world.worker))
+    say_remote(describe_held(engine.holdings, world.worker))
     if running.export is None:
         return engine, None, about
     if exported is not None and adapted.config is not None and not running.merge:
@@ -371,7 +371,7 @@ def _saver(
 def _plan(
     task: Task, settings: Settings, running: RunOptions, facts: Facts, engine: Engine, progress: Progress
 ) -> Plan:
-    holdings = engine.holdings()
+    holdings = engine.holdings
     return Plan(
         task=task.name,
         metric=task.metric,

@@ -46,7 +46,7 @@ def learn_cut(
         "state": len(optimizer.state),
         "links": {(each.source, each.target): each.wire_bytes for each in engine.collect_links()[0]},
         "planned": [(each.source, each.target) for each in engine.link_plans()],
-        "holdings": engine.holdings(),
+        "holdings": engine.holdings,
     }
 
 

@@ -86,7 +86,7 @@ def refused(group: Any, limit: int) -> str:
 def test_too_little_memory_is_an_error_on_all_workers(pool: Pool) -> None:
     first, second = pool.run(refused, 2, 1000)
     assert first == second
-    assert first.startswith("a worker keeps 73.73 kB of chunks on their way, and memory_limit allows 1 kB. ")
+    assert first.startswith("a worker keeps 73.73 kB of chunks in flight, and memory_limit allows 1 kB. ")
 
 
 def test_one_process_has_no_chunks_on_their_way() -> None:

@@ -16,7 +16,7 @@ from thinpipe.comm.backend import CPU
 from thinpipe.comm.control import ACTIVITY
 from thinpipe.comm.exchange import DisagreementError, agree
 from thinpipe.comm.membership import say_remote
-from thinpipe.links.encoding import warm_codec
+from thinpipe.links.link_codec import warm_codec
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.train.engines.same_files import check_same_files
