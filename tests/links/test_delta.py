@@ -109,7 +109,7 @@ def check(results: list[tuple[list[int], Any]], links: int, first: int = FIRST) 
 
 @pytest.mark.parametrize("layout", ["linear", "client-server"])
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-def test_first_whole_then_changes_and_both_ends_keep_the_same(pool: Pool, layout: str, order: str) -> None:
+def test_first_values_then_changes_and_both_ends_keep_the_same(pool: Pool, layout: str, order: str) -> None:
     check(pool.run(passes, 3, layout, order, {}), links=3 if layout == "client-server" else 2)
 
 
@@ -144,7 +144,7 @@ def partly_known(group: Any) -> list[int]:
     return [run.step(mixed), run.step(mixed)]
 
 
-def test_a_chunk_with_a_new_sample_travels_whole(pool: Pool) -> None:
+def test_a_chunk_with_a_new_sample_is_sent_in_full(pool: Pool) -> None:
     once = (3 * CHANGE + FIRST) // CHUNKS
     assert pool.run(partly_known, 2) == [[once, CHANGE]] * 2
 
@@ -256,7 +256,7 @@ def refusals(group: Any) -> dict[str, str]:
     refused("count", lambda: stage(samples=None))
     refused("other codec", lambda: stage(forward="uniform:2").set_samples([0]))
     refused("range", lambda: stage().set_samples([SAMPLES]))
-    for name, samples in (("nothing told", None), ("too few", range(ROWS - CHUNKS))):
+    for name, samples in (("no samples", None), ("too few", range(ROWS - CHUNKS))):
         stages, schedule = make(group, "linear", "gpipe", CHUNKS, seeded(2, WIDTH), **OPTIONS)
         if samples is not None:
             stages[0].set_samples(samples)
@@ -271,8 +271,8 @@ def test_what_is_refused_and_why(pool: Pool) -> None:
         assert "give their number, samples=N" in errors["count"]
         assert "only delta(...) needs the samples of a step" in errors["other codec"]
         assert "there are 64, got 64" in errors["range"]
-        assert "stage.set_samples(indices)" in errors["nothing told"]
-        assert "has none" in errors["nothing told"]
+        assert "stage.set_samples(indices)" in errors["no samples"]
+        assert "has none" in errors["no samples"]
         assert "4 chunks of float32[8, 256]" in errors["too few"]
         assert "the step has 28" in errors["too few"]
 
@@ -289,7 +289,7 @@ def filled(directory: Path | None = None) -> tuple[SampleCopies, torch.Tensor]:
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 def test_a_chunk_is_known_when_all_its_samples_are(tmp_path: Path, on_disk: bool) -> None:
     copies, value = filled(tmp_path / "deep" / "cache" if on_disk else None)
-    assert not copies.knows(0)  # the step under way was told before
+    assert not copies.knows(0)  # the current step had been set before
     copies.begin(torch.tensor([0, 7, 2, 1]), 2)
     assert [copies.knows(0), copies.knows(1)] == [True, False]
     x = torch.randn(2, *KEPT_SHAPE)
@@ -338,7 +338,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         copies.reserve(0, (5,))
 
 
-def test_a_place_that_has_no_room_says_so(tmp_path: Path) -> None:
+def test_a_directory_without_room_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"copies of samples need 0\.0 MB in .*file.*name another place"):
         SampleCopies(KEPT, tmp_path / "file").reserve(0, KEPT_SHAPE)

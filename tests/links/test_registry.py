@@ -1,4 +1,4 @@
-"""delta(SPEC) as a spec: what parses, what it is called, and what it is told where it does not belong."""
+"""delta(SPEC) as a spec: what parses, its canonical form, and the error where it does not belong."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_what_is_sent_once_goes_through_the_first_codec():
         ("delta(uniform:2,first=fp16,first=bf16)", "is not first=SPEC"),
     ],
 )
-def test_what_makes_no_sense_is_told_the_rule(spec, reason):
+def test_errors_of_invalid_specs_name_the_rule(spec, reason):
     with pytest.raises(ValueError, match="makes no sense") as error:
         link_codec(spec)
     assert reason in str(error.value)
@@ -106,7 +106,7 @@ def test_without_a_colon_it_is_listed_among_those_there_are():
     ],
     ids=["codec", "ddp", "bench"],
 )
-def test_outside_a_link_it_says_where_it_belongs(use):
+def test_outside_a_link_the_error_names_where_it_belongs(use):
     with pytest.raises(ValueError, match=r"delta\(uniform:2\) sends changes against copies .* here take uniform:2"):
         use("delta(uniform:2)")
 

@@ -17,14 +17,14 @@ Arrived = dict[str, Tensor]
 
 
 class Scale(nn.Module):
-    """Multiplies by whole numbers: with what travels exact, every result is, in whatever order a device adds."""
+    """Multiplies by integers: with exact inputs, every result is, in whatever order a device adds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.factors = nn.Parameter(torch.arange(WIDTH) % 5 - 2.0)
 
     def forward(self, x: Tensor, *mask: Tensor) -> tuple[Tensor, Tensor] | Tensor:
-        """The first one says which values are not zero, the second takes them twice."""
+        """The first one marks the values that are not zero, the second takes them twice."""
         return x * self.factors + sum(x * each for each in mask) if mask else (x * self.factors, x.ne(0).long())
 
 

@@ -83,6 +83,11 @@ class LinkCodec(ABC):
         return self.spec
 
     @property
+    def stateless_codec(self) -> Codec | None:
+        """The codec that encodes every tensor by itself; None if both ends keep state, which needs training."""
+        return None
+
+    @property
     def immediate_spec(self) -> str:
         """The spec for speed measurements, where accuracy does not matter: without the first steps of training."""
         return self.spec
@@ -204,6 +209,10 @@ class CodecAdapter(LinkCodec):
     @property
     def spec(self) -> str:
         return self.codecs[0].spec
+
+    @property
+    def stateless_codec(self) -> Codec:
+        return self.codecs[0]
 
 
 def warm_codec(codec: Codec, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:

@@ -109,18 +109,18 @@ class Transport(ABC):
 
     def start(self, message: Message) -> None:
         """Start the isend or irecv of a message."""
-        tag = self.route.tag(message.chunk, message.slot)
-        if self.route.sends:
-            message.work = dist.isend(message.buffer, group=self.route.group, tag=tag, group_dst=self.route.peer)
+        route, tag = self.route, self.route.tag(message.chunk, message.slot)
+        if route.sends:
+            message.work = dist.isend(message.buffer, group=route.group, tag=tag, group_dst=route.peer)
         else:
-            message.work = dist.irecv(message.buffer, group=self.route.group, tag=tag, group_src=self.route.peer)
+            message.work = dist.irecv(message.buffer, group=route.group, tag=tag, group_src=route.peer)
         assert message.work is not None  # torch returns None to workers outside the group
 
     def operation(self, message: Message) -> dist.P2POp:
         """Return the isend or irecv of a message as an operation for a schedule."""
-        call: Callable[..., Any] = dist.isend if self.route.sends else dist.irecv
-        tag = self.route.tag(message.chunk, message.slot)
-        return dist.P2POp(call, message.buffer, group=self.route.group, tag=tag, group_peer=self.route.peer)
+        route, tag = self.route, self.route.tag(message.chunk, message.slot)
+        call: Callable[..., Any] = dist.isend if route.sends else dist.irecv
+        return dist.P2POp(call, message.buffer, group=route.group, tag=tag, group_peer=route.peer)
 
 
 class Direct(Transport):
@@ -132,11 +132,14 @@ class Direct(Transport):
         self._threads: ThreadPoolExecutor | None = None
 
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
+        self.start_sends(messages)
+        self._under_way.append(messages)
+        return []
+
+    def start_sends(self, messages: list[Message]) -> None:
         self.seal(messages)
         for message in messages:
             self.start(message)
-        self._under_way.append(messages)
-        return []
 
     def await_sends(self, but: int = 0) -> None:
         while len(self._under_way) > but:
@@ -162,8 +165,7 @@ class Direct(Transport):
     def threads(self, count: int) -> ThreadPoolExecutor:
         """Return the thread pool; create it on first use."""
         if self._threads is None:
-            name = f"thinpipe-{self.route.source}-{self.route.target}"
-            self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
+            self._threads = ThreadPoolExecutor(count, f"thinpipe-{self.route.source}-{self.route.target}")
         return self._threads
 
     def _arrival(self, message: Message) -> float:
@@ -177,41 +179,36 @@ class Staged(Direct):
     """A transport whose threads send wires once they are copied from the GPU, and copy received wires to the GPU."""
 
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
-        handed_over = self.threads(1).submit(self._hand_over, messages, self.memory.loaded())
+        started = self.threads(1).submit(self._send_loaded, messages, self.memory.loaded())
         for message in messages:
-            message.pending = handed_over
+            message.pending = started
         self._under_way.append(messages)
         return []
 
     def post(self, messages: Iterable[Message], trace: bool) -> None:
         super().post(messages, trace=True)
 
-    def _hand_over(self, messages: Sequence[Message], loaded: Callable[[], None]) -> None:
+    def _send_loaded(self, messages: list[Message], loaded: Callable[[], None]) -> None:
         loaded()
-        self.seal(messages)
-        for message in messages:
-            self.start(message)
+        self.start_sends(messages)
 
 
 class Scheduled(Transport):
     """A transport whose operations are started and awaited by a schedule."""
 
     ahead = False
-
-    def __init__(self, route: Route, memory: InPlace, ledger: Ledger) -> None:
-        super().__init__(route, memory, ledger)
-        self._handed_out: list[Message] = []
+    _handed_out: Sequence[Message] = ()
 
     def begin_step(self) -> None:
         """Recycle the messages of the last step, all of which the schedule has awaited."""
         for message in self._handed_out:
             self.memory.recycle(message)
-        self._handed_out = []
+        self._handed_out = ()
 
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
         self.memory.loaded()()  # the schedule sends immediately
         self.seal(messages)
-        self._handed_out += messages
+        self._handed_out = [*self._handed_out, *messages]
         return [self.operation(message) for message in messages]
 
     def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thinpipe.links.sample_cache import check_samples
 from thinpipe.pipeline.shaped_stage import ShapedStage
 from thinpipe.pipeline.siblings import agree, check_place, indices_here, register, siblings_of
 from thinpipe.version import __version__
@@ -34,7 +35,10 @@ class LinkedStage(ShapedStage):
         Call it with the same samples for all stages of all workers before ``schedule.step``, but not before an
         evaluation, which does not change the copies and sends each sample like a first pass.
         """
-        self.links.set_samples(samples)
+        links = self.links
+        if links.sample_count is None:
+            raise ValueError(f"only delta(...) needs the samples of a step, and this stage has {links.forward_spec}")
+        links.samples = check_samples(samples, links.sample_count)
 
     tell_samples = set_samples  # its name up to version 0.2
 
@@ -44,10 +48,15 @@ class LinkedStage(ShapedStage):
         ``forward`` and ``backward``: codec state, and the steps so far. ``sent`` and ``received``: copies of samples,
         equal at both ends of a link.
         """
-        return self.links.state_dict()
+        state = {end.direction: end.codec.state_dict() for end in self.links.sends}
+        shared = {name: end.codec.shared_state_dict() for name, end in self.links.forward.items()}
+        return state | {name: each for name, each in shared.items() if each}
 
     def load_link_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
-        self.links.load_state_dict(state)
+        for end in self.links.sends:
+            end.codec.load_state_dict(state.get(end.direction, {}))
+        for name, forward in self.links.forward.items():
+            forward.codec.load_shared_state_dict(state.get(name, {}))
 
     def trace(self, on: bool = True) -> None:
         """Record the arrival time of each message from the next step on (``report``, ``draw``)."""

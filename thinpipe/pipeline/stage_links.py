@@ -17,7 +17,6 @@ from thinpipe.links.counters import Event
 from thinpipe.links.link import Link
 from thinpipe.links.recv import RecvLink
 from thinpipe.links.registry import check_directions, link_codec
-from thinpipe.links.sample_cache import check_samples
 from thinpipe.links.send import SendLink
 from thinpipe.links.slot import Handover, Route, Slot
 
@@ -50,7 +49,7 @@ class StageLinks:
             raise ValueError(f"{self.forward_spec} keeps a copy of every sample: give their number, samples=N")
         self.sample_count = options.samples if self.needs_samples else None
         self.events: list[Event] = []  # of the current or the last step
-        self._samples: Tensor | None = None  # of the next training step
+        self.samples: Tensor | None = None  # of the next training step
         self._ends: dict[str, Link] = {}
         is_ahead = capabilities_of(group, device).tags if options.post_ahead is None else options.post_ahead
         for name, source, target in (
@@ -99,8 +98,8 @@ class StageLinks:
         return [end for end in self if isinstance(end, RecvLink)]
 
     @property
-    def _forward(self) -> dict[str, Link]:
-        """The forward link ends by their names in ``state_dict``."""
+    def forward(self) -> dict[str, Link]:
+        """The forward link ends by their names in ``link_state_dict``."""
         return {"sent" if end.route.sends else "received": end for end in self if end.direction == "forward"}
 
     def place(self, placement: Mapping[int, int], me: int) -> None:
@@ -114,8 +113,8 @@ class StageLinks:
     def expect(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Configure the forward slots from example tensors before the first step, so that copies can be counted."""
         for name, like in (("received", inputs), ("sent", outputs)):
-            if name in self._forward:
-                self._forward[name].codec.configure([Slot.of(each) for each in like])
+            if name in self.forward:
+                self.forward[name].codec.configure([Slot.of(each) for each in like])
 
     def drop_gradients(self, *, sent: bool, received: bool) -> None:
         """Drop the links of gradients to be ``sent`` or ``received``, if no stage upstream is trained."""
@@ -127,29 +126,13 @@ class StageLinks:
         for end in self:
             end.begin_step(step)
 
-    def set_samples(self, samples: Sequence[int] | Tensor) -> None:
-        if self.sample_count is None:
-            raise ValueError(f"only delta(...) needs the samples of a step, and this stage has {self.forward_spec}")
-        self._samples = check_samples(samples, self.sample_count)
-
     def begin_messages(self, training: bool) -> None:
-        """Begin the messages of a step with the samples of ``set_samples``; an evaluation has none."""
-        samples = self._samples if training else None
+        """Begin the messages of a step with its samples; an evaluation has none."""
+        samples = self.samples if training else None
         if training:
-            self._samples = None
+            self.samples = None
         for end in self:
             end.codec.begin_step(end.step, training, samples)
-
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        state = {end.direction: end.codec.state_dict() for end in self.sends}
-        shared = {name: end.codec.shared_state_dict() for name, end in self._forward.items()}
-        return state | {name: each for name, each in shared.items() if each}
-
-    def load_state_dict(self, state: Mapping[str, dict[str, Tensor]]) -> None:
-        for end in self.sends:
-            end.codec.load_state_dict(state.get(end.direction, {}))
-        for name, forward in self._forward.items():
-            forward.codec.load_shared_state_dict(state.get(name, {}))
 
     def traffic(self, training: bool) -> dict[str, Any]:
         """Return the slots that must be equal at both ends before the first tensor is sent."""

@@ -114,7 +114,7 @@ def test_first_at_eight_bits_then_at_two_and_sizes_are_known_from_shapes_and_ste
     assert link_codec("axes:2").basis_schedule(slot, CHUNKS) == (CHUNKS * part, 5, START + 1 + LEAD, 8)
 
 
-def test_unless_told_to_begin_now_it_waits_until_a_model_has_settled() -> None:
+def test_without_now_it_waits_until_a_model_has_settled() -> None:
     link = Link("axes:2")
     for seed in range(START + LEAD + 3):
         link.step(batch(seed))
@@ -154,35 +154,35 @@ def test_evaluations_use_the_axes_and_leave_no_trace() -> None:
 
 @pytest.mark.parametrize("stopped", range(1, 8))
 def test_what_was_saved_goes_on_to_the_bit(stopped: int) -> None:
-    whole, rest = Link(), Link()
+    reference, rest = Link(), Link()
     for seed in range(stopped):
-        whole.step(batch(seed))
-    rest.load(whole.state())
+        reference.step(batch(seed))
+    rest.load(reference.state())
     for seed in range(stopped, stopped + 4):
-        assert torch.equal(*(link.step(batch(seed))[0] for link in (whole, rest)))
-    assert rest.sizes == whole.sizes[stopped:]
-    assert same(whole.state(), rest.state())
+        assert torch.equal(*(link.step(batch(seed))[0] for link in (reference, rest)))
+    assert rest.sizes == reference.sizes[stopped:]
+    assert same(reference.state(), rest.state())
 
 
 def test_a_state_with_moments_apart_is_read_and_what_was_learned_travels_at_once() -> None:
     """As states were when learning had one step for it."""
-    whole, rest = Link(), Link()
+    reference, rest = Link(), Link()
     for seed in range(2):
-        whole.step(batch(seed))
-    state = whole.state()
+        reference.step(batch(seed))
+    state = reference.state()
     assert state["sent"]["0.steps"].tolist() == [2, LEAD]
     state["sent"]["0.steps"][1] = 1
     sizes = ROWS.groups, ROWS.size
     products, mean = state["forward"].pop("0.moments").split([sizes[0] * sizes[1] ** 2, sizes[0] * sizes[1]])
     state["forward"] |= {"0.products": products.view(*sizes, -1), "0.mean": mean.view(*sizes, 1)}
     rest.load(state)
-    for link in (whole, rest):
+    for link in (reference, rest):
         link.step(batch(2))
-    assert torch.equal(rest.state()["forward"]["0.moments"], whole.state()["forward"]["0.moments"])
+    assert torch.equal(rest.state()["forward"]["0.moments"], reference.state()["forward"]["0.moments"])
     for seed in range(3, 2 + LEAD):
-        whole.step(batch(seed))
-    assert rest.sizes == whole.sizes[1 + LEAD :]
-    assert torch.equal(rest.state()["sent"]["0.known"], whole.state()["sent"]["0.known"])
+        reference.step(batch(seed))
+    assert rest.sizes == reference.sizes[1 + LEAD :]
+    assert torch.equal(rest.state()["sent"]["0.known"], reference.state()["sent"]["0.known"])
 
 
 @pytest.mark.parametrize("start", [0, START])
@@ -300,7 +300,7 @@ def test_specs(written: str, canonical: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["axes:0.4", "axes:9", "axes:", "axes:two", "axes:nan", "axes:2+", "axes:2+soon"])
-def test_what_makes_no_sense_is_told_the_rule(spec: str) -> None:
+def test_errors_of_invalid_specs_name_the_rule(spec: str) -> None:
     with pytest.raises(ValueError, match=r"makes no sense: .*from 0.5 to 8, as in axes:2 or axes:1.5"):
         link_codec(spec)
 
@@ -312,7 +312,7 @@ def test_gradients_are_refused() -> None:
 
 
 @pytest.mark.parametrize("use", [thinpipe.codec, thinpipe.ddp_state], ids=["codec", "ddp"])
-def test_outside_a_link_it_says_where_it_belongs(use: object) -> None:
+def test_outside_a_link_the_error_names_where_it_belongs(use: object) -> None:
     assert callable(use)
     with pytest.raises(ValueError, match=r"axes:2 learns from what a link carries .* here take gauss:2"):
         use("axes:2")

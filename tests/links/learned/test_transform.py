@@ -334,7 +334,7 @@ def test_kernels_do_what_the_reference_does(machine: str, rows: int) -> None:
     damaged = planes.clone()
     damaged[starts[2] : starts[2] + 8] = mine[starts[2] : starts[2] + 8]  # of NaN codes may be anything
     assert torch.equal(damaged, mine)
-    for wire, widths in ((planes, bits), (planes[: count - 9], bits)):  # the other says more bits than there are
+    for wire, widths in ((planes, bits), (planes[: count - 9], bits)):  # the other has more bits than there are
         back, found = torch.full((2, len(bits), rows), 12345.0)
         reference.decode_axes(wire, gains, widths, starts, values, back)
         there = [each.to(device) for each in (wire, gains, widths, starts, values, found)]

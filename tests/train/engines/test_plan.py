@@ -73,8 +73,8 @@ def test_fewer_chunks_are_on_their_way_where_memory_is_short(pool: Pool) -> None
     name, _, most = short.plan.schedule.partition(":")
     assert name == "1f1b"
     assert 3 <= int(most or 3) < 9
-    as_told = pool.run(train_toy, 2, "batchnorm", RunOptions(), GIVEN | {"schedule": short.plan.schedule})[0]
-    assert as_told.end.parameters_sha256 == short.end.parameters_sha256
+    as_given = pool.run(train_toy, 2, "batchnorm", RunOptions(), GIVEN | {"schedule": short.plan.schedule})[0]
+    assert as_given.end.parameters_sha256 == short.end.parameters_sha256
 
 
 def refused(group: Any, limit: int) -> str:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from thinpipe.codecs.recipes import directions
-from thinpipe.codecs.spec import codec, needs_link
 from thinpipe.comm.membership import PATIENCE_S, member
 from thinpipe.comm.shaping import Shaping
+from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, above, between, check, like, option
 from thinpipe.train.engines.units import Fill
 from thinpipe.train.models.pretrained import PretrainedModel
@@ -32,12 +32,13 @@ PANELS = WHAT, CHOICE, WHERE, LINKS, OUT, MACHINES  # of the help, in this order
 def _activations(text: str) -> str:
     """Return the codec spec of activations, the only tensors that travel."""
     spec = directions(text)[0]
-    if needs_link(spec):
+    stateless = link_codec(spec).stateless_codec
+    if stateless is None:
         raise OptionError(
             f"{spec} learns from what is sent again and again, and texts are generated once: give {{compress}} a "
             f"codec that learns nothing, as in 4bit or gauss:3; got {text}"
         )
-    return codec(spec).spec
+    return stateless.spec
 
 
 @dataclass(frozen=True, kw_only=True)

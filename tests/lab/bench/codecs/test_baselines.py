@@ -11,7 +11,7 @@ from thinpipe.lab.bench.codecs.codec_columns import relative_squared_error
 from thinpipe.lab.bench.codecs.codec_options import CodecBenchOptions
 from thinpipe.lab.bench.codecs.measure import measure_codecs
 from thinpipe.lab.bench.inputs import parse_codecs
-from thinpipe.links.learned.transform import rows_of
+from thinpipe.links.learned.row_layout import rows_of
 
 
 def test_without_bitsandbytes_the_error_names_the_extra(monkeypatch):
