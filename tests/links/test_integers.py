@@ -103,19 +103,19 @@ def test_damage_of_any_bit_is_noticed(tmp_path: Any) -> None:
         receiver = transport(Route(0, 1, False, torch.device("cpu"), dist.group.WORLD), Ledger(), scheduled=False)
         mask = torch.arange(40).remainder(3).eq(0).long()
         for size in (40, 1):  # codes, and all the same
-            room = torch.zeros(8 * size + 1 + CHECKSUM_BYTES, dtype=torch.uint8)
-            room[: 8 * size] = mask[:size].view(torch.uint8)
-            message = Message(3, 1, 0, size=8 * size, raw=True, integers=torch.int64, room=room)
+            storage = torch.zeros(8 * size + 1 + CHECKSUM_BYTES, dtype=torch.uint8)
+            storage[: 8 * size] = mask[:size].view(torch.uint8)
+            message = Message(3, 1, 0, size=8 * size, raw=True, integers=torch.int64, storage=storage)
             pack(message)
             seal(message.buffer, 3, 1, 0)
-            length, full = len(message.buffer), room.clone()
+            length, full = len(message.buffer), storage.clone()
             for place in range(length):
                 for bit in range(8):
-                    room.copy_(full)
-                    room[place] ^= 1 << bit
+                    storage.copy_(full)
+                    storage[place] ^= 1 << bit
                     with pytest.raises(ChecksumError, match="chunk 1 of step 3"):
                         receiver.accept(message)
-            room.copy_(full)
+            storage.copy_(full)
             receiver.accept(message)
             assert len(message.buffer) == length == 9 + (5 if size > 1 else 0) + CHECKSUM_BYTES
             assert torch.equal(receiver.memory.open(message).view(torch.int64), mask[:size])

@@ -60,7 +60,7 @@ def test_bytes_are_those_that_shapes_and_steps_say(pool: Pool) -> None:
     planned = [link for link in ears.plan.links if link.direction == "forward"]
     learned = -(-CHUNKS * part // rows.every(2, CHUNKS))
     for link in planned:
-        assert link.basis_bytes == learned
+        assert link.learned_bytes == learned
         assert link.first_wire_bytes == CHUNKS * (first + CHECKSUM_BYTES)
         assert link.wire_bytes == CHUNKS * (again + CHECKSUM_BYTES) + learned
     assert ears.steps[-1].loss < 0.5 * ears.steps[0].loss

@@ -33,12 +33,12 @@ class Link:
         self.ledger = Ledger()
         self.clock = DeviceClock(route.device)  # of the codec
         self.transport = transport(route, self.ledger, scheduled=scheduled)
-        self.forget()
+        self.drop_buffers()
 
     def configure(self, slots: list[Slot], chunks: int) -> None:
         """Set the slots and the chunks per step, before the first step or when they change."""
         if (slots, chunks) != (self.slots, self.chunks):
-            self.forget()
+            self.drop_buffers()
         self.route.check_limits(chunks, len(slots))
         self.slots, self.chunks = slots, chunks
         self.codec.configure(slots, chunks)
@@ -47,7 +47,7 @@ class Link:
         """Yield the chunk and slot of every message of a step."""
         return itertools.product(range(self.chunks), range(len(self.slots)))
 
-    def forget(self) -> None:
+    def drop_buffers(self) -> None:
         """Drop all buffers: they belong to other slots."""
 
     def begin_step(self, step: int) -> None:

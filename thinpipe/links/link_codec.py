@@ -107,12 +107,8 @@ class LinkCodec(ABC):
     def why_uncompressed(self, slots: Sequence[Slot], chunks: int = 1) -> str | None:
         """Return why all floats of these slots are sent uncompressed despite a codec; None if some are compressed."""
         values = [slot for slot in slots if slot.dtype.is_floating_point or slot.dtype.is_complex]
-        is_codec = any(codec.spec != "none" for codec in self.codecs)
-        if (
-            not values
-            or not is_codec
-            or any(not each.raw for slot in values for each in self.wire_formats(slot, chunks))
-        ):
+        formats = [each for slot in values for each in self.wire_formats(slot, chunks)]
+        if not formats or not all(each.raw for each in formats) or all(codec.spec == "none" for codec in self.codecs):
             return None
         largest = max(values, key=lambda slot: slot.tensor_bytes)
         if largest.dtype not in FLOATS:

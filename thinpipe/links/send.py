@@ -22,8 +22,8 @@ class SendLink(Link):
     warns = True  # warn if nothing is compressed; False if it is reported in another way
     window = 4  # chunks in transit before the worker waits for the oldest, whose wire takes memory
 
-    def forget(self) -> None:
-        self.transport.memory.forget()
+    def drop_buffers(self) -> None:
+        self.transport.memory.drop_buffers()
 
     def configure(self, slots: list[Slot], chunks: int) -> None:
         super().configure(slots, chunks)

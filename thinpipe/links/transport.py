@@ -236,7 +236,7 @@ class LocalTransport(Transport):
     def receive(self, message: Message) -> None:
         assert self.route.handover is not None
         message.needed = message.usable = now()
-        message.room = message.buffer = self.route.handover.pop(self.route.tag(message.chunk, message.slot))
+        message.storage = message.buffer = self.route.handover.pop(self.route.tag(message.chunk, message.slot))
 
 
 def transport(route: Route, ledger: Ledger, *, scheduled: bool) -> Transport:

@@ -16,7 +16,7 @@ from thinpipe.links.learned import learner as learning
 from thinpipe.links.learned import transform as wires
 from thinpipe.links.learned.learner import BasisLearner, fill_moments, stride_of
 from thinpipe.links.learned.pca import allocate
-from thinpipe.links.learned.row_layout import FRESH, LEARNING_SHARE, MOST_AXES, OFTEN, Rows, rows_of
+from thinpipe.links.learned.row_layout import BASIS_SHARE, MAX_AXES, MAX_INTERVAL, MIN_INTERVAL, Rows, rows_of
 from thinpipe.links.learned.transform import Basis, decode, encode
 
 SHAPES = [(2048, 96), (16, 128, 64), (8, 16, 32, 32), (8, 3, 16, 16), (4, 7, 7, 64), (8, 40, 5, 3), (64, 1009)]
@@ -98,10 +98,10 @@ def test_learning_takes_a_small_part_and_axes_stay_fresh(shape: tuple[int, ...],
     rows = rows_of(shape, bits, 4)
     assert rows is not None
     every = rows.every(bits, 4)
-    assert rows.size <= MOST_AXES
-    assert rows.basis_bytes / every <= LEARNING_SHARE * 4 * rows.wire_bytes(bits)
-    assert every >= OFTEN
-    assert every <= FRESH or rows.size <= 16
+    assert rows.size <= MAX_AXES
+    assert rows.basis_bytes / every <= BASIS_SHARE * 4 * rows.wire_bytes(bits)
+    assert every >= MIN_INTERVAL
+    assert every <= MAX_INTERVAL or rows.size <= 16
     per_value = 8 * rows.wire_bytes(bits) / math.prod(shape)
     assert bits - 8 / rows.width <= per_value <= bits + 16 / rows.width + 8 * bits / rows.count
 

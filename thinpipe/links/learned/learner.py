@@ -19,15 +19,15 @@ from torch import Tensor
 
 from thinpipe.codecs.kernels import select
 from thinpipe.links.learned import pca
-from thinpipe.links.learned.pca import LEAST_WEIGHT, one_thread
+from thinpipe.links.learned.pca import MIN_WEIGHT, one_thread
 from thinpipe.links.learned.row_layout import Rows
 from thinpipe.links.learned.transform import deviations, product, projection_of
 
 Values = TypeVar("Values", Tensor, np.ndarray)
 
 RATE = 0.2  # weight of a step in the moving average
-ENOUGH = 4  # rows for each axis before there is a first basis
-PLENTY = 8  # rows for each axis in a step: more do not improve the estimate
+MIN_ROWS_PER_AXIS = 4  # rows for each axis before there is a first basis
+MAX_ROWS_PER_AXIS = 8  # rows for each axis in a step: more do not improve the estimate
 # Steps from the start of learning to the step whose messages carry the basis. The thread takes 32 ms for two groups of
 # 384 axes on the host of an H200, and a step of such a model may take little more than 10 ms.
 LEAD = 3
@@ -86,7 +86,7 @@ class BasisLearner:
         """Move the origin of the moments to the current mean: far from the mean, moments do not give the deviation."""
         moments = torch.empty_like(self.state["moments"])
         (before, mean), (products, sums) = (_parts(flat, self.rows) for flat in (self.state["moments"], moments))
-        shift = mean / self.state["weight"].clamp(min=LEAST_WEIGHT)
+        shift = mean / self.state["weight"].clamp(min=MIN_WEIGHT)
         torch.baddbmm(before, mean, shift.mT, alpha=-1, out=products)
         sums.zero_()
         self.state["moments"], self.state["origin"] = moments, self.state["origin"] + shift
@@ -121,7 +121,7 @@ class BasisLearner:
     def _learn(self, moments: dict[str, Tensor]) -> BasisUpdate:
         """Return the basis of moments on the CPU that ``center`` has centered."""
         products, _ = _parts(moments["moments"].numpy(), self.rows)
-        weight = max(float(moments["weight"]), LEAST_WEIGHT)
+        weight = max(float(moments["weight"]), MIN_WEIGHT)
         count = self._step_rows / RATE * weight
         found = pca.learn_basis(products, moments["origin"].numpy(), weight, count, self.rows, self.bits)
         return BasisUpdate(*map(torch.from_numpy, found))
@@ -172,7 +172,7 @@ def is_due(step: int, rows: Rows, bits: float, chunks: int, start: int) -> bool:
 
 
 def first_due(rows: Rows, chunks: int, start: int) -> int:
-    return max(start, math.ceil(ENOUGH * rows.size / (rows.count * chunks)))
+    return max(start, math.ceil(MIN_ROWS_PER_AXIS * rows.size / (rows.count * chunks)))
 
 
 def stride_of(rows: Rows, chunks: int) -> int:
@@ -182,7 +182,7 @@ def stride_of(rows: Rows, chunks: int) -> int:
     or at the start of a sentence, differ from the rest.
     """
     places = rows.count // rows.shape[0]
-    stride = max(1, rows.count * chunks // (PLENTY * rows.size))
+    stride = max(1, rows.count * chunks // (MAX_ROWS_PER_AXIS * rows.size))
     while math.gcd(stride, places) > 1:
         stride += 1
     return stride

@@ -30,8 +30,8 @@ from thinpipe.links.learned.transform import basis_views, projection_of
 
 Result = TypeVar("Result")
 
-LEAST_WEIGHT = 1e-9  # total weight, if no step was finite
-LEAST_DEVIATION = 1e-12  # of a component that never changed
+MIN_WEIGHT = 1e-9  # total weight, if no step was finite
+MIN_DEVIATION = 1e-12  # of a component that never changed
 POOL = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4), "thinpipe-pca")  # the other cores are for training
 
 _lock = threading.Lock()
@@ -81,7 +81,7 @@ def learn_basis(
     found = _in_threads(_decompose, products, repeat(count), axes)
     inverse, units, variances = map(np.stack, zip(*found, strict=True))
     # Deviations are at least the float32 rounding error of the mean, so that no component overflows.
-    least = max(LEAST_DEVIATION, float(np.abs(mean).max()) * float(np.finfo(np.float32).eps))
+    least = max(MIN_DEVIATION, float(np.abs(mean).max()) * float(np.finfo(np.float32).eps))
     exact = np.maximum(np.sqrt(variances / weight), least * units)
     deviations[...] = exact
     bits_of[...] = allocate(np.square(exact / units).reshape(-1), rows.planes(bits)).reshape(bits_of.shape)

@@ -24,7 +24,7 @@ from thinpipe.codecs.normal import MAX_BITS
 from thinpipe.codecs.spec import codec
 from thinpipe.links.learned.learner import LEAD, BasisLearner, BasisUpdate, first_due, is_due, sender_projection
 from thinpipe.links.learned.row_layout import Rows, rows_of
-from thinpipe.links.learned.transform import LEAST_BITS, Basis, decode, encode
+from thinpipe.links.learned.transform import MIN_BITS, Basis, decode, encode
 from thinpipe.links.link_codec import BasisSchedule, LinkCodec, WireFormat
 from thinpipe.links.slot import Slot
 
@@ -60,8 +60,8 @@ class PCACodec(LinkCodec):
 
     def __init__(self, bits: float, *, now: bool = False) -> None:
         super().__init__(FIRST)
-        if not LEAST_BITS <= bits <= MAX_BITS:
-            raise ValueError(f"{bits:g} bits are not from {LEAST_BITS} to {MAX_BITS}")
+        if not MIN_BITS <= bits <= MAX_BITS:
+            raise ValueError(f"{bits:g} bits are not from {MIN_BITS} to {MAX_BITS}")
         self.bits, self._start = bits, 0 if now else START
         self._rows: list[Rows | None] = []  # by slot; None: always FIRST, or raw
         self._slots: dict[int, _SlotState] = {}

@@ -14,16 +14,16 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-MOST_AXES = 512  # of a group: their matrix has 256 kB, and its eigendecomposition takes a core 50 ms
-LEAST_AXES = 16
+MAX_AXES = 512  # of a group: their matrix has 256 kB, and its eigendecomposition takes a core 50 ms
+MIN_AXES = 16
 BLOCKS = (8, 4, 2, 1)  # pixels: the sides that squares of an image may have
 
-# Learned axes may take this share of a link's bytes. They become stale: if they would be sent less often than every
-# FRESH steps, rows are split into more groups with fewer axes each. On hidden states and on pictures, more groups cost
-# more accuracy than stale axes until these are FRESH steps old.
-LEARNING_SHARE = 0.05
-FRESH = 64
-OFTEN = 5  # steps: on a GPU, about the time in which a core computes the axes of two links
+# A learned basis may take this share of a link's bytes. It becomes stale: if it would be sent less often than every
+# MAX_INTERVAL steps, rows are split into more groups with fewer axes each. On hidden states and on pictures, more
+# groups cost more accuracy than a stale basis until it is MAX_INTERVAL steps old.
+BASIS_SHARE = 0.05
+MAX_INTERVAL = 64
+MIN_INTERVAL = 5  # steps: on a GPU, about the time in which a core computes the axes of two links
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Rows:
 
     def every(self, bits: float, chunks: int) -> int:
         """Return the interval between two updates of the basis, in steps of ``chunks`` chunks."""
-        return max(OFTEN, math.ceil(self.basis_bytes / (LEARNING_SHARE * chunks * self.wire_bytes(bits))))
+        return max(MIN_INTERVAL, math.ceil(self.basis_bytes / (BASIS_SHARE * chunks * self.wire_bytes(bits))))
 
     def columns(self, x: Tensor) -> Tensor:
         """Return a tensor as float32 [groups, size, count], one row per column; the last group is zero-padded."""
@@ -122,14 +122,14 @@ def rows_of(shape: Sequence[int], bits: float, chunks: int) -> Rows | None:
     block = 0
     if is_image:
         sides = [side for side in BLOCKS if shape[2] % side == shape[3] % side == 0]
-        block = next((side for side in sides if shape[1] * side * side <= MOST_AXES), 1)
+        block = next((side for side in sides if shape[1] * side * side <= MAX_AXES), 1)
     width = Rows(shape, 1, 1, block).width
-    if width < LEAST_AXES:
+    if width < MIN_AXES:
         return None
-    groups = -(-width // MOST_AXES)
+    groups = -(-width // MAX_AXES)
     while True:
         chosen = Rows(shape, groups, -(-width // groups), block)
-        if chosen.every(bits, chunks) <= FRESH or chosen.size <= LEAST_AXES:
+        if chosen.every(bits, chunks) <= MAX_INTERVAL or chosen.size <= MIN_AXES:
             return chosen
         groups *= 2
 

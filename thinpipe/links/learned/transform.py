@@ -32,7 +32,7 @@ from thinpipe.codecs.kernels import Kernels, select
 from thinpipe.codecs.normal import MAX_BITS, boundaries, levels
 from thinpipe.links.learned.row_layout import Rows
 
-LEAST_BITS = 0.5
+MIN_BITS = 0.5
 # A GPU multiplies bfloat16 seven times as fast as float32. Rounding rows and axes to it, at both ends, adds 2^-18 to
 # the squared error; quantizing hidden states to this many bits per value loses a hundred times that.
 ROUNDED_BITS = 4

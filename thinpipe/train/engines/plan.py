@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from thinpipe.links.message import checksum_bytes, is_packed, most_bytes
+from thinpipe.links.message import checksum_bytes, is_packed, max_bytes
 from thinpipe.links.registry import link_codec
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline.batchnorm import frozen_statistics
@@ -108,7 +108,7 @@ def plan_link(
     def sizes(which: int) -> list[int]:
         """Return the bytes of all chunks' messages for each slot."""
         pairs = zip(formats, packed, strict=True)
-        return [chunks * most_bytes(each[which].wire_bytes, packed=pack, checksum=checksum) for each, pack in pairs]
+        return [chunks * max_bytes(each[which].wire_bytes, packed=pack, checksum=checksum) for each, pack in pairs]
 
     schedules = [codec.basis_schedule(slot, chunks) for slot in slots]
     learned_bytes = sum(math.ceil(each.step_bytes / each.every) for each in schedules)
