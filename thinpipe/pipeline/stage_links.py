@@ -50,7 +50,7 @@ class StageLinks:
         self.sample_count = options.samples if self.needs_samples else None
         self.events: list[Event] = []  # of the current or the last step
         self.samples: Tensor | None = None  # of the next training step
-        self._ends: dict[str, Link] = {}
+        ends: dict[str, Link] = {}
         is_ahead = capabilities_of(group, device).tags if options.post_ahead is None else options.post_ahead
         for name, source, target in (
             ("forward_recv", stage - 1, stage),
@@ -64,30 +64,20 @@ class StageLinks:
                 codec.seed = options.seed
                 route = Route(source, target, source == stage, device, group, handover=options.handover)
                 kind = SendLink if route.sends else RecvLink
-                self._ends[name] = kind(codec, route, self.events, scheduled=not is_ahead)
+                ends[name] = kind(codec, route, self.events, scheduled=not is_ahead)
+        self._set(ends)
         for each in self.sends:
             each.window = options.window
 
     def __iter__(self) -> Iterator[Link]:
         return iter(self._ends.values())
 
-    # Any: type checkers do not follow the names above to the two classes.
-
-    @property
-    def forward_recv(self) -> Any:
-        return self._ends.get("forward_recv")
-
-    @property
-    def forward_send(self) -> Any:
-        return self._ends.get("forward_send")
-
-    @property
-    def backward_recv(self) -> Any:
-        return self._ends.get("backward_recv")
-
-    @property
-    def backward_send(self) -> Any:
-        return self._ends.get("backward_send")
+    def _set(self, ends: dict[str, Any]) -> None:
+        self._ends: dict[str, Link] = ends
+        self.forward_recv: RecvLink | None = ends.get("forward_recv")
+        self.forward_send: SendLink | None = ends.get("forward_send")
+        self.backward_recv: RecvLink | None = ends.get("backward_recv")
+        self.backward_send: SendLink | None = ends.get("backward_send")
 
     @property
     def sends(self) -> list[SendLink]:
@@ -106,9 +96,8 @@ class StageLinks:
         """Set the worker of each stage: drop links between stages on one worker, unless they have a handover."""
         for end in self:
             end.route.peer = placement[end.route.other_stage]
-        self._ends = {
-            name: end for name, end in self._ends.items() if end.route.peer != me or end.route.handover is not None
-        }
+        ends = self._ends.items()
+        self._set({name: end for name, end in ends if end.route.peer != me or end.route.handover is not None})
 
     def expect(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Configure the forward slots from example tensors before the first step, so that copies can be counted."""
@@ -118,8 +107,8 @@ class StageLinks:
 
     def drop_gradients(self, *, sent: bool, received: bool) -> None:
         """Drop the links of gradients to be ``sent`` or ``received``, if no stage upstream is trained."""
-        dropped = [name for name, drop in (("backward_send", sent), ("backward_recv", received)) if drop]
-        self._ends = {name: end for name, end in self._ends.items() if name not in dropped}
+        dropped = {"backward_send": sent, "backward_recv": received}
+        self._set({name: end for name, end in self._ends.items() if not dropped.get(name)})
 
     def begin_step(self, step: int) -> None:
         self.events.clear()
