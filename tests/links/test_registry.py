@@ -152,11 +152,15 @@ def test_a_further_link_codec_is_one_class_and_one_entry(monkeypatch):
     class Halved(CodecAdapter):
         """A link codec from outside, with the fewest methods: the defaults of the base class do the rest."""
 
+        @classmethod
+        def parse(cls, spec, *, samples, copies_in):
+            return cls(codec(spec.partition(":")[2]))
+
         @property
         def spec(self):
             return f"halved:{super().spec}"
 
-    monkeypatch.setitem(LINK_CODECS, "halved", lambda spec, **_: Halved(codec(spec.partition(":")[2])))
+    monkeypatch.setitem(LINK_CODECS, "halved", Halved)
     found = link_codec(" halved:fp16 ")
     assert found.spec == found.evaluation_spec == found.immediate_spec == "halved:fp16"
     found.check_direction("backward")

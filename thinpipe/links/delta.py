@@ -40,8 +40,8 @@ class Delta(LinkCodec):
         super().__init__(first, change)
         self.change, self.first, self._copies = change, first, copies
 
-    @staticmethod
-    def parse(spec: str, *, samples: int | None, copies_in: Path | None) -> Delta:
+    @classmethod
+    def parse(cls, spec: str, *, samples: int | None, copies_in: Path | None) -> Delta:
         try:
             change, first = _parse(spec)
         except ValueError as error:
@@ -49,7 +49,7 @@ class Delta(LinkCodec):
                 f"{spec!r} makes no sense: {error}; delta takes the codec of changes, and may name the one of a "
                 "sample's first pass, as in delta(kmeans:2) or delta(kmeans:2,first=fp16)"
             ) from None
-        return Delta(change, first, None if samples is None else SampleCopies(samples, copies_in))
+        return cls(change, first, None if samples is None else SampleCopies(samples, copies_in))
 
     @property
     def spec(self) -> str:

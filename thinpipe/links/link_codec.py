@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -72,10 +73,15 @@ class LinkCodec(ABC):
 
     # The spec
 
+    @classmethod
+    def parse(cls, spec: str, *, samples: int | None, copies_in: Path | None) -> LinkCodec:
+        """Return the link codec of a spec; ``samples`` and ``copies_in`` as in ``registry.link_codec``."""
+        raise ValueError(f"{spec!r} makes no sense: {cls.__name__} does not define parse")
+
     @property
     @abstractmethod
     def spec(self) -> str:
-        """The canonical spec."""
+        """The canonical spec, from which other workers create the same link codec."""
 
     @property
     def evaluation_spec(self) -> str:

@@ -10,7 +10,6 @@ axes:2+now                          from the first steps on: for a pretrained mo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from thinpipe.codecs.base import Codec
@@ -19,8 +18,8 @@ from thinpipe.links.delta import Delta
 from thinpipe.links.learned.pca_codec import PCACodec
 from thinpipe.links.link_codec import CodecAdapter, LinkCodec
 
-# The name that a spec begins with -> parser of specs; called with ``samples`` and ``copies_in`` as well.
-LINK_CODECS: dict[str, Callable[..., LinkCodec]] = {"axes": PCACodec.parse, "delta": Delta.parse}
+# By the name that a spec begins with.
+LINK_CODECS: dict[str, type[LinkCodec]] = {"axes": PCACodec, "delta": Delta}
 
 
 def link_codec(spec: str | Codec, *, samples: int | None = None, copies_in: Path | None = None) -> LinkCodec:
@@ -33,7 +32,7 @@ def link_codec(spec: str | Codec, *, samples: int | None = None, copies_in: Path
     """
     name = re.match(r"\s*(\w+)[:(]", spec) if isinstance(spec, str) else None
     if name and name[1] in LINK_CODECS:
-        return LINK_CODECS[name[1]](str(spec).strip(), samples=samples, copies_in=copies_in)
+        return LINK_CODECS[name[1]].parse(str(spec).strip(), samples=samples, copies_in=copies_in)
     return CodecAdapter(codec(spec))
 
 

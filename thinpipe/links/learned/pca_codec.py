@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -67,13 +68,13 @@ class PCACodec(LinkCodec):
         self._slots: dict[int, _SlotState] = {}
         self._learners: dict[int, BasisLearner] = {}
 
-    @staticmethod
-    def parse(spec: str, **_: object) -> PCACodec:
+    @classmethod
+    def parse(cls, spec: str, *, samples: int | None = None, copies_in: Path | None = None) -> PCACodec:
         bits, plus, now = spec.removeprefix("axes:").partition("+")
         try:
             if plus and now.strip() != "now":
                 raise ValueError(f"its option is now, not {now.strip()!r}")
-            return PCACodec(float(bits), now=bool(plus))
+            return cls(float(bits), now=bool(plus))
         except ValueError as error:
             raise ValueError(
                 f"{spec!r} makes no sense: {error}; axes takes the bits per value on average, from 0.5 to 8, as in "
