@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from tests.scripts import run_script
 from tests.train.toy import ToyTask, run_toy, saved_model
 from thinpipe.cli.app import app
-from thinpipe.cli.train.resolve import resolve_run
 from thinpipe.lab.netem.network import missing_for_networks
 from thinpipe.lab.records.record import Record
 from thinpipe.launch import workers as launch
+from thinpipe.train.resolve import resolve_run
 from thinpipe.train.running import RunOptions
 
 THIN = () if missing_for_networks() else ("--link", "2mbit")  # as root on Linux

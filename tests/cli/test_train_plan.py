@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.cli.made_run import make_plan
-from thinpipe.cli.train.terminal import SHORT_RUN, plan_tables
 from thinpipe.lab.records import report
+from thinpipe.lab.runs.tables import SHORT_RUN, plan_tables
 
 
 def notes(plan: object) -> str:

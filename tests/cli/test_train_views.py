@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 from rich.console import Console
@@ -14,13 +15,16 @@ from typer.testing import CliRunner
 
 from tests.cli.made_run import EPOCHS, STEPS, make_end, make_epoch, make_plan, make_step, play
 from thinpipe.cli.app import app
-from thinpipe.cli.terminal import OutputError, duration
-from thinpipe.cli.train.listeners import Curves, Listeners, make_listener
-from thinpipe.cli.train.record import Parts, RecordFile, step_parts
-from thinpipe.cli.train.terminal import Terminal, end_tables, plan_tables
+from thinpipe.cli.run_terminal import Terminal
+from thinpipe.cli.terminal import duration
+from thinpipe.cli.train import listen
 from thinpipe.lab.records import report
 from thinpipe.lab.records.record import Record
+from thinpipe.lab.runs.summary import RecordFile, StepTimes, step_times
+from thinpipe.lab.runs.tables import end_tables, plan_tables
+from thinpipe.system.files import OutputError
 from thinpipe.train.events import LinkUse, WorkerUse
+from thinpipe.train.listeners import Curves, Listeners
 
 SETTINGS = {
     "config": {"command": ["thinpipe", "train"], "threads": None},
@@ -38,7 +42,7 @@ def on_terminal(width, monkeypatch, parallel="pipeline"):
     """What a terminal of that width was sent, and that without its control sequences."""
     file = io.StringIO()
     console = Console(file=file, width=width, height=50, force_terminal=True, highlight=False, legacy_windows=False)
-    monkeypatch.setattr("thinpipe.cli.train.terminal.Console", lambda **_: console)
+    monkeypatch.setattr("thinpipe.cli.run_terminal.Console", lambda **_: console)
     play(Terminal(), parallel)
     return file.getvalue(), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
 
@@ -137,8 +141,8 @@ def test_encoding_is_the_senders_and_the_rest_the_receivers():
         for source, direction, k in ((0, "forward", 2), (1, "backward", 4))
     )
     worker = WorkerUse(worker=0, stages=(0,), compute_ms=6.0, peak_mib=1.0)
-    parts = step_parts(replace(make_end(), steps=2, workers=(worker,), links=(sent, received)), worker)
-    assert parts == Parts(compute_ms=3.0, encode_ms=1.0, wait_ms=20.0, transfer_ms=200.0, decode_ms=2000.0)
+    parts = step_times(replace(make_end(), steps=2, workers=(worker,), links=(sent, received)), worker)
+    assert parts == StepTimes(compute_ms=3.0, encode_ms=1.0, wait_ms=20.0, transfer_ms=200.0, decode_ms=2000.0)
 
 
 @pytest.mark.parametrize("parallel", ["data", "none"])
@@ -166,7 +170,7 @@ def test_a_terminal_gets_a_bar_and_nothing_wider_than_it(width, monkeypatch):
 def test_a_killed_client_leaves_the_cursor(monkeypatch):
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, legacy_windows=False)
-    monkeypatch.setattr("thinpipe.cli.train.terminal.Console", lambda **_: console)
+    monkeypatch.setattr("thinpipe.cli.run_terminal.Console", lambda **_: console)
     terminal = Terminal()
     terminal.planned(make_plan())
     terminal.stepped(make_step(1))
@@ -328,8 +332,8 @@ def test_a_run_that_fails_leaves_no_record(tmp_path):
 
 
 def test_all_that_were_asked_for_can_be_sent_to_the_client(tmp_path, capsys):
-    listener = make_listener(**SETTINGS, log=tmp_path / "logs", json=tmp_path / "r.json")
-    play(pickle.loads(pickle.dumps(listener)))
+    make = partial(listen, tmp_path / "logs", tmp_path / "r.json", **SETTINGS)
+    play(pickle.loads(pickle.dumps(make))())
     assert len(read_curves(tmp_path / "logs")["train/loss"]) == 12
     assert Record.read(tmp_path / "r.json").rows[0]["seed"] == 3
     assert "Result" in capsys.readouterr().out
@@ -356,8 +360,8 @@ def test_nobody_reading_the_pipe_ends_the_terminal_and_not_the_run(tmp_path):
     program = (
         "from tests.cli.made_run import play\n"
         "from pathlib import Path\n"
-        "from thinpipe.cli.train.listeners import make_listener\n"
-        f"play(make_listener(config={{}}, seed=0, forward='none', backward='none', json=Path({str(path)!r})))"
+        "from thinpipe.cli.train import listen\n"
+        f"play(listen(None, Path({str(path)!r}), config={{}}, seed=0, forward='none', backward='none'))"
     )
     read, write = os.pipe()
     os.close(read)

@@ -16,7 +16,7 @@ from thinpipe.train.settings import Settings
 
 
 def settled(**given: Any) -> Settings:
-    return resolve({"task": "toy", **given}, ToyTask.recipe, device="cpu")
+    return resolve({"task": "toy", **given}, ToyTask.defaults, device="cpu")
 
 
 def test_what_is_not_given_is_the_recipes() -> None:
@@ -84,7 +84,7 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"threads": 100_000}, "threads is from 1 to 1024; got 100000"),
         ({"epochs": 10**30}, "epochs is from 1 to"),
         ({"model": "gpt2", "config": "llama"}, "config from its description alone: give one of them"),
-        ({"config_set": "hidden_size=3"}, "config_set changes what config says"),
+        ({"config_set": "hidden_size=3"}, "config_set changes values of config"),
         ({"vocabulary": 100}, "vocabulary is from 257 to"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_checkpoint_with_the_old_name_of_the_linear_schedule_goes_on() -> None
 def test_running_checks_itself() -> None:
     with pytest.raises(ValueError, match="save_every needs a folder"):
         RunOptions(save_every=3)
-    with pytest.raises(ValueError, match="save_local says who keeps"):
+    with pytest.raises(ValueError, match="save_local is about checkpoints"):
         RunOptions(save_local=True)
     with pytest.raises(ValueError, match="trace draws a picture"):
         RunOptions(trace=Path("step.pdf"))

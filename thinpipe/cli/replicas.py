@@ -16,14 +16,14 @@ from thinpipe.lab.netem.network import Network
 Result = TypeVar("Result")
 
 
-def check_workers(asked: int | None, device: str) -> int | None:
+def check_workers(given: int | None, device: str) -> int | None:
     """Return the number of replicas to start here; None if torchrun has started them."""
     me = member()
     if me is not None:
-        if asked not in (None, me.size):
-            raise ValueError(f"torchrun has started {me.size} replicas: leave out --workers {asked}")
+        if given not in (None, me.size):
+            raise ValueError(f"torchrun has started {me.size} replicas: leave out --workers {given}")
         return None
-    return asked or (torch.cuda.device_count() if device == "cuda" else 2)
+    return given or (torch.cuda.device_count() if device == "cuda" else 2)
 
 
 def run_replicas(

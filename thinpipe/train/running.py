@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from thinpipe.comm.membership import PATIENCE_S, member
 from thinpipe.comm.shaping import Shaping, parse_links
 from thinpipe.links.spec import encoding
-from thinpipe.options import OptionError, Rule, between, check, option
+from thinpipe.options import OptionError, Rule, between, check, option, shared_values
 from thinpipe.system.sizes import parse_size
 from thinpipe.train.checkpoints.best import follow_best
 from thinpipe.train.checkpoints.interval import INTERVAL, parse_interval
-from thinpipe.train.settings import COUNT, HOW, LINKS, MACHINES, OUT, SAVE, Settings
+from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.options import COUNT, HOW, LINKS, MACHINES, OUT, SAVE
 
 
 def _step_numbers(text: str) -> tuple[int, ...]:
@@ -42,12 +44,14 @@ class Capture:
         "Write activations and gradients, before compression, for `bench codecs {from_}`.",
         name="capture",
         panel=OUT,
+        advanced=True,
         metavar="FILE",
     )
     steps: tuple[int, ...] | None = option(
         "Steps to capture, as in 10,100.",
         name="capture_steps",
         panel=OUT,
+        advanced=True,
         metavar="N,...",
         shown="3, spread over the run",
         parse=_step_numbers,
@@ -58,6 +62,7 @@ class Capture:
         "Microbatches to capture per step.",
         name="capture_chunks",
         panel=OUT,
+        advanced=True,
         metavar="N",
         rule=Rule("1 or more", lambda chunks: chunks >= 1),
         default=1,
@@ -66,6 +71,7 @@ class Capture:
         "Maximum size of the file.",
         name="capture_limit",
         panel=OUT,
+        advanced=True,
         metavar="SIZE",
         shown="1GiB",
         parse=parse_size,
@@ -87,6 +93,8 @@ class RunOptions:
         panel=LINKS,
         metavar="DIR",
         shown="in memory",
+        per_machine=True,
+        advanced=True,
         default=None,
     )
     delta_cache_limit: int = option(  # bytes
@@ -95,6 +103,8 @@ class RunOptions:
         metavar="SIZE",
         shown="4GiB",
         parse=parse_size,
+        per_machine=True,
+        advanced=True,
         default=4 << 30,
     )
     link: Shaping | None = option(
@@ -104,6 +114,7 @@ class RunOptions:
         metavar="LINK",
         shown="as the machine is",
         parse=_one_link,
+        per_machine=True,
         default=None,
     )
     memory_limit: int | None = option(  # bytes
@@ -112,11 +123,14 @@ class RunOptions:
         metavar="SIZE",
         shown="none",
         parse=parse_size,
+        advanced=True,
         default=None,
     )
     in_process: bool = option(
         "Run all stages in one process, through the same codecs, for ablations on one GPU.",
         panel=LINKS,
+        per_machine=True,
+        advanced=True,
         default=False,
     )
     steps: int | None = option(  # counted from the first of the run
@@ -133,16 +147,21 @@ class RunOptions:
         metavar="N",
         shown="an epoch",
         rule=COUNT,
+        advanced=True,
         default=None,
     )
     trace: Path | None = option(
         "Timeline of one step, as a picture (.png) or for chrome://tracing (.json).",
         panel=OUT,
         metavar="FILE",
+        per_machine="presence",
+        advanced=True,
         default=None,
     )
     capture: Capture | None = None
-    save: Path | None = option("Folder for checkpoints.", panel=SAVE, metavar="DIR", default=None)
+    save: Path | None = option(
+        "Folder for checkpoints.", panel=SAVE, metavar="DIR", default=None, per_machine="presence"
+    )
     save_every: int | str | None = option(  # steps, or a time as the user wrote it
         "Interval between checkpoints: a number of steps, or a time such as 30s, 10min or 2h.",
         panel=SAVE,
@@ -150,22 +169,31 @@ class RunOptions:
         shown="an epoch and 10min",
         parse=parse_interval,
         rule=INTERVAL,
+        advanced=True,
         default=None,
     )
-    keep: int = option("Newest checkpoints to keep.", panel=SAVE, metavar="N", rule=COUNT, default=2)
+    keep: int = option("Newest checkpoints to keep.", panel=SAVE, metavar="N", rule=COUNT, default=2, advanced=True)
     keep_best: bool = option(
-        "Keep the checkpoint with the best validation metric too, as DIR/best.", panel=SAVE, negative=True, default=True
+        "Keep the checkpoint with the best validation metric too, as DIR/best.",
+        panel=SAVE,
+        negative=True,
+        per_machine=True,
+        advanced=True,
+        default=True,
     )
     save_local: bool = option(
-        "Write checkpoints on the client only; its folder need not be shared.", panel=SAVE, default=False
+        "Write checkpoints on the client only; its folder need not be shared.", panel=SAVE, advanced=True, default=False
     )
     export: Path | None = option(
         "New folder for the trained model in the format of transformers, or for adapters in that of peft.",
         panel=SAVE,
         metavar="DIR",
+        per_machine="presence",
         default=None,
     )
-    merge: bool = option("Merge adapters into the weights of the exported model.", panel=SAVE, default=False)
+    merge: bool = option(
+        "Merge adapters into the weights of the exported model.", panel=SAVE, default=False, advanced=True
+    )
     # One checkpoint, or a folder: the newest undamaged one in it.
     resume: Path | None = option(
         "Resume a run from its newest checkpoint, or from the one named, with its options.",
@@ -173,6 +201,7 @@ class RunOptions:
         metavar="DIR",
         kind=Path,
         parse=follow_best,
+        per_machine="presence",
         default=None,
     )
     max_restarts: int = option(
@@ -180,6 +209,8 @@ class RunOptions:
         panel=SAVE,
         metavar="N",
         rule=between(0, 1_000_000_000),
+        per_machine=True,
+        advanced=True,
         default=0,
     )
     patience_s: float = option(
@@ -189,6 +220,7 @@ class RunOptions:
         metavar="S",
         shown=f"{PATIENCE_S:g}",
         rule=between(2, 1_000_000),
+        advanced=True,
         default=PATIENCE_S,
     )
 
@@ -197,7 +229,7 @@ class RunOptions:
         if self.save is None and self.save_every is not None:
             raise OptionError("{save_every} needs a folder for the checkpoints: name one with {save}")
         if self.save is None and self.save_local:
-            raise OptionError("{save_local} says who keeps the checkpoints: name a folder for them with {save}")
+            raise OptionError("{save_local} is about checkpoints: name a folder for them with {save}")
         if self.save is None and self.max_restarts:
             raise OptionError("{max_restarts} goes on from checkpoints: name a folder for them with {save}")
         if self.merge and self.export is None:
@@ -206,6 +238,12 @@ class RunOptions:
             raise OptionError(
                 f"{{trace}} draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
             )
+
+    def shared(self) -> dict[str, Any]:
+        """Return the options that have to be equal on all workers: those that a collective depends on."""
+        capture = self.capture
+        captured = None if capture is None else [capture.steps, capture.chunks, capture.limit]
+        return shared_values(self) | {"capture": captured}
 
     def last_step(self, steps: int) -> int:
         """Return the step this execution ends with, given the total number of steps."""
