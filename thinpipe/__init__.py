@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from thinpipe.train.engines.units import cut
     from thinpipe.train.tasks.sources import reject_unused_options
     from thinpipe.train.tasks.splits import Part, at_most, split_fifth
-    from thinpipe.train.tasks.task import Batch, Data, Recipe, Shape, Source, Task, TaskDefaults
+    from thinpipe.train.tasks.task import Batch, Data, Shape, Source, Task, TaskDefaults
 
 __all__ = [
     "Batch",
@@ -43,7 +43,6 @@ __all__ = [
     "LinkReport",
     "Part",
     "PipelineStage",
-    "Recipe",
     "Shape",
     "Source",
     "Task",
@@ -83,13 +82,16 @@ _LAZY = {
     "thinpipe.launch.workers": ("run_workers",),
     "thinpipe.train.tasks.sources": ("reject_unused_options",),
     "thinpipe.train.tasks.splits": ("Part", "at_most", "split_fifth"),
-    "thinpipe.train.tasks.task": ("Batch", "Data", "Recipe", "Shape", "Source", "Task", "TaskDefaults"),
+    "thinpipe.train.tasks.task": ("Batch", "Data", "Shape", "Source", "Task", "TaskDefaults"),
 }
+
+_RENAMED = {"Recipe": "TaskDefaults"}  # names up to version 0.2
 
 if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         """Import a public name on first use."""
+        name = _RENAMED.get(name, name)
         for module, names in _LAZY.items():
             if name in names:
                 try:

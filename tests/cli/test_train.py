@@ -48,7 +48,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_a_pipeline_leaves_table_record_curves_trace_model_and_a_checkpoint(first_run: tuple[Path, str]) -> None:
     directory, output = first_run
-    assert "What travels per step" in output
+    assert "Traffic per step" in output
     assert "Where the time of a step goes" in output
     record = json.loads((directory / "run.json").read_text())
     assert record["kind"] == "train"

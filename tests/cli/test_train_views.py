@@ -20,7 +20,8 @@ from thinpipe.cli.terminal import duration
 from thinpipe.cli.train import listen
 from thinpipe.lab.records import report
 from thinpipe.lab.records.record import Record
-from thinpipe.lab.runs.summary import RecordFile, StepTimes, step_times
+from thinpipe.lab.records.step_times import StepTimes
+from thinpipe.lab.runs.summary import RecordFile, run_step_times
 from thinpipe.lab.runs.tables import end_tables, plan_tables
 from thinpipe.system.files import OutputError
 from thinpipe.train.events import LinkUse, WorkerUse
@@ -100,7 +101,7 @@ def test_the_plan_says_that_masks_may_need_less():
     plan = make_plan()
     first, *rest = plan.links
     links = report.plain_text(plan_tables(replace(plan, links=(replace(first, integer_bytes=8200), *rest)))[1])
-    assert "At most: 8.2 kB of it are masks or other integers, which travel in as few bits as they need." in links
+    assert "At most: 8.2 kB of it are masks or other integers, sent in as few bits as they need." in links
     assert "At most" not in report.plain_text(plan_tables(plan)[1])
 
 
@@ -141,7 +142,7 @@ def test_encoding_is_the_senders_and_the_rest_the_receivers():
         for source, direction, k in ((0, "forward", 2), (1, "backward", 4))
     )
     worker = WorkerUse(worker=0, stages=(0,), compute_ms=6.0, peak_mib=1.0)
-    parts = step_times(replace(make_end(), steps=2, workers=(worker,), links=(sent, received)), worker)
+    parts = run_step_times(replace(make_end(), steps=2, workers=(worker,), links=(sent, received)), worker)
     assert parts == StepTimes(compute_ms=3.0, encode_ms=1.0, wait_ms=20.0, transfer_ms=200.0, decode_ms=2000.0)
 
 
@@ -150,7 +151,7 @@ def test_runs_without_links_have_tables_too(parallel, capsys):
     play(Terminal(), parallel)
     out = capsys.readouterr().out
     assert out.count("0-19 ConvLayer to Head   2,236,682  100.0%") == (2 if parallel == "data" else 1)
-    assert "travel" not in out
+    assert "Traffic" not in out
     assert "encode" not in out
     assert "compute" in out
     assert ("8,946,728" in out) is (parallel == "data")

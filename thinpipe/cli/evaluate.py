@@ -10,13 +10,13 @@ from thinpipe.cli.runner import CommandOptions, is_client, resolving, run_once, 
 from thinpipe.cli.terminal import takes
 from thinpipe.cli.train import TrainOptions
 from thinpipe.comm.membership import member
-from thinpipe.options import OptionError, like, option, options_of, read
+from thinpipe.options import OptionError, like, options_of, read
 from thinpipe.system.files import check_writable
 from thinpipe.train.checkpoints.best import follow_best
 from thinpipe.train.generation.settings import GenerationSettings
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings, Trained
-from thinpipe.train.tasks.options import HOW, PANELS, WHAT
+from thinpipe.train.tasks.panels import HOW, PANELS, WHAT, model_option
 
 KIND = "evaluate"
 
@@ -25,16 +25,15 @@ KIND = "evaluate"
 class EvaluateOptions(CommandOptions):
     """The options in addition to those of a run."""
 
-    run: Path | None = option(
+    run: Path | None = model_option(
         "Folder of checkpoints of a run, one checkpoint, or DIR/best; its weights, data and options are used.",
-        panel=WHAT,
         metavar="DIR",
         kind=Path,
         parse=follow_best,
         default=None,
     )
     adapter: str | None = like(GenerationSettings, "adapter", panel=WHAT, default=None)
-    part: Literal["validation", "train"] = option("Part of the data to evaluate.", panel=WHAT, default="validation")
+    part: Literal["validation", "train"] = model_option("Part of the data to evaluate.", default="validation")
     compress: str | None = like(
         TrainOptions, "compress", help="Codec of activations, or a preset, as in 4bit.", default=None
     )

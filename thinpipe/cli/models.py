@@ -50,7 +50,7 @@ def models(
 ) -> None:
     """List the models of transformers that can be cut into units.
 
-    exact: logits and gradients of the units are bit-identical to the whole model's, on
+    exact: logits and gradients of the units are bit-identical to the model's, on
     a padded batch and a small random model of the type. Other models are rejected
     before a run, with the reason. Exit code 1 if one would differ without being rejected.
 

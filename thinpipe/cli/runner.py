@@ -21,10 +21,10 @@ import typer
 from thinpipe.cli.replicas import worker_errors
 from thinpipe.cli.terminal import one_line_errors
 from thinpipe.comm.membership import COMPLETE, become_member, member, say_remote
-from thinpipe.options import OptionError, option, read
+from thinpipe.options import OptionError, read
 from thinpipe.system.files import OutputError
 from thinpipe.system.sanitize import printable
-from thinpipe.train.tasks.options import MACHINES, OUT
+from thinpipe.train.tasks.panels import machine_option, output_option
 
 Options = TypeVar("Options", bound="CommandOptions")
 
@@ -33,9 +33,9 @@ Options = TypeVar("Options", bound="CommandOptions")
 class MachineOptions:
     """The rank of this worker and the address of worker 0."""
 
-    rank: int | None = option("Rank of this worker; 0 is the client.", panel=MACHINES, metavar="N", default=None)
-    master: str | None = option(
-        "Address of worker 0, the same on all machines.", panel=MACHINES, metavar="HOST:PORT", default=None
+    rank: int | None = machine_option("Rank of this worker; 0 is the client.", metavar="N", default=None)
+    master: str | None = machine_option(
+        "Address of worker 0, the same on all machines.", metavar="HOST:PORT", default=None
     )
 
 
@@ -43,10 +43,10 @@ class MachineOptions:
 class CommandOptions(MachineOptions):
     """Options of every command of this module."""
 
-    json: Path | None = option(
-        "File for the record; `thinpipe diff` compares two.", panel=OUT, metavar="FILE", default=None
+    json: Path | None = output_option(
+        "File for the record; `thinpipe diff` compares two.", metavar="FILE", default=None
     )
-    debug: bool = option("Show tracebacks of errors.", panel=MACHINES, last=True, advanced=True, default=False)
+    debug: bool = machine_option("Show tracebacks of errors.", last=True, advanced=True, default=False)
 
 
 @contextmanager

@@ -16,25 +16,23 @@ from thinpipe.cli.terminal import one_line_errors, takes
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.comm.membership import member
 from thinpipe.comm.shaping import link_facts
-from thinpipe.options import option
 from thinpipe.train.events import Listener
 from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.settings import Settings
-from thinpipe.train.tasks.options import LINKS, OUT, PANELS
+from thinpipe.train.tasks.panels import PANELS, link_option, output_option
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(CommandOptions):
     """Options of the command in addition to those of a run."""
 
-    compress: str | None = option(
+    compress: str | None = link_option(
         f"Preset, {', '.join(RECIPES)}, or the codec of both directions, as in tile:4.",
-        panel=LINKS,
         metavar="SPEC",
         shown="8bit; none for data",
         default=None,
     )
-    log: Path | None = option("Folder for TensorBoard curves.", panel=OUT, metavar="DIR", default=None)
+    log: Path | None = output_option("Folder for TensorBoard curves.", metavar="DIR", default=None)
 
 
 @takes(TrainOptions, Settings, RunOptions, Capture, panels=PANELS)

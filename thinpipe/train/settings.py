@@ -12,20 +12,20 @@ from typing import Any, Literal
 
 from thinpipe.codecs.spec import codec
 from thinpipe.links.spec import check_directions
-from thinpipe.options import OptionError, Rule, above, below, between, check, from_facts, option, options_of, pair
+from thinpipe.options import OptionError, Rule, above, below, between, check, from_facts, options_of, pair
 from thinpipe.pipeline.order import ORDERS, Order, is_order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.train.events import Parallel
 from thinpipe.train.models.adapters import MOST_RANK, Lora
-from thinpipe.train.tasks.options import COUNT, HOW, LINKS, WHAT, WHERE, Source, TaskDefaults
+from thinpipe.train.tasks.options import COUNT, Source, TaskDefaults
+from thinpipe.train.tasks.panels import link_option, model_option, stage_option, training_option
 from thinpipe.train.tasks.tasks import TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TaskName:
-    task: str = option(
+    task: str = model_option(
         f"One of {', '.join(TASKS)}; or your own, package.module:Class.",
-        panel=WHAT,
         metavar="NAME",
         usual="digits",
         shown="digits; lm with a {model}",
@@ -36,27 +36,24 @@ class _TaskName:
 class Trained(Source, _TaskName):
     """Task, data and model: the part of the settings that a task needs."""
 
-    lora: int | None = option(
+    lora: int | None = model_option(
         "Train LoRA adapters of this rank on the blocks, and a classifier's head; freeze all other weights.",
-        panel=WHAT,
         metavar="RANK",
         shown="train all weights",
         rule=between(1, MOST_RANK),
         training_only=True,
         default=None,
     )
-    lora_target: str | None = option(
+    lora_target: str | None = model_option(
         "Layers of the blocks with adapters, as in q_proj,v_proj, or all-linear.",
-        panel=WHAT,
         metavar="NAME,...",
         shown="the architecture's",
         training_only=True,
         advanced=True,
         default=None,
     )
-    lora_alpha: float | None = option(
+    lora_alpha: float | None = model_option(
         "LoRA scaling numerator; the update is scaled by X / rank.",
-        panel=WHAT,
         metavar="X",
         shown="twice the rank",
         rule=above(0, 1e6),
@@ -64,12 +61,11 @@ class Trained(Source, _TaskName):
         advanced=True,
         default=None,
     )
-    lora_dropout: float = option(
-        "Dropout of adapters.", panel=WHAT, metavar="X", rule=below(1), training_only=True, advanced=True, default=0.0
+    lora_dropout: float = model_option(
+        "Dropout of adapters.", metavar="X", rule=below(1), training_only=True, advanced=True, default=0.0
     )
-    freeze: tuple[str, ...] = option(
+    freeze: tuple[str, ...] = model_option(
         "Freeze the parameters that match a pattern, as in '*.embed_tokens.*'; repeatable.",
-        panel=WHAT,
         metavar="PATTERN",
         kind=list[str],
         parse=lambda patterns: tuple(patterns) or None,
@@ -129,16 +125,14 @@ class Settings(Trained, TaskDefaults):
     error message: OpenMP aborts if it cannot start its threads, torch raises if a factor exceeds the range of float32.
     """
 
-    parallel: Parallel = option(
+    parallel: Parallel = stage_option(
         "Stages of the model on several workers, replicas of the model, or one process.",
-        panel=WHERE,
         usual="pipeline",
         evaluates=True,
         kept="always",
     )
-    workers: int = option(
+    workers: int = stage_option(
         "Workers to start; with {rank}, workers on all machines. Under torchrun: leave it out.",
-        panel=WHERE,
         metavar="N",
         shown="2",
         rule=between(1, 4096),
@@ -146,76 +140,66 @@ class Settings(Trained, TaskDefaults):
         evaluates=True,
         kept="same parallel",
     )
-    layout: Layout = option(
+    layout: Layout = stage_option(
         "Worker 0, the client, has the first and the last stage, or the first stage only.",
-        panel=WHERE,
         kind=Literal["client-server", "linear"],
         usual="client-server",
         movable=True,
         evaluates=True,
         kept="same parallel",
     )
-    schedule: Order = option(
+    schedule: Order = stage_option(
         "gpipe runs all forwards, then all backwards; 1f1b runs backwards as early as possible, with as many "
         "microbatches in flight as the delay of {link} needs; 1f1b:N with N in flight.",
-        panel=WHERE,
         metavar="NAME",
         rule=Rule(ORDERS, is_order),
         usual="gpipe",
         advanced=True,
     )
-    compress_forward: str = option(
+    compress_forward: str = link_option(
         "Codec of activations; axes:B learns a basis, delta(SPEC) sends changes since the last epoch.",
-        panel=LINKS,
         metavar="SPEC",
         shown="as {compress}",
         kept="same parallel",
         advanced=True,
     )
-    compress_backward: str = option(
-        "Codec of gradients.", panel=LINKS, metavar="SPEC", shown="as {compress}", advanced=True
-    )
-    accumulate: int = option(
+    compress_backward: str = link_option("Codec of gradients.", metavar="SPEC", shown="as {compress}", advanced=True)
+    accumulate: int = training_option(
         "Batches per update; their gradients are accumulated.",
-        panel=HOW,
         metavar="N",
         rule=COUNT,
         aliases=("gradient_accumulation_steps",),
         advanced=True,
         default=1,
     )
-    nesterov: bool = option("Nesterov momentum for SGD.", panel=HOW, advanced=True, default=False)
-    adam_betas: tuple[float, float] = option(
+    nesterov: bool = training_option("Nesterov momentum for SGD.", advanced=True, default=False)
+    adam_betas: tuple[float, float] = training_option(
         "Decay rates of AdamW's first and second moments, as in 0.9,0.95.",
-        panel=HOW,
         metavar="A,B",
         parse=pair("adam_betas", float, "0.9,0.95"),
         rule=Rule("two numbers from 0 to below 1", lambda betas: len(betas) == 2 and all(0 <= b < 1 for b in betas)),
         advanced=True,
         default=(0.9, 0.999),
     )
-    amp: bool = option(
-        "Compute in bfloat16 where that is safe (autocast).", panel=HOW, evaluates=True, kept="always", default=False
+    amp: bool = training_option(
+        "Compute in bfloat16 where that is safe (autocast).", evaluates=True, kept="always", default=False
     )
-    recompute: bool = option(
+    recompute: bool = stage_option(
         "Recompute activations in the backward pass to save memory.",
-        panel=WHERE,
         aliases=("gradient_checkpointing",),
         advanced=True,
         default=False,
     )
-    seed: int = option(
+    seed: int = training_option(
         "Seed of weights, data and dropout.",
-        panel=HOW,
         metavar="N",
         usual=0,
         rule=below(2**32, most_text="2^32"),
         evaluates=True,
         kept="always",
     )
-    device: str = option(
+    device: str = stage_option(
         "Device of the workers: cpu, cuda, or cpu,cuda for a client without a GPU.",
-        panel=WHERE,
         metavar="NAME",
         parse=lambda text: None if text == "auto" else text,
         shown="auto: cuda if there is one",
@@ -226,9 +210,8 @@ class Settings(Trained, TaskDefaults):
         movable=True,
         evaluates=True,
     )
-    threads: int | None = option(  # None: set by the environment
+    threads: int | None = stage_option(  # None: set by the environment
         "Threads per worker.",
-        panel=WHERE,
         metavar="N",
         shown="cores / workers",
         rule=between(1, 1024),
@@ -238,12 +221,8 @@ class Settings(Trained, TaskDefaults):
         advanced=True,
         default=None,
     )
-    error_feedback: bool = option(
-        "Replicas add the compression error of a gradient to the next one.",
-        panel=LINKS,
-        negative=True,
-        advanced=True,
-        default=True,
+    error_feedback: bool = link_option(
+        "Replicas add the compression error of a gradient to the next one.", negative=True, advanced=True, default=True
     )
 
     def __post_init__(self) -> None:

@@ -94,7 +94,7 @@ def test_a_class_of_a_user_is_a_task_and_made_once() -> None:
             "made without arguments; .* raised TypeError: .* abstract .* build, load",
         ),
         ("tasks_of_a_user:Raises", "made without arguments; tasks_of_a_user:Raises raised RuntimeError: no licence"),
-        ("tasks_of_a_user:WithoutDefaults", "needs class attributes name, summary, metric, recipe; .*: recipe"),
+        ("tasks_of_a_user:WithoutDefaults", "needs class attributes name, summary, metric, defaults; .*: defaults"),
         ("tasks_of_a_user:OtherMetric", "metric of .* is one of accuracy, matthews, perplexity; got 'f1'"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from thinpipe.lab.records.output import write_or_print
 from thinpipe.lab.records.record import Column, Record, columns_of, figure, row_of
+from thinpipe.lab.records.step_times import StepTimes, step_times
 from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step, WorkerUse
 from thinpipe.train.tasks.task import METRICS
 
@@ -88,19 +89,8 @@ def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> RunResult:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """The time of a step on a worker: compute and link ends; None without links."""
-
-    compute_ms: float = figure("compute\nms", format=".1f")
-    encode_ms: float | None = figure("encode\nms", format=".1f", default=None)
-    wait_ms: float | None = figure("wait\nms", format=".1f", default=None)  # for a sender that has nothing to send yet
-    transfer_ms: float | None = figure("transfer\nms", format=".1f", default=None)  # not hidden by compute
-    decode_ms: float | None = figure("decode\nms", format=".1f", default=None)
-
-
-def step_times(end: Finished, worker: WorkerUse | None = None) -> StepTimes:
-    """Return the times of one worker or their sums over all; encode counts for senders, the rest for receivers."""
+def run_step_times(end: Finished, worker: WorkerUse | None = None) -> StepTimes:
+    """Return the times of a step on one worker, or their sums over all."""
     steps = max(end.steps, 1)
     compute_ms = sum(each.compute_ms for each in end.workers) if worker is None else worker.compute_ms
     if not end.links:
@@ -108,13 +98,7 @@ def step_times(end: Finished, worker: WorkerUse | None = None) -> StepTimes:
     stages = None if worker is None else worker.stages
     sent = [link for link in end.links if stages is None or link.source in stages]
     received = [link for link in end.links if stages is None or link.target in stages]
-    return StepTimes(
-        compute_ms=compute_ms / steps,
-        encode_ms=sum(link.encode_ms for link in sent) / steps,
-        wait_ms=sum(link.wait_ms for link in received) / steps,
-        transfer_ms=sum(link.transfer_ms for link in received) / steps,
-        decode_ms=sum(link.decode_ms for link in received) / steps,
-    )
+    return step_times(compute_ms / steps, sent, received, steps)
 
 
 class RecordFile(Listener):
@@ -160,7 +144,7 @@ class RecordFile(Listener):
             wire_ratio=sum(link.wire_bytes for link in end.links) / tensor_bytes if tensor_bytes else None,
             parameters_sha256=end.parameters_sha256 or None,
             peak_mib=max((worker.peak_mib for worker in end.workers), default=None),
-            **{f"{name}_per_step": value for name, value in asdict(step_times(end)).items()},
+            **{f"{name}_per_step": value for name, value in asdict(run_step_times(end)).items()},
             metric_name=self.plan.metric,
             first_step=self.plan.first_step,
             epochs=self.epochs,

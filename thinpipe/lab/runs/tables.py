@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from thinpipe.lab.records.record import Column, Row, columns_of, row_of
 from thinpipe.lab.records.report import Table
-from thinpipe.lab.runs.summary import StepTimes, columns, make_result, step_times
+from thinpipe.lab.records.step_times import StepTimes
+from thinpipe.lab.runs.summary import columns, make_result, run_step_times
 from thinpipe.train.events import Finished, Holding, LinkPlan, LinkUse, Plan
 
 SHORT_RUN = 4  # runs of at most this many times the steps before the PCA basis is known get a note on those steps
@@ -55,7 +56,7 @@ def plan_tables(plan: Plan) -> list[Table]:
     if plan.links:
         links = [_link_row(link) | {"tensors": _shapes_text(link)} for link in plan.links]
         tables.append(
-            Table(title=f"What travels per {_per(plan)}", columns=_LINK_COLUMNS, rows=links, note=_plan_notes(plan))
+            Table(title=f"Traffic per {_per(plan)}", columns=_LINK_COLUMNS, rows=links, note=_plan_notes(plan))
         )
     return tables
 
@@ -66,7 +67,7 @@ def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
     tables = [Table(title="Result", columns=columns(result, plan), rows=[row_of(result)])]
     if end.links:
         links = [*(_link_row(link, steps=end.steps) for link in end.links), *_sums(end)]
-        tables.append(Table(title="What travelled per step", columns=_LINK_COLUMNS, rows=links))
+        tables.append(Table(title="Traffic per step, measured", columns=_LINK_COLUMNS, rows=links))
     tables.append(
         Table(
             title="Where the time of a step goes",
@@ -83,7 +84,7 @@ def _worker_rows(plan: Plan, end: Finished) -> list[Row]:
     return [
         {
             "worker": _worker_name(plan, worker.worker),
-            **row_of(step_times(end, worker)),
+            **row_of(run_step_times(end, worker)),
             "peak_mib": worker.peak_mib,
         }
         for worker in end.workers
@@ -155,7 +156,7 @@ def _plan_notes(plan: Plan) -> str:
     integer_kb = sum(link.integer_bytes for link in plan.links) / 1e3
     if integer_kb:
         notes.append(
-            f"At most: {integer_kb:.1f} kB of it are masks or other integers, which travel in as few bits as they need."
+            f"At most: {integer_kb:.1f} kB of it are masks or other integers, sent in as few bits as they need."
         )
     return "\n".join(notes)
 
@@ -167,7 +168,7 @@ def _first_steps_notes(plan: Plan, first_steps: int, bits: int) -> list[str]:
         return []
     unit = "steps" if plan.accumulate == 1 else "batches"
     first = f"the first {min(first_steps, batches)} of {batches} {unit}"
-    return [f"The activations of {first} travel at {bits} bits, before axes are known."]
+    return [f"The activations of {first} are sent at {bits} bits, before the basis is learned."]
 
 
 def _link_row(link: LinkPlan | LinkUse, steps: int = 1) -> dict[str, object]:

@@ -21,7 +21,8 @@ from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
-from thinpipe.train.tasks.options import LINKS, MACHINES, OUT, WHERE, Source
+from thinpipe.train.tasks.options import Source
+from thinpipe.train.tasks.panels import LINKS, MACHINES, OUT, WHERE, link_option, stage_option
 from thinpipe.train.tasks.sources import chosen_model
 
 WHAT, CHOICE = "Model and prompts", "Sampling"
@@ -87,22 +88,18 @@ class GenerationSettings:
         default=None,
     )
     seed: int = like(Settings, "seed", help="Seed of sampling and of stochastic rounding.", panel=CHOICE, default=0)
-    parallel: Literal["pipeline", "none"] = option(
-        "Stages of the model on several workers, or one process.", panel=WHERE, default="pipeline"
+    parallel: Literal["pipeline", "none"] = stage_option(
+        "Stages of the model on several workers, or one process.", default="pipeline"
     )
     workers: int | None = like(Settings, "workers", default=None)
     client_layers: tuple[int, int] | None = like(Settings, "client_layers", default=(1, 1))
     device: str | None = like(Settings, "device", per_machine=True, default=None)
     threads: int | None = like(Settings, "threads", default=None)
-    compress: str = option(
-        "Codec of hidden states, or a preset, as in 8bit or 4bit.",
-        panel=LINKS,
-        metavar="SPEC",
-        parse=_activations,
-        default="none",
+    compress: str = link_option(
+        "Codec of hidden states, or a preset, as in 8bit or 4bit.", metavar="SPEC", parse=_activations, default="none"
     )
-    compare: bool = option(
-        "Generate without compression too, and report the first differing token.", panel=LINKS, default=False
+    compare: bool = link_option(
+        "Generate without compression too, and report the first differing token.", default=False
     )
     link: Shaping | None = like(RunOptions, "link", default=None)
     patience_s: float = like(RunOptions, "patience_s", default=PATIENCE_S)

@@ -9,17 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from thinpipe.options import above, below, between, option, options_of, pair
+from thinpipe.options import above, below, between, options_of, pair
+from thinpipe.train.tasks.panels import model_option, stage_option, training_option
 
-PANELS = WHAT, WHERE, LINKS, HOW, OUT, SAVE, MACHINES = (  # of the help, in this order
-    "Task, data and model",
-    "Workers and stages",
-    "Links and compression",
-    "Training",
-    "Output",
-    "Checkpoints and export",
-    "Several machines, and failures",
-)
 HUB = "hub:"  # prefix of a data set's name
 COUNT = between(1, 1_000_000_000)
 Optimizer = Literal["sgd", "adamw"]
@@ -45,7 +37,7 @@ def _changes(text: str) -> str:
 
 
 # Keyword arguments of options that name files: a path; a path or a name of the hub.
-_FILES: dict[str, Any] = {"panel": WHAT, "movable": True, "per_machine": True, "default": None}
+_FILES: dict[str, Any] = {"movable": True, "per_machine": True, "default": None}
 _ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, **_FILES}
 _NAMED: dict[str, Any] = {"parse": _absolute_if_there, **_FILES}
 
@@ -54,85 +46,71 @@ _NAMED: dict[str, Any] = {"parse": _absolute_if_there, **_FILES}
 class Source:
     """The origin and size of data and weights; None means the task's default."""
 
-    data: Path | None = option(
+    data: Path | None = model_option(
         "Data on disk; for lm also a data set of the hub, as in hub:org/name.",
         metavar="PATH",
         shown="built in or downloaded",
         **_ON_DISK,
     )
-    validation: Path | None = option(
+    validation: Path | None = model_option(
         "Validation data, in the form of {data}.",
         metavar="PATH",
         shown="held out from {data}",
         advanced=True,
         **_ON_DISK,
     )
-    model: str | None = option(
+    model: str | None = model_option(
         "Pretrained model: a folder of transformers, a name of the hub, or package.module:function.",
         metavar="NAME",
         **_NAMED,
     )
-    config: str | None = option(
+    config: str | None = model_option(
         "Model with random weights: a folder with config.json, a name of the hub, or a model type, as in llama.",
         metavar="NAME",
         **_NAMED,
     )
-    config_set: str | None = option(
+    config_set: str | None = model_option(
         "Values of {config} to override, as in hidden_size=256,num_hidden_layers=4.",
-        panel=WHAT,
         metavar="NAME=X,...",
         parse=_changes,
         advanced=True,
         default=None,
     )
-    tokenizer: str | None = option(
+    tokenizer: str | None = model_option(
         "Tokenizer: a folder or a name of the hub.",
         metavar="NAME",
         shown="the model's; trained on the data",
         advanced=True,
         **_NAMED,
     )
-    vocabulary: int | None = option(
+    vocabulary: int | None = model_option(
         "Vocabulary size of a tokenizer that is trained on the data.",
-        panel=WHAT,
         metavar="N",
         shown="8192",
         rule=between(257, 10_000_000),  # all bytes, and an end-of-text token
         advanced=True,
         default=None,
     )
-    chat_template: Path | None = option(
+    chat_template: Path | None = model_option(
         "File with a Jinja chat template.", metavar="FILE", shown="the tokenizer's", advanced=True, **_ON_DISK
     )
-    dtype: Dtype = option(
-        "Type of a {model}'s weights, activations and gradients; optimizer: float32.", panel=WHAT, default="float32"
+    dtype: Dtype = model_option(
+        "Type of a {model}'s weights, activations and gradients; optimizer: float32.", default="float32"
     )
-    trust_remote_code: bool = option(
-        "Run Python code that comes with the model.", panel=WHAT, advanced=True, default=False
+    trust_remote_code: bool = model_option("Run Python code that comes with the model.", advanced=True, default=False)
+    weights: Path | None = model_option("Pretrained weights on disk.", metavar="PATH", advanced=True, **_ON_DISK)
+    pretrained: bool = model_option(  # False: random weights even if the task starts from a checkpoint
+        "Start from pretrained or from random weights.", negative=True, advanced=True, default=True
     )
-    weights: Path | None = option("Pretrained weights on disk.", metavar="PATH", advanced=True, **_ON_DISK)
-    pretrained: bool = option(  # False: random weights even if the task starts from a checkpoint
-        "Start from pretrained or from random weights.", panel=WHAT, negative=True, advanced=True, default=True
+    image_size: int | None = model_option(
+        "Width and height of images.", metavar="PIXELS", rule=between(1, 1_000_000), advanced=True, default=None
     )
-    image_size: int | None = option(
-        "Width and height of images.",
-        panel=WHAT,
-        metavar="PIXELS",
-        rule=between(1, 1_000_000),
-        advanced=True,
-        default=None,
+    tokens: int | None = model_option("Tokens per text.", metavar="N", rule=between(1, 1_000_000), default=None)
+    width: float | None = model_option(
+        "Width multiplier of the task's model.", metavar="X", rule=above(0, 1e6), advanced=True, default=None
     )
-    tokens: int | None = option("Tokens per text.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=None)
-    width: float | None = option(
-        "Width multiplier of the task's model.",
-        panel=WHAT,
-        metavar="X",
-        rule=above(0, 1e6),
-        advanced=True,
-        default=None,
-    )
-    samples: int | None = option(
-        "Use at most N training samples.", panel=WHAT, metavar="N", shown="all", rule=between(1, 1 << 62), default=None
+    samples: int | None = model_option(
+        "Use at most N training samples.", metavar="N", shown="all", rule=between(1, 1 << 62), default=None
     )
 
     def __post_init__(self) -> None:
@@ -148,12 +126,11 @@ class TaskDefaults:
     The defaults below are those of tasks that do not set the option.
     """
 
-    batch_size: int = option(
-        "Samples per batch, over all replicas.", panel=HOW, metavar="N", rule=COUNT, evaluates=True, kept="always"
+    batch_size: int = training_option(
+        "Samples per batch, over all replicas.", metavar="N", rule=COUNT, evaluates=True, kept="always"
     )
-    chunks: int = option(  # of each worker's batch
+    chunks: int = stage_option(  # of each worker's batch
         "Microbatches per batch.",
-        panel=WHERE,
         aliases=("microbatches",),
         metavar="N",
         shown="the task's; 1 without a pipeline",
@@ -162,49 +139,38 @@ class TaskDefaults:
         kept="same parallel",
         last=True,
     )
-    epochs: int = option("Passes over the training data.", panel=HOW, metavar="N", rule=COUNT)
-    optimizer: Optimizer = option("SGD with momentum, or AdamW.", panel=HOW, advanced=True)
-    lr: float = option("Peak learning rate.", panel=HOW, metavar="X", rule=above(0, 1e6), aliases=("learning_rate",))
-    lr_schedule: LrSchedule = option(
+    epochs: int = training_option("Passes over the training data.", metavar="N", rule=COUNT)
+    optimizer: Optimizer = training_option("SGD with momentum, or AdamW.", advanced=True)
+    lr: float = training_option("Peak learning rate.", metavar="X", rule=above(0, 1e6), aliases=("learning_rate",))
+    lr_schedule: LrSchedule = training_option(
         "After the warm-up: constant, or decay to 0, linear or along a cosine.",
-        panel=HOW,
         metavar="NAME",
         kind=Literal["constant", "cosine", "linear", "polynomial"],
         synonyms={"polynomial": "linear"},  # its name up to version 0.2
         advanced=True,
     )
-    warmup: float = option(
-        "Fraction of all steps with linear warm-up.",
-        panel=HOW,
-        metavar="X",
-        rule=below(1),
-        shown="",
-        advanced=True,
-        default=0.0,
+    warmup: float = training_option(
+        "Fraction of all steps with linear warm-up.", metavar="X", rule=below(1), shown="", advanced=True, default=0.0
     )
-    momentum: float = option(
-        "Momentum of SGD.", panel=HOW, metavar="X", rule=below(1), shown="", advanced=True, default=0.9
+    momentum: float = training_option(
+        "Momentum of SGD.", metavar="X", rule=below(1), shown="", advanced=True, default=0.9
     )
-    weight_decay: float = option(
-        "Weight decay coefficient.", panel=HOW, metavar="X", rule=between(0, 1000), shown="", advanced=True, default=0.0
+    weight_decay: float = training_option(
+        "Weight decay coefficient.", metavar="X", rule=between(0, 1000), shown="", advanced=True, default=0.0
     )
-    clip_norm: float | None = option(
-        "Clip gradients to this norm, over all stages.",
-        panel=HOW,
-        metavar="X",
-        rule=above(0, 1e30),
-        advanced=True,
-        default=None,
+    clip_norm: float | None = training_option(
+        "Clip gradients to this norm, over all stages.", metavar="X", rule=above(0, 1e30), advanced=True, default=None
     )
-    client_layers: tuple[int, int] | None = option(  # None: cut so that the work is balanced; or the layout is linear
-        "Units in the client's first and last stage, as in 1,1.",
-        panel=WHERE,
-        metavar="A,B",
-        parse=pair("client_layers", int, "1,1"),
-        shown="",
-        movable=True,
-        evaluates=True,
-        kept="same parallel",
-        advanced=True,
-        default=(1, 1),
+    client_layers: tuple[int, int] | None = (
+        stage_option(  # None: cut so that the work is balanced; or the layout is linear
+            "Units in the client's first and last stage, as in 1,1.",
+            metavar="A,B",
+            parse=pair("client_layers", int, "1,1"),
+            shown="",
+            movable=True,
+            evaluates=True,
+            kept="same parallel",
+            advanced=True,
+            default=(1, 1),
+        )
     )
