@@ -12,7 +12,7 @@ from thinpipe.train.tasks.tasks import TASKS
 
 CPU = "thinpipe.codecs.kernels.cpu"
 TRAINING, TASK = "thinpipe.train.worker", "thinpipe.train.tasks.preload"
-EVALUATION, GENERATION = "thinpipe.train.evaluation", "thinpipe.train.generation.output"
+EVALUATION, GENERATION = "thinpipe.train.evaluation", "thinpipe.train.generation.printing"
 
 
 @pytest.mark.parametrize(

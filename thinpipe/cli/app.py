@@ -38,7 +38,7 @@ VERBS = {
 _WORKERS = {
     "train": "thinpipe.train.worker",
     "evaluate": "thinpipe.train.evaluation",
-    "generate": "thinpipe.train.generation.output",
+    "generate": "thinpipe.train.generation.printing",
 }
 _PLAIN: dict[str, Any] = {
     "add_completion": False,

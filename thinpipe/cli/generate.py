@@ -49,7 +49,7 @@ def generate(
     """
     from thinpipe.lab.netem.network import check_launch
     from thinpipe.lab.runs.generation import GenerationColumns, difference_lines, speed_lines
-    from thinpipe.train.generation.output import generate_on_worker
+    from thinpipe.train.generation.printing import generate_on_worker
     from thinpipe.train.generation.prompts import encode, read_prompts
 
     with resolving(GenerateOptions, given) as options:

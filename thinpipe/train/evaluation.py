@@ -1,4 +1,4 @@
-"""Evaluation of a model as one worker: as it is, from a run's newest checkpoint, or with adapters."""
+"""Evaluation of a model on a worker: as it is, from a run's newest checkpoint, or with adapters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thinpipe.train.build import check_agreement, prepare, saved_companions
 from thinpipe.train.checkpoints.resume import load_newest
 from thinpipe.train.data import check_files, fingerprint_together, read_data, several_read
 from thinpipe.train.engines.world import World
-from thinpipe.train.evaluate import Evaluated, evaluate
+from thinpipe.train.metrics import Evaluated, evaluate
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings

@@ -28,7 +28,7 @@ from thinpipe.train.engines.world import SetupError, World, join_world
 from thinpipe.train.events import Finished, Listener, Plan
 from thinpipe.train.export import Exporter
 from thinpipe.train.loop import Loop
-from thinpipe.train.optimize import make_optimizer
+from thinpipe.train.optimize import OPTIMIZER_OPTIONS, make_optimizer
 from thinpipe.train.preflight import check_space
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
@@ -141,15 +141,8 @@ def _train(
         about |= {} if frozen is None else {"frozen": frozen}
     notices = [*notices, *(data.notices if data is not None else ()), *(exporter.notices if exporter else ())]
     engine.warm_up()
-    optimizer = make_optimizer(
-        engine.parameters(),
-        name=settings.optimizer,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        nesterov=settings.nesterov,
-        adam_betas=settings.adam_betas,
-    )
+    options = {name: getattr(settings, name) for name in OPTIMIZER_OPTIONS}
+    optimizer = make_optimizer(engine.parameters(), **options)
     seed_worker(settings.seed, world.worker)
     steps = facts.train_samples // settings.step_samples * settings.epochs
     progress = Progress(steps=steps, metric_name=task.metric)
@@ -256,14 +249,11 @@ def _plan(
     task: Task, settings: Settings, running: RunOptions, facts: Facts, engine: Engine, progress: Progress
 ) -> Plan:
     holdings = engine.holdings()
+    same = ("parallel", "workers", "chunks", "batch_size", "epochs", "accumulate")
     return Plan(
         task=task.name,
         metric=task.metric,
-        parallel=settings.parallel,
-        workers=settings.workers,
-        chunks=settings.chunks,
-        batch_size=settings.batch_size,
-        epochs=settings.epochs,
+        **{name: getattr(settings, name) for name in same},
         steps_per_epoch=progress.steps // settings.epochs,
         first_step=progress.step,
         last_step=running.last_step(progress.steps),
@@ -274,7 +264,6 @@ def _plan(
         trained=sum({holding.stage: holding.trained for holding in holdings}.values()),
         holdings=holdings,
         links=engine.link_plans(),
-        accumulate=settings.accumulate,
         tokens=None if facts.shape.tokens is None else facts.inputs[0].shape[1],  # chats are padded to their longest
         schedule=engine.order,
     )

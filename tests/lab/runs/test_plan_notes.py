@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cli.made_run import make_plan
+from tests.lab.runs.made_run import make_plan
 from thinpipe.lab.records import report
 from thinpipe.lab.runs.tables import SHORT_RUN, plan_tables
 
