@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thinpipe.options import above, below, between, options_of, pair
-from thinpipe.train.tasks.panels import model_option, stage_option, training_option
+from thinpipe.train.tasks.panels import model_option, stage_option, task_default_option
 
 HUB = "hub:"  # prefix of a data set's name
 COUNT = between(1, 1_000_000_000)
@@ -126,7 +126,7 @@ class TaskDefaults:
     The defaults below are those of tasks that do not set the option.
     """
 
-    batch_size: int = training_option(
+    batch_size: int = task_default_option(
         "Samples per batch, over all replicas.", metavar="N", rule=COUNT, evaluates=True, kept="always"
     )
     chunks: int = stage_option(  # of each worker's batch
@@ -139,38 +139,35 @@ class TaskDefaults:
         kept="same parallel",
         last=True,
     )
-    epochs: int = training_option("Passes over the training data.", metavar="N", rule=COUNT)
-    optimizer: Optimizer = training_option("SGD with momentum, or AdamW.", advanced=True)
-    lr: float = training_option("Peak learning rate.", metavar="X", rule=above(0, 1e6), aliases=("learning_rate",))
-    lr_schedule: LrSchedule = training_option(
+    epochs: int = task_default_option("Passes over the training data.", metavar="N", rule=COUNT)
+    optimizer: Optimizer = task_default_option("SGD with momentum, or AdamW.", advanced=True)
+    lr: float = task_default_option("Peak learning rate.", metavar="X", rule=above(0, 1e6), aliases=("learning_rate",))
+    lr_schedule: LrSchedule = task_default_option(
         "After the warm-up: constant, or decay to 0, linear or along a cosine.",
         metavar="NAME",
         kind=Literal["constant", "cosine", "linear", "polynomial"],
         synonyms={"polynomial": "linear"},  # its name up to version 0.2
         advanced=True,
     )
-    warmup: float = training_option(
-        "Fraction of all steps with linear warm-up.", metavar="X", rule=below(1), shown="", advanced=True, default=0.0
+    warmup: float = task_default_option(
+        "Fraction of all steps with linear warm-up.", metavar="X", rule=below(1), advanced=True, default=0.0
     )
-    momentum: float = training_option(
-        "Momentum of SGD.", metavar="X", rule=below(1), shown="", advanced=True, default=0.9
+    momentum: float = task_default_option("Momentum of SGD.", metavar="X", rule=below(1), advanced=True, default=0.9)
+    weight_decay: float = task_default_option(
+        "Weight decay coefficient.", metavar="X", rule=between(0, 1000), advanced=True, default=0.0
     )
-    weight_decay: float = training_option(
-        "Weight decay coefficient.", metavar="X", rule=between(0, 1000), shown="", advanced=True, default=0.0
-    )
-    clip_norm: float | None = training_option(
+    clip_norm: float | None = task_default_option(
         "Clip gradients to this norm, over all stages.", metavar="X", rule=above(0, 1e30), advanced=True, default=None
     )
-    client_layers: tuple[int, int] | None = (
-        stage_option(  # None: cut so that the work is balanced; or the layout is linear
-            "Units in the client's first and last stage, as in 1,1.",
-            metavar="A,B",
-            parse=pair("client_layers", int, "1,1"),
-            shown="",
-            movable=True,
-            evaluates=True,
-            kept="same parallel",
-            advanced=True,
-            default=(1, 1),
-        )
+    # None: cut so that the work is balanced; or the layout is linear.
+    client_layers: tuple[int, int] | None = stage_option(
+        "Units in the client's first and last stage, as in 1,1.",
+        metavar="A,B",
+        shown="the task's",
+        parse=pair("client_layers", int, "1,1"),
+        movable=True,
+        evaluates=True,
+        kept="same parallel",
+        advanced=True,
+        default=(1, 1),
     )
