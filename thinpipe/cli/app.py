@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thinpipe.cli.help import SETTINGS, Group, Verb
+from thinpipe.cli.help import SETTINGS, CommandGroup, Verb
 from thinpipe.launch.forking import import_ahead
 from thinpipe.version import __version__
 
@@ -80,7 +80,7 @@ def start_server(verb: str, arguments: Sequence[str]) -> None:
         import_ahead(*modules, "thinpipe.train.tasks.preload", THINPIPE_TASK=given.get("--task", "digits"))
 
 
-class _Verbs(Group):
+class _Verbs(CommandGroup):
     """A group that lists commands by their summaries, and imports a command when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

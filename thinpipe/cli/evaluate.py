@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from thinpipe.cli.runner import CommandOptions, is_client, resolving, run_once, write_record
+from thinpipe.cli.command_runner import CommandOptions, is_client, resolving, run_once, write_record
 from thinpipe.cli.terminal import takes
 from thinpipe.cli.train import TrainOptions
 from thinpipe.comm.membership import member

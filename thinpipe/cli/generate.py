@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thinpipe.cli.runner import CommandOptions, is_client, resolving, run_once, write_record
+from thinpipe.cli.command_runner import CommandOptions, is_client, resolving, run_once, write_record
 from thinpipe.cli.terminal import takes
 from thinpipe.options import option, read
 from thinpipe.system.files import check_writable

@@ -57,7 +57,7 @@ class Verb(TyperCommand):
             _write(formatter, title, rows)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinpipe.cli.runner import MachineOptions, join_machines
+from thinpipe.cli.command_runner import MachineOptions, join_machines
 from thinpipe.lab.bench.inputs import HOW
 from thinpipe.options import like
 

@@ -17,8 +17,8 @@ from thinpipe.cli.terminal import duration
 from thinpipe.lab.records import report
 from thinpipe.lab.records.record import Record
 from thinpipe.lab.records.report import Table
+from thinpipe.lab.runs.run_tables import end_tables, plan_tables
 from thinpipe.lab.runs.summary import KIND
-from thinpipe.lab.runs.tables import end_tables, plan_tables
 from thinpipe.system.sanitize import printable
 from thinpipe.train.checkpoints.best import LINK
 from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step

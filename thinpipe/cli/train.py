@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from thinpipe.cli.runner import CommandOptions, is_client, resolving
+from thinpipe.cli.command_runner import CommandOptions, is_client, resolving
 from thinpipe.cli.terminal import one_line_errors, takes
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.comm.membership import member

@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
+from thinpipe.cli.command_runner import is_client, start
 from thinpipe.cli.export import export_run
-from thinpipe.cli.runner import is_client, start
 from thinpipe.comm.errors import Interrupted, Terminated, WorkerError, ended_by, leave
 from thinpipe.comm.membership import COMPLETE, member, say_remote
 from thinpipe.system.sanitize import printable

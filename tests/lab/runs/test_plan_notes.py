@@ -8,7 +8,7 @@ import pytest
 
 from tests.lab.runs.made_run import make_plan
 from thinpipe.lab.records import report
-from thinpipe.lab.runs.tables import SHORT_RUN, plan_tables
+from thinpipe.lab.runs.run_tables import SHORT_RUN, plan_tables
 
 
 def notes(plan: object) -> str:

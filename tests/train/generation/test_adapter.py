@@ -22,7 +22,7 @@ from tests.train.toy import world_in
 from thinpipe.cli.app import app
 from thinpipe.train.engines.world import SetupError
 from thinpipe.train.evaluation import EvaluationResult, evaluate_model
-from thinpipe.train.generation.worker import Run
+from thinpipe.train.generation.worker import GenerationRun
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.resolve import resolve_evaluation
 from thinpipe.train.running import RunOptions
@@ -38,7 +38,7 @@ def settings_of(folder: Path, **given: Any) -> Settings:
     return resolve_evaluation(None, chosen | given, SavedAdapter(folder / "adapter"))
 
 
-def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[EvaluationResult, list[Run]]:
+def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[EvaluationResult, list[GenerationRun]]:
     """Train adapters and export them; evaluate and generate with what was exported, if all have the same."""
     train_home(group, folder, RunOptions(export=folder / "adapter"), LORA)
     world, adapter = world_in(group), SavedAdapter(folder / "adapter")

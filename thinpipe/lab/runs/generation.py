@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from thinpipe.lab.records.record import figure
 from thinpipe.train.generation.settings import GenerationSettings
-from thinpipe.train.generation.worker import Run
+from thinpipe.train.generation.worker import GenerationRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class GenerationColumns:
     plain_token_ids: list[int] | None
 
     @staticmethod
-    def of(number: int, prompt: str, runs: Sequence[Run]) -> GenerationColumns:
+    def of(number: int, prompt: str, runs: Sequence[GenerationRun]) -> GenerationColumns:
         """Return the row of a prompt: of the run with the codec, compared with the one without, if there is one."""
         run, plain = runs[0], runs[1] if len(runs) > 1 else None
         same = [a == b for a, b in zip(run.tokens[number], plain.tokens[number], strict=False)] if plain else []
@@ -53,7 +53,7 @@ class GenerationColumns:
         )
 
 
-def speed_lines(settings: GenerationSettings, runs: Sequence[Run]) -> Iterator[str]:
+def speed_lines(settings: GenerationSettings, runs: Sequence[GenerationRun]) -> Iterator[str]:
     """Yield the speed and the times of each run: up to the first token, then the mean per step."""
     for name, run in zip((settings.compress, "none"), runs, strict=False):
         per_token = f", {run.wire_bytes / max(run.count, 1):,.0f} bytes on the wire for each" if run.wire_bytes else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,11 @@ def columns(values: RunResult | RunColumns, plan: Plan) -> tuple[Column, ...]:
 
 def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> RunResult:
     """Return the results; ``wire_bytes`` is the sum over all workers and steps."""
+    same = {each.name: getattr(end, each.name) for each in fields(RunResult) if hasattr(end, each.name)}
     return RunResult(
+        **same,
         task=plan.task,
-        metric=end.metric,
-        best_metric=end.best_metric,
-        bits_per_byte=end.bits_per_byte,
-        validation_loss=end.validation_loss,
-        train_loss=end.train_loss,
-        samples_per_s=end.samples_per_s,
         tokens_per_s=None if plan.tokens is None else end.samples_per_s * plan.tokens,
-        seconds=end.seconds,
         wire_bytes_per_step=None if plan.parallel == "none" else wire_bytes / max(end.steps, 1),
     )
 

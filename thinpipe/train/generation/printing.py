@@ -13,14 +13,14 @@ from thinpipe.comm.errors import WorkerError
 from thinpipe.train.engines.world import World
 from thinpipe.train.generation.prompts import Prompt
 from thinpipe.train.generation.settings import GenerationSettings
-from thinpipe.train.generation.worker import Run, generate
+from thinpipe.train.generation.worker import GenerationRun, generate
 
 _SIGPIPE = 128 + 13
 
 
 def generate_on_worker(
     world: World, settings: GenerationSettings, as_json: bool, prompts: Sequence[Prompt] | None = None
-) -> list[Run]:
+) -> list[GenerationRun]:
     """Generate on this worker; the client, which has the prompts, prints the texts and returns its runs."""
     try:
         printer = _Printer([each.text for each in prompts or ()], as_json)

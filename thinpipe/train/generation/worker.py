@@ -37,7 +37,7 @@ MakeStreamer = Callable[[Any], Any]  # from a tokenizer: receives every token of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class GenerationRun:
     """The result of continuing all prompts one time."""
 
     tokens: list[list[int]]  # the new ones of each prompt
@@ -71,7 +71,7 @@ def generate(
     prompts: Sequence[Prompt] | None,
     show: Show,
     make_streamer: MakeStreamer | None,  # None: a single prompt is not streamed either
-) -> list[Run]:
+) -> list[GenerationRun]:
     """Run one worker's part; the client returns the runs: with the codec and, if requested, without.
 
     Only the client has prompts. Raises SetupError on all workers if the run cannot start.
@@ -100,7 +100,7 @@ def generate(
     part = world.together(lambda: _Part(settings, world))
     say_remote(f"worker {world.worker} holds blocks {part.blocks[0]} to {part.blocks[-1]}")
     limits = Limits.of(facts, batch_size=settings.batch_size, max_tokens=positions_of(pretrained))
-    ring, runs = Ring(world, limits), list[Run]()
+    ring, runs = Ring(world, limits), list[GenerationRun]()
     for encoded in [True, False] if settings.compare else [settings.compress != "none"]:
         ring.sent_bytes, ring.busy_s = 0, [0.0, 0.0]
         if prompts is None:
@@ -234,7 +234,7 @@ class _Client:
             return_dict_in_generate=False,
         )
 
-    def run(self, show: Show, make_streamer: MakeStreamer | None, *, encoded: bool = False) -> Run:
+    def run(self, show: Show, make_streamer: MakeStreamer | None, *, encoded: bool = False) -> GenerationRun:
         """Continue all prompts: a single one is streamed, of several each is shown when its batch is done."""
         settings, prompts = self._settings, self._prompts
         size = settings.batch_size or len(prompts)
@@ -262,7 +262,7 @@ class _Client:
                 texts.append(self._tokenizer.decode(tokens[-1], skip_special_tokens=True))
                 if streamer is None:
                     show(len(texts) - 1, texts[-1], tokens[-1])
-        return Run(
+        return GenerationRun(
             tokens=tokens,
             texts=texts,
             seconds=seconds,

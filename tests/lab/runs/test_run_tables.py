@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.lab.runs.made_run import make_end, make_plan
 from thinpipe.lab.records import report
-from thinpipe.lab.runs.tables import end_tables, plan_tables
+from thinpipe.lab.runs.run_tables import end_tables, plan_tables
 
 
 def test_the_plan_says_who_holds_what_and_what_travels():
