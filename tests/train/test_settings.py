@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.train.toy import ToyTask
-from thinpipe.options import read
+from thinpipe.options import Option, options_of, read
 from thinpipe.train.resolve import resolve, resolve_for_resume
-from thinpipe.train.running import RunOptions
-from thinpipe.train.settings import Settings
+from thinpipe.train.running import Capture, RunOptions
+from thinpipe.train.settings import Settings, Trained
 
 
 def settled(**given: Any) -> Settings:
@@ -177,3 +178,41 @@ def test_running_checks_itself() -> None:
         RunOptions(save_local=True)
     with pytest.raises(ValueError, match="trace draws a picture"):
         RunOptions(trace=Path("step.pdf"))
+
+
+def names(kind: type, holds: Callable[[Option], object]) -> set[str]:
+    return {name for name, declared in options_of(kind).items() if holds(declared)}
+
+
+def test_marks_select_what_evaluation_keeps_and_what_an_export_finds_elsewhere() -> None:
+    assert names(Settings, lambda each: each.kept == "always") == {"parallel", "batch_size", "amp", "seed"}
+    assert names(Settings, lambda each: each.kept == "same parallel") == {
+        *("workers", "layout", "client_layers", "chunks", "compress_forward")
+    }
+    assert names(Trained, lambda each: each.training_only) == {
+        *("lora", "lora_target", "lora_alpha", "lora_dropout", "freeze")
+    }
+    assert names(Trained, lambda each: each.per_machine) == {
+        *("data", "validation", "model", "config", "tokenizer", "chat_template", "weights")
+    }
+
+
+def test_workers_compare_what_a_collective_depends_on() -> None:
+    running = RunOptions(save=Path("here"), keep=3, capture=Capture(path=Path("c.safetensors"), steps=(1, 5)))
+    shared = running.shared()
+    assert shared.keys() == {
+        *("save", "resume", "trace", "capture", "export", "save_local", "save_every", "keep", "steps"),
+        *("evaluate_every", "patience_s", "merge", "memory_limit"),
+    }
+    assert (shared["save"], shared["resume"], shared["keep"]) == (True, False, 3)  # paths may differ
+    assert shared["capture"] == [(1, 5), 1, 1 << 30]
+    json.dumps(shared | settled(data="text.txt", threads=2).shared())
+    assert {"data", "threads"}.isdisjoint(settled(data="text.txt", threads=2).shared())
+
+
+def test_paths_of_settings_are_text_in_json_and_paths_again() -> None:
+    settings = settled(data="text.txt", weights="folder")
+    assert (settings.data, settings.source.weights) == (Path("text.txt"), Path("folder"))
+    saved = json.loads(json.dumps(settings.to_json()))
+    assert saved["data"] == "text.txt"
+    assert Settings.from_json(saved) == settings
