@@ -1,9 +1,9 @@
-"""Writes what small language models are tuned on: source code, and letters to be sorted.
+"""Write the data that small language models are fine-tuned on: source code, and letters to sort.
 
     python benchmarks/language_data.py DIR
 
-DIR/code has the modules of Python's standard library, without its tests; DIR/letters.jsonl examples for task chat, each
-of five letters and the same in their order; DIR/asked.jsonl 500 others, which a model is asked afterwards.
+DIR/code has the modules of Python's standard library, without its tests; DIR/letters.jsonl has examples for task chat,
+each of five letters and the same letters sorted; DIR/held_out.jsonl has 500 others to evaluate the model with.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
-LETTERS, EXAMPLES, ASKED = 5, 16_000, 500
+LETTERS, EXAMPLES, HELD_OUT = 5, 16_000, 500
 
 
 def write_code(folder: Path) -> int:
-    """Modules at the top of the library and those of its smaller packages, 4 MB of them."""
+    """Copy modules at the top of the library and of its smaller packages, 4 MB of them; return their bytes."""
     shutil.rmtree(folder, ignore_errors=True)  # another Python may have written there
     library, size = Path(sysconfig.get_paths()["stdlib"]), 0
     for path in sorted([*library.glob("*.py"), *library.glob("[a-hj-z]*/*.py")]):
@@ -34,13 +34,13 @@ def write_code(folder: Path) -> int:
 def write_letters(folder: Path) -> None:
     draw = random.Random(0)
     seen: set[str] = set()
-    while len(seen) < EXAMPLES + ASKED:
+    while len(seen) < EXAMPLES + HELD_OUT:
         seen.add("".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=LETTERS)))
     lines = [
         json.dumps({"prompt": f"sort {' '.join(each)} =", "completion": f" {' '.join(sorted(each))}"})
         for each in sorted(seen, key=lambda each: draw.random())
     ]
-    for name, part in (("letters", lines[ASKED:]), ("asked", lines[:ASKED])):
+    for name, part in (("letters", lines[HELD_OUT:]), ("held_out", lines[:HELD_OUT])):
         (folder / f"{name}.jsonl").write_text("\n".join(part) + "\n")
 
 

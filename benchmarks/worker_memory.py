@@ -1,4 +1,4 @@
-"""What each worker of a client-server run holds at its peak, against what its own layers need.
+"""Compare the peak memory of each worker of a client-server run with the memory that its layers need.
 
     python benchmarks/worker_memory.py [--steps 3]
 
@@ -10,8 +10,8 @@ trains a small model, so that libraries and threads are there before anything is
                     weights not at all
     needed          weights, gradients, optimizer state and activations of the worker's own layers
 
-The peak is measured with every block from 64 kB on mapped by itself (mallopt), so that freed memory is gone; beside it
-stands the peak with glibc's own rules, which keep what is freed for later, with one arena (MALLOC_ARENA_MAX).
+The peak is measured with every block from 64 kB on mapped by itself (mallopt), so that freed memory is returned;
+the last columns have the peak with glibc's own rules, which keep freed memory, with one arena (MALLOC_ARENA_MAX).
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def write(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    words = {f"w{number}": number for number in range(VOCABULARY - 2)} | {"<unk>": VOCABULARY - 2}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    vocabulary = {f"w{number}": number for number in range(VOCABULARY - 2)} | {"<unk>": VOCABULARY - 2}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     order = torch.randint(VOCABULARY - 2, (40 * TOKENS,), generator=torch.Generator().manual_seed(0))
     (folder / "text.txt").write_text(" ".join(f"w{number}" for number in order.tolist()))

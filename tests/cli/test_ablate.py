@@ -105,7 +105,7 @@ def test_a_changed_plan_runs_anew_and_leaves_the_old_results_out(tmp_path: Path,
     assert ablate(write_plan(tmp_path, matrix, "epochs = 2")).exit_code == 0
     result = ablate(write_plan(tmp_path, matrix, "epochs = 3"))
     assert len(starts(fake_log)) == 4
-    assert "2 results in it are of other settings than the plan's, and are left out" in result.stderr
+    assert "2 results in it have other settings than the plan, and are ignored" in result.stderr
     assert "2 of 2" in result.stdout
     assert ablate(write_plan(tmp_path, matrix, "epochs = 2")).exit_code == 0
     assert len(starts(fake_log)) == 4  # they are still there
@@ -166,7 +166,7 @@ def test_a_killed_ablation_takes_trainings_along_and_goes_on_where_it_stopped(tm
 
     code, output = run_script(*options, "--only", "none", "--only", "fp16")
     assert code == 0, output
-    assert "0 runs to do, 2 there already" in output
+    assert "0 runs to do, 2 already done" in output
     assert starts(fake_log) == ["none seed 0", "fp16 seed 0", "uniform:3 seed 0"]
 
 

@@ -1,6 +1,7 @@
 """thinpipe bench ddp as a program: started or joined, printed by one, kept, ended when a replica dies."""
 
 import os
+import re
 import subprocess
 
 import numpy as np
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.preloaded import Program
 from thinpipe.cli.app import app
-from thinpipe.lab.bench.ddp.rows import PERCENTILES
+from thinpipe.lab.bench.ddp.ddp_columns import PERCENTILES
 from thinpipe.lab.netem.network import missing_for_networks
 from thinpipe.lab.records.record import Record
 
@@ -67,8 +68,12 @@ def test_starts_replicas_prints_and_keeps_every_group(run, tmp_path):
         ("1M/1C", 1, "ddp"),
         ("1M/2C", 2, "ddp"),
     ]
-    assert done.stdout.count("Benchmark: own:small with batch size 4") == 1
-    assert done.stdout.count("CPUs -- ") == 3
+    assert done.stdout.count("own:small with batch size 4") == 1
+    assert re.findall(r"^own:small, (\d) CPUs, (.*?): p50 ", done.stdout, re.MULTILINE) == [
+        ("1", "no ddp"),
+        ("1", "1M/1C"),
+        ("2", "1M/2C"),
+    ]
     for row in record.rows:
         assert len(row["samples_s"]) == 7
         for p in PERCENTILES:
@@ -85,7 +90,7 @@ def test_joins_under_torchrun_and_one_replica_prints(run, tmp_path):
     launch = ["torch.distributed.run", "--nproc-per-node=2", *meeting, "-m", "thinpipe"]
     done = run(*launch, *QUICK, "--model", "own:small", "--hook", "fp16", "--json", "r.json")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Benchmark: ") == 1
+    assert done.stdout.count("with batch size") == 1
     assert [row["group"] for row in Record.read(tmp_path / "r.json").rows] == ["no ddp", "1M/1C", "1M/2C"]
 
 
@@ -135,7 +140,7 @@ def test_a_link_that_cannot_be_made(monkeypatch):
 def test_a_thin_link_joins_two_replicas(run, tmp_path):
     done = run("thinpipe", *QUICK, "--model", "own:small", "--link", "100mbit", "--json", "r.json")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Benchmark: ") == 1
+    assert done.stdout.count("with batch size") == 1
     record = Record.read(tmp_path / "r.json")
     assert [row["group"] for row in record.rows] == ["no ddp", "1M/1C", "2M/1C"]
     assert record.config["link_mbit_per_s"] == 100

@@ -109,7 +109,7 @@ def test_torchrun_says_how_many_and_over_which_links(monkeypatch):
         (["--link", "fast"], "--link is a rate from 1kbit to 600gbit"),
         (["--compress", "bogus"], "there is no codec 'bogus'"),
         (["--plot", "r.pdf"], "--plot writes PNG"),
-        (["--verify"], "--verify measures links that are shaped: name some with --link"),
+        (["--verify"], "--verify checks links that are shaped: name some with --link"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

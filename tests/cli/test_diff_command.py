@@ -9,9 +9,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from thinpipe.cli.app import app
-from thinpipe.lab.bench.ddp.rows import COLUMNS as DDP_COLUMNS
-from thinpipe.lab.bench.ddp.rows import KIND as DDP
-from thinpipe.lab.bench.ddp.rows import Group, Sample, make_row
+from thinpipe.lab.bench.ddp.ddp_columns import COLUMNS as DDP_COLUMNS
+from thinpipe.lab.bench.ddp.ddp_columns import KIND as DDP
+from thinpipe.lab.bench.ddp.ddp_columns import ReplicaGroup, ReplicaTimes, make_row
 from thinpipe.lab.records import report
 from thinpipe.lab.records.diff import change_table, compare, fact_lines
 from thinpipe.lab.records.record import FORMAT, Column, Record
@@ -82,7 +82,7 @@ def test_a_terminal_gets_colours(files):
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
     report.show_lines(fact_lines(diff.facts), console)
-    report.show([change_table(diff, figures=False)], console)
+    report.show([change_table(diff, values=False)], console)
     red, yellow = "\x1b[31m", "\x1b[1;33m"
     assert file.getvalue().count(f"{red}+25.0%") == 2  # times went up
     assert file.getvalue().count(f"{red}-20.0%") == 2  # speeds went down
@@ -132,25 +132,25 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(test, arguments, me
     assert message in line
 
 
-def test_iteration_times_have_a_layout_of_their_own(tmp_path):
+def test_iteration_times_are_compared_as_all_records(tmp_path):
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     for path, seconds in ((before, 0.100), (after, 0.125)):
-        sample = Sample(samples_s=(seconds,), gradient_bytes=8, wire_bytes=None)
+        sample = ReplicaTimes(samples_s=(seconds,), gradient_bytes=8, wire_bytes=None)
         rows = tuple(
-            make_row("resnet50", Group(name=name, size=size, ddp=name != "no ddp"), 32, "cuda", [sample] * size)
+            make_row("resnet50", ReplicaGroup(name=name, size=size, ddp=name != "no ddp"), 32, "cuda", [sample] * size)
             for name, size in (("no ddp", 1), ("1M/2G", 2))
         )
         Record(kind=DDP, config={}, columns=DDP_COLUMNS, rows=rows, environment={}).write(path)
-    result = invoke(before, after, "--fail-above", "21%", "--markdown", tmp_path / "d.md")
-    assert "   2 GPUs:  p75:    0.125s     256/s    -20.0%  p95:    0.125s     256/s    -20.0%" in result.stdout
+    result = invoke(before, after, "--fail-above", "26%", "--markdown", tmp_path / "d.md")
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("resnet50  ddp ")]
+    assert line.split()[3:] == ["+25.0%", "-20.0%"] * 4  # sec/iter and ex/sec of four percentiles
     assert "PASS" in result.stdout
     assert result.exit_code == 0
-    assert "| resnet50 | ddp | 2 | 320 | 256 | -20.0% |" in (tmp_path / "d.md").read_text()
-    failed = invoke(before, after, "--fail-above", "19%")
+    assert "| resnet50 | ddp | 2 | +25.0% | -20.0% |" in (tmp_path / "d.md").read_text()
+    failed = invoke(before, after, "--fail-above", "24%")
     assert failed.exit_code == 1
     (check,) = [line for line in failed.stdout.splitlines() if line.startswith("FAIL")]
-    assert " 20%" in check  # the percentage of the rows, and not that of sec/iter, 25%
-    assert "examples_per_s of resnet50" in check
-    by_time = invoke(before, after, "--columns", "p75_s", "--fail-above", "24%")
-    assert by_time.exit_code == 1
-    assert "+25.0%" in by_time.stdout
+    assert " 25%" in check
+    by_speed = invoke(before, after, "--columns", "p75_examples_per_s", "--fail-above", "21%")
+    assert by_speed.exit_code == 0
+    assert "-20.0%" in by_speed.stdout

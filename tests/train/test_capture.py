@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tests.pool import Pool
 from tests.train.toy import FEATURES, Ears, ToyTask, run_toy, settings_for, train_toy, world_in
-from thinpipe.lab.bench.codecs.settings import choose_cases
+from thinpipe.lab.bench.codecs.synthetic import cases_from_file
 from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.worker import train
 
@@ -32,7 +32,7 @@ def test_every_link_and_direction_under_its_name(pool: Pool, tmp_path: Path) -> 
     ends = ["forward/0-1", "forward/1-2", "forward/2-3", "backward/1-0", "backward/2-1", "backward/3-2"]
     assert set(found) == {f"{end}/0/step{step:06d}/chunk0" for end in ends for step in (1, 4, 8)}
     assert {tuple(tensor.shape) for tensor in found.values()} == {(ROWS, FEATURES)}
-    assert sorted(case.content for case in choose_cases([], [], path)) == sorted(found)
+    assert sorted(case.content for case in cases_from_file(path)) == sorted(found)
     assert [each.name for each in tmp_path.iterdir()] == ["run.safetensors"]
 
 

@@ -24,13 +24,13 @@ VERBS = {
     "diff": ("thinpipe.cli.diff:diff", "Compare two records of the same kind, written with --json."),
     "models": ("thinpipe.cli.models:models", "List the models of transformers that can be cut into units."),
     "bench codecs": (
-        "thinpipe.cli.bench_codecs:bench_codecs",
+        "thinpipe.cli.bench:bench_codecs",
         "Measure size, error and time of each codec on this machine.",
     ),
-    "bench ddp": ("thinpipe.cli.bench_ddp:bench_ddp", "Measure the iteration time of DistributedDataParallel."),
-    "bench link": ("thinpipe.cli.bench_link:bench_link", "Measure transfer times between two workers."),
+    "bench ddp": ("thinpipe.cli.bench:bench_ddp", "Measure the iteration time of DistributedDataParallel."),
+    "bench link": ("thinpipe.cli.bench:bench_link", "Measure transfer times between two workers."),
     "bench pipeline": (
-        "thinpipe.cli.bench_pipeline:bench_pipeline",
+        "thinpipe.cli.bench:bench_pipeline",
         "Compare pipelines with data-parallel and single-process training.",
     ),
 }

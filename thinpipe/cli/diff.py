@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from thinpipe.cli.terminal import RESULTS, Outputs, one_line_errors, takes
-from thinpipe.lab.bench.ddp import views as ddp_views
-from thinpipe.lab.bench.ddp.rows import KIND as DDP
 from thinpipe.lab.records import report
-from thinpipe.lab.records.diff import Diff, change_table, compare, fact_lines, fact_table, missing_lines, to_record
+from thinpipe.lab.records.diff import change_table, compare, fact_lines, fact_table, missing_lines, to_record
 from thinpipe.lab.records.record import Record
 from thinpipe.options import OptionError, option, read
 
@@ -38,8 +35,8 @@ def _percent(text: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Options of the command: the compared columns, and the limit of a change."""
+class DiffOptions:
+    """The compared columns, and the largest change."""
 
     columns: tuple[str, ...] = option(
         "Compare these metrics only, and show their values on both sides.",
@@ -50,8 +47,7 @@ class Asked:
         default=(),
     )
     fail_above: float | None = option(
-        "Exit with code 1 if a metric got worse by more than this, as in 5%. A metric that is missing in TEST.json "
-        "counts as worse.",
+        "Exit with code 1 if a metric got worse by more than this, as in 5%, or is missing in TEST.json.",
         panel=_WHAT,
         metavar="PERCENT",
         parse=_percent,
@@ -59,7 +55,7 @@ class Asked:
     )
 
 
-@takes(Asked, Outputs, panels=(_WHAT, RESULTS), but=("plot",))
+@takes(DiffOptions, Outputs, panels=(_WHAT, RESULTS), but=("plot",))
 def diff(
     baseline: Annotated[
         Path, typer.Argument(metavar="BASELINE.json", help="The record to compare with.", show_default=False)
@@ -78,28 +74,15 @@ def diff(
     Example: thinpipe diff before.json after.json --fail-above 5%
     """
     with one_line_errors():
-        asked, outputs = Asked(**read(Asked, given)), Outputs(**read(Outputs, given))
+        options, outputs = DiffOptions(**read(DiffOptions, given)), Outputs(**read(Outputs, given))
         outputs.check()
-        result = compare(Record.read(baseline), Record.read(test), asked.columns)
-    _show(result, asked, outputs)
-
-
-def _show(result: Diff, asked: Asked, outputs: Outputs) -> None:
-    as_times = result.kind == DDP and not asked.columns and ddp_views.has_times(result)
-    if as_times:
-        result = ddp_views.without_times(result)
-    checks = [] if asked.fail_above is None else [result.check(asked.fail_above)]
+        result = compare(Record.read(baseline), Record.read(test), options.columns)
+    changes = change_table(result, values=bool(options.columns))
     missing = list(missing_lines(result))
-    changes = change_table(ddp_views.on_page(result) if as_times else result, figures=as_times or bool(asked.columns))
+    checks = [] if options.fail_above is None else [result.check(options.fail_above)]
     check_tables = [report.check_table(checks)] if checks else []
-    report.show_lines(fact_lines(result.facts))
-    typer.echo()
-    if as_times:
-        console = Console(highlight=False)
-        width = console.width if console.is_terminal else ddp_views.WIDE_DIFF
-        report.show_lines([*ddp_views.diff_lines(result, width), Text()], console)
-    else:
-        report.show([changes])
+    report.show_lines([*fact_lines(result.facts), Text()])
+    report.show([changes])
     report.show_lines([*missing, Text()] if missing else [])
     report.show(check_tables)
     record = to_record(result, checks, {"command": ["thinpipe", *sys.argv[1:]]})

@@ -1,6 +1,6 @@
 """Stands in for ``thinpipe train``: a record within milliseconds, or the trouble that its codec asks for.
 
-    uniform:1 fails; uniform:2 ends well without finite figures; uniform:3 trains until it is interrupted.
+    uniform:1 fails; uniform:2 ends well without finite metrics; uniform:3 trains until it is interrupted.
 
 Every start is noted in the file that FAKE_TRAIN_LOG names, and so are its threads and every Ctrl-C.
 """
@@ -47,6 +47,8 @@ def main() -> int:
         "seconds": 0.1,
         "wire_ratio": bits / 32,
         "wire_bytes_per_step": 1e5 * bits,
+        "encode_ms_per_step": 2.0 + seed,
+        "decode_ms_per_step": 1.0 + seed,
         "epochs": [{"epoch": 1}],
     }
     record = {

@@ -25,8 +25,8 @@ def test_every_combination_is_a_run_and_the_last_line_varies_fastest(tmp_path: P
         for codec in ("none", "sort:6+2")
         for seed in (0, 1)
     ]
-    words = ["--epochs", "2", "--task", "digits", "--seed", "0", "--compress", "sort:6+2"]
-    assert plan.runs[2].arguments() == words
+    arguments = ["--epochs", "2", "--task", "digits", "--seed", "0", "--compress", "sort:6+2"]
+    assert plan.runs[2].arguments() == arguments
 
 
 def test_a_spec_may_list_arguments_and_directions_may_differ(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_a_run_is_found_by_part_of_its_name_and_by_a_codec_in_short(tmp_path: Pa
         ("", "seed = 0", "a list of values"),
         ("", "seed = []", "a list of values"),
         ("seed = 1", "seed = [0]", "leave it in one of them"),
-        ('epochs = "two"', "seed = [0]", "epochs is a whole number, got 'two'"),
-        ("epochs = true", "seed = [0]", "epochs is a whole number, got True"),
+        ('epochs = "two"', "seed = [0]", "epochs is an integer, got 'two'"),
+        ("epochs = true", "seed = [0]", "epochs is an integer, got True"),
         ("layout = 2", "seed = [0]", "layout is a text, got 2"),
         ('lr = "fast"', "seed = [0]", "lr is a number"),
         ("", 'compress = ["zip:9"]', "there is no codec 'zip'"),

@@ -145,7 +145,7 @@ def test_without_a_spread() -> None:
     assert p_value([0.75, 0.5], [0.5, 0.25]) == 0.0
 
 
-def test_one_seed_says_nothing() -> None:
+def test_one_seed_has_no_p_value() -> None:
     assert p_value([0.9], [0.8]) is None
 
 

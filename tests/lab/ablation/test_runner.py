@@ -1,4 +1,4 @@
-"""Runs are carried out, several at a time; each ends as figures or as one line that says why not."""
+"""Runs are executed, several at a time; each ends with metrics or with a one-line error."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_figures_come_with_what_the_metric_is_and_where_it_was_measured(tmp_path
     assert starts(fake_log) == ["sort:6+2 seed 2"]
 
 
-def test_a_run_that_fails_says_why_and_stops_no_other(tmp_path: Path, fake_log: Path) -> None:
+def test_a_run_that_fails_has_an_error_and_stops_no_other(tmp_path: Path, fake_log: Path) -> None:
     runs = make_plan(tmp_path, 'compress = ["uniform:1,2,8"]').runs
     results = list(carry_out(runs, train=FAKE_TRAIN))
     assert [result.error for result in results] == [
         "the loss is not finite at step 7",
-        "ended without finite figures",
+        "ended without finite metrics",
         None,
     ]
     assert [result.failed for result in results] == [True, True, False]
@@ -63,8 +63,8 @@ def test_workers_of_all_jobs_share_the_cores(tmp_path: Path, fake_log: Path, mon
     (result,) = carry_out([run], jobs=3, train=FAKE_TRAIN)
     assert result.threads == 2
     assert fake_log.read_text().splitlines() == ["fp16 seed 0 threads 2"]
-    (told,) = make_plan(tmp_path, "seed = [0]", "threads = 5").runs
-    assert threads_of(told, 8) == 5
+    (configured,) = make_plan(tmp_path, "seed = [0]", "threads = 5").runs
+    assert threads_of(configured, 8) == 5
     (alone,) = make_plan(tmp_path, "seed = [0]", "workers = 2\nin-process = true").runs
     assert (processes_of(alone), processes_of(run)) == (1, 2)
 

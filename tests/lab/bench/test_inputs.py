@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thinpipe.codecs import FAMILIES, codec
-from thinpipe.lab.bench.codecs.settings import DEFAULT_CODECS, DEFAULT_SHAPES, choose_cases, parse_shape
+from thinpipe.lab.bench.codecs.codec_options import DEFAULT_CODECS, DEFAULT_SHAPES, CodecBenchOptions, parse_shape
 from thinpipe.lab.bench.codecs.synthetic import DEFAULT_CONTENTS
 from thinpipe.lab.bench.inputs import find_device, parse_codecs
 
@@ -37,22 +37,22 @@ def test_shapes_that_make_no_sense(text):
 
 
 def test_nothing_given_means_every_default():
-    cases = choose_cases([], [], None)
+    cases = CodecBenchOptions(device="cpu").cases()
     assert {case.shape for case in cases} == set(DEFAULT_SHAPES)
     assert {case.content for case in cases} == set(DEFAULT_CONTENTS)
     assert len(cases) == len(DEFAULT_SHAPES) * len(DEFAULT_CONTENTS)
 
 
 def test_given_shapes_meet_given_contents():
-    cases = choose_cases(["2,3", "4", "2x3"], ["laplace"], None)
+    cases = CodecBenchOptions(shape=("2,3", "4", "2x3"), content=("laplace",)).cases()
     assert [(case.shape_text, case.content) for case in cases] == [("2x3", "laplace"), ("4", "laplace")]
 
 
 def test_unknown_content_and_file_with_shape_are_refused(tmp_path):
     with pytest.raises(ValueError, match="relu6, outliers, laplace, heavy, masked; got 'relu7'"):
-        choose_cases([], ["relu7"], None)
+        CodecBenchOptions(content=("relu7",)).cases()
     with pytest.raises(ValueError, match="not both"):
-        choose_cases(["2,3"], [], tmp_path / "tensors.safetensors")
+        CodecBenchOptions(shape=("2,3",), from_=tmp_path / "tensors.safetensors").cases()
 
 
 def test_devices():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thinpipe.lab.bench.models import CUTTABLE, Shapes, build_cuttable, build_named
-from thinpipe.lab.bench.pipeline.settings import Settings
+from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions
 from thinpipe.pipeline.partition import cut_units
 from thinpipe.pipeline.units import units_of
 from thinpipe.train.engines.loss import Loss
@@ -22,11 +22,11 @@ def size(model):
 
 
 @pytest.mark.parametrize("name", CUTTABLE)
-def test_whole_and_cut_models_have_a_loss(name):
+def test_complete_and_cut_models_have_a_loss(name):
     model, batch = build_cuttable(name, SMALL)
-    whole = cut_units(units_of(model), ())[0]
-    assert Loss(None, device=torch.device("cpu"))(whole(*batch.inputs), batch.labels).isfinite()
-    assert size(whole) <= size(model)
+    complete = cut_units(units_of(model), ())[0]
+    assert Loss(None, device=torch.device("cpu"))(complete(*batch.inputs), batch.labels).isfinite()
+    assert size(complete) <= size(model)
 
 
 @pytest.mark.parametrize("name", ["type", "function"])
@@ -38,15 +38,15 @@ def test_models_of_users_have_random_weights_and_a_loss(name, tmp_path, monkeypa
     monkeypatch.setattr(sys, "path", list(sys.path))
     sizes = "hidden_size=32,num_hidden_layers=3,num_attention_heads=4,intermediate_size=64,vocab_size=90"
     options = {"config": "llama", "config_set": sizes} if name == "type" else {"model": "bench_model:make"}
-    settings = Settings(shapes=SMALL, chunks=(2,), workers=(1, 2), **options)
+    settings = PipelineBenchOptions(shapes=SMALL, chunks=(2,), workers=(1, 2), **options)
     settings.check_here()
     model, batch, fill = build_named(settings.source, SMALL)
     units = cut_model(model, meta_of(batch.inputs), fill)
-    whole = cut_units(units.units, ())[0]
-    units.fill_own([whole])
+    complete = cut_units(units.units, ())[0]
+    units.fill_own([complete])
     assert batch.labels.shape == (2, 8)
     with torch.no_grad():
-        summed, _ = Loss(units.tail, device=torch.device("cpu")).score(whole(*batch.inputs), batch.labels)
+        summed, _ = Loss(units.tail, device=torch.device("cpu")).score(complete(*batch.inputs), batch.labels)
     assert summed / batch.labels.numel() == pytest.approx(math.log(90), abs=0.5)
 
 
@@ -54,14 +54,14 @@ def test_models_of_users_have_random_weights_and_a_loss(name, tmp_path, monkeypa
     ("options", "message"),
     [
         ({"model": "mlp", "config": "llama"}, "model and config both name the model"),
-        ({"config_set": "x=1"}, "config_set changes what config says"),
+        ({"config_set": "x=1"}, "config_set overrides values of config: name a model type"),
         ({"model": "no_such.module:f"}, "cannot be imported"),
         ({"config": "vit"}, "causal language models of transformers are trained here"),
     ],
 )
 def test_names_of_models_that_are_none(options, message):
     with pytest.raises(ValueError, match=message):
-        Settings(shapes=SMALL, chunks=(2,), **options).check_here()
+        PipelineBenchOptions(shapes=SMALL, chunks=(2,), **options).check_here()
 
 
 def test_a_narrow_roberta_keeps_its_proportions():

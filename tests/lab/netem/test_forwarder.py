@@ -34,8 +34,8 @@ class Lab:
     def start(self, queues: dict[str, Any], ways: list[dict[str, Any]]) -> None:
         names = [str(worker) for worker in range(len(self.ends))]
         usual = {"delay_s": 0.0, "jitter_s": 0.0, "loss": 0.0, "seed": "any"}
-        told = {"namespaces": names, "interface": "any", "addresses": ADDRESSES, "queues": queues}
-        self.forwarder = Forwarder(told | {"ways": [usual | way for way in ways]})
+        config = {"namespaces": names, "interface": "any", "addresses": ADDRESSES, "queues": queues}
+        self.forwarder = Forwarder(config | {"ways": [usual | way for way in ways]})
 
     def send(self, source: int, target: int, number: int, size: int = SIZE) -> None:
         address = bytes(map(int, ADDRESSES[target].split(".")))
@@ -135,7 +135,7 @@ def test_jitter_keeps_the_order(lab: Lab) -> None:
     assert delays[-1] - delays[0] > 2
 
 
-def test_losses_are_as_often_as_asked_and_the_same_every_time() -> None:
+def test_losses_are_as_often_as_configured_and_the_same_every_time() -> None:
     def lost(seed: str, loss: float, packets: int = 100_000) -> list[int]:
         way = Way({"queues": [], "delay_s": 0, "jitter_s": 0, "loss": loss, "seed": seed}, {}, -1)
         return [number for number in range(packets) if way.loses()]

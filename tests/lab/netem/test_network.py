@@ -17,7 +17,7 @@ from tests.preloaded import Program
 from tests.processes import processes_of
 from thinpipe.comm.shaping import parse_link, shaping_of
 from thinpipe.lab.netem import network
-from thinpipe.lab.netem.network import check_links, missing_for_networks, thin_network
+from thinpipe.lab.netem.network import Network, check_links, missing_for_networks, thin_network
 from thinpipe.launch.workers import WorkerError, run_workers
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ with thin_network(parse_link(sys.argv[1]), workers=2) as one, thin_network(parse
     print(*one.namespaces, *other.namespaces, flush=True)
     if "busy" in sys.argv:
         from thinpipe.launch.workers import run_workers
-        # In one piece, or two workers write both words before both line ends.
+        # In one piece, or two workers write both lines before both line ends.
         work = "import os, time; os.write(1, b'here' + bytes([10])); time.sleep(60)"
         run_workers(exec, work, workers=2, network=other)
     time.sleep(60)
@@ -46,8 +46,13 @@ def namespaces() -> set[str]:
     return {line.split()[0] for line in listed.splitlines() if line}
 
 
-def shown(command: list[str]) -> str:
+def shown(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def shown_inside(network: Network, *command: str) -> str:
+    """Return the output of a command in the namespace of worker 0."""
+    return shown("ip", "netns", "exec", network.namespaces[0], *command)
 
 
 def hold_networks(busy: bool = False) -> tuple[subprocess.Popen[str], set[str]]:
@@ -61,7 +66,7 @@ def hold_networks(busy: bool = False) -> tuple[subprocess.Popen[str], set[str]]:
 
 
 def forwarders(launcher: int) -> list[int]:
-    """Processes beside the networks of a process."""
+    """The processes that hold the networks of a process."""
     return [found.pid for found in processes_of(-1, f"forwarder.py thinpipe-{launcher}-")]
 
 
@@ -75,7 +80,7 @@ def wait_until_gone(launcher: int, names: set[str]) -> None:
 @pytest.mark.parametrize(
     ("user", "commands", "lacks"), [(1000, True, "no root"), (0, False, "no `ip` of iproute2 and `tc` of iproute2")]
 )
-def test_says_what_a_machine_lacks(user: int, commands: bool, lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_what_a_machine_lacks(user: int, commands: bool, lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
     monkeypatch.setattr("shutil.which", lambda name: name if commands else None)
     with pytest.raises(ValueError, match=f"needs Linux, root, and ip and tc of iproute2; here is {lacks}"):
@@ -91,7 +96,7 @@ def test_every_end_is_shaped_and_everything_goes_away(workers: int) -> None:
         mine = thin.namespaces[0].rpartition("-")[0]
         made = {name for name in namespaces() if name.startswith(mine)}
         assert set(thin.namespaces) <= made
-        ends = [line for name in made for line in shown(["tc", "-n", name, "qdisc"]).splitlines() if "tbf" in line]
+        ends = [line for name in made for line in shown("tc", "-n", name, "qdisc").splitlines() if "tbf" in line]
         assert len(ends) == (2 if workers == 2 else 2 * workers)
         assert all("rate 100Mbit" in end for end in ends)
         raise KeyError
@@ -104,8 +109,8 @@ def test_networks_of_one_process_do_not_meet() -> None:
         assert one is not None
         assert other is not None
         assert not set(one.namespaces) & set(other.namespaces)
-        assert "rate 100Mbit" in shown(one.command(0, "tc", "qdisc"))
-        assert "rate 10Mbit" in shown(other.command(0, "tc", "qdisc"))
+        assert "rate 100Mbit" in shown_inside(one, "tc", "qdisc")
+        assert "rate 10Mbit" in shown_inside(other, "tc", "qdisc")
 
 
 @needs_namespaces
@@ -201,8 +206,8 @@ def test_a_worker_that_fails_ends_the_network_too(link: str) -> None:
 
 @needs_namespaces
 def test_a_forwarder_that_is_killed_ends_the_workers() -> None:
-    words = "^the process that forwards what workers send to each other was killed, and the links are gone; start"
-    with pytest.raises(WorkerError, match=words), thin_network(parse_link(KINDS[1]), 2) as thin:
+    message = "^the process that forwards what workers send to each other was killed, and the links are gone; start"
+    with pytest.raises(WorkerError, match=message), thin_network(parse_link(KINDS[1]), 2) as thin:
         run_workers(lose_the_forwarder, os.getpid(), workers=2, network=thin)
     assert thin is not None
     assert not set(thin.namespaces) & namespaces()
@@ -229,7 +234,7 @@ def test_forwarded_links_have_their_own_rates(tmp_path: Path) -> None:
     path.write_text('default = "1gbit,1ms"\n"0-1" = "100mbit/5mbit,1ms"\n')
     with thin_network(parse_link(str(path)), 3) as thin:
         assert thin is not None
-        routes = shown(thin.command(0, "ip", "route"))
+        routes = shown_inside(thin, "ip", "route")
         results = run_workers(send_around, workers=3, network=thin)
     assert "10.213.0.2 dev thinpipe scope link mtu 1500" in routes
     assert "10.213.0.3 " not in routes  # its packets are as large as the device takes

@@ -1,4 +1,4 @@
-"""The driver's words about its GPUs, where there is a driver."""
+"""The driver's report of its GPUs, if there is a driver."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A codec has one colour in all plots; lines of one plot can be told apart."""
+"""A codec has one colour in all plots; lines of one plot are distinguishable."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_the_colour_follows_from_the_name_alone(name: str, word: str) -> None:
 
 
 def test_every_codec_has_a_colour_of_its_own() -> None:
-    words = [*FAMILIES, *RECIPES, "axes", "delta", "recipe"]
-    assert not set(words) - set(_COLOURS)
-    assert len({_COLOURS[word] for word in words}) == len(words)
+    names = [*FAMILIES, *RECIPES, "axes", "delta", "recipe"]
+    assert not set(names) - set(_COLOURS)
+    assert len({_COLOURS[word] for word in names}) == len(names)
 
 
 def test_other_names_always_have_the_same_colour() -> None:

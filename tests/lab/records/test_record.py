@@ -34,7 +34,7 @@ def test_reads_what_it_wrote(record, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
-def test_says_what_ran_on_what(record):
+def test_records_version_and_environment(record):
     assert record.thinpipe == __version__
     assert {"python", "torch", "numpy", "cpu", "cores", "threads", "devices"} <= record.environment.keys()
 
@@ -87,21 +87,21 @@ def test_other_files_are_one_clear_error(text, message, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": [1]}, "rows[0] should be an object, it is 1"),
+        ({"rows": [1]}, "rows[0] should be an object, got 1"),
         ({"rows": {}}, "rows should be a list of objects, it is {}"),
         ({"rows": [{"ms": [1]}]}, "rows[0]: ms should be a number that reads as .1f, it is [1]"),
-        ({"columns": [{"name": "a", "heading": 5}]}, "columns[0]: heading should be a text, it is 5"),
-        ({"columns": [{"name": "a"}]}, "columns[0] lacks or misnames a part"),
+        ({"columns": [{"name": "a", "heading": 5}]}, "columns[0]: heading cannot be 5"),
+        ({"columns": [{"name": "a"}]}, "columns[0] have no 'heading'"),
         ({"columns": [{"name": "a", "heading": "a", "format": ".1q"}]}, "columns[0]: format should be one of a number"),
         (
             {"columns": [{"name": "a", "heading": "a", "format": ".999999999f"}]},
             "columns[0]: format should be one of a number, as in .2f, of less than 100 characters",
         ),
         ({"columns": [{"name": "a", "heading": "a", "format": ">999999999.1f"}]}, "of less than 100 characters"),
-        ({"columns": [{"name": "a", "heading": "a", "better": "more"}]}, "columns[0]: better should be higher, lower"),
+        ({"columns": [{"name": "a", "heading": "a", "better": "more"}]}, "columns[0]: better cannot be 'more'"),
         ({"config": [1]}, "config should be an object, it is [1]"),
         ({"environment": "x"}, 'environment should be an object, it is "x"'),
-        ({"checks": [3]}, "checks[0] should be an object, it is 3"),
+        ({"checks": [3]}, "checks[0] should be an object, got 3"),
         ({"kind": None}, "kind should be a text, it is null"),
         ({"format": True}, "it has no format number"),
         ({"format": "1"}, "it has no format number"),

@@ -44,7 +44,7 @@ def test_a_pipe_gets_plain_text():
 
 
 @pytest.mark.parametrize("width", [20, 80, 120])
-def test_a_terminal_gets_every_figure_whole_within_its_width(width):
+def test_a_terminal_shows_complete_numbers_within_its_width(width):
     text = printed(TABLE, width, terminal=True)
     assert all(len(line) <= width for line in text.splitlines())
     assert all(cell in text for cell in ("sort:6+2", "12.35", "2.0e-05"))
@@ -55,7 +55,7 @@ def test_a_narrow_terminal_gets_blocks_that_repeat_the_key():
     assert printed(TABLE, 20, terminal=True).count("sort:6+2") == 2
 
 
-def test_long_words_fold_rather_than_push_figures_away():
+def test_long_texts_fold_and_numbers_stay_visible():
     checks = [Check(claim="a claim that is long " * 4, measured=3, limit=2, detail="where it was")]
     text = printed(check_table(checks), 80, terminal=True)
     assert text.count("FAIL") == 1

@@ -34,26 +34,26 @@ _TABLES = ("title", "train", "matrix")
 CODEC_KEYS = {"forward": "compress-forward", "backward": "compress-backward"}  # of a plan -> options of thinpipe train
 
 
-def _key(told: Option) -> str:
+def _key(declared: Option) -> str:
     """Return an option's name in a plan: as on the command line, without the leading dashes."""
-    return flag(told.name).removeprefix("--")
+    return flag(declared.name).removeprefix("--")
 
 
 # Options that a plan may set: those that determine a run's outcome, and some of the options of its execution.
-_CARRIED_OUT = ("steps", "evaluate_every", "in_process")
-_DECLARED = {
-    _key(told): told
-    for told in (*options_of(Settings).values(), *(options_of(RunOptions)[name] for name in _CARRIED_OUT))
+_EXECUTION = ("steps", "evaluate_every", "in_process")
+_OPTIONS = {
+    _key(declared): declared
+    for declared in (*options_of(Settings).values(), *(options_of(RunOptions)[name] for name in _EXECUTION))
 }
-OPTIONS = tuple(sorted({"compress", *_DECLARED} - set(CODEC_KEYS.values())))
-_ALIASES = {flag(alias).removeprefix("--"): key for key, told in _DECLARED.items() for alias in told.aliases}
+OPTIONS = tuple(sorted({"compress", *_OPTIONS} - set(CODEC_KEYS.values())))
+_ALIASES = {flag(alias).removeprefix("--"): key for key, declared in _OPTIONS.items() for alias in declared.aliases}
 _DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}
-_KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+_KINDS = {str: "a text", int: "an integer", float: "a number", bool: "true or false"}
 MOST_RUNS = 10_000  # a minute each is a week
-_APART = {"threads"}  # settings that affect the speed of a run, not its result
+_SPEED_ONLY = {"threads"}  # settings that affect the speed of a run, not its result
 
 Options = Mapping[str, Any]  # by their names as on the command line, without the leading dashes
-Settle = Callable[[dict[str, Any]], Settings]  # resolves the options of thinpipe train; ValueError if it rejects them
+Resolve = Callable[[dict[str, Any]], Settings]  # resolves the options of thinpipe train; ValueError if it rejects them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +67,13 @@ class Run:
 
     def arguments(self) -> list[str]:
         """Return the arguments that follow ``thinpipe train`` on the command line."""
-        words = []
+        arguments = []
         for name, value in self.options.items():
             if not isinstance(value, bool):
-                words += [flag(name), str(value)]
-            elif value or _DECLARED[name].negative:  # without it, a switch is off
-                words.append(flag(name if value else f"no-{name}"))
-        return words
+                arguments += [flag(name), str(value)]
+            elif value or _OPTIONS[name].negative:  # without it, a switch is off
+                arguments.append(flag(name if value else f"no-{name}"))
+        return arguments
 
     def matches(self, text: str) -> bool:
         """Return True if the name contains ``text``; codecs in ``text`` may be abbreviated."""
@@ -111,7 +111,7 @@ def codec_text(settings: Mapping[str, Any]) -> str:
     return forward if forward == backward else recipe_of(forward, backward) or f"{forward}/{backward}"
 
 
-def read_plan(path: Path, resolve: Settle, overrides: Sequence[str] = ()) -> Plan:
+def read_plan(path: Path, resolve: Resolve, overrides: Sequence[str] = ()) -> Plan:
     """Read a plan file; ``overrides`` are ``NAME=VALUE`` and take precedence over the file.
 
     Raise ValueError that names the file and the error in it.
@@ -123,7 +123,7 @@ def read_plan(path: Path, resolve: Settle, overrides: Sequence[str] = ()) -> Pla
         raise ValueError(f"{path}: {error}") from None
 
 
-def _plan(content: Mapping[str, Any], name: str, resolve: Settle, overrides: Options) -> Plan:
+def _plan(content: Mapping[str, Any], name: str, resolve: Resolve, overrides: Options) -> Plan:
     _check_names("a plan", content, _TABLES)
     title, train, matrix = content.get("title", name), content.get("train", {}), content.get("matrix", {})
     if not isinstance(title, str):
@@ -134,9 +134,11 @@ def _plan(content: Mapping[str, Any], name: str, resolve: Settle, overrides: Opt
     overrides, train, matrix = (
         _known(where, given) for where, given in (("{set}", overrides), ("[train]", train), ("[matrix]", matrix))
     )
-    twice = [option for option in matrix if option in train]
-    if twice:
-        raise ValueError(f"{twice[0]} is in [train], the same for all runs, and in [matrix]: leave it in one of them")
+    repeated = [option for option in matrix if option in train]
+    if repeated:
+        raise ValueError(
+            f"{repeated[0]} is in [train], the same for all runs, and in [matrix]: leave it in one of them"
+        )
     fixed = {**train, **overrides}
     varied = {name: values for name, values in matrix.items() if name not in overrides}
     _check_count(varied)
@@ -151,7 +153,7 @@ def _plan(content: Mapping[str, Any], name: str, resolve: Settle, overrides: Opt
     return Plan(title=title, fixed=fixed, runs=runs)
 
 
-def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], resolve: Settle) -> Iterator[Run]:
+def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], resolve: Resolve) -> Iterator[Run]:
     for values in product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
         options = {**fixed, **chosen}
@@ -159,30 +161,30 @@ def _runs(fixed: Options, axes: Mapping[str, Sequence[Any]], resolve: Settle) ->
         try:
             settings = resolve({name.replace("-", "_"): value for name, value in options.items()}).to_json()
         except ValueError as error:
-            raise ValueError(f"{_words(chosen)}{error}") from None
-        known = {name: value for name, value in settings.items() if name not in _APART}
+            raise ValueError(f"{_combination(chosen)}{error}") from None
+        known = {name: value for name, value in settings.items() if name not in _SPEED_ONLY}
         known = json.loads(json.dumps(known | {"steps": options.get("steps")}))  # as read from JSON: tuples are lists
-        known |= {name: value for name, value in _places(options) if Path(str(known.get(name))).is_absolute()}
+        known |= {name: value for name, value in _paths_as_given(options) if Path(str(known.get(name))).is_absolute()}
         varied = {name: value for name, value in chosen.items() if name not in ("task", "compress", "seed")}
-        words = (known["task"], codec_text(known), *(f"{name} {value}" for name, value in varied.items()))
+        parts = (known["task"], codec_text(known), *(f"{name} {value}" for name, value in varied.items()))
         yield Run(
-            name=" ".join((*words, f"seed {known['seed']}")),
+            name=" ".join((*parts, f"seed {known['seed']}")),
             options=options,
             varied=varied,
             settings=known,
         )
 
 
-def _places(options: Options) -> Iterator[tuple[str, str]]:
+def _paths_as_given(options: Options) -> Iterator[tuple[str, str]]:
     """Yield text options as the plan writes them: a run keeps its identity if model and data folders move."""
     return ((name.replace("-", "_"), value) for name, value in options.items() if isinstance(value, str))
 
 
-def _words(chosen: Options) -> str:
+def _combination(chosen: Options) -> str:
     """Return the prefix of an error message that names the combination; empty if there is only one."""
     codecs = ("compress", *CODEC_KEYS.values())
-    words = [f"{name} {'/'.join(value.values()) if name in codecs else value}" for name, value in chosen.items()]
-    return f"the run with {', '.join(words)}: " if words else ""
+    parts = [f"{name} {'/'.join(value.values()) if name in codecs else value}" for name, value in chosen.items()]
+    return f"the run with {', '.join(parts)}: " if parts else ""
 
 
 def _check_count(axes: Mapping[str, Any]) -> None:
@@ -229,7 +231,7 @@ def _check_type(name: str, value: Any, kind: type) -> None:
 
 
 def _kind(name: str) -> type:
-    kind = _DECLARED[name].kind
+    kind = _OPTIONS[name].kind
     return kind if kind in _KINDS else str  # choices and paths are strings in TOML
 
 
@@ -271,7 +273,7 @@ def _entry(entry: Any) -> list[dict[str, str]]:
         sides = [[(CODEC_KEYS[side], spec) for spec in _specs(entry[side])] for side in CODEC_KEYS]
         return [dict(pairs) for pairs in product(*sides)]
     raise ValueError(
-        'a codec is a spec for both directions, as in "sort:8", a recipe, as in "4bit", or '
+        'a codec is a spec for both directions, as in "sort:8", a preset, as in "4bit", or '
         '{ forward = "kmeans:2", backward = "sort:8" }; '
         f"got {entry!r}"
     )

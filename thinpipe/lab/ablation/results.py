@@ -46,13 +46,16 @@ class Costs:
     bits_per_value: float | None = figure("bits per\nvalue", format=".2f", default=None)
     samples_per_s: float | None = figure("samples/s", format=".0f", better="higher", default=None)
     wire_mb_per_step: float | None = figure("wire\nMB/step", format=".3f", better="lower", default=None)
+    # Sums over all workers and links; None for results from before they were recorded, and without links.
+    encode_ms_per_step: float | None = figure("encode\nms/step", format=".2f", better="lower", default=None)
+    decode_ms_per_step: float | None = figure("decode\nms/step", format=".2f", better="lower", default=None)
     seconds: float | None = figure("seconds", format=".0f", better="lower", default=None)
     seeds: int = figure("seeds", format="d")
     seeds_done: int = figure("done", format="d", better="higher")
     seeds_failed: int = figure("failed", format="d", better="lower")
 
 
-FIGURES = {column.name: column for kind in (Against, Costs) for column in columns_of(kind)}
+COLUMNS = {column.name: column for kind in (Against, Costs) for column in columns_of(kind)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,13 @@ class Result:
     def failed(self) -> bool:
         return self.figures is None
 
+    @property
+    def outcome(self) -> str:
+        """The metric and the wall time, or the error, as text."""
+        if self.figures is None:
+            return f"failed: {self.error}"
+        return f"{self.metric} {format(self.figures['metric'], self.metric_format)}, {self.wall_s:.0f} s"
+
 
 class Store:
     """The result file, read once and then appended to; results whose settings are in no plan are left untouched."""
@@ -88,9 +98,6 @@ class Store:
         for result in self._read():
             self._by_identity[identity(result.settings)] = result  # a later one is a retry
 
-    def __len__(self) -> int:
-        return len(self._by_identity)
-
     def get(self, run: Run) -> Result | None:
         return self._by_identity.get(run.identity)
 
@@ -101,32 +108,28 @@ class Store:
     def append(self, result: Result) -> None:
         """Append a result in one write; it is on disk when this returns."""
         line = json.dumps({"format": FORMAT, **asdict(result)}).encode() + b"\n"
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(file).st_size
-            torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-            os.write(file, b"\n" + line if torn else line)
-            os.fsync(file)
-        finally:
-            os.close(file)
+        with self.path.open("ab+", buffering=0) as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                line = b"\n" + line  # after a torn line
+            file.write(line)
+            os.fsync(file.fileno())
         self._by_identity[identity(result.settings)] = result
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold an exclusive lock on the file; raise ValueError if another ablation is appending to it."""
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            file = self.path.open("ab")
         except OSError as error:
             raise ValueError(f"{self.path}: results cannot be written there: {error.strerror}") from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            raise ValueError(f"{self.path}: another ablation is adding results; wait for it, or name other") from None
-        try:
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"{self.path}: another ablation is adding results; wait for it, or name other"
+                ) from None
             yield
-        finally:
-            os.close(file)
 
     def _read(self) -> Iterator[Result]:
         if not os.path.lexists(self.path):
@@ -154,8 +157,8 @@ def _result(data: Any) -> Result | None:
         result = Result(**data)
     except TypeError:  # a field is missing or misnamed
         return None
-    are_figures = result.figures is None or isinstance(result.figures, dict)
-    return result if are_figures and is_number_format(result.metric_format) else None
+    has_metrics = result.figures is None or isinstance(result.figures, dict)
+    return result if has_metrics and is_number_format(result.metric_format) else None
 
 
 @dataclass(frozen=True)
@@ -169,13 +172,9 @@ class Method:
     def done(self) -> list[Result]:
         return [result for result in self.results if not result.failed]
 
-    @property
-    def metrics(self) -> dict[int, float]:
-        """The metric by seed, of the runs that finished."""
-        return self.by_seed("metric")
-
-    def by_seed(self, figure: str) -> dict[int, float]:
-        return {result.settings["seed"]: result.figures[figure] for result in self.done if result.figures}
+    def by_seed(self, name: str) -> dict[int, float]:
+        """Return a metric by seed, of the runs that finished."""
+        return {result.settings["seed"]: result.figures[name] for result in self.done if result.figures}
 
     @property
     def failed(self) -> list[Result]:
@@ -205,8 +204,8 @@ def rows_of(found: Sequence[Method]) -> list[dict[str, Any]]:
 def _against(method: Method, plain: Method | None) -> Against:
     if plain is None or plain is method:
         return Against()
-    theirs = plain.metrics
-    ours = {seed: metric for seed, metric in method.metrics.items() if seed in theirs}
+    theirs = plain.by_seed("metric")
+    ours = {seed: metric for seed, metric in method.by_seed("metric").items() if seed in theirs}
     if not ours:
         return Against()
     paired = [theirs[seed] for seed in ours]
@@ -240,25 +239,25 @@ def method_row(method: Method) -> dict[str, Any]:
     run = method.runs[0]
     varied = {_column_name(name): value for name, value in run.varied.items()}
     row = {"task": run.settings["task"], "codec": run.codec, **varied, **row_of(_costs(method))}
-    return row | _metric_figures(method.done) if method.done else row
+    return row | _metric_values(method.done) if method.done else row
 
 
 def _costs(method: Method) -> Costs:
     done = method.done
-    ratio, wire_bytes = _mean_figure(done, "wire_ratio"), _mean_figure(done, "wire_bytes_per_step")
+    ratio, wire_bytes = _mean(done, "wire_ratio"), _mean(done, "wire_bytes_per_step")
+    means = ("samples_per_s", "encode_ms_per_step", "decode_ms_per_step", "seconds")
     return Costs(
         wire_ratio=ratio,
         bits_per_value=None if ratio is None else 32 * ratio,
-        samples_per_s=_mean_figure(done, "samples_per_s"),
         wire_mb_per_step=None if wire_bytes is None else wire_bytes / 1e6,
-        seconds=_mean_figure(done, "seconds"),
+        **{name: _mean(done, name) for name in means},
         seeds=len(method.runs),
         seeds_done=len(done),
         seeds_failed=len(method.failed),
     )
 
 
-def _metric_figures(done: Sequence[Result]) -> dict[str, Any]:
+def _metric_values(done: Sequence[Result]) -> dict[str, Any]:
     """Return the values of the columns of ``metric_columns``."""
     metrics = [result.figures["metric"] for result in done if result.figures]
     worst, best = (min, max) if done[0].metric_better == "higher" else (max, min)
@@ -276,7 +275,7 @@ def to_record(found: Sequence[Method], config: Mapping[str, Any]) -> Record:
         *KEYS,
         *varied_columns(varied),
         *(column for result in metrics.values() for column in metric_columns(result)),
-        *FIGURES.values(),
+        *COLUMNS.values(),
     )
     rows: tuple[Row, ...] = tuple(rows_of(found))
     if not done:
@@ -318,7 +317,7 @@ def places(found: Sequence[Method]) -> Counter[str]:
     )
 
 
-def _mean_figure(done: Sequence[Result], name: str) -> float | None:
+def _mean(done: Sequence[Result], name: str) -> float | None:
     values = [result.figures[name] for result in done if result.figures and result.figures.get(name) is not None]
     return math.fsum(values) / len(values) if values else None
 

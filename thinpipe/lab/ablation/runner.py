@@ -22,15 +22,20 @@ from thinpipe.comm.signals import end_with_parent
 from thinpipe.lab.ablation.plan import Run
 from thinpipe.lab.ablation.results import Result
 from thinpipe.lab.records.record import Record
+from thinpipe.links.encoding import warm_codec
 from thinpipe.links.spec import encoding
 from thinpipe.options import flag
+from thinpipe.train import data
+from thinpipe.train.running import check_devices
+from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.tasks import task
 
 TRAIN = (sys.executable, "-m", "thinpipe", "train")  # not the console script: it may not be installed
 _POLL_S = 0.05
 REPORT_S = 600.0  # interval between progress reports
 _DETAILS = ("links", "workers", "epochs")  # lists in the row of a record that tables do not show
 _NEEDED = ("metric", "validation_loss", "train_loss")
-_WARM_VALUES = 1 << 16  # enough for codecs to take the code path of large tensors
+_WARM_SHAPE = (16, 16, 256)  # enough for codecs to take the code path of large tensors
 _PATIENCE_S = 30  # for a run to end after SIGINT: it finishes its step and its workers exit
 
 
@@ -50,16 +55,42 @@ class _Started:
         return f"{self.run.name}: running for {(time.monotonic() - self.since) / 60:.0f} min; {last}"
 
 
+def check_possible(plan: Path, runs: Sequence[Run]) -> None:
+    """Raise ValueError for the first run that thinpipe train would reject: no data, no GPU, too many workers."""
+    checked: set[str] = set()
+    for run in runs:
+        settings = Settings.from_json({"threads": None, **{k: v for k, v in run.settings.items() if k != "steps"}})
+        requirements = repr((settings.task, settings.source, settings.parallel, settings.workers, settings.layout,
+                             settings.client_layers, settings.batch_size, settings.device))  # fmt: skip
+        if requirements in checked:  # codecs and seeds make no difference, and checking data sets is slow
+            continue
+        checked.add(requirements)
+        try:
+            check_devices(settings)
+            data.check_possible(task(settings.task), settings)
+        except ValueError as error:
+            raise ValueError(f"{plan}: the run {run.name!r}: {error}") from None
+
+
 def compile_kernels(runs: Sequence[Run]) -> None:
     """Encode and decode once with each codec of the runs on the CPU, to fill numba's cache on disk.
 
     Otherwise the first runs all compile, and their speed includes the compilation.
     """
-    x = torch.randn(16, 16, _WARM_VALUES // 256, generator=torch.Generator().manual_seed(0))
-    here = [run.settings for run in runs if run.settings["device"] == "cpu" or not torch.cuda.is_available()]
-    for spec in {str(settings[f"compress_{side}"]) for settings in here for side in ("forward", "backward")}:
+    cpu = torch.device("cpu")
+    on_cpu = [run.settings for run in runs if run.settings["device"] == "cpu" or not torch.cuda.is_available()]
+    for spec in {str(settings[f"compress_{side}"]) for settings in on_cpu for side in ("forward", "backward")}:
         for used in encoding(spec).codecs:
-            used.decode(used.encode(x), torch.empty_like(x))
+            warm_codec(used, _WARM_SHAPE, torch.float32, cpu)
+
+
+def load_text(runs: Sequence[Run], jobs: int) -> str:
+    """Return the processes, threads and cores that runs use, with a warning if there are too few cores."""
+    processes = max(map(processes_of, runs))
+    threads = min(threads_of(run, jobs) for run in runs)
+    each = f"{processes} process{'es' * (processes > 1)} each"
+    text = f"{jobs} at a time, {each}, OMP_NUM_THREADS={threads}, {cores()} cores"
+    return text if jobs * processes * threads <= cores() else f"{text}: too few cores, so speeds are lower"
 
 
 def threads_of(run: Run, jobs: int) -> int:
@@ -127,8 +158,8 @@ def _start(run: Run, jobs: int, train: Sequence[str], stem: Path) -> _Started:
 
 
 def _result(started: _Started, jobs: int) -> Result:
-    figures = figures_of(started.record) if started.process.returncode == 0 else {}
-    error = None if figures else last_error(started.process.returncode, started.output)
+    metrics = metrics_of(started.record) if started.process.returncode == 0 else {}
+    error = None if metrics else last_error(started.process.returncode, started.output)
     started.record.unlink(missing_ok=True)
     started.output.unlink(missing_ok=True)
     return Result(
@@ -139,7 +170,7 @@ def _result(started: _Started, jobs: int) -> Result:
         threads=started.threads,
         jobs=jobs,
         error=error,
-        **figures,
+        **metrics,
     )
 
 
@@ -168,7 +199,7 @@ def _signal(started: _Started, number: signal.Signals) -> None:
         os.killpg(started.process.pid, number)
 
 
-def figures_of(record: Path) -> dict[str, Any]:
+def metrics_of(record: Path) -> dict[str, Any]:
     """Return the fields of a Result that a record fills; empty if there is no record with finite metrics."""
     try:
         read = Record.read(record)
@@ -193,11 +224,11 @@ def figures_of(record: Path) -> dict[str, Any]:
 def last_error(code: int, output: Path) -> str:
     """Return the last error message in a run's output, or how its process ended."""
     if code == 0:
-        return "ended without finite figures"
+        return "ended without finite metrics"
     ending = f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
     lines = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
-    told = [place for place, line in enumerate(lines) if line.startswith("thinpipe: ")]
-    if told:  # an error that ends with a colon continues on the next line
-        words = lines[told[-1]].removeprefix("thinpipe: ")
-        return " ".join([words, *lines[told[-1] + 1 : told[-1] + 2]]) if words.endswith(":") else words
+    errors = [place for place, line in enumerate(lines) if line.startswith("thinpipe: ")]
+    if errors:  # an error that ends with a colon continues on the next line
+        text = lines[errors[-1]].removeprefix("thinpipe: ")
+        return " ".join([text, *lines[errors[-1] + 1 : errors[-1] + 2]]) if text.endswith(":") else text
     return f"{ending}: {lines[-1]}" if lines else ending

@@ -13,7 +13,7 @@ from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.recipes import codecs_of, directions
 from thinpipe.codecs.spec import split_specs
 from thinpipe.comm.shaping import parse_links
-from thinpipe.lab.bench.codecs.baselines import OUTSIDE_NAMES, OfflinePCA, baseline_codec
+from thinpipe.lab.bench.codecs.baselines import BASELINES, OfflinePCA, baseline_codec
 from thinpipe.links.learned.axes import Axes
 from thinpipe.links.spec import encoding
 from thinpipe.options import OptionError, Rule, between, option
@@ -62,23 +62,23 @@ _SHARED: dict[str, dict[str, Any]] = {
 
 def shared(name: str, help: str = "", **facts: Any) -> Any:
     """Return the field of a shared option; ``facts`` override its properties, as in ``option``."""
-    told = {**_SHARED[name], "name": name, **facts}
-    return option(help or told.pop("help"), **{key: value for key, value in told.items() if key != "help"})
+    merged = {**_SHARED[name], "name": name, **facts}
+    return option(help or merged.pop("help"), **{key: value for key, value in merged.items() if key != "help"})
 
 
-def parse_codecs(text: str, outside: bool = False) -> list[Codec]:
+def parse_codecs(text: str, baselines: bool = False) -> list[Codec]:
     """Return the codecs of specs separated by commas, without duplicates; a preset is its two codecs.
 
-    ``outside`` also accepts baselines of the codec benchmark: bitsandbytes quantizers, and ``axes`` without a link.
+    ``baselines`` also accepts those of the codec benchmark: bitsandbytes quantizers, and ``axes`` without a link.
     """
     chosen: dict[Codec, None] = {}
     for spec in split_specs(text):
-        if outside and spec in OUTSIDE_NAMES:
+        if baselines and spec in BASELINES:
             chosen[baseline_codec(spec)] = None
         else:
-            chosen |= dict.fromkeys(map(_codec_or_axes, directions(spec)) if outside else codecs_of(spec))
+            chosen |= dict.fromkeys(map(_codec_or_axes, directions(spec)) if baselines else codecs_of(spec))
     if not chosen:
-        raise OptionError("{compress} takes specs and recipes separated by commas, as in 8bit,sort:8; got none")
+        raise OptionError("{compress} takes specs and presets separated by commas, as in 8bit,sort:8; got none")
     return list(chosen)
 
 

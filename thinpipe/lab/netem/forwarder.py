@@ -58,12 +58,12 @@ class Queue:
 class Way:
     """The one-way path from one worker to another: queues, delay, jitter and loss."""
 
-    def __init__(self, told: dict[str, Any], queues: dict[str, Queue], device: int) -> None:
-        self.queues = [queues[name] for name in told["queues"]]
-        self.delay_s, self.jitter_s, self.device = told["delay_s"], told["jitter_s"], device
+    def __init__(self, config: dict[str, Any], queues: dict[str, Queue], device: int) -> None:
+        self.queues = [queues[name] for name in config["queues"]]
+        self.delay_s, self.jitter_s, self.device = config["delay_s"], config["jitter_s"], device
         self.last_at = 0.0
-        self._loss = told["loss"]
-        self._random = random.Random(told["seed"])
+        self._loss = config["loss"]
+        self._random = random.Random(config["seed"])
         self.until_lost = self._gap()  # number of packets until the next lost one
 
     def _gap(self) -> float:
@@ -86,13 +86,13 @@ class Way:
 class Forwarder:
     """The TUN devices, the paths between them, and the packets in flight."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.devices = [open_tun(name, told["interface"]) for name in told["namespaces"]]
-        queues = {name: Queue(**facts) for name, facts in told["queues"].items()}
-        addresses = [bytes(map(int, address.split("."))) for address in told["addresses"]]
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.devices = [open_tun(name, config["interface"]) for name in config["namespaces"]]
+        queues = {name: Queue(**facts) for name, facts in config["queues"].items()}
+        addresses = [bytes(map(int, address.split("."))) for address in config["addresses"]]
         # By source device and target address.
         self._ways: dict[int, dict[bytes, Way]] = {device: {} for device in self.devices}
-        for way in told["ways"]:
+        for way in config["ways"]:
             source, target = self.devices[way["source"]], self.devices[way["target"]]
             self._ways[source][addresses[way["target"]]] = Way(way, queues, target)
         self._due: list[tuple[float, int, Way, int, bytes]] = []  # time, order of arrival, way, queues passed
@@ -149,13 +149,13 @@ def open_tun(namespace: str, interface: str) -> int:
     return device
 
 
-def forward(told: dict[str, Any], launcher: int) -> None:
+def forward(config: dict[str, Any], launcher: int) -> None:
     """Forward packets until the launcher ends."""
-    forwarder = Forwarder(told)
+    forwarder = Forwarder(config)
     with suppress(OSError):
         # Real-time priority, as for the kernel's own shaping: otherwise packets would wait for workers that compute.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    say("ready")
+    send_line("ready")
     watched = [launcher, *forwarder.devices]
     while True:
         sleep(_TICK_S)
@@ -167,8 +167,8 @@ def forward(told: dict[str, Any], launcher: int) -> None:
                 watched.remove(device)
 
 
-def say(words: str) -> None:
-    os.write(sys.stdout.fileno(), f"{words}\n".encode())
+def send_line(line: str) -> None:
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 def remove_namespaces(prefix: str) -> None:
@@ -191,7 +191,7 @@ def main(prefix: str) -> None:
         if line.endswith(b"\n"):
             forward(json.loads(line), launcher)
     except OSError as error:
-        say(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror or error))
+        send_line(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror or error))
     finally:
         remove_namespaces(prefix)
 

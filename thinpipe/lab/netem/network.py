@@ -85,8 +85,8 @@ def check_launch(workers: Sequence[int], links: Sequence[Shaping | None]) -> Non
         check_links(links, max(2, *workers))
         return
     if set(workers) != {me.size}:
-        asked = ", ".join(map(str, workers))
-        raise OptionError(f"torchrun has started {me.size} workers, this would run with {asked}")
+        requested = ", ".join(map(str, workers))
+        raise OptionError(f"torchrun has started {me.size} workers, this would run with {requested}")
     if any(link is not None for link in links):
         raise OptionError("workers on several machines have their links already: leave out {link}")
 
@@ -123,10 +123,6 @@ class Network:
                 os.environ.pop("GLOO_SOCKET_IFNAME")
                 os.environ |= {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
-    def command(self, worker: int, *command: str) -> list[str]:
-        """Return the command that runs ``command`` in a worker's namespace."""
-        return ["ip", "netns", "exec", self.namespaces[worker], *command]
-
 
 @contextmanager
 def thin_network(links: Shaping | float | None, workers: int) -> Iterator[Network | None]:
@@ -149,7 +145,7 @@ def thin_network(links: Shaping | float | None, workers: int) -> Iterator[Networ
     _remove(name for name in _existing() if not _owner_lives(name))
     prefix = f"thinpipe-{os.getpid()}-{next(_serial)}-"
     names = [f"{prefix}{worker}" for worker in range(workers)]
-    with _ending_on_signals(), _beside(prefix) as keeper:
+    with _ending_on_signals(), _forwarder_process(prefix) as keeper:
         for name in names:
             _run("ip", "netns", "add", name)
             _run("ip", "-n", name, "link", "set", "lo", "up")
@@ -167,7 +163,7 @@ def thin_network(links: Shaping | float | None, workers: int) -> Iterator[Networ
 
 
 @contextmanager
-def _beside(prefix: str) -> Iterator[subprocess.Popen[str]]:
+def _forwarder_process(prefix: str) -> Iterator[subprocess.Popen[str]]:
     """Start the process that removes a network even if this one is killed; on exit, remove the network."""
     # -I and -S: no user or site modules are imported, so that it starts fast.
     command = [sys.executable, "-I", "-S", forwarder.__file__, prefix]
@@ -207,7 +203,7 @@ def _forward(keeper: subprocess.Popen[str], names: Sequence[str], ways: dict[tup
         for queue in way.queues
         if queue.mbit_per_s is not None
     }
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "interface": INTERFACE,
         "namespaces": names,
         "addresses": [_address(worker) for worker in range(len(names))],
@@ -228,7 +224,7 @@ def _forward(keeper: subprocess.Popen[str], names: Sequence[str], ways: dict[tup
     assert keeper.stdin is not None
     assert keeper.stdout is not None
     with suppress(BrokenPipeError):
-        keeper.stdin.write(json.dumps(told) + "\n")
+        keeper.stdin.write(json.dumps(config) + "\n")
         keeper.stdin.flush()
     answer = keeper.stdout.readline().strip()
     if answer != "ready":

@@ -24,11 +24,9 @@ NOTE = "Changes in percent of the baseline."
 _PERCENT = "+.1%"
 _FACT_COLUMNS = (
     Column(name="name", heading="", key=True),
-    Column(name="baseline", heading="baseline"),
-    Column(name="test", heading="test"),
-    Column(name="differs", heading="differs"),
+    *(Column(name=name, heading=name) for name in ("baseline", "test", "differs")),
 )
-_FIGURE_COLUMNS = (
+_METRIC_COLUMNS = (
     Column(name="column", heading="column", key=True),
     Column(name="baseline", heading="baseline", format=".6g"),
     Column(name="test", heading="test", format=".6g"),
@@ -97,7 +95,7 @@ class Diff:
                 if worsening is not None and worsening > worst:
                     worst, where = worsening, f"{column.name} of {row_name(pair.test, self.keys)}"
         return Check(
-            claim="the figure that got worse the most", measured=100 * worst, limit=100 * limit, unit="%", detail=where
+            claim="the metric that got worse the most", measured=100 * worst, limit=100 * limit, unit="%", detail=where
         )
 
 
@@ -113,7 +111,7 @@ def compare(baseline: Record, test: Record, columns: Sequence[str] = ()) -> Diff
     pairs = tuple(Pair(baseline=before[key], test=row) for key, row in after.items() if key in before)
     if not pairs:
         names = ", ".join(column.name for column in keys)
-        raise ValueError(f"rows are matched by {names}, and no row of one record has its like in the other")
+        raise ValueError(f"rows are matched by {names}, and no row is in both records")
     lost_columns, new_columns = _missing(baseline.columns, test.columns), _missing(test.columns, baseline.columns)
     return Diff(
         kind=test.kind,
@@ -149,13 +147,13 @@ def _by_key(record: Record, keys: Sequence[Column]) -> Mapping[tuple[Any, ...], 
 
 def _compared(baseline: Record, test: Record, names: Sequence[str]) -> tuple[Column, ...]:
     here = {column.name for column in baseline.columns}
-    figures = {column.name: column for column in test.columns if column.name in here and not column.key}
-    unknown = [name for name in names if name not in figures]
+    metrics = {column.name: column for column in test.columns if column.name in here and not column.key}
+    unknown = [name for name in names if name not in metrics]
     if unknown:
-        raise OptionError(f"{{columns}} takes figures that both records have: {', '.join(figures)}; got {unknown[0]!r}")
+        raise OptionError(f"{{columns}} takes metrics that both records have: {', '.join(metrics)}; got {unknown[0]!r}")
     if names:
-        return tuple(figures[name] for name in dict.fromkeys(names))
-    return tuple(column for column in figures.values() if column.better is not None)
+        return tuple(metrics[name] for name in dict.fromkeys(names))
+    return tuple(column for column in metrics.values() if column.better is not None)
 
 
 def _missing(columns: Sequence[Column], others: Sequence[Column]) -> list[str]:
@@ -164,12 +162,12 @@ def _missing(columns: Sequence[Column], others: Sequence[Column]) -> list[str]:
 
 
 def _facts(baseline: Record, test: Record) -> tuple[Fact, ...]:
-    before, after = _said(baseline), _said(test)
+    before, after = _facts_of(baseline), _facts_of(test)
     names = sorted((before.keys() | after.keys()) - _UNCOMPARED)
     return tuple(Fact(name=name, baseline=before.get(name), test=after.get(name)) for name in names)
 
 
-def _said(record: Record) -> dict[str, Any]:
+def _facts_of(record: Record) -> dict[str, Any]:
     return {"thinpipe": record.thinpipe, **record.environment, **record.config}
 
 
@@ -205,15 +203,15 @@ def fact_table(facts: Sequence[Fact]) -> Table:
     return Table(title="Configuration", columns=_FACT_COLUMNS, rows=rows)
 
 
-def change_table(diff: Diff, *, figures: bool) -> Table:
-    """Return a row per pair: the change of each column, with ``figures`` also its value on both sides."""
+def change_table(diff: Diff, *, values: bool) -> Table:
+    """Return a row per pair: the change of each column, with ``values`` also its value on both sides."""
     columns: list[Column] = list(diff.keys)
     for column in diff.columns:
-        if figures:
+        if values:
             columns.append(replace(column, name=_side(column, "baseline"), heading=f"{column.heading}\nbaseline"))
             columns.append(replace(column, name=_side(column, "test"), heading=f"{column.heading}\ntest"))
         columns.append(
-            replace(column, format=_PERCENT, heading=f"{column.heading}\ndiff" if figures else column.heading)
+            replace(column, format=_PERCENT, heading=f"{column.heading}\ndiff" if values else column.heading)
         )
     compared = {column.name: column for column in diff.columns}
 
@@ -250,7 +248,7 @@ def to_record(diff: Diff, checks: Sequence[Check], config: Row) -> Record:
                     "worse_percent": None if worse is None else 100 * worse,
                 }
             )
-    said = {
+    facts = {
         **config,
         "facts_that_differ": {fact.name: [fact.baseline, fact.test] for fact in diff.facts if fact.differs},
         "only_baseline": list(diff.only_baseline),
@@ -258,8 +256,8 @@ def to_record(diff: Diff, checks: Sequence[Check], config: Row) -> Record:
     }
     return Record(
         kind=f"diff of {diff.kind}",
-        config=said,
-        columns=(*diff.keys, *_FIGURE_COLUMNS),
+        config=facts,
+        columns=(*diff.keys, *_METRIC_COLUMNS),
         rows=tuple(rows),
         checks=tuple(checks),
         environment={},

@@ -52,7 +52,7 @@ class LineStyle:
     colour: str
     marker: str
     dashes: str
-    hollow: bool
+    is_open: bool
 
 
 def line_styles(names: Iterable[str]) -> dict[str, LineStyle]:
@@ -66,7 +66,7 @@ def line_styles(names: Iterable[str]) -> dict[str, LineStyle]:
             colour=colours[place],
             marker=_MARKERS[(place + same) % len(_MARKERS)],
             dashes=_DASHES[same % len(_DASHES)],
-            hollow=(place + same) % 2 == 0,
+            is_open=(place + same) % 2 == 0,
         )
     return found
 

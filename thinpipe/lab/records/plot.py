@@ -90,9 +90,9 @@ def _draw_panel(axis: Axes, panel: str, series: Series, styles: Mapping[str, Lin
             marker=style.marker,
             linestyle=style.dashes,
             linewidth=1.6,
-            markersize=8 if style.hollow else 5,
-            markerfacecolor="white" if style.hollow else style.colour,
-            zorder=2 if style.hollow else 3,
+            markersize=8 if style.is_open else 5,
+            markerfacecolor="white" if style.is_open else style.colour,
+            zorder=2 if style.is_open else 3,
         )
     axis.set_title(panel, fontsize="medium")
     axis.grid(alpha=0.25)

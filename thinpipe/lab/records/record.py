@@ -21,11 +21,18 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from thinpipe.lab.records.environment import environment
+from thinpipe.options import from_facts
 from thinpipe.system.files import read_json, written_whole
 from thinpipe.system.sanitize import printable_json
 from thinpipe.version import __version__
 
 FORMAT = 1  # incremented when a reader of the old format would misread the new one
+
+_KINDS: dict[str, tuple[type, str]] = {  # the fields of a record in JSON
+    **dict.fromkeys(("kind", "thinpipe"), (str, "a text")),
+    **dict.fromkeys(("config", "environment"), (dict, "an object")),
+    **dict.fromkeys(("columns", "rows", "checks"), (list, "a list of objects")),
+}
 
 Row = Mapping[str, Any]
 
@@ -89,7 +96,7 @@ class Record:
         what = "a record, a JSON file that `thinpipe ... --json FILE` wrote"
         data = printable_json(read_json(path, what, finite=True))  # untrusted, and printed on terminals
         try:
-            return cls(**_parts(data))
+            return cls(**_parse(data))
         except ValueError as error:
             raise ValueError(f"{path} cannot be read as {what}: {error}; make it anew, or name another") from None
 
@@ -115,57 +122,31 @@ def _without_nonfinite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _parts(data: Any) -> dict[str, Any]:
+def _parse(data: Any) -> dict[str, Any]:
     """Return the checked fields of a record; raise ValueError that names an invalid one."""
-    if not isinstance(data, dict) or not _is(data.get("format"), int) or data["format"] < 1:
+    if not isinstance(data, dict) or type(data.get("format")) is not int or data["format"] < 1:
         raise ValueError("it has no format number")
     if data["format"] > FORMAT:
         raise ValueError(
             f"it is in format {data['format']}, from thinpipe {data.get('thinpipe')}, and this one reads format "
             f"{FORMAT} or older: upgrade thinpipe"
         )
-    parts = {
-        **{name: _part(data, name, str, "a text") for name in ("kind", "thinpipe")},
-        **{name: _part(data, name, dict, "an object") for name in ("config", "environment")},
-    }
-    for name in ("columns", "rows", "checks"):
-        items = _part(data, name, list, "a list of objects")
-        parts[name] = tuple(items)
-        for number, item in enumerate(items):
-            if not isinstance(item, dict):
-                raise ValueError(f"{name}[{number}] should be an object, it is {_shown(item)}")
-    parts["columns"] = tuple(_column(number, item) for number, item in enumerate(parts["columns"]))
-    for number, row in enumerate(parts["rows"]):
-        _check_figures(f"rows[{number}]", row, parts["columns"])
-    parts["checks"] = tuple(_fields(Check, f"checks[{n}]", item, {}) for n, item in enumerate(parts["checks"]))
-    return parts
-
-
-def _part(data: Mapping[str, Any], name: str, kind: type, words: str) -> Any:
-    if name not in data:
-        raise ValueError(f"it lacks {name}")
-    if not _is(data[name], kind):
-        raise ValueError(f"{name} should be {words}, it is {_shown(data[name])}")
-    return data[name]
-
-
-def _column(number: int, item: Mapping[str, Any]) -> Column:
-    where = f"columns[{number}]"
-    kinds: dict[str, tuple[type, str]] = {
-        "name": (str, "a text"),
-        "heading": (str, "a text"),
-        "format": (str, "a text"),
-        "key": (bool, "true or false"),
-    }
-    column: Column = _fields(Column, where, item, kinds)
-    if column.better not in ("higher", "lower", None):
-        raise ValueError(f"{where}: better should be higher, lower or null, it is {_shown(column.better)}")
-    if not is_number_format(column.format):
-        raise ValueError(
-            f"{where}: format should be one of a number, as in .2f, of less than 100 characters; it is "
-            f"{_shown(column.format)}"
-        )
-    return column
+    for name, (kind, text) in _KINDS.items():
+        if name not in data:
+            raise ValueError(f"it lacks {name}")
+        if not isinstance(data[name], kind):
+            raise ValueError(f"{name} should be {text}, it is {_shown(data[name])}")
+    columns = tuple(from_facts(Column, item, f"columns[{i}]") for i, item in enumerate(data["columns"]))
+    for i, column in enumerate(columns):
+        if not is_number_format(column.format):
+            raise ValueError(
+                f"columns[{i}]: format should be one of a number, as in .2f, of less than 100 characters; it is "
+                f"{_shown(column.format)}"
+            )
+    for i, row in enumerate(data["rows"]):
+        _check_row(f"rows[{i}]", row, columns)
+    checks = tuple(from_facts(Check, item, f"checks[{i}]") for i, item in enumerate(data["checks"]))
+    return {name: data[name] for name in _KINDS} | {"columns": columns, "rows": tuple(data["rows"]), "checks": checks}
 
 
 def is_number_format(text: Any) -> bool:
@@ -179,8 +160,10 @@ def is_number_format(text: Any) -> bool:
     return True
 
 
-def _check_figures(where: str, row: Row, columns: Sequence[Column]) -> None:
+def _check_row(where: str, row: Any, columns: Sequence[Column]) -> None:
     """Raise ValueError unless all values can be formatted as their columns require."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} should be an object, got {_shown(row)}")
     for column in columns:
         value = row.get(column.name)
         if value is None or isinstance(value, str) or not column.format:
@@ -191,20 +174,6 @@ def _check_figures(where: str, row: Row, columns: Sequence[Column]) -> None:
             raise ValueError(
                 f"{where}: {column.name} should be a number that reads as {column.format}, it is {_shown(value)}"
             ) from None
-
-
-def _fields(kind: type, where: str, item: Mapping[str, Any], kinds: Mapping[str, tuple[type, str]]) -> Any:
-    for name, (each, words) in kinds.items():
-        if name in item and not _is(item[name], each):
-            raise ValueError(f"{where}: {name} should be {words}, it is {_shown(item[name])}")
-    try:
-        return kind(**item)
-    except TypeError as error:
-        raise ValueError(f"{where} lacks or misnames a part: {error}") from None
-
-
-def _is(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))  # bool is a subclass of int
 
 
 def _shown(value: Any) -> str:
@@ -238,10 +207,10 @@ def columns_of(kind: type) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def row_of(figures: Any) -> dict[str, Any]:
+def row_of(columns: Any) -> dict[str, Any]:
     """Return the fields of a row as a flat dict, including those of nested dataclasses."""
     row: dict[str, Any] = {}
-    for each in fields(figures):
-        value = getattr(figures, each.name)
+    for each in fields(columns):
+        value = getattr(columns, each.name)
         row |= row_of(value) if is_dataclass(value) else {each.name: value}
     return row

@@ -43,7 +43,7 @@ class Table:
 
     def footnote(self) -> str:
         """Return the text below the table: an explanation of the columns that are shown, and the note."""
-        sentences = dict.fromkeys(self.explained[each.name] for each in self.shown() if each.name in self.explained)
+        sentences = dict.fromkeys(filter(None, (self.explained.get(each.name) for each in self.shown())))
         return "\n".join(filter(None, [textwrap.fill(" ".join(sentences), NOTE_WIDTH), self.note]))
 
 

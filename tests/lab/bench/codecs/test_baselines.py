@@ -7,8 +7,9 @@ from safetensors.torch import save_file
 from thinpipe.codecs import codec
 from thinpipe.lab.bench.codecs import baselines
 from thinpipe.lab.bench.codecs.baselines import OfflinePCA
-from thinpipe.lab.bench.codecs.measure import measure_codecs, relative_squared_error
-from thinpipe.lab.bench.codecs.settings import Settings
+from thinpipe.lab.bench.codecs.codec_columns import relative_squared_error
+from thinpipe.lab.bench.codecs.codec_options import CodecBenchOptions
+from thinpipe.lab.bench.codecs.measure import measure_codecs
 from thinpipe.lab.bench.inputs import parse_codecs
 from thinpipe.links.learned.transform import rows_of
 
@@ -16,7 +17,7 @@ from thinpipe.links.learned.transform import rows_of
 def test_without_bitsandbytes_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(baselines, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"nf4 .*pip install 'thinpipe\[compare\]'"):
-        parse_codecs("sort:8,nf4", outside=True)
+        parse_codecs("sort:8,nf4", baselines=True)
 
 
 def test_only_the_codec_benchmark_knows_them():
@@ -29,7 +30,7 @@ def test_only_the_codec_benchmark_knows_them():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_there_and_back(name, bits, error, shape, dtype):
     pytest.importorskip("bitsandbytes")
-    (codec,) = parse_codecs(f" {name}", outside=True)
+    (codec,) = parse_codecs(f" {name}", baselines=True)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     wire = codec.encode(x)
     assert 8 * wire.numel() / x.numel() == pytest.approx(bits, rel=0.02)
@@ -50,7 +51,7 @@ def _captured(path, links=("0-1",), steps=(5, 10, 20)):
 
 
 def test_every_step_is_measured_with_the_axes_of_the_one_before_on_its_link(tmp_path):
-    settings = Settings(
+    settings = CodecBenchOptions(
         from_=_captured(tmp_path / "captured.safetensors", links=("0-1", "1-2")),
         compress="axes:1,tile:1,gauss:2",
         device="cpu",
@@ -76,7 +77,7 @@ def test_what_was_learned_is_in_the_bytes():
 
 
 def test_made_tensors_are_measured_with_the_axes_of_another_draw():
-    settings = Settings(
+    settings = CodecBenchOptions(
         shape=("16,64,64",),
         content=("outliers",),
         compress="axes:2",
@@ -90,15 +91,17 @@ def test_made_tensors_are_measured_with_the_axes_of_another_draw():
 
 
 def test_a_tensor_without_rows_has_no_axes():
-    settings = Settings(shape=("512",), compress="axes:2,tile:2", device="cpu", reference="none", repeat=1, budget=0)
+    settings = CodecBenchOptions(
+        shape=("512",), compress="axes:2,tile:2", device="cpu", reference="none", repeat=1, budget=0
+    )
     assert {row["codec"] for row in measure_codecs(settings.cases(), settings.codecs, settings)} == {"tile:2"}
 
 
 def test_only_the_codec_benchmark_has_them_without_a_link():
-    assert parse_codecs("axes:1.5,tile:4", outside=True) == [OfflinePCA(1.5), codec("tile:4")]
+    assert parse_codecs("axes:1.5,tile:4", baselines=True) == [OfflinePCA(1.5), codec("tile:4")]
     with pytest.raises(ValueError, match=r"axes:1.5 learns from what a link carries"):
         parse_codecs("axes:1.5")
     with pytest.raises(ValueError, match=r"'axes:9' makes no sense: 9 bits are not from 0.5 to 8"):
-        parse_codecs("axes:9", outside=True)
+        parse_codecs("axes:9", baselines=True)
     with pytest.raises(ValueError, match=r"delta\(tile:2\) sends changes against copies"):
-        parse_codecs("delta(tile:2)", outside=True)
+        parse_codecs("delta(tile:2)", baselines=True)

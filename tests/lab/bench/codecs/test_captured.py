@@ -2,8 +2,8 @@
 
 import pytest
 
-from thinpipe.lab.bench.codecs.measure import Losses
-from thinpipe.lab.bench.codecs.views import mean_over_steps
+from thinpipe.lab.bench.codecs.codec_columns import Losses
+from thinpipe.lab.bench.codecs.codec_tables import mean_over_steps
 from thinpipe.lab.records.record import columns_of
 
 

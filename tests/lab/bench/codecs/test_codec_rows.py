@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from thinpipe.codecs import codec
-from thinpipe.lab.bench.codecs.measure import Figures, measure_codecs
-from thinpipe.lab.bench.codecs.settings import Settings
+from thinpipe.lab.bench.codecs.codec_options import CodecBenchOptions
+from thinpipe.lab.bench.codecs.measure import CodecColumns, measure_codecs
 from thinpipe.lab.bench.codecs.synthetic import made_cases
 from thinpipe.lab.records.record import columns_of
 
 
 def measure(specs, shapes=((2, 24, 8, 8),), contents=("relu6",), reference="none"):
-    settings = Settings(device="cpu", repeat=2, budget=0.01, reference=reference)
+    settings = CodecBenchOptions(device="cpu", repeat=2, budget=0.01, reference=reference)
     codecs = [codec(spec) for spec in specs]
     return list(measure_codecs(made_cases(shapes, contents), codecs, settings))
 
@@ -21,7 +21,7 @@ def measure(specs, shapes=((2, 24, 8, 8),), contents=("relu6",), reference="none
 def test_one_row_per_tensor_and_codec_with_every_column():
     rows = measure(["none", "sort:8"], shapes=[(2, 24, 8, 8), (6, 7)], contents=["relu6", "laplace"])
     assert len({(row["shape"], row["content"], row["codec"]) for row in rows}) == len(rows) == 8
-    names = [column.name for column in columns_of(Figures)]
+    names = [column.name for column in columns_of(CodecColumns)]
     assert all(list(row) == names for row in rows)
 
 
@@ -52,7 +52,7 @@ def test_zeros_in_the_middle_are_exact_with_zero_alone():
 
 
 @pytest.mark.parametrize(("reference", "timed"), [("none", 0), ("largest", 1), ("all", 4)])
-def test_the_literal_algorithm_runs_where_it_was_asked_for(reference, timed):
+def test_the_literal_algorithm_runs_where_it_was_requested(reference, timed):
     rows = measure(["fp16", "uniform:8"], [(3, 5), (4, 16)], ["relu6", "laplace"], reference)
     with_reference = [row for row in rows if row["reference_encode_ms"] is not None]
     assert len(with_reference) == timed

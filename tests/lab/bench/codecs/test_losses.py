@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from thinpipe.lab.bench.codecs.measure import bias, measure_losses, relative_squared_error
+from thinpipe.lab.bench.codecs.codec_columns import bias, measure_losses, relative_squared_error
 
 
 def test_relative_squared_error():

@@ -1,13 +1,13 @@
 """A record of iteration times with figures made up beforehand."""
 
-from thinpipe.lab.bench.ddp.rows import COLUMNS, KIND, Group, Sample, make_row
+from thinpipe.lab.bench.ddp.ddp_columns import COLUMNS, KIND, ReplicaGroup, ReplicaTimes, make_row
 from thinpipe.lab.records.record import Record
 
 GROUPS = [
-    Group(name="no ddp", size=1, ddp=False),
-    Group(name="1M/1G", size=1, ddp=True),
-    Group(name="1M/8G", size=8, ddp=True),
-    Group(name="2M/8G", size=16, ddp=True),
+    ReplicaGroup(name="no ddp", size=1, ddp=False),
+    ReplicaGroup(name="1M/1G", size=1, ddp=True),
+    ReplicaGroup(name="1M/8G", size=8, ddp=True),
+    ReplicaGroup(name="2M/8G", size=16, ddp=True),
 ]
 TOPOLOGY = "\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\tNV2\t X "
 
@@ -18,12 +18,13 @@ def make_record(factor=1.0, bucket_cap_mb=25.0, compress=None):
         for i, group in enumerate(GROUPS):
             samples_s = tuple((seconds + 0.001 * i + 0.0001 * k) * (factor if group.ddp else 1) for k in range(11))
             wire_bytes = 26_000_000 if compress and group.ddp else None
-            sample = Sample(samples_s=samples_s, gradient_bytes=102_228_128, wire_bytes=wire_bytes)
+            sample = ReplicaTimes(samples_s=samples_s, gradient_bytes=102_228_128, wire_bytes=wire_bytes)
             rows.append(make_row(model, group, 32, "cuda", [sample] * group.size))
     return Record(
         kind=KIND,
         config={
             "backend": "nccl",
+            "batch_size": 32,
             "link_mbit_per_s": None,
             "bucket_cap_mb": bucket_cap_mb,
             "compress": compress,

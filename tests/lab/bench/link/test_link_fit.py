@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinpipe.lab.bench.link.rows import fit_line, pays_below_mbit_per_s
+from thinpipe.lab.bench.link.link_columns import fit_line, pays_below_mbit_per_s
 
 SIZES = [1_000, 100_000, 10_000_000]
 

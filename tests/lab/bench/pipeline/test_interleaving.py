@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from thinpipe.lab.bench.models import Shapes
 from thinpipe.lab.bench.pipeline import measuring
-from thinpipe.lab.bench.pipeline.rows import Measured
-from thinpipe.lab.bench.pipeline.settings import Settings
+from thinpipe.lab.bench.pipeline.pipeline_columns import WorkerMeasurements
+from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions
 from thinpipe.launch.workers import run_workers
 
 STEPS = 3
@@ -26,7 +26,7 @@ class Noted:
 
     def measured(self):
         self.turns.append(f"{self.name} over")
-        return Measured(
+        return WorkerMeasurements(
             samples_ms=(1.0,), compute_samples_ms=(1.0,), peak_bytes=None, parameter_bytes=1, threads=1, module_ms=1.0,
             update_ms=0.0, stage_ms={0: (1.0, 1.0)}, links=(), link_steps=1, cuts=(), order="gpipe",
         )  # fmt: skip
@@ -34,14 +34,15 @@ class Noted:
 
 def note_turns(settings):
     measuring._Trainer = Noted
-    measuring.make_row = lambda settings, run, workers: {"workers": len(workers)}
-    rows = measuring.measure_runs(settings, None, lambda row: None, lambda line: None)
+    measuring.make_row = lambda options, variant, workers: {"workers": len(workers)}
+    measuring.row_line = str
+    rows = measuring.measure_variants(settings, None, lambda row: None, lambda line: None)
     return rows, Noted.turns
 
 
 def noted(**changed):
     shapes = Shapes(batch_size=4, hidden=8, layers=2)
-    settings = Settings(
+    settings = PipelineBenchOptions(
         shapes=shapes,
         model="mlp",
         workers=(1, 2, 4),

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 
 from thinpipe.comm.shaping import parse_link, shaping_of
-from thinpipe.lab.bench.pipeline.settings import Run
+from thinpipe.lab.bench.pipeline.pipeline_options import Variant
 from thinpipe.lab.bench.pipeline.worlds import make_worlds, networks_of, place
 from thinpipe.lab.netem.network import INTERFACE, missing_for_networks
 from thinpipe.launch.workers import run_workers
 from thinpipe.train.engines.world import join_world
 
 BYTES = 200_000
-RUNS = [Run(workers=workers, link=link, parallel="data") for workers in (2, 3) for link in (shaping_of(50), None)]
+RUNS = [Variant(workers=workers, link=link, parallel="data") for workers in (2, 3) for link in (shaping_of(50), None)]
 
 
 def sent_bytes():
@@ -71,13 +71,13 @@ def test_every_group_sends_through_its_own_network():
 
 
 def test_no_shaped_link_is_no_network():
-    with networks_of([Run(workers=2, parallel="data")]) as networks:
+    with networks_of([Variant(workers=2, parallel="data")]) as networks:
         assert networks is None
 
 
 @pytest.mark.skipif(missing_for_networks(parse_link("1ms")) is not None, reason="no root or no /dev/net/tun here")
 def test_a_forwarder_that_ends_is_seen():
-    runs = [Run(workers=2, link=parse_link(f"{delay}ms"), parallel="data") for delay in (1, 2)]
+    runs = [Variant(workers=2, link=parse_link(f"{delay}ms"), parallel="data") for delay in (1, 2)]
     with networks_of(runs) as networks:
         poll = select.poll()
         poll.register(networks.broken, select.POLLIN)

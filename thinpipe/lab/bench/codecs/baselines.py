@@ -65,15 +65,15 @@ class BitsAndBytes(Codec):
         return -(-count * self.bits // 8)
 
 
-_OUTSIDE = {each.name: each for each in (BitsAndBytes("nf4", 4, 64), BitsAndBytes("int8-blockwise", 8, 256))}
-OUTSIDE_NAMES = tuple(_OUTSIDE)
+_BASELINES = {each.name: each for each in (BitsAndBytes("nf4", 4, 64), BitsAndBytes("int8-blockwise", 8, 256))}
+BASELINES = tuple(_BASELINES)
 
 
 def baseline_codec(name: str) -> Codec:
     """Return the quantizer of that name; raise ValueError if bitsandbytes is not installed."""
     if find_spec("bitsandbytes") is None:
         raise ValueError(f"{name} is a quantizer of bitsandbytes, which is missing: pip install 'thinpipe[compare]'")
-    return _OUTSIDE[name]
+    return _BASELINES[name]
 
 
 def _functional() -> Any:
@@ -102,8 +102,8 @@ class OfflinePCA(Codec):
         learner.add(rows.columns(x))
         learner.fold()
         learner.start()
-        told, forth = learner.take()
-        self._bases[x.shape] = axes.Basis.read(told, rows, self.bits, forth)
+        update, forth = learner.take()
+        self._bases[x.shape] = axes.Basis.read(update, rows, self.bits, forth)
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         rows = self._rows(shape)

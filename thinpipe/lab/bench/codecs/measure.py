@@ -5,9 +5,7 @@ All times are reported with that of a plain copy of the same tensor and of the r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,136 +13,68 @@ from torch import Tensor
 from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.lab.bench.codecs.baselines import OfflinePCA
-from thinpipe.lab.bench.codecs.settings import Settings
+from thinpipe.lab.bench.codecs.codec_columns import CodecColumns, CodecTimes, measure_losses
+from thinpipe.lab.bench.codecs.codec_options import CodecBenchOptions
+from thinpipe.lab.bench.codecs.codec_tables import plot_error_against_bits, result_tables
 from thinpipe.lab.bench.codecs.synthetic import Case
-from thinpipe.lab.records.record import Row, figure, row_of
+from thinpipe.lab.bench.codecs.verify import NOTE, verify_codecs
+from thinpipe.lab.bench.outcome import Outcome, Print
+from thinpipe.lab.records.record import Record, Row, columns_of, row_of
 from thinpipe.system import meter
 
 
-@dataclass(frozen=True, kw_only=True)
-class Losses:
-    """Squared error, bias, and error of zeros."""
-
-    relative_error: float | None = figure("error", format=".1e", better="lower")
-    snr_db: float | None = figure("SNR\ndB", format=".1f", better="higher")
-    bias: float | None = figure("bias", format="+.1f")
-    zero_error: float | None = figure("zeros", format=".1e", better="lower")
-    zero_fraction: float = figure("zero\nvalues", format=".3f")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Times:
-    """Encode and decode times, with multiples of a plain copy and of the memory-bandwidth floor.
-
-    On a GPU caches are flushed before each call; the resident times are without flushing.
-    """
-
-    copy_ms: float = figure("copy\nms", format=".2f")
-    encode_ms: float = figure("encode\nms", format=".2f", better="lower")
-    encode_p95_ms: float = figure("encode\np95 ms", format=".2f", better="lower")
-    decode_ms: float = figure("decode\nms", format=".2f", better="lower")
-    decode_p95_ms: float = figure("decode\np95 ms", format=".2f", better="lower")
-    encode_gb_per_s: float = figure("encode\nGB/s", format=".2f", better="higher")
-    decode_gb_per_s: float = figure("decode\nGB/s", format=".2f", better="higher")
-    encode_copies: float = figure("encode\ncopies", format=".1f", better="lower")
-    decode_copies: float = figure("decode\ncopies", format=".1f", better="lower")
-    encode_resident_ms: float | None = figure("encode\nresident", format=".3f", better="lower")
-    decode_resident_ms: float | None = figure("decode\nresident", format=".3f", better="lower")
-    encode_launch_ms: float | None = figure("encode\nlaunch", format=".3f", better="lower")
-    first_encode_ms: float = figure("first\nms", format=".0f")
-    encode_floors: float = figure("encode\nfloors", format=".1f", better="lower")
-    decode_floors: float = figure("decode\nfloors", format=".1f", better="lower")
-    reference_encode_ms: float | None = figure("literal\nms", format=".0f")
-    encode_speedup: float | None = figure("times\nfaster", format=".0f", better="higher")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """The measurements of one codec on one tensor."""
-
-    shape: str = figure("shape", key=True)
-    content: str = figure("content", key=True)
-    codec: str = figure("codec", key=True)
-    tensor_bytes: int = figure("tensor\nbytes", format="d")
-    wire_bytes: int = figure("wire\nbytes", format="d", better="lower")
-    wire_ratio: float = figure("wire", format=".3f", better="lower")
-    bits_per_value: float = figure("bits", format=".2f", better="lower")
-    losses: Losses
-    times: Times
-    encode_extra_bytes: int | None = figure("extra\nbytes", format="d", better="lower")
-    encode_extra_ratio: float | None = figure("extra\nmemory", format=".3f", better="lower")
-
-
-def measure_losses(x: Tensor, decoded: Tensor) -> Losses:
-    """Return the losses of a decoded tensor."""
-    error = relative_squared_error(x, decoded)
-    zero = x == 0
-    return Losses(
-        relative_error=error,
-        snr_db=decibels(error),
-        bias=bias(x, decoded),
-        zero_error=zero_error(x, decoded, zero),
-        zero_fraction=zero.double().mean().item(),
+def measure(options: CodecBenchOptions, on_row: Print, on_progress: Print) -> Outcome:
+    """Measure and, if requested, verify the codecs."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)  # also the number of threads of the codecs
+    cases, device = options.cases(), options.found_device
+    rows, expected = [], len(options.codecs) * len(cases)
+    for row in measure_codecs(cases, options.codecs, options):
+        rows.append(row)
+        on_progress(f"{len(rows)} of {expected}: {row['codec']} on {row['content']} {row['shape']}")
+    checks = []
+    for check in verify_codecs(cases, device) if options.verify else ():
+        checks.append(check)
+        on_progress(f"verifying: {check.claim}")
+    record = Record(
+        kind="bench codecs",
+        config={
+            "device": str(device),
+            "repeat": options.repeat,
+            "budget_s": options.budget,
+            "reference": options.reference,
+        },
+        columns=columns_of(CodecColumns),
+        rows=tuple(rows),
+        checks=tuple(checks),
     )
+    tables, plot = result_tables(rows, device.type, options.by_bits), plot_error_against_bits(rows)
+    return Outcome(title="Codecs", record=record, tables=tables, plot=plot, note=NOTE)
 
 
-def relative_squared_error(x: Tensor, decoded: Tensor) -> float | None:
-    """Return squared error / squared norm: 0.01 is a hundredth of the energy; None for a tensor of zeros."""
-    difference, size = decoded.double() - x.double(), x.double()
-    energy = size.square().sum().item()
-    return _finite(difference.square().sum().item() / energy if energy else math.nan)
-
-
-def decibels(error: float | None) -> float | None:
-    return -10 * math.log10(error) if error else None
-
-
-def bias(x: Tensor, decoded: Tensor) -> float | None:
-    """Return the mean error in standard errors of that mean: about -2 to 2 for an unbiased codec.
-
-    None for a single value, whose deviation is undefined, and where all errors are equal and not zero.
-    """
-    difference = (decoded.double() - x.double()).reshape(-1)
-    mean = difference.mean().item()
-    if mean == 0:
-        return 0.0
-    deviation = difference.std().item() if difference.numel() > 1 else math.nan
-    return _finite(mean / deviation * math.sqrt(difference.numel()) if deviation else math.nan)
-
-
-def zero_error(x: Tensor, decoded: Tensor, zero: Tensor) -> float | None:
-    """Return the root mean square of decoded zeros over that of the tensor; None if there are no zeros."""
-    size = x.double().square().mean().sqrt().item()
-    if not zero.any() or not size:
-        return None
-    return _finite(decoded[zero].double().square().mean().sqrt().item() / size)
-
-
-def _finite(figure: float) -> float | None:
-    return figure if math.isfinite(figure) else None
-
-
-def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], settings: Settings) -> Iterator[Row]:
+def measure_codecs(cases: Sequence[Case], codecs: Sequence[Codec], options: CodecBenchOptions) -> Iterator[Row]:
     """Yield a row per tensor and codec, each as soon as it is measured."""
     largest = max(cases, key=lambda case: case.count)  # the first of several equal ones
     for case in cases:
-        x = case.load().to(settings.found_device)
-        with_reference = settings.reference == "all" or (settings.reference == "largest" and case is largest)
+        x = case.load().to(options.found_device)
+        with_reference = options.reference == "all" or (options.reference == "largest" and case is largest)
         for each in codecs:
             if isinstance(each, OfflinePCA):
                 if case.load_before is None or not each.takes(x.shape):
                     continue
-                each.learn(case.load_before().to(settings.found_device))
-            yield row_of(_measure(case, x, each, settings, with_reference))
+                each.learn(case.load_before().to(options.found_device))
+            yield row_of(_measure_codec(case, x, each, options, with_reference))
 
 
-def _measure(case: Case, x: Tensor, codec_: Codec, settings: Settings, with_reference: bool) -> Figures:
+def _measure_codec(
+    case: Case, x: Tensor, codec_: Codec, options: CodecBenchOptions, with_reference: bool
+) -> CodecColumns:
     wire = torch.empty(codec_.wire_bytes(x.shape, x.dtype), dtype=torch.uint8, device=x.device)
     decoded = torch.empty_like(x)
     tensor_bytes = x.numel() * x.element_size()
-    times = _time(x, codec_, wire, decoded, settings, with_reference)
+    times = _time(x, codec_, wire, decoded, options, with_reference)
     extra_bytes = meter.peak_extra_bytes(lambda: codec_.encode(x, out=wire), device=x.device)
-    return Figures(
+    return CodecColumns(
         shape=case.shape_text,
         content=case.content,
         codec=codec_.spec,
@@ -159,14 +89,16 @@ def _measure(case: Case, x: Tensor, codec_: Codec, settings: Settings, with_refe
     )
 
 
-def _time(x: Tensor, codec_: Codec, wire: Tensor, decoded: Tensor, settings: Settings, with_reference: bool) -> Times:
+def _time(
+    x: Tensor, codec_: Codec, wire: Tensor, decoded: Tensor, options: CodecBenchOptions, with_reference: bool
+) -> CodecTimes:
     flush = meter.flush_caches(x.device) if x.device.type == "cuda" else None
 
     def timed(call: Callable[[], object], compiles: bool = False, resident: bool = False) -> meter.Times:
         return meter.time_calls(
             call,
-            repeat=settings.repeat,
-            budget_s=settings.budget,
+            repeat=options.repeat,
+            budget_s=options.budget,
             compiles=compiles,
             device=x.device,
             between=None if resident else flush,
@@ -194,7 +126,7 @@ def _time(x: Tensor, codec_: Codec, wire: Tensor, decoded: Tensor, settings: Set
     # Reading the tensor and writing the wire, or the reverse, at the bandwidth of the copy, which reads and writes the
     # tensor.
     floor_ms = copy.median_ms * (tensor_bytes + wire.numel()) / (2 * tensor_bytes)
-    return Times(
+    return CodecTimes(
         copy_ms=copy.median_ms,
         encode_ms=encoding.median_ms,
         encode_p95_ms=encoding.p95_ms,

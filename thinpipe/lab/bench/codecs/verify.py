@@ -1,15 +1,10 @@
-"""Checks of the codecs against reference implementations and scikit-learn, and of their costs against targets.
-
-Cost targets are checked on the rows of a benchmark; a slower machine may miss them. On a CPU they are multiples of a
-copy of the tensor, which vary less between machines than milliseconds; on a GPU they are milliseconds of an H200.
-"""
+"""Checks of the codecs' promises: against the reference implementations, scikit-learn, and their nominal sizes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -19,10 +14,10 @@ from thinpipe.codecs.base import as_dtype
 from thinpipe.codecs.buckets import Buckets
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.codecs.tile import Tile
-from thinpipe.lab.bench.codecs.measure import relative_squared_error
+from thinpipe.lab.bench.codecs.codec_columns import relative_squared_error
 from thinpipe.lab.bench.codecs.synthetic import Case
 from thinpipe.lab.bench.inputs import parse_codecs
-from thinpipe.lab.records.record import Check, Row
+from thinpipe.lab.records.record import Check
 
 LEVEL_BITS = 6
 SPLITS = range(5)
@@ -37,16 +32,11 @@ GAUSS = (*(spec for spec in _RECIPES if spec.startswith("gauss:")), "gauss:3.35+
 HALF_A_STEP = 0.5 + 1e-3  # with float32 rounding of (x - low) / step, which is at most 255
 RECIPE_BITS_MORE = 0.6  # above the preset's name, which rounds down: headers, PCA basis, and a short last tile
 
-TARGETS_NOTE = "MISS: a target that depends on the machine."
 NOTE = (
-    f"FAIL: a broken promise. {TARGETS_NOTE}\n"
+    "FAIL: a broken promise.\n"
     "ulp: distance of the bucket's largest value to the next float32.\n"
     f"scikit-learn: KMeans, 10 starts, converged, on {SKLEARN_VALUES} values."
 )
-TARGET_GPU = "H200"  # the GPU that GPU_TARGETS were measured on
-SHAPE = "32x32x112x112"  # larger than the caches
-EXTRA_MEMORY_RATIO = 0.25
-EXTRA_MEMORY_BYTES = 8_000_000  # for smaller tensors the measurement error is too large
 
 
 def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
@@ -56,19 +46,9 @@ def verify_codecs(cases: Sequence[Case], device: torch.device) -> Iterator[Check
     """
     cases = [case for case in cases if bool(case.load().isfinite().all())]
     contents = {case.content: [other for other in cases if other.content == case.content] for case in cases}
-    for content, tensors in contents.items():
-        for family, algorithm in (("sort", 1), ("fast", 2)):
-            yield from _buckets_against_algorithm(family, algorithm, content, tensors, device)
-    for content, tensors in contents.items():
-        smallest = min(tensors, key=lambda case: case.count)
-        if smallest.count >= 1 << SKLEARN_BITS[-1]:  # scikit-learn needs at least one value per cluster
-            yield _kmeans_against_sklearn(content, smallest.load().reshape(-1)[:SKLEARN_VALUES].to(device))
-    for content, tensors in contents.items():
-        yield _kmeans_against_uniform_and_sort(content, tensors, device)
-    for content, tensors in contents.items():
-        yield from _tiles_against_algorithm(content, tensors, device)
-    for content, tensors in contents.items():
-        yield _gauss_against_algorithm(content, tensors, device)
+    for verify in (_buckets, _kmeans_and_sklearn, _kmeans_and_others, _tiles, _gauss):
+        for content, tensors in contents.items():
+            yield from verify(content, tensors, device)
     yield from _wire_ratios([case for case in cases if 4 * case.count >= RATIO_BYTES])
 
 
@@ -85,79 +65,81 @@ def roundings_apart(decoded: Tensor, right: Tensor, mins: Tensor, steps: Tensor,
     return ((decoded.float() - right.float()).abs() / ulp[bucket]).max().item()
 
 
-def _buckets_against_algorithm(
-    family: str, algorithm: int, content: str, cases: Sequence[Case], device: torch.device
-) -> Iterator[Check]:
-    different, roundings = _Worst(), _Worst()
-    for case in cases:
-        x = case.load().to(device)
-        for split_bits in SPLITS:
-            spec = f"{family}:{LEVEL_BITS}+{split_bits}"
-            ours, literal = codec(spec), codec(spec, kernels="reference")
-            assert isinstance(ours, Buckets)
-            wire, right_wire = ours.encode(x), literal.encode(x)
-            mins, steps = ours.mins_and_steps(wire)
-            right_mins, right_steps = ours.mins_and_steps(right_wire)
-            decoded, right = ours.decode(wire, torch.empty_like(x)), literal.decode(right_wire, torch.empty_like(x))
-            apart = roundings_apart(decoded, right, right_mins, right_steps, (1 << LEVEL_BITS) - 1)
-            where = f"{spec} on {case.shape_text}"
-            different.add(int((mins != right_mins).sum() + (steps != right_steps).sum()), where)
-            roundings.add(apart, where)
-    claim = f"{family}:{LEVEL_BITS}+0..{SPLITS[-1]}, {content}"
-    yield different.check(f"{claim}: mins, steps unlike Algorithm {algorithm}", 0)
-    yield roundings.check(f"{claim}: decoded, off Algorithm {algorithm}", ROUNDINGS, " ulp")
+def _buckets(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
+    for algorithm, family in enumerate(("sort", "fast"), 1):
+        different, roundings = _Worst(), _Worst()
+        for case in cases:
+            x = case.load().to(device)
+            for split_bits in SPLITS:
+                spec = f"{family}:{LEVEL_BITS}+{split_bits}"
+                ours, literal = codec(spec), codec(spec, kernels="reference")
+                assert isinstance(ours, Buckets)
+                wire, right_wire = ours.encode(x), literal.encode(x)
+                mins, steps = ours.mins_and_steps(wire)
+                right_mins, right_steps = ours.mins_and_steps(right_wire)
+                decoded, right = ours.decode(wire, torch.empty_like(x)), literal.decode(right_wire, torch.empty_like(x))
+                apart = roundings_apart(decoded, right, right_mins, right_steps, (1 << LEVEL_BITS) - 1)
+                where = f"{spec} on {case.shape_text}"
+                different.add(int((mins != right_mins).sum() + (steps != right_steps).sum()), where)
+                roundings.add(apart, where)
+        claim = f"{family}:{LEVEL_BITS}+0..{SPLITS[-1]}, {content}"
+        yield different.check(f"{claim}: mins, steps unlike Algorithm {algorithm}", 0)
+        yield roundings.check(f"{claim}: decoded, off Algorithm {algorithm}", ROUNDINGS, " ulp")
 
 
-def _kmeans_against_sklearn(content: str, values: Tensor) -> Check:
+def _kmeans_and_sklearn(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
     from sklearn.cluster import KMeans
 
-    worst = _Worst()
+    smallest = min(cases, key=lambda case: case.count)
+    if smallest.count < 1 << SKLEARN_BITS[-1]:  # scikit-learn needs at least one value per cluster
+        return
+    values, worst = smallest.load().reshape(-1)[:SKLEARN_VALUES].to(device), _Worst()
     points = values.double().cpu().numpy()[:, None]
     for bits in SKLEARN_BITS:
         best = KMeans(1 << bits, n_init=10, max_iter=1000, tol=1e-6, random_state=0).fit(points)
-        spec = f"kmeans:{bits}"
-        error = relative_squared_error(values, _round_trip(spec, values))
-        worst.add(_over(error, best.inertia_ / float((points**2).sum())), spec)
-    return worst.check(f"kmeans:1..4, {content}: error / scikit-learn's", SKLEARN_LIMIT)
+        error = _round_trip_error(f"kmeans:{bits}", values)
+        worst.add(_over(error, best.inertia_ / float((points**2).sum())), f"kmeans:{bits}")
+    yield worst.check(f"kmeans:1..4, {content}: error / scikit-learn's", SKLEARN_LIMIT)
 
 
-def _kmeans_against_uniform_and_sort(content: str, cases: Sequence[Case], device: torch.device) -> Check:
+def _kmeans_and_others(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
     worst = _Worst()
     for case in cases:
         x = case.load().to(device)
         for bits in range(5, 9):
-            error = relative_squared_error(x, _round_trip(f"kmeans:{bits}", x))
+            error = _round_trip_error(f"kmeans:{bits}", x)
             for rival in (f"sort:{bits}", f"uniform:{bits}"):
-                rival_error = relative_squared_error(x, _round_trip(rival, x))
-                worst.add(_over(error, rival_error), f"kmeans:{bits} and {rival} on {case.shape_text}")
-    return worst.check(f"kmeans:5..8, {content}: error / sort's or uniform's", 1)
+                worst.add(_over(error, _round_trip_error(rival, x)), f"kmeans:{bits} and {rival} on {case.shape_text}")
+    yield worst.check(f"kmeans:5..8, {content}: error / sort's or uniform's", 1)
 
 
-def _tiles_against_algorithm(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
+def _tiles(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
     """Check that bytes equal the reference implementation's and that errors are at most half a step."""
     different, steps = _Worst(), _Worst()
     for case in cases:
         x = case.load().to(device)
         for spec in TILES:
-            ours = codec(spec)
+            ours, where = codec(spec), f"{spec} on {case.shape_text}"
             assert isinstance(ours, Tile)
             wire = ours.encode(x)
-            where = f"{spec} on {case.shape_text}"
-            different.add(int((wire != codec(spec, kernels="reference").encode(x)).sum()), where)
+            different.add(_bytes_apart(spec, x), where)
             steps.add(steps_apart(ours, wire, x, ours.decode(wire, torch.empty_like(x))), where)
     claim = f"{TILES[0]}..{TILES[-1]}, {content}"
     yield different.check(f"{claim}: bytes unlike the algorithm's", 0)
     yield steps.check(f"{claim}: decoded, off", HALF_A_STEP, " steps")
 
 
-def _gauss_against_algorithm(content: str, cases: Sequence[Case], device: torch.device) -> Check:
+def _gauss(content: str, cases: Sequence[Case], device: torch.device) -> Iterator[Check]:
     different = _Worst()
     for case in cases:
-        x = case.load().to(device)
         for spec in GAUSS:
-            unlike = codec(spec).encode(x) != codec(spec, kernels="reference").encode(x)
-            different.add(int(unlike.sum()), f"{spec} on {case.shape_text}")
-    return different.check(f"{GAUSS[0]}..{GAUSS[-1]}, {content}: bytes unlike the algorithm's", 0)
+            different.add(_bytes_apart(spec, case.load().to(device)), f"{spec} on {case.shape_text}")
+    yield different.check(f"{GAUSS[0]}..{GAUSS[-1]}, {content}: bytes unlike the algorithm's", 0)
+
+
+def _bytes_apart(spec: str, x: Tensor) -> int:
+    """Return the number of bytes that differ from the reference implementation's."""
+    return int((codec(spec).encode(x) != codec(spec, kernels="reference").encode(x)).sum())
 
 
 def steps_apart(tile: Tile, wire: Tensor, x: Tensor, decoded: Tensor) -> float:
@@ -183,7 +165,7 @@ def _wire_ratios(cases: Sequence[Case]) -> Iterator[Check]:
         if cases:
             yield worst.check(f"{bits} bits, from 1 MB on: wire, off {bits / 32:g}", 1, "%")
     for recipe in RECIPES:
-        worst, both = _Worst(), parse_codecs(recipe, outside=True)
+        worst, both = _Worst(), parse_codecs(recipe, baselines=True)
         for case in cases:
             sent = sum(used.wire_bytes(case.shape, torch.float32) for used in both)
             worst.add(8 * sent / len(both) / case.count, case.shape_text)
@@ -192,9 +174,9 @@ def _wire_ratios(cases: Sequence[Case]) -> Iterator[Check]:
             yield worst.check(f"{recipe}, from 1 MB on: sent for a value, both directions", most, " bits")
 
 
-def _round_trip(spec: str, x: Tensor) -> Tensor:
+def _round_trip_error(spec: str, x: Tensor) -> float | None:
     each = codec(spec)
-    return each.decode(each.encode(x), torch.empty_like(x))
+    return relative_squared_error(x, each.decode(each.encode(x), torch.empty_like(x)))
 
 
 def _over(error: float | None, other: float | None) -> float:
@@ -210,139 +192,13 @@ def _over(error: float | None, other: float | None) -> float:
 class _Worst:
     """The maximum of several values, and where it occurred."""
 
-    figure: float | None = None
+    value: float | None = None
     where: str = ""
 
-    def add(self, figure: float, where: str) -> None:
+    def add(self, value: float, where: str) -> None:
         # NaN is the worst value and stays: no comparison with it is true.
-        if self.figure is None or math.isnan(figure) or figure > self.figure:
-            self.figure, self.where = figure, where
+        if self.value is None or math.isnan(value) or value > self.value:
+            self.value, self.where = value, where
 
     def check(self, claim: str, limit: float, unit: str = "") -> Check:
-        return Check(claim=claim, measured=self.figure, limit=limit, unit=unit, detail=self.where)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """Limits for one codec on a CPU, in copies of the tensor."""
-
-    codec: str
-    encode_copies: float  # at most
-    decode_copies: float  # at most
-    speedup: float | None = None  # over the reference implementation, at least
-    literal: str | None = None  # the codec of that reference implementation, if it is not this one
-
-
-# Tiles: two to three times the measurement on two cores (benchmarks/codec_speed), because
-# copy bandwidth differs between machines.
-TARGETS = (
-    Target(codec="tile:8", encode_copies=2, decode_copies=2.5),
-    Target(codec="tile:8+zero", encode_copies=3, decode_copies=4),
-    Target(codec="tile:4", encode_copies=2, decode_copies=3.5),
-    Target(codec="tile:4+zero", encode_copies=3, decode_copies=4),
-    Target(codec="gauss:4", encode_copies=6, decode_copies=4),
-    Target(codec="uniform:8", encode_copies=6, decode_copies=3),
-    Target(codec="sort:6+2", encode_copies=12, decode_copies=3, speedup=40),
-    Target(codec="fast:6+2", encode_copies=12, decode_copies=3, speedup=40, literal="sort:6+2"),
-    Target(codec="kmeans:4", encode_copies=15, decode_copies=4, speedup=100),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuTarget:
-    """Limits for one codec on one tensor, in milliseconds of an H200 with caches flushed before each call."""
-
-    codec: str
-    shape: str
-    encode_ms: float
-    decode_ms: float | None = None
-
-
-LARGE, SMALL = "256x32x112x112", "32x128x768"  # 411 and 12.6 MB
-GPU_TARGETS = (
-    GpuTarget(codec="tile:8", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="tile:8+zero", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="tile:4", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="tile:4+zero", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="tile:2/64", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="tile:2/64+zero", shape=LARGE, encode_ms=0.15, decode_ms=0.13),
-    GpuTarget(codec="gauss:4", shape=LARGE, encode_ms=0.35, decode_ms=0.25),
-    GpuTarget(codec="uniform:8", shape=LARGE, encode_ms=0.24, decode_ms=0.15),
-    GpuTarget(codec="sort:6+2", shape=LARGE, encode_ms=0.33, decode_ms=0.15),
-    GpuTarget(codec="fast:6+2", shape=LARGE, encode_ms=0.33, decode_ms=0.15),
-    GpuTarget(codec="sort:9+3", shape=LARGE, encode_ms=0.50, decode_ms=0.20),
-    GpuTarget(codec="sort:12+4", shape=LARGE, encode_ms=0.50, decode_ms=0.20),
-    GpuTarget(codec="kmeans:4", shape=LARGE, encode_ms=0.45, decode_ms=0.15),
-    GpuTarget(codec="topk:0.1", shape=LARGE, encode_ms=0.60, decode_ms=0.30),
-    GpuTarget(codec="tile:8", shape=SMALL, encode_ms=0.015),
-    GpuTarget(codec="tile:4", shape=SMALL, encode_ms=0.015),
-    GpuTarget(codec="tile:2/64", shape=SMALL, encode_ms=0.015),
-    GpuTarget(codec="sort:6+2", shape=SMALL, encode_ms=0.06),
-    GpuTarget(codec="kmeans:4", shape=SMALL, encode_ms=0.1),
-    GpuTarget(codec="topk:0.1", shape=SMALL, encode_ms=0.08),
-)
-
-
-def targets_for(device: torch.device, rows: Sequence[Row]) -> list[Check]:
-    """Return the targets of this device; none for GPUs other than TARGET_GPU."""
-    if device.type == "cpu":
-        return list(check_targets(rows))
-    return list(check_gpu_targets(rows)) if TARGET_GPU in torch.cuda.get_device_name(device) else []
-
-
-def check_gpu_targets(rows: Sequence[Row]) -> Iterator[Check]:
-    """Yield the targets of the codecs and shapes in these rows, each at its worst content."""
-    for target in GPU_TARGETS:
-        found = [row for row in rows if (row["codec"], row["shape"]) == (target.codec, target.shape)]
-        for name in ("encode_ms", "decode_ms"):
-            if found and getattr(target, name) is not None:
-                worst = max(found, key=itemgetter(name))
-                yield Check(
-                    claim=f"{target.codec}, {target.shape}: {name.removesuffix('_ms')}",
-                    measured=worst[name],
-                    limit=getattr(target, name),
-                    unit=" ms",
-                    detail=worst["content"],
-                    required=False,
-                )
-
-
-def check_targets(rows: Sequence[Row]) -> Iterator[Check]:
-    """Yield the targets of the codecs in these rows, each at its worst content."""
-    for target in TARGETS:
-        of_codec = [row for row in rows if row["codec"] == target.codec and row["shape"] == SHAPE]
-        if not of_codec:
-            continue
-        for name in ("encode_copies", "decode_copies"):
-            yield Check(
-                claim=f"{target.codec}, {SHAPE}: {name.replace('_', ' in ')}",
-                measured=max(row[name] for row in of_codec),
-                limit=getattr(target, name),
-                required=False,
-            )
-        literal = target.literal or target.codec
-        literal_ms = {
-            row["content"]: row["reference_encode_ms"]
-            for row in rows
-            if row["codec"] == literal and row["shape"] == SHAPE and row["reference_encode_ms"] is not None
-        }
-        speedups = [literal_ms[row["content"]] / row["encode_ms"] for row in of_codec if row["content"] in literal_ms]
-        if target.speedup and speedups:
-            yield Check(
-                claim=f"{target.codec}, {SHAPE}: times the speed of the literal {literal}",
-                measured=min(speedups),
-                limit=target.speedup,
-                bound="at least",
-                required=False,
-            )
-    large = [row for row in rows if row["tensor_bytes"] >= EXTRA_MEMORY_BYTES]
-    seen = [row for row in large if row["encode_extra_ratio"] is not None]
-    if seen:
-        worst = max(seen, key=lambda row: row["encode_extra_ratio"])
-        yield Check(
-            claim="every codec, from 8 MB on: encode, extra memory",
-            measured=worst["encode_extra_ratio"],
-            limit=EXTRA_MEMORY_RATIO,
-            detail=f"{worst['codec']}, {worst['content']}, {worst['shape']}",
-            required=False,
-        )
+        return Check(claim=claim, measured=self.value, limit=limit, unit=unit, detail=self.where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,11 +15,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from thinpipe.comm.shaping import link_facts
 from thinpipe.ddp import DDPState
 from thinpipe.lab.bench.barrier import Barrier
-from thinpipe.lab.bench.ddp.rows import COLUMNS, KIND, Group, Sample, make_groups, make_row
-from thinpipe.lab.bench.ddp.settings import DTYPES, POWERSGD_START, Settings
+from thinpipe.lab.bench.ddp.ddp_columns import COLUMNS, KIND, ReplicaGroup, ReplicaTimes, make_groups, make_row
+from thinpipe.lab.bench.ddp.ddp_options import DTYPES, POWERSGD_START, DDPBenchOptions
+from thinpipe.lab.bench.ddp.ddp_tables import plot_speed, result_tables, row_line
 from thinpipe.lab.bench.models import Shapes, Workload, build, check_model
+from thinpipe.lab.bench.outcome import Outcome, Print
+from thinpipe.lab.netem.network import thin_network
 from thinpipe.lab.records.environment import environment, gpu_topology
 from thinpipe.lab.records.record import Record, Row
+from thinpipe.launch.workers import run_workers
 from thinpipe.system.meter import time_iterations
 from thinpipe.train.engines.replica import replicate
 from thinpipe.train.engines.step import bare_step
@@ -32,25 +36,30 @@ _TORCH_HOOKS: dict[str, Callable[[dist.ProcessGroup | None], tuple[Any, Any]]] =
 }
 
 
-def measure_iterations(
-    settings: Settings, command: Sequence[str], on_start: Callable[[Record], None], on_row: Callable[[Row], None]
-) -> Record | None:
-    """Measure on this replica and return the record on the first one, None on the others. A collective.
+def measure(options: DDPBenchOptions, on_row: Print, on_progress: Print) -> Outcome | None:
+    """Measure on all replicas; return the results in the first one's process, None in others."""
+    workers, link = options.local_workers, options.emulated_link
+    with thin_network(link, workers or 1) as network:
+        record: Record | None = run_workers(measure_iterations, options, on_row, workers=workers, network=network)[0]
+    if record is None:
+        return None
+    title = "Iteration time of DistributedDataParallel"
+    return Outcome(title=title, record=record, tables=result_tables(record), plot=plot_speed(record))
 
-    The first replica calls ``on_start`` with the record before its rows are measured, and ``on_row`` with each row.
-    """
-    device = settings.found_device.type
+
+def measure_iterations(options: DDPBenchOptions, on_row: Print) -> Record | None:
+    """Measure on this replica and return the record on the first one, None on the others. A collective."""
+    device = options.found_device.type
     world = join_world(device)
     # The default backend is NCCL where each worker has its own GPU.
-    backend = settings.backend or (dist.get_backend() if device == "cuda" else "gloo")
+    backend = options.backend or (dist.get_backend() if device == "cuda" else "gloo")
     barrier = Barrier()
     machines = barrier.gather(world.machine)
     groups = make_groups(machines, backend, "G" if device == "cuda" else "C")
     first = world.is_client
     config = {
-        **{name: value for name, value in asdict(settings).items() if name != "link"},
-        **link_facts(settings.link),
-        "command": list(command),
+        **{name: value for name, value in asdict(options).items() if name not in ("link", "workers")},
+        **link_facts(options.link),
         "device": device,
         "backend": backend,
         "replicas": world.workers,
@@ -58,57 +67,56 @@ def measure_iterations(
     }
     facts = {
         **environment(),
-        "libraries": list(dict.fromkeys(map(check_model, settings.models))),
+        "libraries": list(dict.fromkeys(map(check_model, options.models))),
         "cuda": torch.version.cuda,
         "topology": gpu_topology() if first else None,
     }
-    record = Record(kind=KIND, config=config, columns=COLUMNS, rows=(), environment=facts)
-    if first:
-        on_start(record)
-    rows = []
-    for model in settings.models:
+    rows: list[Row] = []
+    for model in options.models:
         for group in groups:
-            mine = _measure(model, settings, group, world) if world.worker < group.size else None
-            told = barrier.gather(None if mine is None else asdict(mine))[: group.size]  # the other replicas wait here
+            mine = _measure_group(model, options, group, world) if world.worker < group.size else None
+            gathered = barrier.gather(None if mine is None else asdict(mine))  # the other replicas wait here
             if first:
-                samples = [Sample(**each) for each in told]
-                rows.append(make_row(model, group, settings.batch_size, device, samples))
-                on_row(rows[-1])
-    return replace(record, rows=tuple(rows)) if first else None
+                times = [ReplicaTimes(**each) for each in gathered[: group.size]]
+                rows.append(make_row(model, group, options.batch_size, device, times))
+                on_row(row_line(rows[-1]))
+    return Record(kind=KIND, config=config, columns=COLUMNS, rows=tuple(rows), environment=facts) if first else None
 
 
-def _measure(model: str, settings: Settings, group: Group, world: World) -> Sample:
-    shapes = Shapes(batch_size=settings.batch_size, image_size=settings.image_size, tokens=settings.tokens)
+def _measure_group(model: str, options: DDPBenchOptions, group: ReplicaGroup, world: World) -> ReplicaTimes:
+    shapes = Shapes(batch_size=options.batch_size, image_size=options.image_size, tokens=options.tokens)
     device = world.device
-    workload = build(model, shapes, dtype=DTYPES[settings.dtype], device=device)
-    parallel, state = _wrap(workload, settings, group, world) if group.ddp else (workload.model, None)
+    workload = build(model, shapes, dtype=DTYPES[options.dtype], device=device)
+    parallel, state = _wrap(workload, options, group, world) if group.ddp else (workload.model, None)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
 
     def iterate() -> None:
         # Not thinpipe's training step, which synchronizes with the GPU to check the loss: only torch's DDP.
         bare_step(optimizer, lambda: workload.loss(parallel(*workload.inputs)))
 
-    for _ in range(settings.warmup):
+    for _ in range(options.warmup):
         iterate()
     if group.ddp:
         dist.barrier(group.process_group, device_ids=None if device.index is None else [device.index])
-    times = time_iterations(iterate, iterations=settings.iterations, device=device)
-    return Sample(
+    times = time_iterations(iterate, iterations=options.iterations, device=device)
+    return ReplicaTimes(
         samples_s=tuple(sample / 1e3 for sample in times.samples_ms),
         gradient_bytes=sum(p.numel() * p.element_size() for p in parallel.parameters() if p.requires_grad),
         wire_bytes=None if state is None else state.wire_bytes // state.steps,
     )
 
 
-def _wrap(workload: Workload, settings: Settings, group: Group, world: World) -> tuple[nn.Module, DDPState | None]:
+def _wrap(
+    workload: Workload, options: DDPBenchOptions, group: ReplicaGroup, world: World
+) -> tuple[nn.Module, DDPState | None]:
     parallel, state = replicate(
         workload.model,
         replace(world, workers=group.size, group=group.process_group),
-        settings.compress,
-        bucket_cap_mb=settings.bucket_cap_mb,
-        static_graph=settings.static_graph,
-        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        options.compress,
+        bucket_cap_mb=options.bucket_cap_mb,
+        static_graph=options.static_graph,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
     )
-    if settings.hook is not None:
-        parallel.register_comm_hook(*_TORCH_HOOKS[settings.hook](group.process_group))
+    if options.hook is not None:
+        parallel.register_comm_hook(*_TORCH_HOOKS[options.hook](group.process_group))
     return parallel, state

@@ -90,13 +90,13 @@ class _Packets:
                 gather(None, self._between, CPU)
                 mine = {"sent": sent, "came": len(trips), "trip_ms": median(trips) * 1e3 if trips else None}
             else:
-                came: set[int] = set()
-                answering = threading.Thread(target=self._answer, args=(over, came), daemon=True)
+                arrived: set[int] = set()
+                answering = threading.Thread(target=self._answer, args=(over, arrived), daemon=True)
                 answering.start()
                 gather(None, self._between, CPU)  # worker 0 has received all echoes
                 over.set()
                 answering.join()
-                mine = {"came": len(came)}
+                mine = {"came": len(arrived)}
         client, server = gather(mine, self._between, CPU)
         if not client["came"]:
             return {}
@@ -112,15 +112,15 @@ class _Packets:
         trips: dict[int, float] = {}
         began, sent = time.monotonic(), 0
         while (at := began + sent * self._gap_s) < began + self._seconds:
-            self._hear(trips, at)
+            self._receive(trips, at)
             self._socket.sendto(_PACKET.pack(self._run, sent, time.monotonic()), tuple(self._peer))
             sent += 1
         last = time.monotonic() + _ANSWER_S + 4 * max(trips.values(), default=0.0)
         while len(trips) < sent and time.monotonic() < last:
-            self._hear(trips, last)
+            self._receive(trips, last)
         return sent, list(trips.values())
 
-    def _hear(self, trips: dict[int, float], until: float) -> None:
+    def _receive(self, trips: dict[int, float], until: float) -> None:
         """Receive echoes until the time ``until``."""
         while (left := until - time.monotonic()) > 0:
             self._socket.settimeout(left)
@@ -134,7 +134,7 @@ class _Packets:
             if run == self._run:
                 trips.setdefault(number, time.monotonic() - sent_at)
 
-    def _answer(self, over: threading.Event, came: set[int]) -> None:
+    def _answer(self, over: threading.Event, arrived: set[int]) -> None:
         self._socket.settimeout(_POLL_S)
         while not over.is_set():
             try:
@@ -142,7 +142,7 @@ class _Packets:
             except (TimeoutError, ConnectionRefusedError):
                 continue
             if len(packet) == _PACKET.size and _PACKET.unpack(packet)[0] == self._run:
-                came.add(_PACKET.unpack(packet)[1])
+                arrived.add(_PACKET.unpack(packet)[1])
                 self._socket.sendto(packet, sender)
 
 
@@ -162,11 +162,11 @@ def check_probed(link: Shaping, probed: Mapping[str, Any]) -> Iterator[Check]:
     off_ms = None if trip_ms is None else max(least_ms - trip_ms, trip_ms - most_ms, 0.0)
     yield Check(claim=f"{link.text}: round trip", measured=off_ms, limit=_TRIP_OFF_MS, unit=" ms")
     for name in ("down", "up"):
-        loss, asked, packets = probed[f"loss_{name}"], down.shape.loss, probed["packets"]
-        error = None if packets is None else max(math.sqrt(asked * (1 - asked) / packets), _NO_LOSS)
+        loss, expected, packets = probed[f"loss_{name}"], down.shape.loss, probed["packets"]
+        error = None if packets is None else max(math.sqrt(expected * (1 - expected) / packets), _NO_LOSS)
         yield Check(
             claim=f"{link.text}: loss {name}, in standard errors",
-            measured=None if error is None else abs(loss - asked) / error,
+            measured=None if error is None else abs(loss - expected) / error,
             limit=_ERRORS_OFF,
             detail=f"{loss}",
         )

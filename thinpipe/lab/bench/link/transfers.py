@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -16,15 +17,18 @@ from torch import Tensor
 from thinpipe.codecs import codec
 from thinpipe.comm.backend import CPU
 from thinpipe.comm.exchange import gather
-from thinpipe.comm.shaping import Shaping
+from thinpipe.comm.shaping import Shaping, link_text, list_facts
 from thinpipe.lab.bench.codecs.synthetic import laplace
-from thinpipe.lab.bench.link.probe import probe
-from thinpipe.lab.bench.link.rows import make_row
-from thinpipe.lab.bench.link.settings import WORKERS, Settings
+from thinpipe.lab.bench.link.link_columns import KIND, LinkColumns, make_row, with_lines
+from thinpipe.lab.bench.link.link_options import WORKERS, LinkBenchOptions
+from thinpipe.lab.bench.link.link_tables import plot_times, result_tables, row_line
+from thinpipe.lab.bench.link.probe import check_probed, probe
+from thinpipe.lab.bench.outcome import Outcome, Print
 from thinpipe.lab.netem.network import thin_network
-from thinpipe.lab.records.record import Row
+from thinpipe.lab.records.record import Record, Row, columns_of
 from thinpipe.launch.workers import run_workers
 from thinpipe.links.counters import LinkEnd
+from thinpipe.links.encoding import warm_codec
 from thinpipe.links.link import Link
 from thinpipe.links.recv import RecvLink
 from thinpipe.links.send import SendLink
@@ -37,35 +41,47 @@ _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs need matrices
 _WAIT = timedelta(hours=1)  # timeout of one message: 100 MB take 15 minutes at 1 Mbit/s
 
 
-def measure_links(settings: Settings, on_row: Callable[[Row], None]) -> Iterator[Row]:
-    """Yield the rows of all links. The first worker's process calls ``on_row`` with each as it is measured."""
-    for link in settings.links:
-        backend = settings.backend(link)
+def measure(options: LinkBenchOptions, on_row: Print, on_progress: Print) -> Outcome | None:
+    """Measure all links; return the results in the first worker's process, None in others."""
+    rows: list[Row] = []
+    for link in options.links:
+        backend = options.backend(link)
         if backend == "nccl":
             os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # timestamps at arrival, not at enqueueing
         with thin_network(link, WORKERS) as network:
-            arguments = (settings, link, backend, on_row)
-            yield from run_workers(_exchange, *arguments, workers=WORKERS, network=network, backend=backend)[0] or ()
+            arguments = (options, link, backend, on_row)
+            rows += run_workers(_exchange, *arguments, workers=WORKERS, network=network, backend=backend)[0] or ()
+    if not rows:
+        return None
+    rows, probed = with_lines(rows), {row["link"]: row for row in rows}
+    shaped = [link for link in options.links if link and options.verify]
+    config = {name: value for name, value in asdict(options).items() if name != "workers"}
+    record = Record(
+        kind=KIND,
+        config=config | {"links": list_facts(options.links), "device": str(options.found_device)},
+        columns=columns_of(LinkColumns),
+        rows=tuple(rows),
+        checks=tuple(check for link in shaped for check in check_probed(link, probed[link.text])),
+    )
+    return Outcome(title="Links", record=record, tables=result_tables(rows), plot=plot_times(rows))
 
 
-def _exchange(
-    settings: Settings, link: Shaping | None, backend: str, on_row: Callable[[Row], None]
-) -> list[Row] | None:
+def _exchange(options: LinkBenchOptions, link: Shaping | None, backend: str, on_row: Print) -> list[Row] | None:
     """Measure one link on both workers; return the rows on the first, None on the other. A collective."""
-    world = join_world(settings.found_device.type, threads=max(1, (os.cpu_count() or 1) // WORKERS))
+    world = join_world(options.found_device.type, threads=max(1, (os.cpu_count() or 1) // WORKERS))
     worker, device = world.worker, world.device
     between = dist.new_group(backend="gloo", timeout=_WAIT)  # for synchronization, whatever backend messages use
     # NCCL may bypass the network.
-    probed = probe(link, settings.probe_s if backend == "gloo" else 0.0, between)
-    rows = []
-    for spec in settings.codecs:
+    probed = probe(link, options.probe_s if backend == "gloo" else 0.0, between)
+    links, rows = list(map(link_text, options.links)), []
+    for spec in options.codecs:
         for both_ways in (False, True):
-            for size in settings.sizes:
+            for size in options.sizes:
                 ends = _Ends(spec, size, both_ways, device, between)
-                measured = ends.measure(settings)
+                measured = ends.measure(options)
                 for ways, chosen in _directions(link, both_ways, measured) if worker == 0 else ():
                     rows.append(make_row(link, backend, spec, ways, ends.tensor_bytes, chosen, probed))
-                    on_row(rows[-1])
+                    on_row(row_line(rows[-1], links, options.codecs))
     return rows if worker == 0 else None
 
 
@@ -97,24 +113,23 @@ class _Ends:
             if both_ways and isinstance(end, RecvLink):
                 end.trace = True  # a worker that is still encoding does not notice the arrival of a message
             self._links.append(end)
-        warm = codec(spec)  # the first call compiles kernels
-        warm.decode(warm.encode(self._tensor), torch.empty_like(self._tensor))
+        warm_codec(codec(spec), self._tensor.shape, self._tensor.dtype, device)
 
-    def measure(self, settings: Settings) -> list[LinkEnd]:
+    def measure(self, options: LinkBenchOptions) -> list[LinkEnd]:
         """Return the counters and timestamps of both workers for the timed messages. A collective."""
         dist.barrier(self._between)  # the other worker may still compile its codec
         began = time.perf_counter()
-        self._send_and_receive(0, settings.sender_delay_s)
+        self._send_and_receive(0, options.sender_delay_s)
         took_s = time.perf_counter() - began
         # The first message is a warm-up and not counted, unless it alone exceeds the budget.
-        repeat = max(1, min(settings.repeat, math.floor(settings.budget_s / took_s)))
+        repeat = max(1, min(options.repeat, math.floor(options.budget_s / took_s)))
         repeat = min(gather(repeat, self._between, CPU))
-        outlasts = max(gather(took_s, self._between, CPU)) > settings.budget_s
+        outlasts = max(gather(took_s, self._between, CPU)) > options.budget_s
         if not outlasts:
             for link in self._links:
                 link.reset_counters()
             for step in range(1, repeat + 1):
-                self._send_and_receive(step, settings.sender_delay_s)
+                self._send_and_receive(step, options.sender_delay_s)
         return gather_links(self._links, self._between, CPU)
 
     def _send_and_receive(self, step: int, sender_delay_s: float) -> None:

@@ -14,7 +14,7 @@ import gc
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,12 +24,15 @@ from torch.distributed import pipelining
 
 from thinpipe.codecs.recipes import directions
 from thinpipe.comm.membership import member
+from thinpipe.comm.shaping import list_facts
 from thinpipe.lab.bench.barrier import Barrier
 from thinpipe.lab.bench.models import build_cuttable, build_named
-from thinpipe.lab.bench.pipeline.rows import Measured, make_row
-from thinpipe.lab.bench.pipeline.settings import Run, Settings
+from thinpipe.lab.bench.outcome import Outcome, Print
+from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, KIND, WorkerMeasurements, compare, make_row
+from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant
+from thinpipe.lab.bench.pipeline.pipeline_tables import plot_speed, result_tables, row_line
 from thinpipe.lab.bench.pipeline.worlds import Networks, make_worlds, networks_of, place
-from thinpipe.lab.records.record import Row
+from thinpipe.lab.records.record import Record, Row
 from thinpipe.launch.workers import run_workers
 from thinpipe.links.counters import DeviceClock
 from thinpipe.links.slot import Slot
@@ -50,57 +53,63 @@ from thinpipe.train.tasks.task import Batch
 _STEPS_PER_TURN = 2  # the last one is timed
 _REPORT_S = 10.0  # interval between progress lines
 
-Report = Callable[[str], None]
 
-
-def measure_all(settings: Settings, on_row: Callable[[Row], None], report: Report) -> Iterator[Row]:
-    """Yield all rows. ``on_row`` is called with each, ``report`` with progress, in the process of the first worker."""
-    runs = settings.runs()
-    with networks_of(runs) as networks:
+def measure(options: PipelineBenchOptions, on_row: Print, on_progress: Print) -> Outcome | None:
+    """Measure all rows; return the results in the first worker's process, None in others."""
+    variants = options.variants()
+    with networks_of(variants) as networks:
         # gloo even where each worker has a GPU: messages must cross the link, not the memory of the machine.
-        arguments = (settings, networks, on_row, report)
-        workers = max(run.workers for run in runs)
-        yield from run_workers(measure_runs, *arguments, workers=workers, network=networks, backend="gloo")[0] or ()
+        arguments = (options, networks, on_row, on_progress)
+        workers = max(variant.workers for variant in variants)
+        rows = run_workers(measure_variants, *arguments, workers=workers, network=networks, backend="gloo")[0]
+    if not rows:
+        return None
+    rows = compare(rows)
+    config = {**asdict(options), "links": list_facts(options.links), "device": str(options.found_device)}
+    record = Record(kind=KIND, config=config, columns=COLUMNS, rows=tuple(rows))
+    plot = plot_speed(rows, options.name)
+    return Outcome(title=f"Pipelines: {options.name}", record=record, tables=result_tables(rows), plot=plot)
 
 
-def measure_runs(
-    settings: Settings, networks: Networks | None, on_row: Callable[[Row], None], report: Report
+def measure_variants(
+    options: PipelineBenchOptions, networks: Networks | None, on_row: Print, on_progress: Print
 ) -> list[Row] | None:
     """Measure on this worker and return the rows on the first one, None on the others. A collective."""
-    world, runs = join_world(settings.found_device.type, threads=settings.threads), settings.runs()
-    worlds, barrier = make_worlds(world, runs, networks), Barrier()
+    world, variants = join_world(options.found_device.type, threads=options.threads), options.variants()
+    worlds, barrier = make_worlds(world, variants, networks), Barrier()
     # A user's model may be too large for one worker: the engine estimates its costs by counting operations.
-    is_measured = settings.source is None and any(run.parallel == "pipeline" for run in runs)
-    costs = _measure_costs(settings, world) if is_measured else None
-    progress = _Progress(report if world.is_client else lambda line: None)
-    count, rows = settings.interleave or len(runs), []
-    for start in range(0, len(runs), count):
-        together = runs[start : start + count]
+    is_measured = options.source is None and any(variant.parallel == "pipeline" for variant in variants)
+    costs = _measure_costs(options, world) if is_measured else None
+    progress = _Progress(on_progress if world.is_client else lambda line: None)
+    count, rows = options.interleave or len(variants), []
+    for start in range(0, len(variants), count):
+        together = variants[start : start + count]
         gc.collect()  # stages and schedules are reference cycles: those of the previous rows would stay in memory
         trainers: list[_Trainer | None] = []
-        for number, run in enumerate(together, start + 1):
+        for number, variant in enumerate(together, start + 1):
             barrier.wait()  # workers without a part in this row wait here, however long it takes
-            mine = world.worker < run.workers
-            trainers.append(_Trainer(run, settings, worlds[place(run)], costs) if mine else None)
-            progress.note(f"{number} of {len(runs)} rows have taken their first steps")
-        for step in range(settings.steps):
+            mine = world.worker < variant.workers
+            trainers.append(_Trainer(variant, options, worlds[place(variant)], costs) if mine else None)
+            progress.note(f"{number} of {len(variants)} rows have taken their first steps")
+        for step in range(options.steps):
             for index in random.Random(step).sample(range(len(together)), len(together)):
                 barrier.wait()
                 if (trainer := trainers[index]) is not None:
                     trainer.turn()
-            progress.note(f"timed step {step + 1} of {settings.steps} of rows {start + 1} to {start + len(together)}")
-        for run, trainer in zip(together, trainers, strict=True):
-            told = barrier.gather(None if trainer is None else trainer.measured().to_json())[: run.workers]
+            progress.note(f"timed step {step + 1} of {options.steps} of rows {start + 1} to {start + len(together)}")
+        for variant, trainer in zip(together, trainers, strict=True):
+            gathered = barrier.gather(None if trainer is None else trainer.measured().to_json())
             if world.is_client:
-                rows.append(make_row(settings, run, [Measured.from_json(each) for each in told]))
-                on_row(rows[-1])
+                workers = [WorkerMeasurements.from_json(each) for each in gathered[: variant.workers]]
+                rows.append(make_row(options, variant, workers))
+                on_row(row_line(rows[-1]))
     return rows if world.is_client else None
 
 
 class _Progress:
     """Reports progress, at most once in _REPORT_S."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Print) -> None:
         self._report, self._reported_at = report, time.monotonic()
 
     def note(self, line: str) -> None:
@@ -109,10 +118,10 @@ class _Progress:
             self._reported_at = time.monotonic()
 
 
-def _measure_costs(settings: Settings, world: World) -> list[UnitCost]:
+def _measure_costs(options: PipelineBenchOptions, world: World) -> list[UnitCost]:
     """Measure the costs of the model's units on the first worker and return them on all: all rows use the same cuts."""
-    model, batch = build_cuttable(settings.model, settings.shapes)
-    chunk = [part.chunk(max(settings.chunks))[0] for part in batch.inputs]
+    model, batch = build_cuttable(options.model, options.shapes)
+    chunk = [part.chunk(max(options.chunks))[0] for part in batch.inputs]
     costs = measure_units(units_of(model), *chunk) if world.is_client else []
     return [UnitCost(**cost) for cost in world.gather([asdict(cost) for cost in costs])[0]]
 
@@ -120,22 +129,24 @@ def _measure_costs(settings: Settings, world: World) -> list[UnitCost]:
 class _Trainer:
     """One row on this worker: its model after the first steps, and the measurements of its turns."""
 
-    def __init__(self, run: Run, settings: Settings, world: World, costs: Sequence[UnitCost] | None) -> None:
-        self._run, self._threads, self._world = run, _threads(run, settings), world
+    def __init__(
+        self, variant: Variant, options: PipelineBenchOptions, world: World, costs: Sequence[UnitCost] | None
+    ) -> None:
+        self._variant, self._threads, self._world = variant, _threads(variant, options), world
         torch.set_num_threads(self._threads)
-        _warm_codecs(run, world.device)
-        model, batch = _build(run, settings, world)
+        _warm_codecs(variant, world.device)
+        model, batch = _build(variant, options, world)
         self._step_number = 0
 
         def first_steps() -> None:
-            self._engine = _make_engine(run, settings, world, costs, model, batch)
+            self._engine = _make_engine(variant, options, world, costs, model, batch)
             replica, replicas = self._engine.shares
             mine = [part.chunk(replicas)[replica].to(world.device) for part in (*batch.inputs, batch.labels)]
             self._batch = Batch(inputs=tuple(mine[:-1]), labels=mine[-1])
             self._optimizer = torch.optim.SGD(self._engine.parameters(), lr=1e-3)
             self._engine.warm_up()
             settled_after = max((each.settled_after for each in self._engine.link_plans()), default=0)
-            for left in reversed(range(max(settings.warmup, settled_after))):
+            for left in reversed(range(max(options.warmup, settled_after))):
                 self._step(another=left > 0)
 
         self._peak_bytes = peak_extra_bytes(first_steps, device=world.device)
@@ -166,11 +177,11 @@ class _Trainer:
             self._stage_ms.setdefault(stage, []).append(each)
         self._module_ms.append(sum(sum(each) for _, each in taken) if taken else self._alone_ms())
 
-    def measured(self) -> Measured:
+    def measured(self) -> WorkerMeasurements:
         """Return the measurements of all turns. A collective of the workers of this row."""
-        chunks, engine = self._run.chunks or 1, self._engine
+        chunks, engine = self._variant.chunks or 1, self._engine
         stage_ms = {stage: np.median(each, axis=0) / chunks for stage, each in self._stage_ms.items()}
-        return Measured(
+        return WorkerMeasurements(
             samples_ms=tuple(self._samples_ms),
             compute_samples_ms=tuple(map(sum, zip(self._module_ms, self._update_ms, strict=True))),
             peak_bytes=self._peak_bytes,
@@ -205,57 +216,57 @@ def _difference(after: tuple[float, float], before: tuple[float, float]) -> tupl
     return after[0] - before[0], after[1] - before[1]
 
 
-def _threads(run: Run, settings: Settings) -> int:
+def _threads(variant: Variant, options: PipelineBenchOptions) -> int:
     """Return the threads of each worker of a row: as configured, or its share of the cores of this machine."""
     me = member()
     assert me is not None
-    if settings.threads is not None or "OMP_NUM_THREADS" in os.environ or me.local_size < me.size:
+    if options.threads is not None or "OMP_NUM_THREADS" in os.environ or me.local_size < me.size:
         return torch.get_num_threads()  # as set by ``join_world`` and ``joined``
-    return max(1, (os.cpu_count() or 1) // run.workers)
+    return max(1, (os.cpu_count() or 1) // variant.workers)
 
 
-def _build(run: Run, settings: Settings, world: World) -> tuple[torch.nn.Module | Units, Batch]:
+def _build(variant: Variant, options: PipelineBenchOptions, world: World) -> tuple[torch.nn.Module | Units, Batch]:
     """Return the model, without weights if it is a user's own, and the batch of all workers."""
-    if settings.source is None:
-        return build_cuttable(settings.model, settings.shapes)
-    model, batch, fill = build_named(settings.source, settings.shapes)
-    parts = run.chunks or (world.workers if run.parallel == "data" else 1)
+    if options.source is None:
+        return build_cuttable(options.model, options.shapes)
+    model, batch, fill = build_named(options.source, options.shapes)
+    parts = variant.chunks or (world.workers if variant.parallel == "data" else 1)
     return cut_model(model, meta_of([part.chunk(parts)[0] for part in batch.inputs]), fill), batch
 
 
 def _make_engine(
-    run: Run,
-    settings: Settings,
+    variant: Variant,
+    options: PipelineBenchOptions,
     world: World,
     costs: Sequence[UnitCost] | None,
     model: torch.nn.Module | Units,
     batch: Batch,
 ) -> Engine:
     """Return this worker's part of a run, on its device."""
-    if run.parallel != "pipeline":
+    if variant.parallel != "pipeline":
         return ReplicaEngine(model, world)
-    assert run.layout is not None
-    assert run.schedule is not None
-    assert run.chunks is not None
-    assert run.compress is not None
+    assert variant.layout is not None
+    assert variant.schedule is not None
+    assert variant.chunks is not None
+    assert variant.compress is not None
     cutting = Cutting(
-        layout=run.layout,
-        order=run.schedule,
-        chunks=run.chunks,
-        client_layers=settings.client_layers if run.layout == "client-server" else None,
+        layout=variant.layout,
+        order=variant.schedule,
+        chunks=variant.chunks,
+        client_layers=options.client_layers if variant.layout == "client-server" else None,
         costs=costs,
     )
-    forward, backward = directions(run.compress)
-    links = Links(forward=at_once(forward), backward=backward, shaping=run.link)
-    chunk = meta_of([part.chunk(run.chunks)[0] for part in batch.inputs])
-    kind = PipelineEngine if run.stage is None else TorchStageEngine
+    forward, backward = directions(variant.compress)
+    links = Links(forward=at_once(forward), backward=backward, shaping=variant.link)
+    chunk = meta_of([part.chunk(variant.chunks)[0] for part in batch.inputs])
+    kind = PipelineEngine if variant.stage is None else TorchStageEngine
     return kind(model, chunk, cutting, links, world)
 
 
-def _warm_codecs(run: Run, device: torch.device) -> None:
+def _warm_codecs(variant: Variant, device: torch.device) -> None:
     """Compile the kernels of codecs, so that the memory of compilation is not counted as that of a step."""
-    for spec in () if run.compress is None else set(directions(run.compress)):
-        encoding(spec).warm_up(Slot(torch.Size((64, 1024)), torch.float32), run.chunks or 1, device)
+    for spec in () if variant.compress is None else set(directions(variant.compress)):
+        encoding(spec).warm_up(Slot(torch.Size((64, 1024)), torch.float32), variant.chunks or 1, device)
 
 
 class _Timed(pipelining.PipelineStage):

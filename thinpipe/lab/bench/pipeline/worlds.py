@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from thinpipe.comm.shaping import Shaping
-from thinpipe.lab.bench.pipeline.settings import Run
+from thinpipe.lab.bench.pipeline.pipeline_options import Variant
 from thinpipe.lab.netem.network import Network, thin_network
 from thinpipe.train.engines.world import World
 
@@ -36,17 +36,17 @@ class Networks:
         """Do nothing: the default group is on loopback."""
 
 
-def place(run: Run) -> Place:
-    return run.workers, run.link
+def place(variant: Variant) -> Place:
+    return variant.workers, variant.link
 
 
 @contextmanager
-def networks_of(runs: Sequence[Run]) -> Iterator[Networks | None]:
+def networks_of(variants: Sequence[Variant]) -> Iterator[Networks | None]:
     """Create a network for each number of workers and shaped link; None if no link is shaped."""
     with ExitStack() as stack:
         found = {
             each: network
-            for each in dict.fromkeys(map(place, runs))
+            for each in dict.fromkeys(map(place, variants))
             if (network := stack.enter_context(thin_network(each[1], each[0]))) is not None
         }
         broken = None
@@ -59,10 +59,10 @@ def networks_of(runs: Sequence[Run]) -> Iterator[Networks | None]:
         yield Networks(found, broken) if found else None
 
 
-def make_worlds(world: World, runs: Sequence[Run], networks: Networks | None) -> dict[Place, World]:
+def make_worlds(world: World, variants: Sequence[Variant], networks: Networks | None) -> dict[Place, World]:
     """Open the process groups of all rows on this worker. A collective of all workers."""
     found = {}
-    for each in dict.fromkeys(map(place, runs)):
+    for each in dict.fromkeys(map(place, variants)):
         workers, link = each
         if link is None and workers == world.workers:
             found[each] = world

@@ -1,4 +1,4 @@
-"""Views of the link benchmark: a line per row, tables, and a plot of time against size."""
+"""Tables of the link benchmark, the line of a row, and a plot of time against size."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from thinpipe.lab.bench.link.link_columns import LINE, LinkColumns
 from thinpipe.lab.bench.link.probe import Probed
-from thinpipe.lab.bench.link.rows import LINE, Figures
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row, columns_of
 from thinpipe.lab.records.report import Table
 from thinpipe.system.sizes import size_text
 
-_BY_NAME = {column.name: column for column in columns_of(Figures)}
+_BY_NAME = {column.name: column for column in columns_of(LinkColumns)}
 _SIZE = Column(name="size", heading="tensor", key=True)
 _TRANSFER = (
     *("messages", "wire_bytes", "p50_ms", "p95_ms", "gb_per_s", "recv_ms", "recv_gb_per_s", "late_ms"),
@@ -33,9 +33,9 @@ _RATES = {
 _MBIT_PER_GB = 8e3
 
 TRANSFER_NOTE = (
-    "p50, p95: from when the sender hands a message over until it is there. recv time: from when the receiver\n"
-    "wants it, so a late sender counts. line: latency + bytes / bandwidth through all sizes. chunks that hide\n"
-    "delay: number of messages under way that keep the link busy for a round trip."
+    "p50, p95: from the call of send until the message has arrived. recv time: from the call of recv, so a late\n"
+    "sender counts. line: latency + bytes / bandwidth, fitted to all sizes. chunks that hide delay: number of\n"
+    "messages in flight that keep the link busy for a round trip."
 )
 LINK_NOTE = (
     "down: from worker 1 to worker 0, the client; up: from it. loss: of small packets. rates: of one TCP connection."

@@ -1,4 +1,4 @@
-"""Settings of the data-parallel benchmark, checked before any replica starts."""
+"""Options of the data-parallel benchmark, checked before any replica starts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Literal
 import torch
 
 from thinpipe.codecs.spec import codec
+from thinpipe.comm.membership import member
 from thinpipe.comm.shaping import Shaping, parse_link
 from thinpipe.lab.bench.inputs import COUNT, HOW, WHAT, find_device, shared
 from thinpipe.lab.bench.models import MODELS, Shapes, check_model, least_bytes
+from thinpipe.lab.netem.network import check_links
 from thinpipe.options import OptionError, above, between, check, option
 from thinpipe.system.sizes import check_fits
 
@@ -25,9 +27,15 @@ def _models(names: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class DDPBenchOptions:
     """The models, links and timing options of the benchmark; the same on all replicas."""
 
+    workers: int | None = shared(
+        "workers",
+        "Replicas to start on this machine; with {rank}, replicas on all machines. Leave out under torchrun.",
+        shown="one per GPU; 2 on CPU",
+        default=None,
+    )
     models: tuple[str, ...] = option(
         f"{', '.join(MODELS)}, or your own as package.module:function: given the batch size, it returns a model, a "
         "tuple of inputs, and a function from output to loss. Repeat for several.",
@@ -38,39 +46,47 @@ class Settings:
         parse=_models,
         default=("resnet50",),
     )
-    batch_size: int = shared("batch_size", "Of each replica.", default=32)
+    batch_size: int = shared("batch_size", "Samples per batch of each replica.", default=32)
     image_size: int = option(
-        "Width and height of images.", panel=WHAT, metavar="PIXELS", rule=between(32, 1_000_000), default=224
+        "Width and height of images, in pixels.", panel=WHAT, metavar="PIXELS", rule=between(32, 1_000_000), default=224
     )
-    tokens: int = option("Length of texts.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=128)
-    dtype: Literal["float32", "bfloat16", "float16"] = option("Of weights and data.", panel=WHAT, default="float32")
-    device: str = shared("device", "Where replicas compute.")
+    tokens: int = option("Tokens per text.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=128)
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "Dtype of weights and data.", panel=WHAT, default="float32"
+    )
+    device: str = shared("device", "Device of the replicas.")
     backend: Literal["gloo", "nccl"] | None = option(
-        "What joins them.", panel=HOW, shown="nccl if each has its own GPU, else gloo", default=None
+        "Backend of torch.distributed.", panel=HOW, shown="nccl if each has its own GPU, else gloo", default=None
     )
     link: Shaping | None = shared(  # also describes a real link between machines, for the record
         "link",
-        "Replicas here with such links, as in 100mbit or 100mbit/20mbit,40ms,0.1%; needs root. Under torchrun: what "
-        "the link is, for the record.",
+        "Emulate links between local replicas, as in 100mbit or 100mbit/20mbit,40ms,0.1%; needs root. "
+        "Between machines: the link that there is, for the record.",
         metavar="LINK",
         parse=parse_link,
         shown="as it is",
         default=None,
     )
     bucket_cap_mb: float = option(
-        "Gradients that travel together.", panel=HOW, metavar="MIB", rule=above(0, MOST_BUCKET_MB), default=25.0
+        "Size of the gradient buckets, in MiB.", panel=HOW, metavar="MIB", rule=above(0, MOST_BUCKET_MB), default=25.0
     )
-    static_graph: bool = option("Promise that every iteration is alike.", panel=HOW, default=False)
-    gradient_as_bucket_view: bool = option("Gradients live in the buckets.", panel=HOW, default=False)
+    static_graph: bool = option(
+        "Set static_graph of DistributedDataParallel: every iteration has the same graph.", panel=HOW, default=False
+    )
+    gradient_as_bucket_view: bool = option(
+        "Set gradient_as_bucket_view of DistributedDataParallel: gradients are views of buckets.",
+        panel=HOW,
+        default=False,
+    )
     compress: str | None = shared(
         "compress",
-        "Gradients through thinpipe's hook with this codec and error feedback, as in uniform:8 or power:4.",
+        "Compress gradients with this codec and error feedback, in thinpipe's hook: uniform:8, power:4, ...",
         metavar="SPEC",
         shown="no hook",
         default=None,
     )
     hook: Literal["fp16", "bf16", "powersgd"] | None = option(
-        "Through a hook of torch's instead.", panel=WHAT, shown="no hook", default=None
+        "Compress gradients with a hook of torch instead.", panel=WHAT, shown="no hook", default=None
     )
     warmup: int = shared("skip_steps", rule=COUNT, default=5)
     iterations: int = shared("steps", default=20)
@@ -101,6 +117,28 @@ class Settings:
             raise OptionError(
                 "{hook} bf16 adds in bfloat16, which torch leaves to nccl; {compress} bf16 runs everywhere"
             )
+
+        me = member()
+        if me is not None and self.workers not in (None, me.size):
+            raise OptionError(f"torchrun has started {me.size} replicas: leave out {{workers}} {self.workers}")
+        check_links([self.emulated_link], max(self.local_workers or 2, 2))
+
+    @property
+    def joined_workers(self) -> int | None:
+        """The number of workers with --rank and --master."""
+        return self.workers
+
+    @property
+    def local_workers(self) -> int | None:
+        """The number of replicas to start; None if torchrun or the user has started them."""
+        if member() is not None:
+            return None
+        return self.workers or (torch.cuda.device_count() if self.found_device.type == "cuda" else 2)
+
+    @property
+    def emulated_link(self) -> Shaping | None:
+        """The link to emulate; None between machines, which have their own."""
+        return None if member() is not None else self.link
 
     @property
     def found_device(self) -> torch.device:

@@ -64,7 +64,7 @@ LINE = ("link", "codec", "ways")  # rows that differ only in size are fitted by 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class LinkColumns:
     """Messages of one size over one link; ``with_lines`` adds the columns that follow from all sizes."""
 
     link: str = figure("link", key=True)
@@ -116,7 +116,7 @@ def make_row(
     decode_ms = sum(end.counters.decode_ms for end in receives) / messages
     codec_ms = encode_ms + decode_ms
     return row_of(
-        Figures(
+        LinkColumns(
             link=link_text(link),
             codec=spec,
             ways=ways,

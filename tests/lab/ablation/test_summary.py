@@ -1,4 +1,4 @@
-"""Seeds become rows: mean, spread, worst; failures are told and never averaged away."""
+"""Seeds become rows: mean, spread, worst; failures are shown and never averaged away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.lab.ablation.helpers import FAKE_TRAIN, make_plan
 from tests.plots import shown
 from thinpipe.lab.ablation.results import Store, method_row, methods, rows_of, to_record
 from thinpipe.lab.ablation.runner import carry_out
-from thinpipe.lab.ablation.views import _line, plot_metric_against_bits, result_tables
+from thinpipe.lab.ablation.summary import _line, plot_metric_against_bits, result_tables
 from thinpipe.lab.records.diff import compare
 from thinpipe.lab.records.report import plain_text
 
@@ -38,6 +38,26 @@ def test_a_row_has_mean_spread_and_worst_of_the_seeds(tmp_path: Path, store: Sto
     assert rows[0]["wire_mb_per_step"] == pytest.approx(3.2)
     assert [(row["seeds_done"], row["seeds_failed"], row["seeds"]) for row in rows] == [(3, 0, 3), (0, 3, 3), (2, 0, 3)]
     assert rows[2]["accuracy_mean"] == pytest.approx(0.905)
+
+
+def test_encode_and_decode_times_are_costs_and_earlier_results_lack_them(tmp_path: Path, store: Store) -> None:
+    (method, *_) = methods(_runs(tmp_path), store)
+    row = method_row(method)
+    assert (row["encode_ms_per_step"], row["decode_ms_per_step"]) == (pytest.approx(3.0), pytest.approx(2.0))
+    text = plain_text(result_tables([method])[0])
+    assert text.splitlines()[3].split()[-2:] == ["3.00", "2.00"]
+    times = ("encode_ms_per_step", "decode_ms_per_step")
+    earlier = tuple(
+        replace(each, figures={name: value for name, value in (each.figures or {}).items() if name not in times})
+        for each in method.results
+    )
+    older = replace(method, results=earlier)
+    assert method_row(older)["encode_ms_per_step"] is None
+    assert "encode\n" not in plain_text(result_tables([older])[0])
+    added = compare(to_record([older], {}), to_record([method], {}))
+    assert [pair.change(column) for pair in added.pairs for column in added.columns if column.name in times] == [
+        None
+    ] * 2
 
 
 def test_of_a_metric_that_should_be_low_the_worst_seed_is_the_highest(tmp_path: Path, store: Store) -> None:
@@ -73,7 +93,7 @@ def test_tables_tell_what_failed_and_what_is_not_in(tmp_path: Path, store: Store
     assert "+0.0000 ± 0.0000" in text
     assert "0 of 3, 3 failed" in text
     assert "2 of 3" in text
-    assert "not in yet: 1." in text
+    assert "without a result: 1." in text
     assert plain_text(failed).count("the loss is not finite at step 7") == 3
 
 

@@ -1,10 +1,9 @@
-"""Settings of the codec benchmark, checked before the run."""
+"""Options of the codec benchmark, checked before the run."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,7 +12,7 @@ import torch
 
 from thinpipe.codecs import FAMILIES, Codec
 from thinpipe.codecs.recipes import RECIPES
-from thinpipe.lab.bench.codecs.baselines import OUTSIDE_NAMES
+from thinpipe.lab.bench.codecs.baselines import BASELINES
 from thinpipe.lab.bench.codecs.synthetic import (
     CONTENTS,
     DEFAULT_CONTENTS,
@@ -35,20 +34,20 @@ DEFAULT_CODECS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CodecBenchOptions:
     """The codecs, tensors and timing options of the codec benchmark."""
 
     compress: str = shared(
         "compress",
-        f"Codecs by their specs, separated by commas; a recipe, {', '.join(RECIPES)}, is its two. The families: "
-        f"{', '.join(FAMILIES)}; axes, learned from the tensor of the step before. To compare with: "
-        f"{', '.join(OUTSIDE_NAMES)} of bitsandbytes, if installed.",
-        shown="the recipes, and several of each family",
+        f"Codecs by their specs, separated by commas; a preset, {', '.join(RECIPES)}, is its two. Families: "
+        f"{', '.join(FAMILIES)}; axes, learned from the tensor of the step before. Baselines: "
+        f"{', '.join(BASELINES)} of bitsandbytes, if installed.",
+        shown="the presets, and several of each family",
         default=DEFAULT_CODECS,
         was="codecs",
     )
     shape: tuple[str, ...] = option(
-        "Shape of the tensors; repeat for several.",
+        "Shape of the tensors; repeatable.",
         panel=WHAT,
         metavar="N,...",
         kind=list[str],
@@ -57,8 +56,8 @@ class Settings:
         default=(),
     )
     content: tuple[str, ...] = option(
-        "What they hold; repeat for several. relu6: an activation, half zeros. outliers: normal, six channels 20 "
-        "times larger. laplace: a gradient. heavy: the same with longer tails. masked: a gradient, half zeros.",
+        "Values of the tensors; repeatable. relu6: an activation, half zeros. outliers: normal, six channels 20 times "
+        "larger. laplace: a gradient. heavy: a gradient with longer tails. masked: a gradient, half zeros.",
         panel=WHAT,
         metavar="NAME",
         kind=list[str],
@@ -67,27 +66,27 @@ class Settings:
         default=(),
     )
     from_: Path | None = option(
-        "Compress the float tensors of this .safetensors file instead. Of captured ones, such as "
-        "forward/0-1/0/step000003/chunk0, tables show the mean of each link.",
+        "Compress the float tensors of this .safetensors file instead. For captured tensors, such as "
+        "forward/0-1/0/step000003/chunk0, tables show the mean per link.",
         panel=WHAT,
         metavar="FILE",
         default=None,
     )
     verify: bool = option(
-        "Hold the codecs against the literal algorithms and scikit-learn too; adds minutes. Exit code 1 if a promise "
-        "is broken.",
+        "Also compare the codecs with the reference implementations and scikit-learn; adds minutes. Exit code 1 if a "
+        "promise is broken.",
         panel=WHAT,
         default=False,
     )
     reference: Literal["largest", "all", "none"] = option(
-        "On which tensors to time the literal algorithms, seconds each.", panel=HOW, default="largest"
+        "Tensors on which to time the reference implementations, seconds each.", panel=HOW, default="largest"
     )
     device: str = shared("device")
     threads: int | None = shared("threads", "CPU threads.", shown="all cores")
-    repeat: int = shared("repeat", "Runs of a call, at most.", default=20)
-    budget: float = shared("budget", "Time for the runs of a call, about.", default=0.2)
+    repeat: int = shared("repeat", "Largest number of timed calls.", default=20)
+    budget: float = shared("budget", "Time per codec and tensor for the timed calls, approximate.", default=0.2)
     by_bits: bool = option(
-        "Order tables by the bits per value on the wire: what sends the same stands together.",
+        "Sort tables by bits per value on the wire.",
         panel=RESULTS,
         default=False,
     )
@@ -98,16 +97,38 @@ class Settings:
     @property
     def codecs(self) -> list[Codec]:
         """The codecs of ``compress``; OptionError for an invalid spec."""
-        return parse_codecs(self.compress, outside=True)
+        return parse_codecs(self.compress, baselines=True)
 
     @property
     def found_device(self) -> torch.device:
         """The device; OptionError if it is not available or the codecs do not support it."""
         return find_device(self.device, self.codecs)
 
+    @property
+    def joined_workers(self) -> None:
+        """None: this benchmark has no workers."""
+
+    def check_here(self) -> None:
+        """Raise OptionError for options that cannot be measured on this machine."""
+        self.cases()
+
     def cases(self) -> list[Case]:
         """Return the tensors of the file, or each shape with each content, by default all default ones."""
-        return choose_cases(self.shape, self.content, self.from_, self.found_device.type)
+        if self.from_ is not None:
+            if self.shape or self.content:
+                raise OptionError("{from_} has shapes and contents: give it, or {shape} and {content}, not both")
+            return cases_from_file(self.from_)
+        unknown = [name for name in self.content if name not in CONTENTS]
+        if unknown:
+            raise OptionError(f"{{content}} is one of {', '.join(CONTENTS)}; got {unknown[0]!r}")
+        device = self.found_device.type
+        default_shapes = DEFAULT_SHAPES if device == "cpu" else DEFAULT_GPU_SHAPES
+        default_contents = DEFAULT_CONTENTS if device == "cpu" else DEFAULT_GPU_CONTENTS
+        shapes = list(dict.fromkeys(map(parse_shape, self.shape))) or list(default_shapes)
+        for shape in shapes:
+            text, needed = ",".join(map(str, shape)), 8 * math.prod(shape)
+            check_fits(f"{{shape}} {text}: the tensor and its decoded copy,", needed, "take a smaller one", device)
+        return made_cases(shapes, list(dict.fromkeys(self.content)) or default_contents)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -116,24 +137,3 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if not all(re.fullmatch(r"0*[1-9]\d{0,17}", size, re.ASCII) for size in sizes):  # below 2^63
         raise OptionError(f"{{shape}} takes whole numbers from 1 to 10^18, as in 32,32,112,112; got {text[:80]!r}")
     return tuple(map(int, sizes))
-
-
-def choose_cases(
-    shapes: Sequence[str], contents: Sequence[str], from_file: Path | None, device: str = "cpu"
-) -> list[Case]:
-    if from_file is not None:
-        if shapes or contents:
-            raise OptionError("{from_} brings its own shapes and contents: give it, or {shape} and {content}, not both")
-        return cases_from_file(from_file)
-    unknown = [name for name in contents if name not in CONTENTS]
-    if unknown:
-        raise OptionError(f"{{content}} is one of {', '.join(CONTENTS)}; got {unknown[0]!r}")
-    defaults = DEFAULT_SHAPES if device == "cpu" else DEFAULT_GPU_SHAPES
-    chosen = list(dict.fromkeys(map(parse_shape, shapes))) or list(defaults)
-    for shape in chosen:
-        words = ",".join(map(str, shape))
-        check_fits(
-            f"{{shape}} {words}: the tensor, and what is decoded,", 8 * math.prod(shape), "take a smaller one", device
-        )
-    usual = DEFAULT_CONTENTS if device == "cpu" else DEFAULT_GPU_CONTENTS
-    return made_cases(chosen, list(dict.fromkeys(contents)) or usual)

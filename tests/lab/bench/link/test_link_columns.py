@@ -3,10 +3,10 @@
 import pytest
 
 from thinpipe.comm.shaping import parse_link, shaping_of
+from thinpipe.lab.bench.link.link_columns import LinkColumns, make_row, with_lines
+from thinpipe.lab.bench.link.link_options import LinkBenchOptions, parse_sizes
+from thinpipe.lab.bench.link.link_tables import plot_times, rate_text, result_tables, row_line
 from thinpipe.lab.bench.link.probe import Probed, check_probed
-from thinpipe.lab.bench.link.rows import Figures, make_row, with_lines
-from thinpipe.lab.bench.link.settings import Settings, parse_sizes
-from thinpipe.lab.bench.link.views import plot_times, rate_text, result_tables, row_line
 from thinpipe.lab.records.record import columns_of
 from thinpipe.lab.records.report import plain_text
 from thinpipe.links.counters import Counters, LinkEnd, Stamp
@@ -42,7 +42,7 @@ def test_effective_bandwidth_counts_the_codec():
     assert coded["pays_below_mbit_per_s"] == pytest.approx(3 * WIRE * 8 / 0.1 / 1e6)
 
 
-def test_links_are_held_against_what_was_asked_for():
+def test_links_are_compared_with_the_requested_ones():
     good = {"down_mbit_per_s": 95.0, "up_mbit_per_s": 19.4, "round_trip_ms": 41.0, "packets": 10_000}
     good |= {"loss_down": 0.0011, "loss_up": 0.0005}
     link = parse_link("100mbit/20mbit,20ms,0.1%")
@@ -79,7 +79,7 @@ def test_lines_and_gains():
     assert [each["chunks_to_hide"] for each in rows] == [3, 2, None]  # 100 and 200 ms each, 150 for the answer
     assert rows[2]["of_uncompressed"] == pytest.approx(0.2 / 0.15)
     assert rows[2]["line_ms"] is None  # one size makes no line
-    names = {column.name for column in columns_of(Figures)}
+    names = {column.name for column in columns_of(LinkColumns)}
     assert {name for each in rows for name in each} <= names
     titles = [table.title for table in result_tables(rows)]
     assert titles == ["Links", "Transfers", "Latency + bytes / bandwidth", "With a codec"]
@@ -128,7 +128,7 @@ def test_what_is_no_size(text):
 
 
 def test_shaped_links_are_gloos():
-    settings = Settings(
+    settings = LinkBenchOptions(
         sizes=(4,), compress=("sort:8",), links=(None,), device="cpu", repeat=1, budget_s=1, sender_delay_s=0
     )
     assert settings.codecs == ("none", "sort:6+2")

@@ -23,18 +23,18 @@ KIND = "bench ddp"
 class Percentiles:
     """Percentiles of the iteration time, and the throughput at each."""
 
-    p50_s: float = figure("p50\nsec/iter", format=".3f", better="lower")
+    p50_s: float = figure("p50\nsec/iter", format=".4f", better="lower")
     p50_examples_per_s: float = figure("p50\nex/sec", format=".0f", better="higher")
-    p75_s: float = figure("p75\nsec/iter", format=".3f", better="lower")
+    p75_s: float = figure("p75\nsec/iter", format=".4f", better="lower")
     p75_examples_per_s: float = figure("p75\nex/sec", format=".0f", better="higher")
-    p90_s: float = figure("p90\nsec/iter", format=".3f", better="lower")
+    p90_s: float = figure("p90\nsec/iter", format=".4f", better="lower")
     p90_examples_per_s: float = figure("p90\nex/sec", format=".0f", better="higher")
-    p95_s: float = figure("p95\nsec/iter", format=".3f", better="lower")
+    p95_s: float = figure("p95\nsec/iter", format=".4f", better="lower")
     p95_examples_per_s: float = figure("p95\nex/sec", format=".0f", better="higher")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class DDPColumns:
     """A row of the benchmark: one model on one group."""
 
     model: str = figure("model", key=True)
@@ -49,12 +49,12 @@ class Figures:
     samples_s: Sequence[float]
 
 
-COLUMNS = columns_of(Figures)
+COLUMNS = columns_of(DDPColumns)
 PERCENTILES = tuple(int(found[1]) for column in COLUMNS if (found := re.fullmatch(r"p(\d+)_s", column.name)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ReplicaGroup:
     """The first ``size`` replicas."""
 
     name: str  # number of machines and of replicas on each, as in 2M/8G
@@ -73,17 +73,17 @@ def group_name(machines: Sequence[int], letter: str) -> str:
     return f"{len(set(machines))}M/{max(Counter(machines).values())}{letter}"
 
 
-def make_groups(machines: Sequence[int], backend: str, letter: str) -> list[Group]:
+def make_groups(machines: Sequence[int], backend: str, letter: str) -> list[ReplicaGroup]:
     """Create all groups from the machine of each replica. A collective: in the same order on all replicas."""
-    groups = [Group(name=NO_DDP, size=1, ddp=False)]
+    groups = [ReplicaGroup(name=NO_DDP, size=1, ddp=False)]
     for size in group_sizes(len(machines)):
         made = dist.new_group(list(range(size)), backend=backend)
-        groups.append(Group(name=group_name(machines[:size], letter), size=size, ddp=True, process_group=made))
+        groups.append(ReplicaGroup(name=group_name(machines[:size], letter), size=size, ddp=True, process_group=made))
     return groups
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class ReplicaTimes:
     """The measurements of one replica."""
 
     samples_s: tuple[float, ...]
@@ -91,13 +91,13 @@ class Sample:
     wire_bytes: int | None  # per iteration; None without thinpipe's hook, which counts them
 
 
-def make_row(model: str, group: Group, batch_size: int, device: str, samples: Sequence[Sample]) -> Row:
+def make_row(model: str, group: ReplicaGroup, batch_size: int, device: str, samples: Sequence[ReplicaTimes]) -> Row:
     """Return the row of a group: times are of the slowest replica, throughput is of one replica."""
     slowest_s = [max(each) for each in zip(*(sample.samples_s for sample in samples), strict=True)]
     seconds = {p: float(np.percentile(slowest_s, p)) for p in PERCENTILES}
     rates = {f"p{p}_examples_per_s": batch_size / each for p, each in seconds.items()}
     return row_of(
-        Figures(
+        DDPColumns(
             model=model,
             ddp="ddp" if group.ddp else NO_DDP,
             replicas=group.size,

@@ -1,4 +1,4 @@
-"""Settings of the link benchmark, checked before any worker starts."""
+"""Options of the link benchmark, checked before any worker starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thinpipe.comm.membership import member
 from thinpipe.comm.shaping import Shaping
 from thinpipe.lab.bench.inputs import HOW, SECONDS, WHAT, find_device, parse_codecs, shared
 from thinpipe.lab.netem.network import check_launch
-from thinpipe.options import OptionError, check, option
+from thinpipe.options import OptionError, Rule, check, option
 from thinpipe.system.sizes import check_fits, parse_size, size_text
 
 WORKERS = 2
@@ -37,11 +37,18 @@ def _specs(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class LinkBenchOptions:
     """The sizes, codecs, links and timing options of the benchmark; the same on both workers."""
 
+    workers: int | None = shared(
+        "workers",
+        "Always 2, the ends of the link.",
+        rule=Rule(f"{WORKERS}, the ends of the link", WORKERS.__eq__),
+        default=None,
+        usual=WORKERS,
+    )
     sizes: tuple[int, ...] = option(
-        "Bytes of a tensor of float32.",
+        "Sizes of the tensors, which are float32.",
         panel=WHAT,
         metavar="SIZE,...",
         parse=parse_sizes,
@@ -50,20 +57,22 @@ class Settings:
     )
     compress: tuple[str, ...] = shared(
         "compress",
-        f"Codecs to send through beside none, as in tile:8,kmeans:4; a recipe, {', '.join(RECIPES)}, is its two.",
+        f"Codecs in addition to none, as in tile:8,kmeans:4; a preset, {', '.join(RECIPES)}, is its two codecs.",
         parse=_specs,
-        shown="none alone",
+        shown="only none",
         default=(),
     )
     links: tuple[Shaping | None, ...] = shared("link")  # None: not shaped
-    device: str = shared("device", "Where tensors live. Two GPUs talk through NCCL, else gloo.")
-    repeat: int = shared("repeat", "Messages of one size, at most.", default=50)
-    budget_s: float = shared("budget", "Time for messages of one size.", default=2.0)
+    device: str = shared("device", "Device of the tensors. Two GPUs use NCCL, otherwise gloo is used.")
+    repeat: int = shared("repeat", "Largest number of messages per size.", default=50)
+    budget_s: float = shared("budget", "Time per message size.", default=2.0)
     verify: bool = option(
-        "Hold shaped links against what was asked for; exit code 1 if one is off.", panel=WHAT, default=False
+        "Check rate, delay and loss of emulated links; exit code 1 if they are off.",
+        panel=WHAT,
+        default=False,
     )
     probe_s: float = option(
-        "Time for each of a link's round trip and loss, rate down and rate up; more where it is slow. 0: not measured.",
+        "Time of each probe of a link: round trip and loss, rate down, rate up; longer if it is slow. 0: none.",
         name="probe",
         panel=HOW,
         metavar="SECONDS",
@@ -71,7 +80,7 @@ class Settings:
         default=2.0,
     )
     sender_delay_s: float = option(
-        "Worker 0 sends so much later than it could: recv time grows, the transfer does not.",
+        "Delay before worker 0 sends: it increases recv time, not the transfer time.",
         name="sender_delay",
         panel=HOW,
         metavar="SECONDS",
@@ -82,7 +91,7 @@ class Settings:
     def __post_init__(self) -> None:
         check(self)
         if self.verify and not (self.probe_s and any(self.links)):
-            raise OptionError("{verify} measures links that are shaped: name some with {link}, and {probe} above 0")
+            raise OptionError("{verify} checks links that are shaped: name some with {link}, and {probe} above 0")
 
     def check_here(self) -> None:
         """Raise OptionError for settings that cannot be measured on this machine."""
@@ -90,6 +99,11 @@ class Settings:
         check_fits(f"{{sizes}} {size_text(largest)}: sent and received,", 2 * largest, "take smaller ones")
         _ = self.found_device
         check_launch([WORKERS], self.links)
+
+    @property
+    def joined_workers(self) -> int | None:
+        """The number of workers with --rank and --master."""
+        return self.workers
 
     @property
     def codecs(self) -> tuple[str, ...]:

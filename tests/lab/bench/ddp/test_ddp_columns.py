@@ -3,14 +3,21 @@
 import numpy as np
 import pytest
 
-from thinpipe.lab.bench.ddp.rows import PERCENTILES, Group, Sample, group_name, group_sizes, make_row
+from thinpipe.lab.bench.ddp.ddp_columns import (
+    PERCENTILES,
+    ReplicaGroup,
+    ReplicaTimes,
+    group_name,
+    group_sizes,
+    make_row,
+)
 
 
 def test_percentiles_are_numpys_over_the_slowest_replica_of_each_iteration():
     random = np.random.default_rng(0)
     samples_s = random.gamma(2.0, 0.05, size=(3, 40))
-    replicas = [Sample(samples_s=tuple(each), gradient_bytes=4, wire_bytes=1) for each in samples_s.tolist()]
-    row = make_row("m", Group(name="1M/3G", size=3, ddp=True), 32, "cpu", replicas)
+    replicas = [ReplicaTimes(samples_s=tuple(each), gradient_bytes=4, wire_bytes=1) for each in samples_s.tolist()]
+    row = make_row("m", ReplicaGroup(name="1M/3G", size=3, ddp=True), 32, "cpu", replicas)
     slowest = samples_s.max(axis=0)
     assert row["samples_s"] == slowest.tolist()
     for p in PERCENTILES:

@@ -1,4 +1,4 @@
-"""Views of ablation results: a table per task, the failed runs, and a plot of the metric against bits."""
+"""Summary of ablation results: a table per task, the failed runs, and a plot of the metric against bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from thinpipe.codecs.recipes import RECIPES
-from thinpipe.lab.ablation.results import FIGURES, KEYS, Method, method_row, places, rows_of, varied_columns
+from thinpipe.lab.ablation.results import COLUMNS, KEYS, Method, method_row, places, rows_of, varied_columns
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row
 from thinpipe.lab.records.report import Table
@@ -17,7 +17,8 @@ from thinpipe.lab.records.report import Table
 _NOTE = (
     "wire ratio: bytes sent / bytes of float32, both directions, all that travels. ±: standard deviation over seeds.\n"
     "p: chance of a difference to none this large if there were none, by a paired t-test over seeds.\n"
-    "loss added: validation loss minus that of none with the same seed."
+    "loss added: validation loss minus that of none with the same seed. encode, decode: time in the codecs per step,\n"
+    "summed over all links."
 )
 _FAILED = (Column(name="name", heading="run", key=True), Column(name="error", heading="error", key=True))
 _Point = tuple[float, float, float, float]  # bits; mean, worst and best seed of the metric
@@ -28,14 +29,14 @@ def result_tables(found: Sequence[Method], waiting: int = 0) -> list[Table]:
     tables = [_task_table(task, of_task) for task, of_task in _by_task(found).items()]
     notes = [_NOTE]
     if waiting:
-        notes.append(f"Runs of the plan that are not in yet: {waiting}.")
+        notes.append(f"Runs of the plan without a result: {waiting}.")
     if len(places(found)) > 1:
         notes.append("From several machines or settings, so speeds are not comparable:")
         notes += [f"  {count} runs: {place}" for place, count in places(found).items()]
     if tables:
         tables[-1] = replace(tables[-1], note="\n".join(notes))
     failed = [{"name": result.name, "error": result.error} for method in found for result in method.failed]
-    return [*tables, *([Table(title="What failed", columns=_FAILED, rows=failed)] if failed else [])]
+    return [*tables, *([Table(title="Failed runs", columns=_FAILED, rows=failed)] if failed else [])]
 
 
 def with_spread(middle: float, spread: float | None, form: str) -> str:
@@ -62,7 +63,7 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
         metric = method.done[0].metric
         scale = 100 if method.done[0].metric_format.endswith("%") else 1
         labels.append(f"{metric}, %" if scale == 100 else metric)
-        middle, worst, best = (scale * row[f"{metric}_{figure}"] for figure in ("mean", "worst", "best"))
+        middle, worst, best = (scale * row[f"{metric}_{statistic}"] for statistic in ("mean", "worst", "best"))
         if row["codec"] == "none":
             bands[name] = (middle, scale * (row[f"{metric}_std"] or 0.0))
             ranges[name] = _near(bands[name], method.done[0].metric_better)
@@ -70,21 +71,20 @@ def plot_metric_against_bits(title: str, found: Sequence[Method]) -> Plot:
             bits = row["bits_per_value"]
             panel.setdefault(_line(row["codec"], bits, panel), []).append((bits, middle, worst, best))
     failed = sum(len(method.failed) for method in found)
-    close = {f"{name}, close to none": name for name in bands}
+    for name in [name for name in panels if name in bands]:
+        close = f"{name}, close to none"
+        bands[close], ranges[close] = bands[name], ranges.pop(name)
+    shown = [each for name in panels for each in (name, f"{name}, close to none") if each == name or each in bands]
     return Plot(
         title=f"{title} ({failed} failed runs are not in it)" if failed else title,
         x_label="bits per value on the wire",
         y_label=" / ".join(dict.fromkeys(labels)),
-        panels={
-            shown: panels[close.get(shown, shown)]
-            for name in panels
-            for shown in (name, *(zoom for zoom, whole in close.items() if whole == name))
-        },
+        panels={name: panels[name.removesuffix(", close to none")] for name in shown},
         x_log=True,
         x_ticks=_ticks([point[0] for panel in panels.values() for line in panel.values() for point in line]),
         y_log=False,
-        y_ranges={zoom: ranges[whole] for zoom, whole in close.items()},
-        bands=bands | {zoom: bands[whole] for zoom, whole in close.items()},
+        y_ranges=ranges,
+        bands=bands,
         band_label="none ± std",
     )
 
@@ -123,19 +123,21 @@ def _task_table(task: str, found: Sequence[Method]) -> Table:
         if done and method.done:
             shown[metric] = with_spread(row[f"{metric}_mean"], row.get(f"{metric}_std"), done.metric_format)
         if row["loss_added"] is not None:
-            shown["loss_added"] = with_spread(row["loss_added"], row["loss_added_std"], FIGURES["loss_added"].format)
+            shown["loss_added"] = with_spread(row["loss_added"], row["loss_added_std"], COLUMNS["loss_added"].format)
         rows.append(shown)
     columns = (
         KEYS[1],
         *varied_columns(varied),
-        FIGURES["wire_ratio"],
+        COLUMNS["wire_ratio"],
         Column(name=metric, heading=f"{metric}\nmean ± std"),
         Column(name=f"{metric}_worst", heading="worst\nseed", format=done.metric_format if done else ""),
-        FIGURES["p_value"],
+        COLUMNS["p_value"],
         Column(name="loss_added", heading="loss added\nmean ± std"),
         Column(name="seeds", heading="seeds"),
-        FIGURES["samples_per_s"],
-        FIGURES["wire_mb_per_step"],
+        COLUMNS["samples_per_s"],
+        COLUMNS["wire_mb_per_step"],
+        COLUMNS["encode_ms_per_step"],
+        COLUMNS["decode_ms_per_step"],
     )
     return Table(title=task, columns=columns, rows=rows, style=_style)
 

@@ -1,4 +1,4 @@
-"""Settings of the pipeline benchmark, checked before any worker starts."""
+"""Options of the pipeline benchmark, checked before any worker starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Stage = Literal["thinpipe", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Variant:
     """One row of the benchmark: a kind of parallelism on a number of workers over a link."""
 
     workers: int
@@ -37,18 +37,18 @@ class Run:
     schedule: Order | None = None
     chunks: int | None = None
     compress: str | None = None  # a spec, or the name of a preset
-    stage: Literal["torch"] | None = None  # None: thinpipe's, as in records from before there was a choice
+    stage: Literal["torch"] | None = None  # None: thinpipe's, as in older records
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(item.strip() for item in text.split(",")))
 
 
 def _numbers(name: str) -> Callable[[str], tuple[int, ...]]:
     def parse(text: str) -> tuple[int, ...]:
-        if not all(word.isdecimal() for word in _words(text)):
+        if not all(item.isdecimal() for item in _items(text)):
             raise OptionError(f"{{{name}}} takes whole numbers separated by commas, as in 1,2,4; got {text!r}")
-        return tuple(map(int, _words(text)))
+        return tuple(map(int, _items(text)))
 
     return parse
 
@@ -57,14 +57,14 @@ def _several(help: str, kind: Any, *usual: str, **facts: Any) -> Any:
     """Return an option that takes several values of a Literal, separated by commas."""
     known = get_args(kind)
     rule = Rule(f"{', '.join(known)}, separated by commas", lambda given: set(given) <= set(known))
-    return option(help, panel=WHAT, metavar="NAME,...", parse=_words, rule=rule, default=usual, **facts)
+    return option(help, panel=WHAT, metavar="NAME,...", parse=_items, rule=rule, default=usual, **facts)
 
 
 _COUNTS = Rule("whole numbers, 1 or more", lambda given: all(1 <= each <= MOST_REPEATS for each in given))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class PipelineBenchOptions:
     """The model, parallelism, links and timing options of the benchmark; the same on all workers."""
 
     shapes: Shapes
@@ -75,43 +75,45 @@ class Settings:
         default="roberta",
     )
     config: str | None = option(
-        "The same by its description alone: a folder, a name of the hub, or a model type, as in llama.",
+        "Model by its configuration, with random weights: a folder, a name on the hub, or a model type, as in llama.",
         panel=WHAT,
         metavar="NAME",
         default=None,
     )
     config_set: str | None = option(
-        "What {config} says otherwise, as in hidden_size=256,num_hidden_layers=4.",
+        "Values that override the configuration, as in hidden_size=256,num_hidden_layers=4.",
         panel=WHAT,
         metavar="NAME=X,...",
         default=None,
     )
-    trust_remote_code: bool = option("Run code that comes with a model.", panel=WHAT, default=False)
+    trust_remote_code: bool = option("Run code that comes with the model.", panel=WHAT, default=False)
     workers: tuple[int, ...] = shared(
         "workers",
-        "1 is a single process.",
+        "Numbers of workers; 1 is a single process.",
         metavar="N,...",
         parse=_numbers("workers"),
         rule=_COUNTS,
         default=(1, 2),
     )
     parallel: tuple[Parallel, ...] = _several(
-        "none: a single process. data: DistributedDataParallel, the batch shared among workers. pipeline.",
+        "none: a single process. data: DistributedDataParallel, each worker a part of the batch. pipeline.",
         Parallel,
         *get_args(Parallel),
     )
-    layouts: tuple[Layout, ...] = _several("linear, client-server.", Layout, "client-server", name="layout")
+    layouts: tuple[Layout, ...] = _several(
+        "Order of stages: linear, client-server.", Layout, "client-server", name="layout"
+    )
     schedules: tuple[Order, ...] = option(
-        "gpipe; 1f1b has as many chunks on their way as the delay of a link asks for; 1f1b:N has N.",
+        "gpipe; 1f1b, with a number of chunks in flight that hides the delay of the link; 1f1b:N, with N chunks.",
         panel=WHAT,
         metavar="NAME,...",
-        parse=_words,
+        parse=_items,
         rule=Rule(f"{ORDERS}, separated by commas", lambda given: all(map(is_order, given))),
         default=("gpipe",),
         name="schedule",
     )
     chunks: tuple[int, ...] = option(
-        "Microbatches that a batch is cut into.",
+        "Microbatches per batch.",
         panel=WHAT,
         aliases=("microbatches",),
         metavar="N,...",
@@ -121,15 +123,15 @@ class Settings:
     )
     compress: tuple[str, ...] = shared(
         "compress",
-        f"Codecs of both directions, or {', '.join(RECIPES)}.",
+        f"Codecs of both directions, or presets: {', '.join(RECIPES)}.",
         parse=lambda text: tuple(dict.fromkeys(split_specs(text))),
         default=("none", "8bit"),
     )
     stages: tuple[Stage, ...] = _several(
-        "thinpipe; torch: its own stage, uncompressed.", Stage, "thinpipe", name="stage"
+        "Stages: thinpipe; torch, which are uncompressed.", Stage, "thinpipe", name="stage"
     )
     client_layers: tuple[int, int] | None = option(
-        "Units that the client keeps at both ends.",
+        "Units of the client at the beginning and the end.",
         panel=WHAT,
         metavar="FIRST,LAST",
         parse=pair("client_layers", int, "1,1"),
@@ -137,13 +139,13 @@ class Settings:
         default=None,
     )
     links: tuple[Shaping | None, ...] = shared("link")  # None: not shaped
-    device: str = shared("device", "Workers share GPUs where there are too few.")
-    threads: int | None = shared("threads", "Of every worker.", shown="cores / workers")
+    device: str = shared("device", "Device of the workers, which share GPUs if there are too few.")
+    threads: int | None = shared("threads", "CPU threads per worker.", shown="cores / workers")
     warmup: int = shared("skip_steps", rule=COUNT, default=2)
     steps: int = shared("steps", "Timed steps of each row.", was="", default=5)
     interleave: int | None = option(
-        "Rows that are measured together, alternating step by step so that other load on the machine affects all of "
-        "them alike. All of these models are in memory at once; 1 measures one row after the other.",
+        "Rows that are measured together, alternating step by step, so that other load affects all alike. Models "
+        "are in memory together; 1 measures one row after the other.",
         panel=HOW,
         metavar="N",
         rule=COUNT,
@@ -156,7 +158,7 @@ class Settings:
         if self.config is not None and self.model != type(self).model:
             raise OptionError("{model} and {config} both name the model: give one of them")
         if self.config_set is not None and self.config is None:
-            raise OptionError("{config_set} changes what {config} says: name a model type or a folder with {config}")
+            raise OptionError("{config_set} overrides values of {config}: name a model type or a folder with {config}")
         for parts, what in ((self.chunks, "chunks"), (self.workers, "workers")):
             for count in parts:
                 if self.shapes.batch_size % count:
@@ -165,7 +167,7 @@ class Settings:
                         f"not {self.shapes.batch_size}"
                     )
         list(self._codecs())  # raises OptionError for an invalid spec
-        if not self.runs():
+        if not self.variants():
             raise OptionError(
                 "nothing to measure: {parallel} none runs with {workers} 1, data and pipeline with 2 or more"
             )
@@ -174,7 +176,7 @@ class Settings:
         """Raise OptionError for settings that cannot be measured on this machine."""
         if self.source is not None:
             check_named(self.source)
-        together = min(self.interleave or len(self.runs()), len(self.runs()))
+        together = min(self.interleave or len(self.variants()), len(self.variants()))
         check_fits(
             f"{{model}} {self.model} of this size, in {max(self.workers)} workers and for {together} rows at once,",
             max(*self.workers, together) * (0 if self.source is not None else least_bytes(self.model, self.shapes)),
@@ -182,10 +184,15 @@ class Settings:
         )
         if "torch" in self.stages and self.found_device.type != "cpu":
             raise OptionError(
-                "{stage} torch sends tensors where they are, and gloo none from a GPU: take {device} cpu, not "
+                "{stage} torch sends tensors from their device, which gloo cannot do from a GPU: use {device} cpu, not "
                 f"{self.device}"
             )
         check_launch(self.workers, self.links)
+
+    @property
+    def joined_workers(self) -> int | None:
+        """The number of workers with --rank and --master: one, not a list."""
+        return self.workers[0] if len(self.workers) == 1 else None
 
     @property
     def source(self) -> Source | None:
@@ -215,8 +222,8 @@ class Settings:
         for text in self.compress:
             if text.startswith("delta("):
                 raise OptionError(
-                    f"{text} sends what changed of a sample since the last epoch, and here all steps have one batch: "
-                    "measure it with thinpipe train, or take another codec"
+                    f"{text} sends changes of a sample since the last epoch, but here all steps have the same batch: "
+                    "measure it with thinpipe train, or use another codec"
                 )
             check_directions(*directions(text))
             for spec in directions(text):
@@ -230,7 +237,7 @@ class Settings:
             for text in self.compress:
                 yield text if text in RECIPES else encoding(text).spec, None
 
-    def runs(self) -> list[Run]:
+    def variants(self) -> list[Variant]:
         """Return the rows in the order of the tables: each kind of parallelism, number of workers and link."""
         pipelines: list[dict[str, Any]] = [
             {"layout": layout, "schedule": schedule, "chunks": chunks, "compress": spec, "stage": stage}
@@ -242,10 +249,10 @@ class Settings:
         found = []
         for workers in self.workers:
             if workers == 1 and "none" in self.parallel:
-                found.append(Run(workers=1, parallel="none"))
+                found.append(Variant(workers=1, parallel="none"))
             for link in self.links if workers > 1 else ():
                 if "data" in self.parallel:
-                    found.append(Run(workers=workers, link=link, parallel="data"))
+                    found.append(Variant(workers=workers, link=link, parallel="data"))
                 if "pipeline" in self.parallel:
-                    found += [Run(workers=workers, link=link, parallel="pipeline", **each) for each in pipelines]
+                    found += [Variant(workers=workers, link=link, parallel="pipeline", **each) for each in pipelines]
         return found

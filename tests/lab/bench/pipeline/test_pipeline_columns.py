@@ -7,15 +7,15 @@ import pytest
 from tests.lab.bench.pipeline.made_links import link
 from thinpipe.comm.shaping import shaping_of
 from thinpipe.lab.bench.models import Shapes
-from thinpipe.lab.bench.pipeline.rows import COLUMNS, Measured, compare, make_row
-from thinpipe.lab.bench.pipeline.settings import Run, Settings
-from thinpipe.lab.bench.pipeline.views import describe, plot_speed, result_tables, row_line
+from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, WorkerMeasurements, compare, make_row
+from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant
+from thinpipe.lab.bench.pipeline.pipeline_tables import describe, plot_speed, result_tables, row_line
 
 STEPS, BATCH = 2, 16
-PIPELINE = Run(
+PIPELINE = Variant(
     workers=2, parallel="pipeline", layout="client-server", schedule="gpipe", chunks=4, compress="none"
 )  # fmt: skip
-DATA = Run(workers=2, link=shaping_of(100.0), parallel="data")
+DATA = Variant(workers=2, link=shaping_of(100.0), parallel="data")
 
 
 def settings(**changed):
@@ -26,11 +26,11 @@ def settings(**changed):
         "compress": ("none", "sort:8"), "client_layers": None,
         "device": "cpu", "threads": 1, "warmup": 1, "steps": STEPS,
     }  # fmt: skip
-    return Settings(**given | changed)
+    return PipelineBenchOptions(**given | changed)
 
 
 def measured(step_ms=100.0, module_ms=30.0, links=(), stage_ms=None):
-    return Measured(
+    return WorkerMeasurements(
         samples_ms=(step_ms, step_ms), compute_samples_ms=(module_ms + 2.0,) * 2, peak_bytes=2**20,
         parameter_bytes=1_000_000, threads=1, module_ms=module_ms, update_ms=2.0, stage_ms=stage_ms or {},
         links=tuple(links), link_steps=STEPS, cuts=(), order="gpipe" if stage_ms else None,
@@ -106,7 +106,7 @@ def test_comparisons_stay_on_one_link_and_one_way_to_cut():
     assert series["pipeline none"] == [(100.0, 160.0), (1000.0, 1600.0)]
 
 
-def test_ours_beside_torchs_stage():
+def test_our_stage_and_torchs():
     """Whose messages nobody times, so that its waiting is not known; older records have no stage, as ours have none."""
     nan = float("nan")
     links = [replace(link(0, 1, 1_000_000 * STEPS), wait_ms=nan, transfer_ms=nan)]
@@ -134,16 +134,16 @@ def test_quartiles_are_those_of_the_timed_steps_and_of_the_busiest_worker():
 
 
 def test_everything_is_run_with_everything():
-    runs = settings().runs()
+    runs = settings().variants()
     places = list(dict.fromkeys((run.workers, run.link) for run in runs))
     assert places == [(1, None), (2, None), (2, shaping_of(100.0))]
     assert [sum((run.workers, run.link) == place for run in runs) for place in places] == [1, 1 + 2**3, 1 + 2**3]
-    assert runs[0] == Run(workers=1, parallel="none")
+    assert runs[0] == Variant(workers=1, parallel="none")
 
 
 def test_torchs_stage_sends_no_codecs():
     given = settings(workers=(2,), links=(None,), parallel=("pipeline",), layouts=("linear",), chunks=(2,))
-    runs = replace(given, compress=("none", "4bit", "sort:8"), stages=("thinpipe", "torch")).runs()
+    runs = replace(given, compress=("none", "4bit", "sort:8"), stages=("thinpipe", "torch")).variants()
     assert [(run.compress, run.stage) for run in runs] == [
         *(("none", "torch"), ("none", None), ("4bit", None), ("sort:6+2", None))
     ]
@@ -161,7 +161,7 @@ def test_torchs_stage_sends_no_codecs():
         ({"workers": (1,), "parallel": ("pipeline",)}, "nothing to measure"),
         ({"compress": ("bogus",)}, "there is no codec 'bogus'"),
         ({"compress": ("5bit",)}, "there is no recipe '5bit'"),
-        ({"compress": ("delta(tile:2)",)}, "all steps have one batch: measure it with thinpipe train"),
+        ({"compress": ("delta(tile:2)",)}, "all steps have the same batch: measure it with thinpipe train"),
         ({"stages": ("jax",)}, "stage is thinpipe, torch, separated by commas; got jax"),
         ({"steps": 0}, "steps is from 1 to"),
         ({"interleave": 0}, "interleave is from 1 to"),

@@ -4,7 +4,7 @@ import pytest
 
 from tests.lab.bench.pipeline.made_links import link
 from thinpipe.comm.shaping import Shape, Shaping, parse_link, shaping_of
-from thinpipe.lab.bench.pipeline.rows import (
+from thinpipe.lab.bench.pipeline.bounds import (
     Busy,
     Hop,
     bound_of_pipeline,
@@ -21,8 +21,8 @@ ROUND = [Hop(0, 1, MB), Hop(1, 0, 2 * MB), Hop(0, 1, MB), Hop(1, 0, MB)]  # clie
 def test_the_busiest_direction_is_a_workers_not_a_pairs():
     hops = [Hop(0, 1, 10), Hop(1, 2, 20), Hop(0, 2, 15), Hop(2, 0, 30)]
     for links in (None, shaping_of(100.0)):
-        assert bound_of_pipeline(links, hops, [IDLE] * 3).wire_bytes == 35  # what worker 2 receives
-    assert bound_of_pipeline(None, [], [IDLE]).wire_bytes == 0
+        assert bound_of_pipeline(links, hops, [IDLE] * 3).busiest_wire_bytes == 35  # what worker 2 receives
+    assert bound_of_pipeline(None, [], [IDLE]).busiest_wire_bytes == 0
 
 
 def test_a_chunk_passes_all_links_forward_and_then_back():
@@ -45,31 +45,34 @@ def test_a_chunk_passes_all_links_forward_and_then_back():
 )
 def test_delays_around_what_is_busiest(links, busy, least_ms):
     bound = bound_of_pipeline(parse_link(links), ROUND, [Busy(ms, 0.0) for ms in busy])
-    assert bound.least_ms == pytest.approx(least_ms)
+    assert bound.bound_ms == pytest.approx(least_ms)
 
 
 def test_an_update_hides_behind_the_delay_after_it():
     links = parse_link("20ms")
-    assert bound_of_pipeline(links, ROUND, [IDLE, Busy(300.0, 15.0)]).least_ms == 340
-    assert bound_of_pipeline(links, ROUND, [IDLE, Busy(300.0, 45.0)]).least_ms == 365
+    assert bound_of_pipeline(links, ROUND, [IDLE, Busy(300.0, 15.0)]).bound_ms == 340
+    assert bound_of_pipeline(links, ROUND, [IDLE, Busy(300.0, 45.0)]).bound_ms == 365
 
 
 def test_a_line_of_workers_has_all_delays_around_its_last_one():
     hops = [Hop(0, 1, MB), Hop(1, 2, MB), Hop(2, 1, MB), Hop(1, 0, MB)]
     bound = bound_of_pipeline(parse_link("100mbit,20ms"), hops, [IDLE, IDLE, IDLE])
-    assert (bound.wire_ms, bound.delay_ms) == (160, 80)  # the worker in the middle sends two MB to its neighbours
-    assert bound.least_ms == pytest.approx(160 + 40)
-    assert bound_of_pipeline(parse_link("100mbit,20ms"), hops, [IDLE, IDLE, Busy(130.0, 0.0)]).least_ms == 130 + 80
+    assert (bound.busiest_wire_ms, bound.delay_ms) == (
+        160,
+        80,
+    )  # the worker in the middle sends two MB to its neighbours
+    assert bound.bound_ms == pytest.approx(160 + 40)
+    assert bound_of_pipeline(parse_link("100mbit,20ms"), hops, [IDLE, IDLE, Busy(130.0, 0.0)]).bound_ms == 130 + 80
     two = bound_of_pipeline(parse_link("100mbit,20ms"), [Hop(0, 1, MB), Hop(1, 0, MB)], [IDLE, IDLE])
-    assert two.least_ms == pytest.approx(80 + 40)
+    assert two.bound_ms == pytest.approx(80 + 40)
 
 
 def test_pairs_have_bounds_of_their_own():
     pairs = Shaping(Shape(1000, 1000, 5), (((0, 1), Shape(100, 20, 40)),), file="links.toml")
     hops = [Hop(0, 1, MB), Hop(1, 2, MB), Hop(2, 0, MB), Hop(0, 2, MB), Hop(2, 1, MB), Hop(1, 0, MB)]
     bound = bound_of_pipeline(pairs, hops, [IDLE] * 3)
-    assert (bound.wire_ms, bound.delay_ms) == (400, 2 * 40 + 4 * 5)
-    assert bound.least_ms == pytest.approx(400 + 100)
+    assert (bound.busiest_wire_ms, bound.delay_ms) == (400, 2 * 40 + 4 * 5)
+    assert bound.bound_ms == pytest.approx(400 + 100)
 
 
 def test_what_a_ring_sends():
@@ -77,5 +80,10 @@ def test_what_a_ring_sends():
     assert ring_bytes(1000, 2) == 1000
     assert ring_bytes(1000, 4) == 1500
     bound = bound_of_replicas(parse_link("100mbit/10mbit,20ms"), MB, [Busy(30.0, 2.0), IDLE])
-    assert (bound.compute_ms, bound.wire_ms, bound.wire_bytes, bound.least_ms) == (32, 800, MB, 820)
-    assert bound_of_replicas(None, MB, [Busy(30.0, 2.0)]).least_ms == 32
+    assert (bound.busiest_compute_ms, bound.busiest_wire_ms, bound.busiest_wire_bytes, bound.bound_ms) == (
+        32,
+        800,
+        MB,
+        820,
+    )
+    assert bound_of_replicas(None, MB, [Busy(30.0, 2.0)]).bound_ms == 32

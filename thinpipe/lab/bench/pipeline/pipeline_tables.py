@@ -1,4 +1,4 @@
-"""Views of the pipeline benchmark: a line per row, tables, and a plot."""
+"""Tables of the pipeline benchmark, the line of a row, and a plot of speed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from thinpipe.comm.shaping import parse_link
-from thinpipe.lab.bench.pipeline.rows import COLUMNS, PARTS
+from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, PARTS
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row
 from thinpipe.lab.records.report import Table
@@ -57,8 +57,8 @@ BOUND_NOTE = (
     "headers. bubble: time in which workers do not compute; in theory: with links that take no time."
 )
 PARTS_NOTE = (
-    "compute: forward, backward, update. wait: for a sender that has nothing to send yet. transfer: for a message on\n"
-    "its way, unless computation hides it. compute is a median, the others are means. peak: in addition to the memory\n"
+    "compute: forward, backward, update. wait: for a sender that has nothing to send yet. transfer: for a message in\n"
+    "transit, unless compute hides it. compute is a median, the others are means. peak: in addition to the memory\n"
     "of the worker before its model."
 )
 
@@ -91,8 +91,8 @@ def result_tables(rows: Sequence[Row]) -> list[Table]:
     return [
         table("Speed", _SPEED, SPEED_NOTE),
         table("Bound and bubble", _BOUND, BOUND_NOTE),
-        table("What travels in a step", _COST),
-        Table(title="Every worker, ms of a step", columns=(*_KEYS, *_PER_WORKER), rows=detailed, note=PARTS_NOTE),
+        table("Traffic per step", _COST),
+        Table(title="Workers, ms per step", columns=(*_KEYS, *_PER_WORKER), rows=detailed, note=PARTS_NOTE),
     ]
 
 

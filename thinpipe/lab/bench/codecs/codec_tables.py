@@ -1,47 +1,30 @@
-"""Views of the codec benchmark: tables of errors and costs, and a plot of error against bits."""
+"""Tables of the codec benchmark: errors and costs; and a plot of error against bits."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from statistics import fmean
 
-from thinpipe.lab.bench.codecs.measure import Figures, Losses, decibels
+from thinpipe.lab.bench.codecs.codec_columns import CodecColumns, Losses, decibels
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row, columns_of
 from thinpipe.lab.records.report import Table
 
 CONTENTS_ABREAST = 3  # the number that fits into 80 columns
 
-_BY_NAME = {column.name: column for column in columns_of(Figures)}
-_COSTS = tuple(
-    _BY_NAME[name]
-    for name in (
-        "encode_ms",
-        "decode_ms",
-        "encode_gb_per_s",
-        "decode_gb_per_s",
-        "encode_copies",
-        "decode_copies",
-        "encode_speedup",
-        "encode_extra_ratio",
-    )
+_BY_NAME = {column.name: column for column in columns_of(CodecColumns)}
+_COSTS = (
+    *("encode_ms", "decode_ms", "encode_gb_per_s", "decode_gb_per_s", "encode_copies", "decode_copies"),
+    *("encode_speedup", "encode_extra_ratio"),
 )
 _GPU_COSTS = (
-    replace(_BY_NAME["encode_ms"], format=".3f"),
-    replace(_BY_NAME["decode_ms"], format=".3f"),
-    _BY_NAME["encode_floors"],
-    _BY_NAME["decode_floors"],
-    _BY_NAME["encode_resident_ms"],
-    _BY_NAME["decode_resident_ms"],
-    _BY_NAME["encode_launch_ms"],
-    replace(_BY_NAME["copy_ms"], format=".3f"),
-    _BY_NAME["first_encode_ms"],
-    _BY_NAME["encode_speedup"],
-    _BY_NAME["encode_extra_ratio"],
+    *("encode_ms", "decode_ms", "encode_floors", "decode_floors", "encode_resident_ms", "decode_resident_ms"),
+    *("encode_launch_ms", "copy_ms", "first_encode_ms", "encode_speedup", "encode_extra_ratio"),
 )
+_GPU_FORMATS = dict.fromkeys(("encode_ms", "decode_ms", "copy_ms"), ".3f")
 
 # By column name; columns of losses have the content's name in front.
 _EXPLAINED = {
@@ -74,43 +57,41 @@ def result_tables(rows: Sequence[Row], device: str = "cpu", by_bits: bool = Fals
     Columns are explained only under the tables of the first shape. ``by_bits`` sorts rows by bits per value.
     """
     result: list[Table] = []
-    costs, all_explained = (_COSTS, _EXPLAINED) if device == "cpu" else (_GPU_COSTS, _GPU_EXPLAINED)
+    explained = _EXPLAINED if device == "cpu" else _GPU_EXPLAINED
     for shape in _distinct(rows, "shape"):
         of_shape = [row for row in rows if row["shape"] == shape]
         if by_bits:
             of_shape.sort(key=itemgetter("bits_per_value"))
-        means = mean_over_steps(of_shape)
-        tensor = f"{shape}, {_size_text(of_shape[0]['tensor_bytes'])}"
-        contents, tensors = _distinct(means, "content"), len(_distinct(of_shape, "content"))
-        explained = {} if result else all_explained
-        note = "" if result or len(contents) == tensors else MEANS_NOTE
-        for start in range(0, len(contents), CONTENTS_ABREAST):
-            some = [row for row in means if row["content"] in contents[start : start + CONTENTS_ABREAST]]
-            rows_of_codecs = [_beside(codec_rows) for codec_rows in _by_codec(some)]
-            for title, columns in (
-                (f"{tensor}: what travels and what is lost", _loss_columns(some)),
-                (f"{tensor}: bias and zeros", _zeros_columns(some)),
-            ):
-                result.append(
-                    Table(
-                        title=title,
-                        columns=columns,
-                        rows=rows_of_codecs,
-                        note=note,
-                        explained=_of_columns(columns, explained),
-                    )
-                )
-        of_many = "contents" if len(contents) == tensors else "tensors"
-        slowest = f", the slowest of {tensors} {of_many}" if tensors > 1 else ""
-        result.append(
-            Table(
-                title=f"{tensor}: what it costs{slowest}",
-                columns=(_BY_NAME["codec"], *costs),
-                rows=[_cost_row(codec_rows, costs) for codec_rows in _by_codec(of_shape)],
-                explained=explained,
-            )
-        )
+        result += [*_loss_tables(of_shape, explained), _cost_table(of_shape, device, explained)]
+        explained = {}
     return result
+
+
+def _loss_tables(rows: Sequence[Row], explained: Mapping[str, str]) -> Iterator[Table]:
+    """Yield the tables of errors and of zeros, for CONTENTS_ABREAST contents each."""
+    means, tensor = mean_over_steps(rows), _tensor_text(rows)
+    contents = _distinct(means, "content")
+    note = MEANS_NOTE if explained and len(contents) < len(_distinct(rows, "content")) else ""
+    for start in range(0, len(contents), CONTENTS_ABREAST):
+        some = [row for row in means if row["content"] in contents[start : start + CONTENTS_ABREAST]]
+        merged = [_merged(codec_rows) for codec_rows in _by_codec(some)]
+        for title, columns in (("size and error", _loss_columns(some)), ("bias and zeros", _zeros_columns(some))):
+            # A column's name may begin with that of a content.
+            notes = {column.name: explained.get(column.name.split()[-1], "") for column in columns}
+            yield Table(title=f"{tensor}: {title}", columns=columns, rows=merged, note=note, explained=notes)
+
+
+def _cost_table(rows: Sequence[Row], device: str, explained: Mapping[str, str]) -> Table:
+    names, formats = (_COSTS, {}) if device == "cpu" else (_GPU_COSTS, _GPU_FORMATS)
+    costs = [replace(_BY_NAME[name], format=formats.get(name, _BY_NAME[name].format)) for name in names]
+    contents, tensors = len(_distinct(mean_over_steps(rows), "content")), len(_distinct(rows, "content"))
+    slowest = f", the slowest of {tensors} {'contents' if contents == tensors else 'tensors'}" if tensors > 1 else ""
+    return Table(
+        title=f"{_tensor_text(rows)}: costs{slowest}",
+        columns=(_BY_NAME["codec"], *costs),
+        rows=[_cost_row(codec_rows, costs) for codec_rows in _by_codec(rows)],
+        explained=explained,
+    )
 
 
 def plot_error_against_bits(rows: Sequence[Row]) -> Plot:
@@ -142,8 +123,8 @@ def mean_over_steps(rows: Sequence[Row]) -> list[Row]:
 def _means(rows: Sequence[Row]) -> Row:
     means: dict[str, float | None] = {}
     for column in columns_of(Losses):
-        figures = [row[column.name] for row in rows if row[column.name] is not None]
-        means[column.name] = fmean(figures) if figures else None
+        values = [row[column.name] for row in rows if row[column.name] is not None]
+        means[column.name] = fmean(values) if values else None
     return {**means, "snr_db": decibels(means["relative_error"])}
 
 
@@ -163,12 +144,6 @@ def _zeros_columns(rows: Sequence[Row]) -> list[Column]:
     return columns
 
 
-def _of_columns(columns: Sequence[Column], explained: Mapping[str, str]) -> dict[str, str]:
-    """Return the explanations of columns, each once; a column's name may begin with that of a content."""
-    found = {column.name: explained.get(column.name.split()[-1], "") for column in columns}
-    return {name: sentence for name, sentence in found.items() if sentence}
-
-
 def _of_content(content: str, name: str, heading: str | None = None) -> Column:
     """Return a column of one content, with the content in its name."""
     return replace(_BY_NAME[name], name=f"{content} {name}", heading=heading or _BY_NAME[name].heading)
@@ -179,12 +154,12 @@ def _lines(content: str) -> str:
     return content.replace("/", "\n")
 
 
-def _beside(rows: Sequence[Row]) -> Row:
+def _merged(rows: Sequence[Row]) -> Row:
     """Merge the rows of one codec into one, with the content in the names of the losses."""
-    side_inputs = dict(rows[0])
+    merged = dict(rows[0])
     for row in rows:
-        side_inputs |= {f"{row['content']} {column.name}": row[column.name] for column in columns_of(Losses)}
-    return side_inputs
+        merged |= {f"{row['content']} {column.name}": row[column.name] for column in columns_of(Losses)}
+    return merged
 
 
 def _family(spec: str) -> str:
@@ -203,8 +178,9 @@ def _cost_row(rows: Sequence[Row], costs: Sequence[Column]) -> Row:
     return worst
 
 
-def _size_text(count_bytes: int) -> str:
-    return f"{count_bytes / 1e6:.1f} MB" if count_bytes >= 1e6 else f"{count_bytes / 1e3:.1f} kB"
+def _tensor_text(rows: Sequence[Row]) -> str:
+    size = rows[0]["tensor_bytes"]
+    return f"{rows[0]['shape']}, {size / 1e6:.1f} MB" if size >= 1e6 else f"{rows[0]['shape']}, {size / 1e3:.1f} kB"
 
 
 def _by_codec(rows: Sequence[Row]) -> list[list[Row]]:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from thinpipe.lab.bench import models
-from thinpipe.lab.bench.ddp.settings import Settings
+from thinpipe.lab.bench.ddp.ddp_options import DDPBenchOptions
 from thinpipe.lab.bench.models import Shapes, build, check_model
 
-SETTINGS = Settings(
+SETTINGS = DDPBenchOptions(
     models=("mobilenetv2",),
     batch_size=2,
     image_size=32,

@@ -1,7 +1,7 @@
 """Tables and the plot show what the rows hold."""
 
-from thinpipe.lab.bench.codecs.measure import Figures
-from thinpipe.lab.bench.codecs.views import plot_error_against_bits, result_tables
+from thinpipe.lab.bench.codecs.codec_tables import plot_error_against_bits, result_tables
+from thinpipe.lab.bench.codecs.measure import CodecColumns
 from thinpipe.lab.records.record import columns_of
 from thinpipe.lab.records.report import plain_text
 
@@ -10,7 +10,7 @@ def row(shape, content, codec, **figures):
     figures = {"wire_ratio": 0.25, "relative_error": 1e-4, "snr_db": 40.0, "tensor_bytes": 2_000_000} | figures
     figures = {"bits_per_value": 32 * figures["wire_ratio"]} | figures
     return (
-        {column.name: None for column in columns_of(Figures)}
+        {column.name: None for column in columns_of(CodecColumns)}
         | {"shape": shape, "content": content, "codec": codec}
         | figures
     )
@@ -28,12 +28,12 @@ ROWS = [
 def test_three_tables_per_shape_with_a_row_per_codec():
     tables = result_tables(ROWS)
     assert [table.title for table in tables] == [
-        "4x4, 2.0 MB: what travels and what is lost",
+        "4x4, 2.0 MB: size and error",
         "4x4, 2.0 MB: bias and zeros",
-        "4x4, 2.0 MB: what it costs, the slowest of 2 contents",
-        "9x9, 0.3 kB: what travels and what is lost",
+        "4x4, 2.0 MB: costs, the slowest of 2 contents",
+        "9x9, 0.3 kB: size and error",
         "9x9, 0.3 kB: bias and zeros",
-        "9x9, 0.3 kB: what it costs",
+        "9x9, 0.3 kB: costs",
     ]
     assert [bool(table.footnote()) for table in tables] == [True] * 3 + [False] * 3
     assert [[shown["codec"] for shown in table.rows] for table in tables[:3]] == [["sort:6+2", "none"]] * 3
@@ -84,7 +84,7 @@ def test_by_bits_what_sends_the_same_stands_together():
 
 def test_more_than_three_contents_become_more_tables_rather_than_wider_ones():
     tables = result_tables([row("4x4", f"layer{i}", "none") for i in range(7)])
-    assert [table.title.partition(": ")[2].split()[0] for table in tables] == ["what", "bias"] * 3 + ["what"]
+    assert [table.title.partition(": ")[2].split()[0] for table in tables] == ["size", "bias"] * 3 + ["costs,"]
     assert [sum("error" in column.name for column in table.columns) for table in tables[::2]] == [3, 3, 1, 0]
 
 
