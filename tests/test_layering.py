@@ -116,7 +116,7 @@ def test_imports_go_down_the_layers(path):
         ("thinpipe.pipeline.stage", "import thinpipe.train.loop", ["thinpipe.train.loop"]),
         ("thinpipe.train.loop", "from thinpipe.lab import records", ["thinpipe.lab.records"]),
         ("thinpipe.links.link", "import_module('thinpipe.train.worker')", ["thinpipe.train.worker"]),
-        ("thinpipe.train.worker", "VERB = 'thinpipe.cli.train.command:train'", ["thinpipe.cli.train.command"]),
+        ("thinpipe.train.worker", "VERB = 'thinpipe.cli.train:train'", ["thinpipe.cli.train"]),
         ("thinpipe.lab.bench.models", "from thinpipe.train.loop import Loop", []),
     ],
 )

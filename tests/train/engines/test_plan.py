@@ -90,7 +90,7 @@ def test_too_little_memory_is_an_error_on_all_workers(pool: Pool) -> None:
 
 
 def test_one_process_has_no_chunks_on_their_way() -> None:
-    settings = resolve({"parallel": "none"}, ToyTask.recipe, device="cpu")
+    settings = resolve({"parallel": "none"}, ToyTask.defaults, device="cpu")
     with pytest.raises(OptionError, match="memory_limit"):
         RunOptions(memory_limit=1000).check_with(settings)
 

@@ -16,7 +16,7 @@ from thinpipe.train.models.save import copied_files, saved_files
 from thinpipe.train.tasks.corpus import Windows, batches, check_texts, read_texts
 from thinpipe.train.tasks.sources import MODEL_OPTIONS, chosen_model, positive, reject_unused_options
 from thinpipe.train.tasks.splits import at_most
-from thinpipe.train.tasks.task import Data, Recipe, Shape, Source, Split, Task
+from thinpipe.train.tasks.task import Data, Shape, Source, Split, Task, TaskDefaults
 
 TOKENS = 256
 Model = PretrainedModel | FunctionModel
@@ -43,7 +43,7 @@ class LanguageModel(Task):
     usual_tokens = TOKENS
     metric = "perplexity"
     modules = ("transformers",)
-    recipe = Recipe(
+    defaults = TaskDefaults(
         batch_size=16,
         chunks=4,
         epochs=1,

@@ -1,4 +1,4 @@
-"""Text classification: the common part of such tasks; rte and cola of GLUE, with the recipe for pretrained weights."""
+"""Text classification: the common part of such tasks; rte and cola of GLUE, with defaults for pretrained weights."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from thinpipe.train.tasks.roberta import (
 )
 from thinpipe.train.tasks.sources import check_tokens, positive, reject_unused_options
 from thinpipe.train.tasks.splits import Texts, at_most
-from thinpipe.train.tasks.task import Data, Metric, Recipe, Shape, Source
+from thinpipe.train.tasks.task import Data, Metric, Shape, Source, TaskDefaults
 
 TOKENS = 128
 LEAST_TOKENS = 8  # a pair of texts has four special tokens
 VOCABULARY = 16384  # maximum number of words of a tokenizer made from the data
 CHECKPOINT = "FacebookAI/roberta-base"
-RECIPE = Recipe(
+DEFAULTS = TaskDefaults(
     batch_size=32,
     chunks=4,
     epochs=20,
@@ -62,7 +62,7 @@ class TextTask(ClassifierTask):
 
     kind = "sequence"
     sizes = ("tokens", "tokenizer")
-    recipe = RECIPE
+    defaults = DEFAULTS
     modules = ROBERTA_MODULES
     checkpoint: str | None = CHECKPOINT
     size: Size = BASE  # of a model from scratch

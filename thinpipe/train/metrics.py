@@ -1,4 +1,4 @@
-"""Evaluation of a split: every sample counts exactly once, whatever the batch size and the number of chunks."""
+"""Loss and metrics of a split: every sample counts exactly once, for any batch size and number of chunks."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cli.made_run import make_plan
-from thinpipe.cli.train.terminal import SHORT_RUN, plan_tables
+from tests.lab.runs.made_run import make_plan
 from thinpipe.lab.records import report
+from thinpipe.lab.runs.run_tables import SHORT_RUN, plan_tables
 
 
 def notes(plan: object) -> str:
@@ -24,16 +24,16 @@ def with_axes(first_steps: int, last_step: int, **changes: int) -> object:
 
 
 def test_a_short_run_is_told_its_first_steps() -> None:
-    assert "The activations of the first 35 of 80 steps travel at 8 bits, before axes are known." in notes(
+    assert "The activations of the first 35 of 80 steps are sent at 8 bits, before the basis is learned." in notes(
         with_axes(35, 80)
     )
-    assert "of the first 20 of 20 steps travel at 8 bits" in notes(with_axes(35, 20))
-    assert "of the first 35 of 80 batches travel at 8 bits" in notes(with_axes(35, 20, accumulate=4))
+    assert "of the first 20 of 20 steps are sent at 8 bits" in notes(with_axes(35, 20))
+    assert "of the first 35 of 80 batches are sent at 8 bits" in notes(with_axes(35, 20, accumulate=4))
 
 
 @pytest.mark.parametrize("plan", [with_axes(35, SHORT_RUN * 35 + 1), with_axes(35, 80, first_step=35), make_plan()])
 def test_a_long_run_or_a_later_part_is_not(plan: object) -> None:
-    assert "travel at" not in notes(plan)
+    assert "are sent at" not in notes(plan)
 
 
 def test_links_without_compression() -> None:

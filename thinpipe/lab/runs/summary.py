@@ -1,28 +1,23 @@
-"""The record of a training run: one row of results, with its epochs, links and workers."""
+"""The record of a training run: one row of results and costs, with its epochs, links and workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from thinpipe.cli.terminal import write_or_print
+from thinpipe.lab.records.output import write_or_print
 from thinpipe.lab.records.record import Column, Record, columns_of, figure, row_of
 from thinpipe.lab.records.step_times import StepTimes, step_times
-from thinpipe.train.events import Epoch, Finished, Plan, Step, WorkerUse
-from thinpipe.train.tasks.task import METRICS, Metric
+from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step, WorkerUse
+from thinpipe.train.tasks.task import METRICS
 
 KIND = "train"
 
 
-def metric_text(name: Metric, value: float) -> str:
-    """Return a metric as text."""
-    return format(value, METRICS[name].format)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class RunResult:
     """The results that the terminal shows. Codec and seed are not keys, so that runs can be compared across them."""
 
     task: str = figure("task", key=True)
@@ -38,10 +33,10 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class RunColumns:
     """All columns of the record. Times per step are sums over workers and links; memory is the largest worker's."""
 
-    result: Result
+    result: RunResult
     parallel: str = figure("parallel")
     schedule: str | None = figure("schedule")
     forward: str = figure("forward")
@@ -66,36 +61,31 @@ class Figures:
     workers: Sequence[Mapping[str, Any]]
 
 
-def columns(figures: Result | Figures, plan: Plan) -> tuple[Column, ...]:
+def columns(values: RunResult | RunColumns, plan: Plan) -> tuple[Column, ...]:
     """Return the columns with a value: `thinpipe diff` would take a column of None for a missing metric."""
-    own: dict[str, dict[str, Any]] = {"metric": {"heading": plan.metric, **asdict(METRICS[plan.metric])}}
-    own["best_metric"] = asdict(METRICS[plan.metric])
-    row = row_of(figures)
+    facts = asdict(METRICS[plan.metric])
+    own: dict[str, dict[str, Any]] = {"metric": {"heading": plan.metric, **facts}, "best_metric": facts}
+    row = row_of(values)
     return tuple(
         replace(column, **own.get(column.name, {}))
-        for column in columns_of(type(figures))
+        for column in columns_of(type(values))
         if row[column.name] is not None
     )
 
 
-def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> Result:
+def make_result(plan: Plan, end: Finished, *, wire_bytes: int) -> RunResult:
     """Return the results; ``wire_bytes`` is the sum over all workers and steps."""
-    return Result(
+    same = {each.name: getattr(end, each.name) for each in fields(RunResult) if hasattr(end, each.name)}
+    return RunResult(
+        **same,
         task=plan.task,
-        metric=end.metric,
-        best_metric=end.best_metric,
-        bits_per_byte=end.bits_per_byte,
-        validation_loss=end.validation_loss,
-        train_loss=end.train_loss,
-        samples_per_s=end.samples_per_s,
         tokens_per_s=None if plan.tokens is None else end.samples_per_s * plan.tokens,
-        seconds=end.seconds,
         wire_bytes_per_step=None if plan.parallel == "none" else wire_bytes / max(end.steps, 1),
     )
 
 
-def step_parts(end: Finished, worker: WorkerUse | None = None) -> StepTimes:
-    """Return the parts of one worker or their sums over all."""
+def run_step_times(end: Finished, worker: WorkerUse | None = None) -> StepTimes:
+    """Return the times of a step on one worker, or their sums over all."""
     steps = max(end.steps, 1)
     compute_ms = sum(each.compute_ms for each in end.workers) if worker is None else worker.compute_ms
     if not end.links:
@@ -106,7 +96,7 @@ def step_parts(end: Finished, worker: WorkerUse | None = None) -> StepTimes:
     return step_times(compute_ms / steps, sent, received, steps)
 
 
-class RecordFile:
+class RecordFile(Listener):
     """Writes the record atomically when the run has finished, or prints it on stdout if the disk fails.
 
     A run that fails or is interrupted writes none.
@@ -128,25 +118,16 @@ class RecordFile:
     def evaluated(self, epoch: Epoch) -> None:
         self.epochs.append(asdict(epoch))
 
-    def noticed(self, line: str) -> None:
-        pass
-
-    def saved(self, step: int, path: str) -> None:
-        pass
-
-    def save_failed(self, step: int, problem: str) -> None:
-        pass
-
     def finished(self, end: Finished) -> None:
-        figures = self._figures(end)
-        table = columns(figures, self.plan)
-        write_or_print(Record(kind=KIND, config=self.config, columns=table, rows=(row_of(figures),)), self.path)
+        row = self._row(end)
+        table = columns(row, self.plan)
+        write_or_print(Record(kind=KIND, config=self.config, columns=table, rows=(row_of(row),)), self.path)
 
-    def _figures(self, end: Finished) -> Figures:
+    def _row(self, end: Finished) -> RunColumns:
         tensor_bytes = sum(link.tensor_bytes for link in end.links)
         result = make_result(self.plan, end, wire_bytes=self.wire_bytes)
         step_bytes = result.wire_bytes_per_step
-        return Figures(
+        return RunColumns(
             result=result,
             parallel=self.plan.parallel,
             schedule=self.plan.schedule,
@@ -158,13 +139,10 @@ class RecordFile:
             wire_ratio=sum(link.wire_bytes for link in end.links) / tensor_bytes if tensor_bytes else None,
             parameters_sha256=end.parameters_sha256 or None,
             peak_mib=max((worker.peak_mib for worker in end.workers), default=None),
-            **{f"{name}_per_step": value for name, value in asdict(step_parts(end)).items()},
+            **{f"{name}_per_step": value for name, value in asdict(run_step_times(end)).items()},
             metric_name=self.plan.metric,
             first_step=self.plan.first_step,
             epochs=self.epochs,
             links=[asdict(link) for link in end.links],
             workers=[asdict(worker) for worker in end.workers],
         )
-
-    def failed(self, error: BaseException) -> None:
-        pass

@@ -7,22 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from thinpipe.cli.train.preflight import preflight
+from thinpipe.options import flags_in_errors
+from thinpipe.train.preflight import check_space, preflight
 
 MOUNTED = ["unshare", "--mount", "--map-root-user", "sh", "-ec"]
 PROBE = """
 import sys
 from pathlib import Path
-from thinpipe.cli.train.preflight import preflight
+from thinpipe.options import flags_in_errors
+from thinpipe.train.preflight import check_space, preflight
 
 root = Path(sys.argv[1])
 for outputs in (
     {"log": root / "full" / "a"},
-    {"save": root / "small", "sizes": {"save": 20_000_000}},
+    {"save": root / "small"},
     {"log": root / "read_only"},
 ):
     try:
         preflight(**outputs)
+        with flags_in_errors():
+            check_space(outputs, {"save": 20_000_000})
     except ValueError as error:
         print(error)
 """
@@ -46,7 +50,6 @@ def test_directories_are_made_and_nothing_else_is_left(tmp_path):
         trace=tmp_path / "t.json",
         capture=tmp_path / "out" / "c.safetensors",
         export=tmp_path / "out" / "model",
-        sizes={"save": 10},
     )
     assert everything(tmp_path) == [tmp_path / name for name in ("logs", "logs/a", "out", "save")]
 
@@ -97,10 +100,13 @@ def test_what_cannot_be_written_is_named_and_nothing_is_left(outputs, rule, tmp_
 
 
 def test_checkpoints_that_do_not_fit_are_an_error(tmp_path):
-    free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(ValueError, match=r"--log and --save will need .* MB in .*, where .* MB are free") as error:
-        preflight(log=tmp_path / "logs", save=tmp_path / "save", sizes={"save": 2 * free})
-    assert "keep fewer checkpoints" in str(error.value)
+    sizes = {"save": 2 * shutil.disk_usage(tmp_path).free, "capture": 10}
+    outputs = {"save": tmp_path / "save", "capture": tmp_path / "made" / "later" / "c.safetensors", "export": None}
+    rule = r"--save and --capture will need .* MB in .*, where .* MB are free\. .*keep fewer checkpoints"
+    with flags_in_errors(), pytest.raises(ValueError, match=rule) as error:
+        check_space(outputs, sizes)
+    assert "Make room" in str(error.value)
+    check_space({**outputs, "save": None}, sizes)
     assert everything(tmp_path) == []
 
 

@@ -1,44 +1,20 @@
-"""Listeners of a training run: the terminal, TensorBoard curves and the record, combined into one."""
+"""Listeners of a training run: several as one, and TensorBoard curves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import typer
-
-from thinpipe.cli.terminal import OutputError
-from thinpipe.cli.train.record import RecordFile
-from thinpipe.cli.train.terminal import Terminal
+from thinpipe.system.files import OutputError
 from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-def make_listener(
-    *,
-    config: Mapping[str, Any],
-    seed: int,
-    forward: str,
-    backward: str,
-    log: Path | None = None,
-    json: Path | None = None,
-) -> Listener:
-    """Return a picklable listener: the terminal, with curves in ``log`` and a record in ``json`` if given.
-
-    ``config`` is the command and its settings, as the record keeps them; ``forward`` and ``backward`` are specs.
-    """
-    listeners: list[Listener] = [Terminal()]
-    if log is not None:
-        listeners.append(Curves(log))
-    if json is not None:
-        listeners.append(RecordFile(json, config=config, forward=forward, backward=backward, seed=seed))
-    return Listeners(listeners)
-
-
-class Listeners:
+class Listeners(Listener):
     """Several listeners as one.
 
     A full disk or a closed pipe does not end the run: the listener that failed is removed, with a line on stderr.
@@ -50,35 +26,35 @@ class Listeners:
         self.listeners = list(listeners)
 
     def planned(self, plan: Plan) -> None:
-        for error in self._tell(lambda each: each.planned(plan)):
+        for error in self._call(lambda each: each.planned(plan)):
             if not isinstance(error, BrokenPipeError):
                 raise error
 
     def stepped(self, step: Step) -> None:
-        self._tell(lambda each: each.stepped(step))
+        self._call(lambda each: each.stepped(step))
 
     def evaluated(self, epoch: Epoch) -> None:
-        self._tell(lambda each: each.evaluated(epoch))
+        self._call(lambda each: each.evaluated(epoch))
 
     def noticed(self, line: str) -> None:
-        self._tell(lambda each: each.noticed(line))
+        self._call(lambda each: each.noticed(line))
 
     def saved(self, step: int, path: str) -> None:
-        self._tell(lambda each: each.saved(step, path))
+        self._call(lambda each: each.saved(step, path))
 
     def save_failed(self, step: int, problem: str) -> None:
-        self._tell(lambda each: each.save_failed(step, problem))
+        self._call(lambda each: each.save_failed(step, problem))
 
     def finished(self, end: Finished) -> None:
-        lost = self._tell(lambda each: each.finished(end), last=True)
+        lost = self._call(lambda each: each.finished(end), last=True)
         self.listeners = []
         if lost:
             raise OutputError("; ".join(error.strerror or str(error) for error in lost))
 
     def failed(self, error: BaseException) -> None:
-        self._tell(lambda each: each.failed(error))
+        self._call(lambda each: each.failed(error))
 
-    def _tell(self, call: Callable[[Listener], None], *, last: bool = False) -> list[OSError]:
+    def _call(self, call: Callable[[Listener], None], *, last: bool = False) -> list[OSError]:
         lost = []
         for each in list(self.listeners):
             try:
@@ -87,11 +63,11 @@ class Listeners:
                 self.listeners.remove(each)
                 lost.append(error)
                 if not last:
-                    typer.echo(f"thinpipe: {type(each).__name__} stops, the run does not: {error}", err=True)
+                    print(f"thinpipe: {type(each).__name__} stops, the run does not: {error}", file=sys.stderr)
         return lost
 
 
-class Curves:
+class Curves(Listener):
     """TensorBoard curves, flushed after each epoch; a resumed run continues the curves of the first one."""
 
     def __init__(self, directory: Path) -> None:
@@ -123,15 +99,6 @@ class Curves:
         if epoch.bits_per_byte is not None:
             self._add("validation/bits_per_byte", epoch.bits_per_byte, epoch.step)
         self._open().flush()
-
-    def noticed(self, line: str) -> None:
-        pass
-
-    def saved(self, step: int, path: str) -> None:
-        pass
-
-    def save_failed(self, step: int, problem: str) -> None:
-        pass
 
     def finished(self, end: Finished) -> None:
         self._open().close()

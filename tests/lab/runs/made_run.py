@@ -1,9 +1,10 @@
-"""A small run as its listeners hear of it, without training anything."""
+"""A small run as events for listeners, without training anything."""
 
 from __future__ import annotations
 
 import time
 
+from thinpipe.lab.runs.summary import RecordFile
 from thinpipe.train.events import Epoch, Finished, Holding, LinkPlan, LinkUse, Listener, Plan, Step, WorkerUse
 
 EPOCHS, STEPS = 3, 4  # epochs, steps per epoch
@@ -152,3 +153,15 @@ def play(listener: Listener, parallel: str = "pipeline", *, first_step: int = 0,
             listener.evaluated(make_epoch(step // STEPS))
             listener.saved(step, f"run/step-{step}")
     listener.finished(make_end(parallel, steps=EPOCHS * STEPS - first_step))
+
+
+SETTINGS = {
+    "config": {"command": ["thinpipe", "train"], "threads": None},
+    "seed": 3,
+    "forward": "sort:6+2",
+    "backward": "none",
+}
+
+
+def record_file(path, **changes):
+    return RecordFile(path, **SETTINGS | changes)
