@@ -97,7 +97,7 @@ def train(model: Path, text: Path, steps: int) -> None:
 
     given = {"task": "lm", "model": str(model), "data": str(text), "tokens": TOKENS, "batch_size": CHUNKS}
     settings = resolve(
-        {**given, "chunks": CHUNKS, "workers": WORKERS, "compress": "none"}, task("lm").recipe, device="cpu"
+        {**given, "chunks": CHUNKS, "workers": WORKERS, "compress": "none"}, task("lm").defaults, device="cpu"
     )
     train(task("lm"), settings, RunOptions(steps=steps), join_world("cpu", threads=1), mock.MagicMock)
 

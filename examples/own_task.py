@@ -1,4 +1,4 @@
-"""A task of your own, odd or even digits: samples, model, metric and recipe.
+"""A task of your own, odd or even digits: samples, model, metric and training defaults.
 
 thinpipe train --task examples.own_task:OddOrEven    # examples/own_task.py, seen from the current folder
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from thinpipe import Batch, Data, Part, Recipe, Shape, Source, Task, at_most, reject_unused_options, split_fifth
+from thinpipe import Batch, Data, Part, Shape, Source, Task, TaskDefaults, at_most, reject_unused_options, split_fifth
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class OddOrEven(Task):
     name = "odd-or-even"
     summary = "scikit-learn's handwritten digits, odd or even; four linear layers"
     metric = "accuracy"
-    recipe = Recipe(batch_size=64, chunks=4, epochs=5, optimizer="adamw", lr=3e-3, lr_schedule="linear", warmup=0.1)
+    defaults = TaskDefaults(
+        batch_size=64, chunks=4, epochs=5, optimizer="adamw", lr=3e-3, lr_schedule="linear", warmup=0.1
+    )
 
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Read the samples: on the client alone, so no other worker needs scikit-learn."""

@@ -29,6 +29,16 @@ def test_names_are_listed_and_have_docstrings() -> None:
         thinpipe.Stage  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_an_earlier_name_still_works() -> None:
+    from thinpipe import Recipe, Task, TaskDefaults
+
+    class Earlier(Task):
+        recipe = Recipe(batch_size=2, chunks=1, epochs=1, optimizer="sgd", lr=0.1, lr_schedule="constant")
+
+    assert Recipe is TaskDefaults
+    assert Earlier.defaults is Earlier.recipe
+
+
 def test_help_shows_every_name() -> None:
     text = pydoc.plain(pydoc.render_doc(thinpipe))
     for name in set(thinpipe.__all__) - {"__version__"}:

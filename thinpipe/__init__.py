@@ -6,7 +6,7 @@ Cutting        cut, measure_units, choose_cuts, cut_units, stages_of
 Workers        run_workers, WorkerError, LinkError
 Measuring      report, reset_counters, LinkReport, gather_step, draw, write_chrome_trace
 DDP            ddp_hook, ddp_state, DDPState
-Tasks          Task, Batch, Data, Part, Recipe, Shape, Source, at_most, split_fifth, reject_unused_options
+Tasks          Task, Batch, Data, Part, TaskDefaults, Shape, Source, at_most, split_fifth, reject_unused_options
 
 Guides with examples: docs/pipeline.md, docs/codecs.md, docs/ddp.md. On the command line: `thinpipe --help`.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from thinpipe.train.engines.units import cut
     from thinpipe.train.tasks.sources import reject_unused_options
     from thinpipe.train.tasks.splits import Part, at_most, split_fifth
-    from thinpipe.train.tasks.task import Batch, Data, Recipe, Shape, Source, Task
+    from thinpipe.train.tasks.task import Batch, Data, Shape, Source, Task, TaskDefaults
 
 __all__ = [
     "Batch",
@@ -43,10 +43,10 @@ __all__ = [
     "LinkReport",
     "Part",
     "PipelineStage",
-    "Recipe",
     "Shape",
     "Source",
     "Task",
+    "TaskDefaults",
     "WorkerError",
     "__version__",
     "at_most",
@@ -82,13 +82,16 @@ _LAZY = {
     "thinpipe.launch.workers": ("run_workers",),
     "thinpipe.train.tasks.sources": ("reject_unused_options",),
     "thinpipe.train.tasks.splits": ("Part", "at_most", "split_fifth"),
-    "thinpipe.train.tasks.task": ("Batch", "Data", "Recipe", "Shape", "Source", "Task"),
+    "thinpipe.train.tasks.task": ("Batch", "Data", "Shape", "Source", "Task", "TaskDefaults"),
 }
+
+_RENAMED = {"Recipe": "TaskDefaults"}  # names up to version 0.2
 
 if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         """Import a public name on first use."""
+        name = _RENAMED.get(name, name)
         for module, names in _LAZY.items():
             if name in names:
                 try:

@@ -64,11 +64,11 @@ class _End:
     """The signal handler until a command sets its own: print one line, and exit with the code that shells expect."""
 
     def __init__(self) -> None:
-        self._is_told = False
+        self._is_reported = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             os.write(2, f"thinpipe: {ended_by(number)}\n".encode())  # print itself may have been interrupted
         if _is_importing(frame):
             # An exception can be lost there: libraries catch failed imports. No work of ours is in progress.

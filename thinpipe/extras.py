@@ -10,7 +10,7 @@ EXTRAS = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return a sentence that says what to install; None for modules that no extra brings."""
+    """Return a sentence about what to install; None for modules that no extra brings."""
     module = (error.name or "").partition(".")[0]
     for extra, modules in EXTRAS.items():
         if module in modules:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _MARKED = re.compile(r"\{([a-z][a-z_]*)\}")
@@ -75,7 +76,7 @@ def aliases_in_errors(typed: Mapping[str, str]) -> Iterator[None]:
 class Rule:
     """The valid values of an option: a predicate, and its description, which follows "is" in errors."""
 
-    words: str
+    text: str
     holds: Callable[[Any], bool]
 
 
@@ -87,8 +88,8 @@ def above(least: float, most: float) -> Rule:
     return Rule(f"above {least:g} and at most {most:g}", lambda value: least < value <= most)
 
 
-def below(most: float, *, least: float = 0, words: str = "") -> Rule:
-    return Rule(f"from {least} to below {words or most}", lambda value: least <= value < most)
+def below(most: float, *, least: float = 0, most_text: str = "") -> Rule:
+    return Rule(f"from {least} to below {most_text or most}", lambda value: least <= value < most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +100,17 @@ class Option:
     panel: str = ""  # of the help
     metavar: str | None = None
     rule: Rule | None = None
-    usual: Any = None  # the default, unless the user or a task's recipe sets another value
+    usual: Any = None  # the default, unless the user or the task sets another value
     shown: str | None = None  # text of the default in the help, if not that of ``usual``
+    advanced: bool = False  # True: --help of a long command leaves it to --help-all
     movable: bool = False  # True if it may change when a run is resumed
-    per_machine: bool = False  # True if it may differ between workers: a path, or a property of the machine
+    # True if the value may differ between workers: a path, or a property of the machine. "presence": a path that may
+    # differ, but has to be given on all workers or on none.
+    per_machine: bool | Literal["presence"] = False
+    training_only: bool = False  # True: an option of a model that `evaluate` does not have
+    evaluates: bool = False  # True: `evaluate` has this option of a run, too
+    # An evaluation of a saved run keeps the value: "always", or with the same parallelism only.
+    kept: Literal["", "always", "same parallel"] = ""
     kind: Any = None  # type that the command line parses, if not the field's type
     parse: Callable[[Any], Any] | None = None  # from that type to the field's value; raises OptionError
     name: str = ""  # name for users, if not the field's name
@@ -131,27 +139,38 @@ def options_of(kind: type) -> dict[str, Option]:
     hints, found = get_type_hints(kind), {}
     for each in fields(kind):
         if "option" in each.metadata:
-            told: Option = each.metadata["option"]
+            declared: Option = each.metadata["option"]
             hint = _without_none(hints[each.name])
             choices = get_args(hint) if get_origin(hint) is Literal else ()
-            rule = Rule(", ".join(choices), choices.__contains__) if choices else told.rule
-            read_as = told.kind or (str if told.parse else hint)
-            found[each.name] = replace(told, name=told.name or each.name, rule=rule, kind=read_as)
+            rule = Rule(", ".join(choices), choices.__contains__) if choices else declared.rule
+            read_as = declared.kind or (str if declared.parse else hint)
+            found[each.name] = replace(declared, name=declared.name or each.name, rule=rule, kind=read_as)
     return found
 
 
 def check(settings: Any) -> None:
     """Raise OptionError for the first option whose value violates its rule; None is not checked."""
     kind: type = type(settings)
-    for name, told in options_of(kind).items():
-        value = getattr(settings, name)
-        if value is not None and told.rule is not None and not told.rule.holds(value):
-            raise OptionError(f"{{{told.name}}} is {told.rule.words}; got {words(value)}")
+    for name, declared in options_of(kind).items():
+        value, rule = getattr(settings, name), declared.rule
+        if value is not None and rule is not None and not rule.holds(value):
+            raise OptionError(f"{{{declared.name}}} is {rule.text}; got {as_typed(value)}")
+
+
+def shared_values(settings: Any) -> dict[str, Any]:
+    """Return the values that have to be equal on all workers, by field; for paths, whether there is one."""
+    result = {}
+    kind: type = type(settings)
+    for name, declared in options_of(kind).items():
+        if declared.per_machine is not True:
+            value = getattr(settings, name)
+            result[name] = value is not None if declared.per_machine == "presence" else value
+    return result
 
 
 def read(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of ``kind`` from options by user names, as parsed by the command line; None means not given."""
-    values = {name: given.get(told.name) for name, told in options_of(kind).items()}
+    values = {name: given.get(declared.name) for name, declared in options_of(kind).items()}
     return {name: _parse(options_of(kind)[name], value) for name, value in values.items() if value is not None}
 
 
@@ -174,17 +193,17 @@ def pair(name: str, number: Callable[[str], _T], example: str) -> Callable[[str]
     return parse
 
 
-def words(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """Return a value as it is written on the command line."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _parse(told: Option, value: Any) -> Any:
-    kind = get_origin(told.kind) or told.kind
+def _parse(declared: Option, value: Any) -> Any:
+    kind = get_origin(declared.kind) or declared.kind
     as_read = isinstance(value, kind if isinstance(kind, type) else str)  # a choice is a string
-    if told.synonyms:
-        value = told.synonyms.get(value, value)
-    return told.parse(value) if told.parse is not None and as_read else value
+    if declared.synonyms:
+        value = declared.synonyms.get(value, value)
+    return declared.parse(value) if declared.parse is not None and as_read else value
 
 
 def without_aliases(aliases: Mapping[str, str], given: Mapping[str, _T]) -> tuple[dict[str, _T], dict[str, str]]:
@@ -207,7 +226,7 @@ def without_aliases(aliases: Mapping[str, str], given: Mapping[str, _T]) -> tupl
 
 def without_synonyms(kind: type, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts of ``kind`` with synonyms replaced by the values that they mean."""
-    found = {name: told.synonyms for name, told in options_of(kind).items()}
+    found = {name: declared.synonyms for name, declared in options_of(kind).items()}
     return {
         name: found.get(name, {}).get(value, value) if isinstance(value, str) else value
         for name, value in facts.items()
@@ -259,7 +278,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return len(value) == len(inner) and all(map(_fits, value, inner))
     if hint is float:
         return isinstance(value, float | int) and not isinstance(value, bool)
-    return type(value) is hint  # so that bool is not accepted as int
+    return type(value) is (str if hint is Path else hint)  # so that bool is not accepted as int; paths are text in JSON
 
 
 def _text(value: Any) -> str:

@@ -13,10 +13,14 @@ from thinpipe.cli.app import VERBS, app, load
 TEXT_COLUMN = 30  # where texts begin
 
 
-def help_of(*words: str) -> list[str]:
-    result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"})
+def help_of(*verb: str, option: str = "--help") -> list[str]:
+    result = CliRunner().invoke(app, [*verb, option], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     return result.output.splitlines()
+
+
+def complete_help_of(verb: str) -> list[str]:
+    return help_of(*verb.split(), option="--help-all" if load(verb).advanced else "--help")
 
 
 def parameters(verb: str) -> list[Any]:
@@ -25,7 +29,7 @@ def parameters(verb: str) -> list[Any]:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_name_metavar_or_text_is_cut(verb: str) -> None:
-    lines = help_of(*verb.split())
+    lines = complete_help_of(verb)
     assert "…" not in "".join(lines)
     assert max(map(len, lines)) <= 80
     names = [line[2:TEXT_COLUMN].strip() if line[TEXT_COLUMN - 1] == " " else line.strip() for line in lines_of(lines)]
@@ -50,11 +54,25 @@ def lines_of(lines: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_texts_have_half_of_the_width_and_break_between_words(verb: str) -> None:
-    lines = help_of(*verb.split())
+    lines = complete_help_of(verb)
     continued = [line for line in lines if line.startswith(" " * 20)]
     assert continued
     assert {len(line) - len(line.lstrip()) for line in continued} == {TEXT_COLUMN}
     assert not [line for line in lines if line.endswith("-")]
+
+
+def test_help_of_a_long_command_has_the_common_options_and_names_the_complete_help() -> None:
+    short, complete = help_of("train"), help_of("train", option="--help-all")
+    named = [line.split()[0] for line in short if line.startswith("  --")]
+    assert 25 <= len(named) <= 32
+    assert {"--model", "--compress", "--link", "--save", "--rank", "--help-all"} <= set(named)
+    assert {"--adam-betas", "--capture-limit", "--keep"}.isdisjoint(named)
+    assert all(line in complete for line in short if line.startswith("  --"))
+    assert len([line for line in complete if line.startswith("  --")]) > 70
+    assert "--help-all" not in "".join(help_of("generate"))  # all of its options are on one page
+    wrong = CliRunner().invoke(app, ["train", "--epoch", "3"])
+    assert wrong.exit_code == 2
+    assert "--help-all' for help" in wrong.stderr
 
 
 @pytest.mark.parametrize(

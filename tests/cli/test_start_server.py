@@ -11,7 +11,8 @@ from thinpipe.train.tasks import preload
 from thinpipe.train.tasks.tasks import TASKS
 
 CPU = "thinpipe.codecs.kernels.cpu"
-TRAINING, GENERATION, TASK = "thinpipe.train.worker", "thinpipe.train.generation.worker", "thinpipe.train.tasks.preload"
+TRAINING, TASK = "thinpipe.train.worker", "thinpipe.train.tasks.preload"
+EVALUATION, GENERATION = "thinpipe.train.evaluation", "thinpipe.train.generation.printing"
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ TRAINING, GENERATION, TASK = "thinpipe.train.worker", "thinpipe.train.generation
         ("train --task=grammar", (TRAINING, CPU, TASK), "grammar"),
         ("train --model folder --lora 8", (TRAINING, CPU, "peft", "transformers"), None),
         ("train --resume runs/a", (TRAINING, CPU), None),
-        ("evaluate --run runs/a", (TRAINING, CPU, "transformers"), None),
+        ("evaluate --run runs/a", (EVALUATION, CPU, "transformers"), None),
         ("generate --adapter folder", (GENERATION, CPU, "peft", "transformers"), None),
     ],
 )
@@ -37,7 +38,8 @@ def test_workers_find_imported_what_they_need(
 
 
 @pytest.mark.parametrize(
-    "command", ["train --help", "train --rank 1 --master a:1", "train --rank=1", "diff a b", "models"]
+    "command",
+    ["train --help", "train --help-all", "train --rank 1 --master a:1", "train --rank=1", "diff a b", "models"],
 )
 def test_nothing_starts_where_no_worker_will(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "import_ahead", None)

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from tests.scripts import run_script
 from tests.train.toy import ToyTask, run_toy, saved_model
 from thinpipe.cli.app import app
-from thinpipe.cli.train.resolve import resolve_run
 from thinpipe.lab.netem.network import missing_for_networks
 from thinpipe.lab.records.record import Record
 from thinpipe.launch import workers as launch
+from thinpipe.train.resolve import resolve_run
 from thinpipe.train.running import RunOptions
 
 THIN = () if missing_for_networks() else ("--link", "2mbit")  # as root on Linux
@@ -48,7 +48,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_a_pipeline_leaves_table_record_curves_trace_model_and_a_checkpoint(first_run: tuple[Path, str]) -> None:
     directory, output = first_run
-    assert "What travels per step" in output
+    assert "Traffic per step" in output
     assert "Where the time of a step goes" in output
     record = json.loads((directory / "run.json").read_text())
     assert record["kind"] == "train"

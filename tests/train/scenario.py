@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from tests.train.toy import Ears, ToyTask, settings_for
-from thinpipe.cli.train.run import carry_out
+from thinpipe.cli.training import run_with_restarts
 from thinpipe.comm import signals
 from thinpipe.train.checkpoints.folder import newest
 from thinpipe.train.running import RunOptions
@@ -70,7 +70,7 @@ def run(facts: dict[str, Any]) -> int:
         save_every=facts.get("save_every", 1) if facts["save"] else None,
         max_restarts=facts.get("max_restarts", 0),
     )
-    return carry_out(settings, running, Speaker, find_task=partial(find_task, facts))
+    return run_with_restarts(settings, running, Speaker, find_task=partial(find_task, facts))
 
 
 if __name__ == "__main__":

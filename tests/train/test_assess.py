@@ -11,10 +11,10 @@ import torch.distributed as dist
 from tests.pool import Pool
 from tests.train.tasks.written import write_language_model
 from tests.train.toy import Ears, run_toy, world_in
-from thinpipe.cli.evaluate import _settled
+from thinpipe.train.evaluation import EvaluationResult, Part, evaluate_model
+from thinpipe.train.resolve import resolve_evaluation
 from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import task
-from thinpipe.train.worker import EvaluationResult, Part, evaluate_model
 
 TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 60
 
@@ -28,7 +28,7 @@ def train_here(group: dist.ProcessGroup, folder: Path, given: dict[str, Any] | N
 def assess_here(
     group: dist.ProcessGroup | None, folder: Path, given: dict[str, Any], part: Part = "validation"
 ) -> EvaluationResult:
-    settings = _settled(folder / "run", {"compress": None, "workers": world_in(group).workers, **given})
+    settings = resolve_evaluation(folder / "run", {"compress": None, "workers": world_in(group).workers, **given})
     return evaluate_model(task(settings.task), settings, world_in(group), run=folder / "run", part=part)
 
 
@@ -47,7 +47,7 @@ def test_of_a_run(pool: Pool, tmp_path: Path) -> None:
     assert coded.found.loss != pytest.approx(end.validation_loss, rel=1e-4)
     assert 0 < 8 * coded.wire_bytes < again.wire_bytes
     with pytest.raises(ValueError, match=r"axes:2\.5 learns while a model is trained through it, and this one was not"):
-        _settled(tmp_path / "run", {"compress": "2bit"})
+        resolve_evaluation(tmp_path / "run", {"compress": "2bit"})
     seen = assess_here(None, tmp_path, {"parallel": "none"}, "train")
     assert seen.samples == 32
     assert seen.found.loss != alone.found.loss
@@ -66,4 +66,4 @@ def test_with_the_axes_that_links_had_learned(pool: Pool, tmp_path: Path) -> Non
 
 def test_a_folder_without_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="run is a folder that a run was saved in"):
-        _settled(tmp_path, {"compress": None})
+        resolve_evaluation(tmp_path, {"compress": None})

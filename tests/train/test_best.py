@@ -17,7 +17,7 @@ from thinpipe.train.checkpoints import saving
 from thinpipe.train.checkpoints.best import follow_best, improves, mark_best
 from thinpipe.train.checkpoints.folder import checkpoints, newest
 from thinpipe.train.checkpoints.manifest import Progress, manifest_of, read_facts, read_manifest
-from thinpipe.train.evaluate import Evaluated
+from thinpipe.train.metrics import Evaluated
 from thinpipe.train.running import RunOptions
 
 Train = Callable[..., Ears]

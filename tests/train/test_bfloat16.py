@@ -24,7 +24,7 @@ TEXT = "weights of half the size take half the room, and what is added to them i
 
 
 def optimizer_of(parameters: list[nn.Parameter], name: Any) -> torch.optim.Optimizer:
-    return make_optimizer(parameters, name=name, lr=1e-3, momentum=0.9, weight_decay=0.01)
+    return make_optimizer(parameters, optimizer=name, lr=1e-3, momentum=0.9, weight_decay=0.01)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])

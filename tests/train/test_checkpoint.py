@@ -247,9 +247,9 @@ def test_a_complete_run_whose_last_part_is_damaged_is_not_complete(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    monkeypatch.setattr("thinpipe.cli.train.run.carry_out", lambda *args, **kwargs: calls.append(args) or 0)
+    monkeypatch.setattr("thinpipe.cli.training.run_with_restarts", lambda *args, **kwargs: calls.append(args) or 0)
     monkeypatch.setattr("thinpipe.train.data.check_possible", lambda *args: None)
-    monkeypatch.setattr("thinpipe.cli.train.command.find_task", lambda name: ToyTask())
+    monkeypatch.setattr("thinpipe.train.tasks.tasks.task", lambda name: ToyTask())
     assert "this run is complete" in thinpipe("--resume", str(alone))[1]
     assert not calls
     flip(alone / NEWEST / "part-0.safetensors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -123,12 +124,12 @@ def checkpoint_room(group: Any, spec: str) -> int:
     running = RunOptions(save=Path("never"), steps=1)
     settings = settings_for(toy, group, compress_forward=spec)
 
-    def stop(sizes: Mapping[str, int]) -> None:
+    def stop(paths: object, sizes: Mapping[str, int]) -> None:
         told.append(sizes["save"])
         raise ValueError("enough")
 
-    with pytest.raises(ValueError, match="enough"):
-        train(toy, settings, running, world_in(group), Ears, stop)
+    with pytest.raises(ValueError, match="enough"), patch("thinpipe.train.worker.check_space", stop):
+        train(toy, settings, running, world_in(group), Ears)
     return sum(told)
 
 

@@ -19,13 +19,13 @@ from tests.pool import Pool
 from tests.train.test_export import GIVEN, TOKENS, contents, export, home, train_home  # noqa: F401
 from tests.train.toy import run_toy, world_in
 from thinpipe.cli.app import app
-from thinpipe.cli.evaluate import _settled
 from thinpipe.train.checkpoints.folder import newest
 from thinpipe.train.data import check_possible
+from thinpipe.train.evaluation import evaluate_model
 from thinpipe.train.models.saved_adapter import SavedAdapter
+from thinpipe.train.resolve import resolve_evaluation
 from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import task
-from thinpipe.train.worker import evaluate_model
 
 LORA: dict[str, Any] = GIVEN | {"lora": 4, "lr": 0.02, "optimizer": "adamw", "epochs": 2}
 
@@ -193,7 +193,7 @@ def test_the_head_of_a_classifier_is_trained_and_saved(tmp_path: Path) -> None:
     assert all(torch.equal(held[name], each) for name, each in names.items())
     chosen = {"task": "texts", "compress": None, "parallel": "none", "data": given["data"], "tokens": 8}
     adapter = SavedAdapter(tmp_path / "out")
-    settings = _settled(None, chosen, adapter)
+    settings = resolve_evaluation(None, chosen, adapter)
     check_possible(task("texts"), settings, adapter)
     found = evaluate_model(task("texts"), settings, world_in(None), run=None, adapter=adapter, part="validation").found
     assert found.loss == pytest.approx(end.validation_loss, rel=1e-6)
@@ -203,7 +203,7 @@ def test_the_head_of_a_classifier_is_trained_and_saved(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         (["--lora", "4", "--lora-target", "wq"], "all-linear, or some of down_proj, gate_proj, k_proj, o_proj, q_proj"),
-        (["--lora-target", "q_proj"], "--lora-target says more about adapters: give their rank with --lora, as in"),
+        (["--lora-target", "q_proj"], "--lora-target is an option of adapters: give their rank with --lora, as in"),
         (["--freeze", "model.embed*"], ""),
         (["--freeze", "layers.0.*"], "--freeze is a pattern of names of parameters, as in 'model.embed_tokens.*'"),
         (["--freeze", "*"], "--freeze leaves nothing to be trained: freeze less"),
@@ -223,7 +223,7 @@ def test_what_cannot_be_is_one_line_before_workers_start(
     line: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("thinpipe.cli.train.run.carry_out", lambda *_: 0)
+    monkeypatch.setattr("thinpipe.cli.training.run_with_restarts", lambda *_: 0)
     named = ["--model", str(home / "model"), "--data", str(home / "text.txt"), "--tokens", "8"]
     done = CliRunner().invoke(app, ["train", *named, *arguments])
     assert done.exit_code == (2 if line else 0), done.output

@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from thinpipe.train.checkpoints.manifest import Progress
-from thinpipe.train.evaluate import confusion, matthews, perplexity, score
+from thinpipe.train.metrics import confusion, matthews, perplexity, score
 
 
 @pytest.mark.parametrize("classes", [2, 5])

@@ -49,7 +49,7 @@ def test_rates_are_those_of_torchs_schedulers(schedule: str, rising: int) -> Non
 
 def test_adamw_decays_weights_but_no_biases_and_no_norms() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    optimizer = make_optimizer(model.parameters(), name="adamw", lr=0.1, momentum=0.9, weight_decay=0.5)
+    optimizer = make_optimizer(model.parameters(), optimizer="adamw", lr=0.1, momentum=0.9, weight_decay=0.5)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert [decay[id(p)] for p in model.parameters()] == [0.5, 0.0, 0.0, 0.0]
 
@@ -61,7 +61,7 @@ def test_adamw_in_slices_is_torchs_to_the_bit_and_needs_no_copies_of_a_parameter
         q.data.copy_(p.data)
     for parameters in (mine, theirs):  # strides of another order, as those of convolutions have
         parameters[-1].data = parameters[-1].data.t().contiguous().t()
-    sliced = make_optimizer(mine, name="adamw", lr=0.1, momentum=0.9, weight_decay=0.5)
+    sliced = make_optimizer(mine, optimizer="adamw", lr=0.1, momentum=0.9, weight_decay=0.5)
     plain = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.5)
     extra: list[list[int]] = []
     for _ in range(4):
@@ -82,7 +82,7 @@ def test_adamw_in_slices_is_torchs_to_the_bit_and_needs_no_copies_of_a_parameter
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adamw_has_the_betas_it_is_given(dtype: torch.dtype) -> None:
     mine, theirs = nn.Parameter(torch.zeros(3, 3, dtype=dtype)), nn.Parameter(torch.zeros(3, 3))
-    given = make_optimizer([mine], name="adamw", lr=0.1, momentum=0.9, weight_decay=0.0, adam_betas=(0.5, 0.25))
+    given = make_optimizer([mine], optimizer="adamw", lr=0.1, momentum=0.9, weight_decay=0.0, adam_betas=(0.5, 0.25))
     plain = torch.optim.AdamW([theirs], lr=0.1, betas=(0.5, 0.25), weight_decay=0.0)
     for gradient in (1.0, -3.0, 0.25):
         mine.grad, theirs.grad = (torch.full_like(each, gradient) for each in (mine, theirs))
@@ -93,7 +93,7 @@ def test_adamw_has_the_betas_it_is_given(dtype: torch.dtype) -> None:
 
 def test_sgd_has_momentum_and_decays_everything() -> None:
     model = nn.Linear(4, 4)
-    optimizer = make_optimizer(model.parameters(), name="sgd", lr=0.1, momentum=0.8, weight_decay=0.5)
+    optimizer = make_optimizer(model.parameters(), optimizer="sgd", lr=0.1, momentum=0.8, weight_decay=0.5)
     assert [(g["momentum"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups] == [(0.8, 0.5, 2)]
 
 
@@ -101,7 +101,7 @@ def test_nesterov_looks_ahead() -> None:
     weights = []
     for nesterov in (False, True):
         weight = nn.Parameter(torch.ones(1))
-        optimizer = make_optimizer([weight], name="sgd", lr=0.1, momentum=0.5, weight_decay=0.0, nesterov=nesterov)
+        optimizer = make_optimizer([weight], optimizer="sgd", lr=0.1, momentum=0.5, weight_decay=0.0, nesterov=nesterov)
         weight.grad = torch.ones(1)
         optimizer.step()
         weights.append(weight.item())

@@ -17,7 +17,7 @@ from tests.train.tasks.written import write_language_model
 from tests.train.test_lm import TEXT
 from tests.train.toy import Ears, settings_for, world_in
 from thinpipe.links.recv import RecvLink
-from thinpipe.train import worker as training_worker
+from thinpipe.train import build as building
 from thinpipe.train.models import identity, weights
 from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import task
@@ -117,9 +117,9 @@ def see(group: Any, given: dict[str, Any]) -> Seen:
         models.append(units.model)
         return engine(units, *args, **kwargs)
 
-    engine, patches = training_worker.PipelineEngine, watched(seen)
+    engine, patches = building.PipelineEngine, watched(seen)
     sys.addaudithook(note)
-    for patch in [*patches, mock.patch.object(training_worker, "PipelineEngine", make_engine)]:
+    for patch in [*patches, mock.patch.object(building, "PipelineEngine", make_engine)]:
         patch.start()
     try:
         end = train(lm, settings, RunOptions(steps=STEPS), world_in(group), lambda: ears)

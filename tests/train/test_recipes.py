@@ -107,7 +107,7 @@ def run_recipe(group: Any, name: str, cache: Path, given: dict[str, Any]) -> Ear
 def test_every_recipe_trains_from_disk(pool: Pool, tmp_path: Path, name: str) -> None:
     given = PREPARED[name](tmp_path)
     ears = pool.run(run_recipe, 2, name, tmp_path / "cache", given, limit_s=LIMIT_S)[0]
-    recipe = task(name).recipe
+    recipe = task(name).defaults
     assert [step.step for step in ears.steps] == [1, 2]
     assert all(math.isfinite(step.loss) for step in ears.steps)
     assert math.isfinite(ears.end.metric)

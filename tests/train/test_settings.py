@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.train.toy import ToyTask
-from thinpipe.options import read
+from thinpipe.options import Option, options_of, read
 from thinpipe.train.resolve import resolve, resolve_for_resume
-from thinpipe.train.running import RunOptions
-from thinpipe.train.settings import Settings
+from thinpipe.train.running import Capture, RunOptions
+from thinpipe.train.settings import Settings, Trained
 
 
 def settled(**given: Any) -> Settings:
-    return resolve({"task": "toy", **given}, ToyTask.recipe, device="cpu")
+    return resolve({"task": "toy", **given}, ToyTask.defaults, device="cpu")
 
 
 def test_what_is_not_given_is_the_recipes() -> None:
@@ -84,7 +85,7 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"threads": 100_000}, "threads is from 1 to 1024; got 100000"),
         ({"epochs": 10**30}, "epochs is from 1 to"),
         ({"model": "gpt2", "config": "llama"}, "config from its description alone: give one of them"),
-        ({"config_set": "hidden_size=3"}, "config_set changes what config says"),
+        ({"config_set": "hidden_size=3"}, "config_set changes values of config"),
         ({"vocabulary": 100}, "vocabulary is from 257 to"),
     ],
 )
@@ -173,7 +174,45 @@ def test_a_checkpoint_with_the_old_name_of_the_linear_schedule_goes_on() -> None
 def test_running_checks_itself() -> None:
     with pytest.raises(ValueError, match="save_every needs a folder"):
         RunOptions(save_every=3)
-    with pytest.raises(ValueError, match="save_local says who keeps"):
+    with pytest.raises(ValueError, match="save_local is about checkpoints"):
         RunOptions(save_local=True)
     with pytest.raises(ValueError, match="trace draws a picture"):
         RunOptions(trace=Path("step.pdf"))
+
+
+def names(kind: type, holds: Callable[[Option], object]) -> set[str]:
+    return {name for name, declared in options_of(kind).items() if holds(declared)}
+
+
+def test_marks_select_what_evaluation_keeps_and_what_an_export_finds_elsewhere() -> None:
+    assert names(Settings, lambda each: each.kept == "always") == {"parallel", "batch_size", "amp", "seed"}
+    assert names(Settings, lambda each: each.kept == "same parallel") == {
+        *("workers", "layout", "client_layers", "chunks", "compress_forward")
+    }
+    assert names(Trained, lambda each: each.training_only) == {
+        *("lora", "lora_target", "lora_alpha", "lora_dropout", "freeze")
+    }
+    assert names(Trained, lambda each: each.per_machine) == {
+        *("data", "validation", "model", "config", "tokenizer", "chat_template", "weights")
+    }
+
+
+def test_workers_compare_what_a_collective_depends_on() -> None:
+    running = RunOptions(save=Path("here"), keep=3, capture=Capture(path=Path("c.safetensors"), steps=(1, 5)))
+    shared = running.shared()
+    assert shared.keys() == {
+        *("save", "resume", "trace", "capture", "export", "save_local", "save_every", "keep", "steps"),
+        *("evaluate_every", "patience_s", "merge", "memory_limit"),
+    }
+    assert (shared["save"], shared["resume"], shared["keep"]) == (True, False, 3)  # paths may differ
+    assert shared["capture"] == [(1, 5), 1, 1 << 30]
+    json.dumps(shared | settled(data="text.txt", threads=2).shared())
+    assert {"data", "threads"}.isdisjoint(settled(data="text.txt", threads=2).shared())
+
+
+def test_paths_of_settings_are_text_in_json_and_paths_again() -> None:
+    settings = settled(data="text.txt", weights="folder")
+    assert (settings.data, settings.source.weights) == (Path("text.txt"), Path("folder"))
+    saved = json.loads(json.dumps(settings.to_json()))
+    assert saved["data"] == "text.txt"
+    assert Settings.from_json(saved) == settings

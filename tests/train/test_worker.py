@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.pool import Pool
 from tests.train.toy import Ears, ToyTask, settings_for, world_in
 from thinpipe.train.engines.world import SetupError
+from thinpipe.train.preflight import check_space
 from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.task import Data, Shape, Source
 from thinpipe.train.worker import train
@@ -23,7 +25,7 @@ class Missing(ToyTask):
         raise ValueError("put it here")
 
 
-def too_full(sizes: Mapping[str, int]) -> None:
+def too_full(paths: object, sizes: Mapping[str, int]) -> None:
     raise ValueError(f"no room for {sizes['save']} bytes")
 
 
@@ -31,10 +33,11 @@ def setup_error(group: Any, case: str, save: Path, given: dict[str, Any]) -> str
     task = Missing() if case == "data" else ToyTask()
     if case == "disagree" and group.rank() == 1:
         given = given | {"lr": 0.5}
-    room = too_full if case == "disk" else lambda sizes: None
+    check = too_full if case == "disk" else check_space
     running = RunOptions(save=save, keep=1)
     try:
-        train(task, settings_for(task, group, **given), running, world_in(group), Ears, room)
+        with patch("thinpipe.train.worker.check_space", check):
+            train(task, settings_for(task, group, **given), running, world_in(group), Ears)
     except SetupError as error:
         return str(error)
     return "trained"

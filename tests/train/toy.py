@@ -15,7 +15,7 @@ from thinpipe.train.events import Epoch, Finished, Plan, Step
 from thinpipe.train.resolve import resolve
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
-from thinpipe.train.tasks.task import Batch, Data, Recipe, Shape, Source, Task
+from thinpipe.train.tasks.task import Batch, Data, Shape, Source, Task, TaskDefaults
 from thinpipe.train.worker import train
 
 FEATURES, CLASSES = 256, 5
@@ -60,7 +60,7 @@ class ToyTask(Task):
     name = "toy"
     summary = "points around centres"
     metric = "accuracy"
-    recipe = Recipe(batch_size=18, chunks=3, epochs=2, optimizer="sgd", lr=0.05, lr_schedule="cosine")
+    defaults = TaskDefaults(batch_size=18, chunks=3, epochs=2, optimizer="sgd", lr=0.05, lr_schedule="cosine")
 
     def __init__(
         self, kind: str = "plain", *, nan_at: int | None = None, trap: Callable[[nn.Sequential], None] | None = None
@@ -130,7 +130,7 @@ def world_in(group: Any) -> World:
 
 
 def settings_for(task: Task, group: Any, **given: Any) -> Settings:
-    return resolve({"task": task.name, "workers": world_in(group).workers, **given}, task.recipe, device="cpu")
+    return resolve({"task": task.name, "workers": world_in(group).workers, **given}, task.defaults, device="cpu")
 
 
 def run_toy(group: Any, task: Task, running: RunOptions | None = None, **given: Any) -> Ears:

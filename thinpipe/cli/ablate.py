@@ -114,7 +114,7 @@ def ablate(
 
 def resolve(options: dict[str, Any]) -> Any:
     """Return the settings that thinpipe train resolves from these options; raise its OptionError."""
-    from thinpipe.cli.train.resolve import resolve_run
+    from thinpipe.train.resolve import resolve_run
 
     return resolve_run(options, here=False)[0]  # results may come from another machine
 

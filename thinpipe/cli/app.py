@@ -10,17 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from thinpipe.cli.help import SETTINGS, Group, Verb
+from thinpipe.cli.help import SETTINGS, CommandGroup, Verb
 from thinpipe.launch.forking import import_ahead
 from thinpipe.version import __version__
 
 # Command -> its function, and the first line of its help.
 VERBS = {
-    "train": ("thinpipe.cli.train.command:train", "Train a model whose layers are on several workers."),
-    "evaluate": (
-        "thinpipe.cli.evaluate:evaluate",
-        "Compute loss and accuracy of a model, a run or an adapter.",
-    ),
+    "train": ("thinpipe.cli.train:train", "Train a model whose layers are on several workers."),
+    "evaluate": ("thinpipe.cli.evaluate:evaluate", "Compute loss and accuracy of a model, a run or an adapter."),
     "generate": ("thinpipe.cli.generate:generate", "Generate texts with a model on several workers."),
     "ablate": ("thinpipe.cli.ablate:ablate", "Train every combination of a plan, and compare the results."),
     "export": ("thinpipe.cli.export:export", "Write the model of a run as a folder of transformers."),
@@ -40,8 +37,8 @@ VERBS = {
 # Command -> the module that its workers run.
 _WORKERS = {
     "train": "thinpipe.train.worker",
-    "evaluate": "thinpipe.train.worker",
-    "generate": "thinpipe.train.generation.worker",
+    "evaluate": "thinpipe.train.evaluation",
+    "generate": "thinpipe.train.generation.printing",
 }
 _PLAIN: dict[str, Any] = {
     "add_completion": False,
@@ -70,7 +67,7 @@ def start_server(verb: str, arguments: Sequence[str]) -> None:
     def has(*names: str) -> bool:
         return not given.keys().isdisjoint(names)
 
-    if verb not in _WORKERS or has("--help", "--rank") or "RANK" in os.environ:
+    if verb not in _WORKERS or has("--help", "--help-all", "--rank") or "RANK" in os.environ:
         return
     modules = [_WORKERS[verb], "thinpipe.codecs.kernels.cpu"]
     if has("--lora", "--adapter"):
@@ -83,7 +80,7 @@ def start_server(verb: str, arguments: Sequence[str]) -> None:
         import_ahead(*modules, "thinpipe.train.tasks.preload", THINPIPE_TASK=given.get("--task", "digits"))
 
 
-class _Verbs(Group):
+class _Verbs(CommandGroup):
     """A group that lists commands by their summaries, and imports a command when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -103,8 +100,8 @@ for _verb, (_, _summary) in VERBS.items():
     _group.command(_verb.rpartition(" ")[2], help=_summary)(lambda: None)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"thinpipe {__version__}")
         raise typer.Exit
 
@@ -115,4 +112,4 @@ def thinpipe(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Train a model whose layers live on several machines, over links too thin for it."""
+    """Train a model whose layers are on several machines, joined by slow links."""

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from thinpipe.cli.terminal import one_line_errors
+from thinpipe.cli.terminal import one_line_errors, takes
+from thinpipe.options import flag, option, options_of, read
+from thinpipe.train.settings import Trained
 
-_MOVABLE = ("model", "config", "tokenizer", "weights", "data")
+_PANEL = "Options"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options of the command itself."""
+
+    merge: bool = option("Merge adapters into the weights of the model.", panel=_PANEL, last=True, default=False)
+
+
+# Files that the run has read, and that may be elsewhere now.
+_MOVED = [
+    replace(each, help=f"Where the run's {flag(each.name)} is now, if it was moved.", panel=_PANEL, shown="")
+    for each in options_of(Trained).values()
+    if each.movable and each.per_machine
+]
+
+
+@takes(_MOVED, ExportOptions, panels=[_PANEL])
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of checkpoints, one checkpoint, or RUN/best.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Where the run's --model is now, if it was moved.")
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Where the run's --config is now, if it was moved.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Where the run's --tokenizer is now, if it was moved.")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the run's --weights is now, if it was moved.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Where the run's --data is now, if it was moved.")
-    ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Merge adapters into the weights of the model.")] = False,
+    **given: Any,
 ) -> None:
     """Write the model of a run as a folder of transformers.
 
@@ -43,53 +47,21 @@ def export(
 
     Example: thinpipe export run/ model/
     """
-    moved = {"model": model, "config": config, "tokenizer": tokenizer, "weights": weights, "data": data}
-    export_run(run, directory, moved, merge=merge)
+    export_run(run, directory, given, merge=ExportOptions(**read(ExportOptions, given)).merge)
 
 
 def export_run(run: Path, directory: Path, given: Mapping[str, Any], *, merge: bool = False) -> None:
     """Export the newest undamaged checkpoint of a run. ``given`` are options with the new locations of moved files."""
-    # Imported here, so that --help is fast.
-    import torch
+    from thinpipe.train.checkpoint_export import prepare_export  # here, so that --help is fast
 
-    from thinpipe.cli.train.preflight import Output, check_outputs
-    from thinpipe.options import OptionError, read
-    from thinpipe.system.files import read_folder
-    from thinpipe.train.checkpoints.best import follow_best
-    from thinpipe.train.checkpoints.folder import checkpoints, companions_of, is_complete, newest_whole
-    from thinpipe.train.export import Export, export_checkpoint, saved_shape
-    from thinpipe.train.models.adapters import adapt
-    from thinpipe.train.models.save import check_new_folder
-    from thinpipe.train.resolve import resolve_for_resume
-    from thinpipe.train.settings import Settings
-    from thinpipe.train.tasks.tasks import task as find_task
-
+    moved = {each.name: given.get(each.name) for each in _MOVED}
     with one_line_errors():
-        run = follow_best(run)
-        if not is_complete(run) and not checkpoints(run):
-            raise OptionError(f"RUN is a folder that a run was saved in, or one checkpoint of it; {run} has none")
-        check_new_folder(directory)  # before checkpoints are read, which takes a while
-        path, manifest, damages = newest_whole(run)
-        moved = {name: given[name] for name in _MOVABLE}
-        settings = resolve_for_resume(read(Settings, moved), manifest.settings)
-        settings.check_export(merge=merge)
-        task = find_task(settings.task)
-        torch.manual_seed(settings.seed)
-        built = task.build(saved_shape(manifest, task, settings), settings.source)
-        folder = companions_of(path)
-        kept = {} if folder is None else read_folder(folder)
-        prepared = Export.of(directory, built, task, settings, kept)
-        adapted = adapt(built, settings.adapters, settings.freeze, settings.seed)
-        if adapted.config is not None and not merge:
-            prepared = prepared.of_adapter(adapted)
-        check_outputs([Output("DIR", directory, check_new_folder, prepared.bytes)])
-        lines = [f"{each.name} is damaged: {damage}; taking {path.name}" for each, damage in damages]
-        for line in [*lines, *([] if prepared.notice is None else [prepared.notice])]:
+        prepared = prepare_export(run, directory, moved, merge=merge)
+        for line in prepared.notices:
             typer.echo(f"thinpipe: {line}", err=True)
         try:
-            export_checkpoint(prepared, built, path, manifest, with_adapters=merge)
+            prepared.write()
         except OSError as error:
             typer.echo(f"thinpipe: {directory} is not written: {error.strerror or error}", err=True)
             raise typer.Exit(1) from None
-    progress = manifest.progress
-    typer.echo(f"wrote {directory}: {prepared.form.name}, step {progress.step} of {progress.steps}")
+    typer.echo(f"wrote {directory}: {prepared.summary}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinpipe.cli.train.command import Asked as Training
-from thinpipe.cli.train.resolve import join_machines
+from thinpipe.cli.command_runner import MachineOptions, join_machines
 from thinpipe.lab.bench.inputs import HOW
 from thinpipe.options import like
 
@@ -14,8 +13,8 @@ from thinpipe.options import like
 class Machines:
     """The rank of this worker and the address of worker 0, as in ``thinpipe train``."""
 
-    rank: int | None = like(Training, "rank", panel=HOW, default=None)
-    master: str | None = like(Training, "master", panel=HOW, default=None)
+    rank: int | None = like(MachineOptions, "rank", panel=HOW, default=None)
+    master: str | None = like(MachineOptions, "master", panel=HOW, default=None)
 
     def join(self, workers: int | None) -> None:
         """Make this process one of ``workers`` on several machines, if the options are given."""

@@ -50,7 +50,7 @@ def models(
 ) -> None:
     """List the models of transformers that can be cut into units.
 
-    exact: logits and gradients of the units are bit-identical to the whole model's, on
+    exact: logits and gradients of the units are bit-identical to the model's, on
     a padded batch and a small random model of the type. Other models are rejected
     before a run, with the reason. Exit code 1 if one would differ without being rejected.
 
@@ -70,7 +70,11 @@ def models(
         rows=tuple(rows),
         checks=tuple(checks),
     )
-    tables = [_summary(rows), _not_exact(rows) if verify_them else _all(rows)]
+    others = [row for row in rows if row["outcome"] != "exact"]
+    listed = (
+        _table("Not exact", others, "seconds") if verify_them else _table("All", rows, "reason", "blocks", "seconds")
+    )
+    tables = [_summary(rows), listed]
     report.show(table for table in tables if table.rows)
     outputs.save(record, [*tables, _exact(rows)] if verify_them else tables, "Models")
     if not all(check.passed for check in checks):
@@ -127,9 +131,8 @@ def _summary(rows: Sequence[Row]) -> report.Table:
     return report.Table(title="Model types", columns=columns, rows=counted)
 
 
-def _not_exact(rows: Sequence[Row]) -> report.Table:
-    chosen = [row for row in rows if row["outcome"] != "exact"]
-    return report.Table(title="Not exact", columns=[c for c in COLUMNS if c.name != "seconds"], rows=chosen)
+def _table(title: str, rows: Sequence[Row], *left_out: str) -> report.Table:
+    return report.Table(title=title, columns=[each for each in COLUMNS if each.name not in left_out], rows=rows)
 
 
 def _exact(rows: Sequence[Row]) -> report.Table:
@@ -143,8 +146,3 @@ def _exact(rows: Sequence[Row]) -> report.Table:
     ]
     columns = (Column(name="kind", heading="kind", key=True), Column(name="types", heading="types", key=True))
     return report.Table(title="Exact", columns=columns, rows=[row for row in named if row["types"]])
-
-
-def _all(rows: Sequence[Row]) -> report.Table:
-    names = ("kind", "type", "model", "outcome")
-    return report.Table(title="All", columns=[c for c in COLUMNS if c.name in names], rows=rows)

@@ -15,23 +15,25 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from thinpipe.cli.help import HELP_ALL, MOST, show_all
 from thinpipe.comm.errors import Terminated, ended_by
 from thinpipe.lab.records import report
+from thinpipe.lab.records.output import write_or_print, write_output
 from thinpipe.lab.records.plot import Plot
-from thinpipe.lab.records.record import Record, check_writable
+from thinpipe.lab.records.record import Record
 from thinpipe.options import (
     Option,
     OptionError,
     aliases_in_errors,
+    as_typed,
     flag,
     flags_in_errors,
     named,
     option,
     options_of,
     without_aliases,
-    words,
 )
-from thinpipe.system.files import written_whole
+from thinpipe.system.files import OutputError, check_writable
 from thinpipe.system.sanitize import printable
 
 Command = Callable[..., None]
@@ -39,56 +41,73 @@ RESULTS = "Output"  # the help panel of output files
 
 
 def takes(
-    *kinds: type, panels: Sequence[str], but: Sequence[str] = (), titles: Mapping[str, str] | None = None
+    *kinds: type | Sequence[Option],
+    panels: Sequence[str],
+    but: Sequence[str] = (),
+    titles: Mapping[str, str] | None = None,
 ) -> Callable[[Command], Command]:
     """Give a command ``def verb(..., **given)`` the options of these dataclasses, in the order of the panels.
 
     The command is called with all of them by name; an option that was not given is None. ``options.read`` makes fields
-    of them. ``but``: options that this command lacks. ``titles``: other titles of panels.
+    of them. ``kinds``: a dataclass, or options of one. ``but``: options that this command lacks. ``titles``: other
+    titles of panels.
     """
-    told = [each for kind in kinds for each in options_of(kind).values() if each.name not in but]
-    told.sort(key=lambda each: (panels.index(each.panel), each.last))
-    told = [replace(each, panel=(titles or {}).get(each.panel, each.panel)) for each in told]
-    renamed = {each.was: each.name for each in told if each.was}
-    aliases = {alias: each.name for each in told for alias in each.aliases}
-    parameters = [_parameter(each.name, each) for each in told]
-    parameters += [_parameter(each.was, each, hidden=True) for each in told if each.was]
+    groups = [options_of(kind).values() if isinstance(kind, type) else kind for kind in kinds]
+    options = [each for group in groups for each in group if each.name not in but]
+    options.sort(key=lambda each: (panels.index(each.panel), each.last))
+    options = [replace(each, panel=(titles or {}).get(each.panel, each.panel)) for each in options]
+    renamed = {each.was: each.name for each in options if each.was}
+    aliases = {alias: each.name for each in options for alias in each.aliases}
+    parameters = [_parameter(each.name, each) for each in options]
+    parameters += [_parameter(each.was, each, hidden=True) for each in options if each.was]
     # Hidden, and named in the help text instead: in the help's first column they would make all texts narrower.
-    parameters += [_parameter(alias, each, hidden=True) for each in told for alias in each.aliases]
+    parameters += [_parameter(alias, each, hidden=True) for each in options for alias in each.aliases]
+    advanced = frozenset(each.name for each in options if each.advanced and len(options) > MOST)
+    if advanced:
+        parameters.append(_help_all())
 
     def decorate(command: Command) -> Command:
         @wraps(command)
         def run(**given: Any) -> None:
+            given.pop("help_all", None)
             given = _by_new_names(given, renamed)
             with one_line_errors():
                 chosen = {name: value for name, value in given.items() if value not in (None, [])}
                 chosen, typed = without_aliases(aliases, chosen)
-            with _end_told(), aliases_in_errors(typed):
+            with _signal_reported(), aliases_in_errors(typed):
                 command(**{name: chosen.get(name, given[name]) for name in given if name not in aliases})
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         arguments = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
         run.__signature__ = inspect.Signature([*arguments, *parameters])  # type: ignore[attr-defined]
+        run.advanced = advanced  # type: ignore[attr-defined]
         return run
 
     return decorate
 
 
-def _parameter(name: str, told: Option, hidden: bool = False) -> inspect.Parameter:
-    usual = "" if told.usual is None or isinstance(told.usual, bool) else words(told.usual)
+def _parameter(name: str, declared: Option, hidden: bool = False) -> inspect.Parameter:
+    usual = "" if declared.usual is None or isinstance(declared.usual, bool) else as_typed(declared.usual)
     with flags_in_errors():
-        also = f" Also {', '.join(map(flag, told.aliases))}." if told.aliases else ""
-        help_, shown = named(told.help) + also, named(usual if told.shown is None else told.shown)
+        also = f" Also {', '.join(map(flag, declared.aliases))}." if declared.aliases else ""
+        help_, shown = named(declared.help) + also, named(usual if declared.shown is None else declared.shown)
     described = typer.Option(
-        f"{flag(name)}/{flag('no_' + name)}" if told.negative else flag(name),
+        f"{flag(name)}/{flag('no_' + name)}" if declared.negative else flag(name),
         help=f"{help_} [default: {shown}]" if shown else help_,
-        rich_help_panel=told.panel,
-        metavar=told.metavar,
+        rich_help_panel=declared.panel,
+        metavar=declared.metavar,
         show_default=False,
         hidden=hidden,
     )
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[told.kind | None, described]
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[declared.kind | None, described]
+    )
+
+
+def _help_all() -> inspect.Parameter:
+    described = typer.Option(HELP_ALL, help="List all options and exit.", is_eager=True, callback=show_all)
+    return inspect.Parameter(
+        "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, described]
     )
 
 
@@ -103,7 +122,7 @@ def _by_new_names(given: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[
 
 
 @contextmanager
-def _end_told() -> Iterator[None]:
+def _signal_reported() -> Iterator[None]:
     """Report the signal that ended a command and its workers, and exit with its code."""
     try:
         yield
@@ -174,9 +193,9 @@ class Outputs:
             writes.append(partial(write_or_print, record, self.json))
         if self.markdown is not None:
             page = report.markdown(title, record, tables)
-            writes.append(partial(_write_whole, self.markdown, lambda temporary: temporary.write_text(page)))
+            writes.append(partial(write_output, self.markdown, lambda temporary: temporary.write_text(page)))
         if self.plot is not None and plot is not None:
-            writes.append(partial(_write_whole, self.plot, plot.draw))
+            writes.append(partial(write_output, self.plot, plot.draw))
         lost = []
         for write in writes:
             try:
@@ -186,25 +205,3 @@ class Outputs:
         if lost:
             typer.echo(f"thinpipe: {'; '.join(lost)}", err=True)
             raise typer.Exit(1)
-
-
-class OutputError(OSError):
-    """An output file cannot be written at the end of a run; the message is for the user."""
-
-
-def write_or_print(record: Record, path: Path) -> None:
-    """Write the record and report it on stderr; if that fails, print it on stdout and raise OutputError."""
-    try:
-        _write_whole(path, lambda temporary: temporary.write_text(record.to_json()))
-    except OutputError as error:
-        print(record.to_json(), flush=True)
-        raise OutputError(f"{error}; the record is on stdout instead") from None
-
-
-def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    try:
-        with written_whole(path) as temporary:
-            write(temporary)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
-    typer.echo(f"wrote {path}", err=True)

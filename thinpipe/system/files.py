@@ -226,6 +226,26 @@ def _convert(encoding: str, path: Path) -> str:
     return f"convert it with: iconv -f {encoding} -t UTF-8 {path.name} > new{path.suffix}"
 
 
+def check_writable(path: Path) -> None:
+    """Raise ValueError unless a file can be written at ``path``; called before a long run, not after it."""
+    if path.is_dir():
+        raise ValueError(f"{path}: results go to a file, this is a directory; name a file in it")
+    if path.exists() and not path.is_file():  # renaming onto /dev/null would replace it
+        raise ValueError(f"{path}: results go to a file, this is a device or a pipe; name another")
+    try:
+        temporary = temporary_beside(path)
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"{path}: results go to a file in a directory that can be written; {path.parent}: {error.strerror}"
+        ) from None
+
+
+class OutputError(OSError):
+    """An output file cannot be written at the end of a run; the message is for the user."""
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; if the block ends without an error, move it to ``path``, synced to disk."""

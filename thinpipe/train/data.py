@@ -56,9 +56,9 @@ class Facts:
         return asdict(self) | {"inputs": inputs, "shape": asdict(replace(self.shape, labels=None))}
 
     @staticmethod
-    def from_json(told: dict[str, Any]) -> Facts:
-        inputs = tuple(Meta(tuple(shape), getattr(torch, dtype)) for shape, dtype in told["inputs"])
-        return Facts(Shape(**told["shape"]), told["train_samples"], told["validation_samples"], inputs)
+    def from_json(facts: dict[str, Any]) -> Facts:
+        inputs = tuple(Meta(tuple(shape), getattr(torch, dtype)) for shape, dtype in facts["inputs"])
+        return Facts(Shape(**facts["shape"]), facts["train_samples"], facts["validation_samples"], inputs)
 
 
 def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None = None) -> None:
@@ -85,7 +85,8 @@ def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None 
 
 def check_files(settings: Settings, world: World) -> None:
     """Raise SetupError unless the files that all workers read are the same on all machines. A collective."""
-    given = {name: getattr(settings, name) for name in SHARED_FILES}
+    values = settings.to_json()
+    given = {name: values[name] for name in SHARED_FILES}
     check_same_files(given, partial(identity, source=settings.source), world)
 
 
@@ -117,8 +118,7 @@ def read_data(
         return data, Facts(shape, len(data.train), len(data.validation), meta_of(sample.inputs))
 
     found = world.together(read)
-    told = world.gather(found[1].to_json() if found else None)
-    facts = Facts.from_json(told[0])
+    facts = Facts.from_json(world.gather(found[1].to_json() if found else None)[0])
     if found is None:
         return None, facts
     return found[0], replace(facts, shape=replace(facts.shape, labels=found[1].shape.labels))
@@ -151,8 +151,8 @@ def _first_sample(task: Task, split: Split) -> Batch:
 def _text(inputs: Any) -> str:
     """Describe the inputs of a batch by their types and shapes."""
     each = inputs if isinstance(inputs, tuple) else (inputs,)
-    words = ", ".join(str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in each)
-    return f"a tuple of {words}" if isinstance(inputs, tuple) else f"no tuple: {words}"
+    shapes = ", ".join(str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in each)
+    return f"a tuple of {shapes}" if isinstance(inputs, tuple) else f"no tuple: {shapes}"
 
 
 def several_read(settings: Settings) -> bool:
@@ -163,14 +163,14 @@ def several_read(settings: Settings) -> bool:
 
 def fingerprint_together(data: Data | None, world: World) -> dict[str, Any]:
     """Return the fingerprint of the client's samples; raise SetupError if another reader's differs. A collective."""
-    told = world.gather(world.together(lambda: None if data is None else fingerprint(data)))
-    for worker, theirs in enumerate(told):
-        other = None if theirs is None else difference(told[0], theirs)
+    fingerprints = world.gather(world.together(lambda: None if data is None else fingerprint(data)))
+    for worker, theirs in enumerate(fingerprints):
+        other = None if theirs is None else difference(fingerprints[0], theirs)
         if other is not None:
             raise SetupError(
                 f"all who read data read the same, but worker {worker} does not have the client's: {other}"
             )
-    return dict(told[0])
+    return dict(fingerprints[0])
 
 
 def fingerprint(data: Data) -> dict[str, Any]:

@@ -7,7 +7,7 @@ listener never changes the run.
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from thinpipe.train.engines.plan import Holding, LinkPlan
 from thinpipe.train.tasks.task import Metric
@@ -121,8 +121,8 @@ class Finished:
     exported: str = ""  # folder of the exported model, if there is one
 
 
-class Listener(Protocol):
-    """An observer of a run; its methods are called on the client."""
+class Listener:
+    """An observer of a run, on the client. A subclass defines the methods of the events that it needs."""
 
     def planned(self, plan: Plan) -> None: ...
 

@@ -1,6 +1,4 @@
-"""Export of a trained model to a folder that transformers loads, with a card, from a run's end or a checkpoint.
-
-At the end of a run:
+"""Export of a trained model to a folder that transformers loads, with a card, at the end of a run.
 
 1  before the first step the client has checked all that can fail except the disk: config, tokenizer, who holds what
 2  every worker sends its tensors to the client, which writes them as they arrive
@@ -19,15 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from thinpipe.comm.control import ACTIVITY
-from thinpipe.options import OptionError
 from thinpipe.system.sizes import size_text
-from thinpipe.train.checkpoints.manifest import Manifest, Progress
+from thinpipe.train.checkpoints.manifest import Progress
 from thinpipe.train.checkpoints.part import (
-    DamagedError,
     HashedPieces,
     filled,
     receive_pieces,
@@ -42,14 +37,13 @@ from thinpipe.train.models.adapters import (
     adapter_names,
     exported_names,
     merge,
-    merged,
     plain_name,
     without_adapters,
 )
 from thinpipe.train.models.save import ModelFolder, ModelForm
-from thinpipe.train.models.weights import LoadWeights, release
+from thinpipe.train.models.weights import LoadWeights
 from thinpipe.train.settings import Settings
-from thinpipe.train.tasks.task import Shape, Task
+from thinpipe.train.tasks.task import Task
 from thinpipe.version import __version__
 
 _MODEL = "model/"  # prefix of the model's tensors in a checkpoint
@@ -101,7 +95,7 @@ class Export:
         """Return the README of the folder, as the hub shows it: the model's origin, its training, and the results."""
         form, settings = self.form, self.settings
         loader, purpose = next((kind for end, kind in _KINDS.items() if form.name.endswith(end)), ("AutoModel", ""))
-        origin = _bare(settings.model or settings.weights or "")
+        origin = _bare(settings.model or str(settings.weights or ""))
         front = [] if form.twin is None else ["library_name: transformers"]
         front += [f"pipeline_tag: {purpose}"] if purpose and form.twin is not None else []
         front += ["library_name: peft"] if self.is_adapter else []
@@ -113,7 +107,7 @@ class Export:
         lines += [f"{what}, trained {begun} by thinpipe {__version__}.", ""]
         use = self._use_adapter(loader, origin) if self.is_adapter else self._use(loader)
         lines += ["```python", *use, "```", "", "| | |", "|---|---|"]
-        lines += [f"| {name} | {value} |" for name, value in _figures(settings, progress, form.parameters).items()]
+        lines += [f"| {name} | {value} |" for name, value in _results(settings, progress, form.parameters).items()]
         given = {name: value for name, value in settings.to_json().items() if value is not None}
         given = {name: _bare(value) if isinstance(value, str) else value for name, value in given.items()}
         return "\n".join([*lines, "", "## Settings", "", "```json", json.dumps(given, indent=2), "```", ""])
@@ -194,13 +188,13 @@ class Exporter:
         self.path = "" if export is None else str(export.directory)
         self.bytes = 0 if export is None else export.bytes
         self.notices = [] if export is None or export.notice is None else [export.notice]
-        self._told: list[dict[str, Any]] = self._world.gather(
+        self._announced: list[dict[str, Any]] = self._world.gather(
             {name: [list(each.shape), str(each.dtype).removeprefix("torch.")] for name, each in self._mine().items()}
         )
         self._rest: dict[str, Tensor] = {}
         if export is not None:
             self._check(export.form)
-            missing = export.missing(name for theirs in self._told for name in theirs)
+            missing = export.missing(name for theirs in self._announced for name in theirs)
             self._rest = export.untrained(missing, built)
 
     def _mine(self) -> dict[str, Tensor]:
@@ -211,7 +205,7 @@ class Exporter:
 
     def _check(self, form: ModelForm) -> None:
         """Raise ValueError unless the tensors that workers announce are the model's; this bounds what is received."""
-        for theirs in self._told:
+        for theirs in self._announced:
             for name, (shape, dtype) in theirs.items():
                 form.check(name, shape, getattr(torch, dtype))
 
@@ -225,14 +219,14 @@ class Exporter:
             pieces = HashedPieces(tensor_pieces(self._mine().values()))
             send_pieces(pieces, 0, self._world)
             self._world.gather(pieces.hexdigest())
-            return self._heard(None)
+            return self._agreed(None)
         received = [HashedPieces(self._receive(worker)) for worker in range(1, self._world.workers)]
-        told: list[str] = []
+        hashes: list[str] = []
 
         def confirm() -> None:
-            if not told:
-                told.extend(self._world.gather(None)[1:])
-                changed = [worker for worker, each in enumerate(received, 1) if each.hexdigest() != told[worker - 1]]
+            if not hashes:
+                hashes.extend(self._world.gather(None)[1:])
+                changed = [worker for worker, each in enumerate(received, 1) if each.hexdigest() != hashes[worker - 1]]
                 if changed:
                     raise OSError(0, f"the tensors of worker {changed[0]} were changed on their way to the client")
 
@@ -240,83 +234,38 @@ class Exporter:
         try:
             self._export.write(self._tensors(received), progress, confirm)
         except (OSError, ValueError) as error:
-            problem = _words(error)
+            problem = _reason(error)
             for pieces in received:
                 for _ in pieces:  # drain: workers keep sending after an error
                     pass
-            if not told:
+            if not hashes:
                 self._world.gather(None)
-        return self._heard(problem)
+        return self._agreed(problem)
 
     def _receive(self, worker: int) -> Iterator[Tensor]:
-        size = sum(math.prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in self._told[worker].values())
+        size = sum(
+            math.prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in self._announced[worker].values()
+        )
         return receive_pieces(size, worker, self._world)
 
     def _tensors(self, received: list[HashedPieces]) -> Iterator[tuple[str, Tensor]]:
         yield from self._rest.items()
         yield from self._mine().items()
         coming = []
-        for theirs, pieces in zip(self._told[1:], received, strict=True):
+        for theirs, pieces in zip(self._announced[1:], received, strict=True):
             empty = (torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in theirs.values())
             coming.append(zip(theirs, filled(empty, pieces), strict=True))
         # Round-robin: over slow links one worker's tensors take longer than torch's timeout for another worker's send.
         for in_turn in zip_longest(*coming):
             yield from (each for each in in_turn if each is not None)
 
-    def _heard(self, problem: str | None) -> str | None:
+    def _agreed(self, problem: str | None) -> str | None:
         found: str | None = self._world.gather(problem)[0]
         return found
 
 
-def export_checkpoint(
-    export: Export, built: nn.Module, path: Path, manifest: Manifest, *, with_adapters: bool = False
-) -> None:
-    """Export a checkpoint whose parts have been verified; ``with_adapters``, merged into the model's weights.
-
-    Raise OSError if writing to the disk fails.
-    """
-    before, now = manifest.data.get("tensors"), export.tensors
-    if before not in (None, now):  # missing tensors would be indistinguishable from untrained ones
-        raise OptionError(
-            f"the run's model had {before} tensors, and {export.form.name} has {now} here: name the run's own {{model}}"
-        )
-    added = set(adapter_names(built)) if with_adapters else set()
-    held = [name for name, _ in _saved_tensors(path, manifest, values=False) if name not in added]
-    missing = set(export.missing(held))
-    adapters = {name: each for name, each in _saved_tensors(path, manifest) if name in added}
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        yield from (each for each in _saved_tensors(path, manifest) if each[0] not in added)
-        for group in export.form.groups.values():  # only one group at a time is in memory
-            names = [name for name in group if name in missing]
-            values = export.untrained(names, built)
-            yield from (merged(built, values, adapters) if added else values).items()
-            if export.form.twin is not None and export.fill is not None:
-                release(export.form.twin, names)
-
-    export.write(tensors(), manifest.progress, lambda: None)
-
-
-def saved_shape(manifest: Manifest, task: Task, settings: Settings) -> Shape:
-    """Return the data shape that the model of a checkpoint was built for."""
-    told = manifest.data.get("shape")
-    return Shape(**told) if told is not None else task.load(settings.source)[1]
-
-
-def _saved_tensors(path: Path, manifest: Manifest, *, values: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield the model's tensors in a checkpoint with their names in the model; memory-mapped, not read."""
-    for part in manifest.parts:
-        try:
-            with safe_open(path / part.name, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118, it is no dict
-                    if name.startswith(_MODEL):
-                        yield name.removeprefix(_MODEL), file.get_tensor(name) if values else None
-        except SafetensorError as error:
-            raise DamagedError(f"{part.name}: {error}") from None
-
-
-def _figures(settings: Settings, progress: Progress, parameters: int) -> dict[str, str]:
-    figures = {
+def _results(settings: Settings, progress: Progress, parameters: int) -> dict[str, str]:
+    results = {
         "steps": f"{progress.step} of {progress.steps}",
         "validation loss": _figure(progress.validation_loss),
         f"validation {progress.metric_name}": _figure(progress.metric),
@@ -325,10 +274,10 @@ def _figures(settings: Settings, progress: Progress, parameters: int) -> dict[st
     }
     if settings.parallel != "none":
         if settings.parallel == "pipeline":
-            figures["codec of activations"] = f"`{settings.compress_forward}`"
-        figures["codec of gradients"] = f"`{settings.compress_backward}`"
-        figures["sent between workers"] = size_text(progress.wire_bytes)
-    return figures
+            results["codec of activations"] = f"`{settings.compress_forward}`"
+        results["codec of gradients"] = f"`{settings.compress_backward}`"
+        results["sent between workers"] = size_text(progress.wire_bytes)
+    return results
 
 
 def _bare(text: str) -> str:
@@ -340,7 +289,7 @@ def _figure(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "not evaluated"
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return str(error)

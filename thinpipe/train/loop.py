@@ -21,8 +21,8 @@ from thinpipe.train.checkpoints.saving import Saver
 from thinpipe.train.checkpoints.state import digest, worker_state
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.step import stop_request, train_step
-from thinpipe.train.evaluate import evaluate
 from thinpipe.train.events import Epoch, Finished, LinkUse, Listener, Plan, Step, WorkerUse
+from thinpipe.train.metrics import evaluate
 from thinpipe.train.optimize import learning_rate, set_learning_rate
 from thinpipe.train.settings import Settings
 from thinpipe.train.watchers import StepWatcher
@@ -120,7 +120,7 @@ class Loop:
         watching = [watcher for watcher in self.watchers if watcher.begin(number + 1)]
         training = self.samples.training
         batches = [None] * settings.accumulate if training is None else training.step(epoch, position)
-        self.engine.tell_samples(self.samples.order.step(epoch, position))
+        self.engine.samples = self.samples.order.step(epoch, position)
         done = train_step(
             self.engine,
             self.optimizer,

@@ -19,6 +19,7 @@ from thinpipe.train.tasks.task import LrSchedule, Optimizer
 SLICE = 1 << 20  # values that AdamW updates at a time on a CPU
 PORTION = 1 << 24  # minimum number of values whose gradients are converted to float32 at a time
 MASTER = "master"  # the name of a float32 copy in checkpoints
+OPTIMIZER_OPTIONS = ("optimizer", "lr", "momentum", "weight_decay", "nesterov", "adam_betas")
 
 
 def learning_rate(step: int, *, steps: int, peak: float, schedule: LrSchedule, warmup: float) -> float:
@@ -39,33 +40,30 @@ def learning_rate(step: int, *, steps: int, peak: float, schedule: LrSchedule, w
     return peak * (0.5 * (1 + math.cos(math.pi * part)) if schedule == "cosine" else 1 - part)
 
 
-def make_optimizer(
-    parameters: Iterable[nn.Parameter],
+def make_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+    """Return the optimizer of the trained parameters; ``options`` are those of ``Settings`` from ``OPTIMIZER_OPTIONS``.
+
+    If a parameter is in bfloat16, the optimizer updates float32 copies (``MasterWeights``).
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if any(parameter.dtype == torch.bfloat16 for parameter in trained):
+        return MasterWeights(trained, partial(_float_optimizer, **options))
+    return _float_optimizer(trained, **options)
+
+
+def _float_optimizer(
+    trained: Iterable[nn.Parameter],
     *,
-    name: Optimizer,
+    optimizer: Optimizer,
     lr: float,
     momentum: float,
     weight_decay: float,
     nesterov: bool = False,
     adam_betas: tuple[float, float] = Settings.adam_betas,
 ) -> torch.optim.Optimizer:
-    """Return SGD with momentum, or AdamW without weight decay for biases and norm scales (one dimension or none).
-
-    If a parameter is in bfloat16, the optimizer updates float32 copies (``MasterWeights``).
-    """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if any(parameter.dtype == torch.bfloat16 for parameter in trained):
-        make = partial(
-            make_optimizer,
-            name=name,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            adam_betas=adam_betas,
-        )
-        return MasterWeights(trained, make)
-    if name == "sgd":
+    """Return SGD with momentum, or AdamW without weight decay for biases and norm scales (one dimension or none)."""
+    trained = list(trained)
+    if optimizer == "sgd":
         # As a group: torch rejects an empty list, which a worker without trained parameters would have.
         group = [{"params": trained}]
         return torch.optim.SGD(group, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)

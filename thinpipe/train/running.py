@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from thinpipe.comm.membership import PATIENCE_S, member
 from thinpipe.comm.shaping import Shaping, parse_links
-from thinpipe.links.spec import encoding
-from thinpipe.options import OptionError, Rule, between, check, option
+from thinpipe.links.registry import link_codec
+from thinpipe.options import OptionError, Rule, between, check, shared_values
 from thinpipe.system.sizes import parse_size
 from thinpipe.train.checkpoints.best import follow_best
 from thinpipe.train.checkpoints.interval import INTERVAL, parse_interval
-from thinpipe.train.settings import COUNT, HOW, LINKS, MACHINES, OUT, SAVE, Settings
+from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.options import COUNT
+from thinpipe.train.tasks.panels import link_option, machine_option, output_option, save_option, training_option
 
 
 def _step_numbers(text: str) -> tuple[int, ...]:
@@ -38,34 +41,34 @@ def _one_link(text: str) -> Shaping | None:
 class Capture:
     """Options for capturing tensors of a run, to measure codecs on."""
 
-    path: Path = option(
+    path: Path = output_option(
         "Write activations and gradients, before compression, for `bench codecs {from_}`.",
         name="capture",
-        panel=OUT,
+        advanced=True,
         metavar="FILE",
     )
-    steps: tuple[int, ...] | None = option(
+    steps: tuple[int, ...] | None = output_option(
         "Steps to capture, as in 10,100.",
         name="capture_steps",
-        panel=OUT,
+        advanced=True,
         metavar="N,...",
         shown="3, spread over the run",
         parse=_step_numbers,
         rule=Rule("steps counted from 1", lambda steps: min(steps) >= 1),
         default=None,
     )
-    chunks: int = option(  # the first ones of each such step
+    chunks: int = output_option(  # the first ones of each such step
         "Microbatches to capture per step.",
         name="capture_chunks",
-        panel=OUT,
+        advanced=True,
         metavar="N",
         rule=Rule("1 or more", lambda chunks: chunks >= 1),
         default=1,
     )
-    limit: int = option(  # bytes
+    limit: int = output_option(  # bytes
         "Maximum size of the file.",
         name="capture_limit",
-        panel=OUT,
+        advanced=True,
         metavar="SIZE",
         shown="1GiB",
         parse=parse_size,
@@ -82,113 +85,117 @@ class Capture:
 class RunOptions:
     """Options of one execution of a run: may differ each time it resumes, and do not change its result."""
 
-    delta_cache: Path | None = option(
+    delta_cache: Path | None = link_option(
         "Folder for the copies of samples that delta(...) keeps.",
-        panel=LINKS,
         metavar="DIR",
         shown="in memory",
+        per_machine=True,
+        advanced=True,
         default=None,
     )
-    delta_cache_limit: int = option(  # bytes
+    delta_cache_limit: int = link_option(  # bytes
         "Maximum size of these copies per machine.",
-        panel=LINKS,
         metavar="SIZE",
         shown="4GiB",
         parse=parse_size,
+        per_machine=True,
+        advanced=True,
         default=4 << 30,
     )
-    link: Shaping | None = option(
+    link: Shaping | None = link_option(
         "Emulate links in network namespaces: a rate, as in 100mbit; 100mbit/20mbit,40ms,0.1% for rates to and from "
         "the client, one-way delay and loss; FILE.toml for a link per pair. Needs root.",
-        panel=LINKS,
         metavar="LINK",
         shown="as the machine is",
         parse=_one_link,
+        per_machine=True,
         default=None,
     )
-    memory_limit: int | None = option(  # bytes
+    memory_limit: int | None = link_option(  # bytes
         "Maximum memory per worker for microbatches in flight; it limits their number under 1f1b.",
-        panel=LINKS,
         metavar="SIZE",
         shown="none",
         parse=parse_size,
+        advanced=True,
         default=None,
     )
-    in_process: bool = option(
+    in_process: bool = link_option(
         "Run all stages in one process, through the same codecs, for ablations on one GPU.",
-        panel=LINKS,
+        per_machine=True,
+        advanced=True,
         default=False,
     )
-    steps: int | None = option(  # counted from the first of the run
-        "Stop after this many steps, counted from the first.",
-        panel=HOW,
-        metavar="N",
-        shown="all",
-        rule=COUNT,
-        default=None,
+    steps: int | None = training_option(  # counted from the first of the run
+        "Stop after this many steps, counted from the first.", metavar="N", shown="all", rule=COUNT, default=None
     )
-    evaluate_every: int | None = option(
+    evaluate_every: int | None = training_option(
         "Evaluate every N steps, in addition to the end of an epoch.",
-        panel=HOW,
         metavar="N",
         shown="an epoch",
         rule=COUNT,
+        advanced=True,
         default=None,
     )
-    trace: Path | None = option(
+    trace: Path | None = output_option(
         "Timeline of one step, as a picture (.png) or for chrome://tracing (.json).",
-        panel=OUT,
         metavar="FILE",
+        per_machine="presence",
+        advanced=True,
         default=None,
     )
     capture: Capture | None = None
-    save: Path | None = option("Folder for checkpoints.", panel=SAVE, metavar="DIR", default=None)
-    save_every: int | str | None = option(  # steps, or a time as the user wrote it
+    save: Path | None = save_option("Folder for checkpoints.", metavar="DIR", default=None, per_machine="presence")
+    save_every: int | str | None = save_option(  # steps, or a time as the user wrote it
         "Interval between checkpoints: a number of steps, or a time such as 30s, 10min or 2h.",
-        panel=SAVE,
         metavar="N|TIME",
         shown="an epoch and 10min",
         parse=parse_interval,
         rule=INTERVAL,
+        advanced=True,
         default=None,
     )
-    keep: int = option("Newest checkpoints to keep.", panel=SAVE, metavar="N", rule=COUNT, default=2)
-    keep_best: bool = option(
-        "Keep the checkpoint with the best validation metric too, as DIR/best.", panel=SAVE, negative=True, default=True
+    keep: int = save_option("Newest checkpoints to keep.", metavar="N", rule=COUNT, default=2, advanced=True)
+    keep_best: bool = save_option(
+        "Keep the checkpoint with the best validation metric too, as DIR/best.",
+        negative=True,
+        per_machine=True,
+        advanced=True,
+        default=True,
     )
-    save_local: bool = option(
-        "Write checkpoints on the client only; its folder need not be shared.", panel=SAVE, default=False
+    save_local: bool = save_option(
+        "Write checkpoints on the client only; its folder need not be shared.", advanced=True, default=False
     )
-    export: Path | None = option(
+    export: Path | None = save_option(
         "New folder for the trained model in the format of transformers, or for adapters in that of peft.",
-        panel=SAVE,
         metavar="DIR",
+        per_machine="presence",
         default=None,
     )
-    merge: bool = option("Merge adapters into the weights of the exported model.", panel=SAVE, default=False)
+    merge: bool = save_option("Merge adapters into the weights of the exported model.", default=False, advanced=True)
     # One checkpoint, or a folder: the newest undamaged one in it.
-    resume: Path | None = option(
+    resume: Path | None = save_option(
         "Resume a run from its newest checkpoint, or from the one named, with its options.",
-        panel=SAVE,
         metavar="DIR",
         kind=Path,
         parse=follow_best,
+        per_machine="presence",
         default=None,
     )
-    max_restarts: int = option(
+    max_restarts: int = save_option(
         "Restarts from the newest checkpoint after a worker died.",
-        panel=SAVE,
         metavar="N",
         rule=between(0, 1_000_000_000),
+        per_machine=True,
+        advanced=True,
         default=0,
     )
-    patience_s: float = option(
+    patience_s: float = machine_option(
         "Seconds to wait for a missing or silent worker before the run is aborted.",
         name="patience",
-        panel=MACHINES,
         metavar="S",
         shown=f"{PATIENCE_S:g}",
         rule=between(2, 1_000_000),
+        advanced=True,
         default=PATIENCE_S,
     )
 
@@ -197,7 +204,7 @@ class RunOptions:
         if self.save is None and self.save_every is not None:
             raise OptionError("{save_every} needs a folder for the checkpoints: name one with {save}")
         if self.save is None and self.save_local:
-            raise OptionError("{save_local} says who keeps the checkpoints: name a folder for them with {save}")
+            raise OptionError("{save_local} is about checkpoints: name a folder for them with {save}")
         if self.save is None and self.max_restarts:
             raise OptionError("{max_restarts} goes on from checkpoints: name a folder for them with {save}")
         if self.merge and self.export is None:
@@ -206,6 +213,12 @@ class RunOptions:
             raise OptionError(
                 f"{{trace}} draws a picture, FILE.png, or writes a Chrome trace, FILE.json; got {self.trace}"
             )
+
+    def shared(self) -> dict[str, Any]:
+        """Return the options that have to be equal on all workers: those that a collective depends on."""
+        capture = self.capture
+        captured = None if capture is None else [capture.steps, capture.chunks, capture.limit]
+        return shared_values(self) | {"capture": captured}
 
     def last_step(self, steps: int) -> int:
         """Return the step this execution ends with, given the total number of steps."""
@@ -230,7 +243,7 @@ class RunOptions:
         if self.export is not None:
             settings.check_export(merge=self.merge)
         cached = self.delta_cache is not None or self.delta_cache_limit != RunOptions.delta_cache_limit
-        if cached and not encoding(settings.compress_forward).needs_samples:
+        if cached and not link_codec(settings.compress_forward).needs_samples:
             raise OptionError(
                 "{delta_cache} and {delta_cache_limit} are for delta(...), and activations travel through "
                 f"{settings.compress_forward}; leave them out"

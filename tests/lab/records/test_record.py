@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from thinpipe.lab.records.record import FORMAT, Check, Column, Record, check_writable, columns_of, figure, row_of
+from thinpipe.lab.records.record import FORMAT, Check, Column, Record, columns_of, figure, row_of
+from thinpipe.system.files import check_writable
 from thinpipe.version import __version__
 
 

@@ -112,8 +112,8 @@ def run_case(group: Any, kind: str, name: str, given: dict[str, Any]) -> Any:
     )
     if not known:  # of what is elsewhere there are no weights here
         mine = {id(each) for each in engine.parameters()}
-        assert all(each.is_meta for each in engine._whole.model.parameters() if id(each) not in mine)
-    sent = [meta for metas in engine._between[1:-1] for meta in metas]
+        assert all(each.is_meta for each in engine.partition.model.model.parameters() if id(each) not in mine)
+    sent = [meta for metas in engine.partition.between[1:-1] for meta in metas]
     assert sum(not meta.dtype.is_floating_point for meta in sent) == (0 if kind == "image" else len(sent) // 2)
     return learnt(engine, kind, types=types)
 
@@ -124,7 +124,7 @@ def run_cases(group: Any, cases: list[Any]) -> list[Any]:
 
 @pytest.mark.timeout(300)
 def test_three_workers_learn_what_one_process_does(pool: Pool) -> None:
-    """Losses, weights, running statistics, predictions; nothing but the mask travels beside states."""
+    """Losses, weights, running statistics, predictions; nothing but the mask is sent alongside states."""
     together = pool.run(run_cases, 3, CASES, limit_s=280)
     alone: dict[str, Any] = {}
     for number, (kind, name, given) in enumerate(CASES):

@@ -20,14 +20,14 @@ from tests.train.test_export import home, train_home  # noqa: F401
 from tests.train.test_lora import LORA
 from tests.train.toy import world_in
 from thinpipe.cli.app import app
-from thinpipe.cli.evaluate import _settled
 from thinpipe.train.engines.world import SetupError
-from thinpipe.train.generation.worker import Run
+from thinpipe.train.evaluation import EvaluationResult, evaluate_model
+from thinpipe.train.generation.worker import GenerationRun
 from thinpipe.train.models.saved_adapter import SavedAdapter
+from thinpipe.train.resolve import resolve_evaluation
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.tasks import task
-from thinpipe.train.worker import EvaluationResult, evaluate_model
 
 GPT2 = GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=300, n_positions=128, bos_token_id=0, eos_token_id=1)
 
@@ -35,10 +35,10 @@ GPT2 = GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=300, n_positions=12
 def settings_of(folder: Path, **given: Any) -> Settings:
     """As of `thinpipe evaluate --adapter`, which finds the model."""
     chosen = {"data": str(folder / "text.txt"), "tokens": 8, "batch_size": 8, "compress": "none", "device": "cpu"}
-    return _settled(None, chosen | given, SavedAdapter(folder / "adapter"))
+    return resolve_evaluation(None, chosen | given, SavedAdapter(folder / "adapter"))
 
 
-def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[EvaluationResult, list[Run]]:
+def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[EvaluationResult, list[GenerationRun]]:
     """Train adapters and export them; evaluate and generate with what was exported, if all have the same."""
     train_home(group, folder, RunOptions(export=folder / "adapter"), LORA)
     world, adapter = world_in(group), SavedAdapter(folder / "adapter")

@@ -17,8 +17,8 @@ from tests.train.tasks.written import write_language_model
 from tests.train.toy import world_in
 from thinpipe.codecs.spec import codec
 from thinpipe.train.generation.prompts import Prompt
-from thinpipe.train.generation.settings import Settings
-from thinpipe.train.generation.worker import Run, generate
+from thinpipe.train.generation.settings import GenerationSettings
+from thinpipe.train.generation.worker import GenerationRun, generate
 from thinpipe.train.models.tiny import shrunken
 
 F32 = torch.float32
@@ -61,9 +61,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, tokenizer: Path) -> P
     return tmp_path
 
 
-def work(group: dist.ProcessGroup, folder: Path, options: dict[str, Any]) -> list[Run]:
+def work(group: dist.ProcessGroup, folder: Path, options: dict[str, Any]) -> list[GenerationRun]:
     world = world_in(group)
-    settings = Settings(model=str(folder), workers=world.workers, max_new_tokens=NEW, device="cpu", **options)
+    settings = GenerationSettings(model=str(folder), workers=world.workers, max_new_tokens=NEW, device="cpu", **options)
     prompts = [Prompt("", tokens) for tokens in PROMPTS] if world.is_client else None
     return generate(settings, world, prompts, lambda number, text, tokens: None, lambda tokenizer: None)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.train.tasks.written import write_language_model
 from thinpipe.train.generation.prompts import encode, padded, read_prompts
-from thinpipe.train.generation.settings import Settings
+from thinpipe.train.generation.settings import GenerationSettings
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 
@@ -24,8 +24,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def settings(model: Path, **options: Any) -> Settings:
-    return Settings(**{"model": str(model), "workers": 2, "max_new_tokens": 8, "device": "cpu"} | options)
+def settings(model: Path, **options: Any) -> GenerationSettings:
+    return GenerationSettings(**{"model": str(model), "workers": 2, "max_new_tokens": 8, "device": "cpu"} | options)
 
 
 def test_prompts_are_padded_on_the_left(model: Path) -> None:

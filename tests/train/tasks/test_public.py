@@ -20,7 +20,7 @@ from tests.train.tasks.written import (
 )
 from thinpipe.train.models.sequential import units_of
 from thinpipe.train.tasks import hub
-from thinpipe.train.tasks.task import Batch, Recipe, Source
+from thinpipe.train.tasks.task import Batch, Source, TaskDefaults
 from thinpipe.train.tasks.tasks import task
 
 IMAGES = {"cifar10": (write_cifar10, 10), "cifar100": (write_cifar100, 100), "food101": (write_food101, 101)}
@@ -112,11 +112,11 @@ def test_weights_are_the_checkpoints_but_for_the_classifier(folder: Path, tmp_pa
 
 def test_the_recipes_are_the_ones_of_the_published_tables() -> None:
     for name in IMAGES:
-        assert task(name).recipe == Recipe(
+        assert task(name).defaults == TaskDefaults(
             batch_size=256, chunks=8, epochs=40, optimizer="sgd", lr=0.01, lr_schedule="cosine", client_layers=(1, 1)
         )
     for name in ("rte", "cola"):
-        recipe = task(name).recipe
+        recipe = task(name).defaults
         assert (recipe.batch_size, recipe.chunks, recipe.epochs, recipe.lr) == (32, 4, 20, 2e-5)
         assert (recipe.optimizer, recipe.lr_schedule, recipe.client_layers) == ("adamw", "linear", (2, 2))
     assert (task("rte").metric, task("cola").metric) == ("accuracy", "matthews")

@@ -56,8 +56,8 @@ class Raises(Digits):
     def __init__(self):
         raise RuntimeError("no licence")
 
-class WithoutRecipe(Digits):
-    recipe = None
+class WithoutDefaults(Digits):
+    defaults = None
 
 class OtherMetric(Digits):
     metric = "f1"
@@ -94,7 +94,7 @@ def test_a_class_of_a_user_is_a_task_and_made_once() -> None:
             "made without arguments; .* raised TypeError: .* abstract .* build, load",
         ),
         ("tasks_of_a_user:Raises", "made without arguments; tasks_of_a_user:Raises raised RuntimeError: no licence"),
-        ("tasks_of_a_user:WithoutRecipe", "needs class attributes name, summary, metric, recipe; .*: recipe"),
+        ("tasks_of_a_user:WithoutDefaults", "needs class attributes name, summary, metric, defaults; .*: defaults"),
         ("tasks_of_a_user:OtherMetric", "metric of .* is one of accuracy, matthews, perplexity; got 'f1'"),
     ],
 )
@@ -105,7 +105,7 @@ def test_what_is_no_task_of_a_user_is_an_error_that_says_why(name: str, message:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_chunks_of_a_recipe_divide_its_batch(name: str) -> None:
-    recipe = task(name).recipe
+    recipe = task(name).defaults
     assert recipe.batch_size % recipe.chunks == 0
 
 

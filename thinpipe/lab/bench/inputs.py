@@ -14,8 +14,8 @@ from thinpipe.codecs.recipes import codecs_of, directions
 from thinpipe.codecs.spec import split_specs
 from thinpipe.comm.shaping import parse_links
 from thinpipe.lab.bench.codecs.baselines import BASELINES, OfflinePCA, baseline_codec
-from thinpipe.links.learned.axes import Axes
-from thinpipe.links.spec import encoding
+from thinpipe.links.learned.pca_codec import PCACodec
+from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, Rule, between, option
 
 PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "Output"  # panels of the help, in this order
@@ -83,8 +83,8 @@ def parse_codecs(text: str, baselines: bool = False) -> list[Codec]:
 
 
 def _codec_or_axes(spec: str) -> Codec:
-    found = encoding(spec)
-    return OfflinePCA(found.bits) if isinstance(found, Axes) else codec(spec)
+    found = link_codec(spec)
+    return OfflinePCA(found.bits) if isinstance(found, PCACodec) else codec(spec)
 
 
 def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:

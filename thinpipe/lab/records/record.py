@@ -22,7 +22,7 @@ from typing import Any, Literal, get_type_hints
 
 from thinpipe.lab.records.environment import environment
 from thinpipe.options import from_facts
-from thinpipe.system.files import read_json, temporary_beside, written_whole
+from thinpipe.system.files import read_json, written_whole
 from thinpipe.system.sanitize import printable_json
 from thinpipe.version import __version__
 
@@ -99,22 +99,6 @@ class Record:
             return cls(**_parse(data))
         except ValueError as error:
             raise ValueError(f"{path} cannot be read as {what}: {error}; make it anew, or name another") from None
-
-
-def check_writable(path: Path) -> None:
-    """Raise ValueError unless a file can be written at ``path``; called before a long run, not after it."""
-    if path.is_dir():
-        raise ValueError(f"{path}: results go to a file, this is a directory; name a file in it")
-    if path.exists() and not path.is_file():  # renaming onto /dev/null would replace it
-        raise ValueError(f"{path}: results go to a file, this is a device or a pipe; name another")
-    try:
-        temporary = temporary_beside(path)
-        temporary.touch(exist_ok=False)
-        temporary.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"{path}: results go to a file in a directory that can be written; {path.parent}: {error.strerror}"
-        ) from None
 
 
 def _dump(data: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinpipe.links.spec import encoding
+from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, named
 from thinpipe.train.checkpoints.folder import all_damaged, candidates, is_complete, load, newest_whole
 from thinpipe.train.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
@@ -114,7 +114,7 @@ def load_newest(run: Path, engine: Engine) -> None:
     manifest = world.together(lambda: manifest_of(read_facts(path), path))
     cuts = Cuts(manifest.first_units, first_units(engine))
     # Copies of samples are useless for other samples.
-    kinds = ("model/",) if encoding(manifest.settings.compress_forward).needs_samples else ("model/", "link/")
+    kinds = ("model/",) if link_codec(manifest.settings.compress_forward).needs_samples else ("model/", "link/")
 
     def is_wanted(key: str) -> bool:
         return key.startswith(kinds) and belongs_here(engine, cuts.moved(key))
@@ -123,7 +123,7 @@ def load_newest(run: Path, engine: Engine) -> None:
     world.together(lambda: load_model_state(engine, state))
     remembered = {cuts.moved(key): value for key, value in state.items() if key.startswith("link/")}
     if remembered:
-        engine.recall(remembered)
+        engine.load_codec_state(remembered)
 
 
 def _offers(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
@@ -254,7 +254,7 @@ def _fill(tensors: list[Tensor], world: World) -> str:
 
 
 def first_units(engine: Engine) -> tuple[int, ...]:
-    return tuple(sorted({holding.first_unit for holding in engine.holdings()}))
+    return tuple(sorted({holding.first_unit for holding in engine.holdings}))
 
 
 def _notices(

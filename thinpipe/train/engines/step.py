@@ -57,12 +57,12 @@ def train_step(
     If a number is not finite, raise the same error on all workers, before the update.
 
     Args:
-        interrupted: returns the signal that asked this worker to stop, or 0; called once the gradients are computed.
+        interrupted: returns the signal that this worker received to stop, or 0; called once the gradients are computed.
         save_due: True if this worker, the client, requests a checkpoint after this step.
         another: True if another step follows directly, so that its receives may be posted.
     """
     world, stages, sent = engine.world, engine.stage_count, engine.sent_bytes()
-    words = world.expect_sum(stages + 6)
+    statistics = world.expect_sum(stages + 6)
     loss, correct = engine.compute(*batches)
     if another:
         engine.expect_step()
@@ -71,15 +71,15 @@ def train_step(
         for index, parameters in engine.stage_parameters().items():
             squares[index] = sum_of_squares(parameters)
     began = time.perf_counter()
-    told = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
+    outcome = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
     signal = interrupted()
     flags = not math.isfinite(loss), bool(signal), save_due
-    words.tell([*squares, *flags, engine.sent_bytes() - sent, *told])
-    heard = words.heard()
+    statistics.tell([*squares, *flags, engine.sent_bytes() - sent, *outcome])
+    totals = statistics.heard()
     waited_s = time.perf_counter() - began
-    squares, (bad_loss, stop, save, wire_bytes, *outcome) = heard[:stages], heard[stages:]
+    squares, (bad_loss, stop, save, wire_bytes, *outcomes) = totals[:stages], totals[stages:]
     if not engine.client_has_outcome:
-        loss, correct = outcome
+        loss, correct = outcomes
     is_finite = not bad_loss and all(map(math.isfinite, squares))
     if another and (stop or not is_finite):
         engine.cancel_prefetch()
@@ -128,7 +128,7 @@ def _update(optimizer: torch.optim.Optimizer) -> None:
 
 
 def stop_request(world: World, interrupted: int) -> StoppedTogether | None:
-    """Return the first worker's signal that asked the run to stop, if any; the same on all workers. A collective."""
+    """Return the first worker's signal to stop the run, if any; the same on all workers. A collective."""
     numbers = world.gather(interrupted)
     signalled = [(number, worker) for worker, number in enumerate(numbers) if number]
     if not signalled:

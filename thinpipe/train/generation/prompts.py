@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinpipe.options import OptionError
 from thinpipe.system.files import errors_named, read_jsonl, read_text
-from thinpipe.train.generation.settings import Settings
+from thinpipe.train.generation.settings import GenerationSettings
 from thinpipe.train.models.pretrained import PretrainedModel, check_vocabulary
 
 _FIELD = "prompt"  # in a line of JSON
@@ -39,7 +39,7 @@ def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
             raise OptionError(f"{{prompts}} {file} has no prompt: write one on each line")
         return found
     if sys.stdin is None or sys.stdin.isatty():
-        raise OptionError('what shall be continued? Give prompts, as in "Once upon a time", or a file with {prompts}')
+        raise OptionError('no prompt is given: give prompts, as in "Once upon a time", or a file with {prompts}')
     piped = sys.stdin.read()
     if not piped.strip():
         raise OptionError("the prompt that was piped in is empty; give one, or a file of them with {prompts}")
@@ -58,7 +58,7 @@ def _of_file(file: Path) -> list[str]:
     return found
 
 
-def encode(texts: Sequence[str], settings: Settings) -> list[Prompt]:
+def encode(texts: Sequence[str], settings: GenerationSettings) -> list[Prompt]:
     """Return the texts as tokens; raise ValueError for one that cannot be continued."""
     model = settings.pretrained
     config = model.config().get_text_config()
@@ -92,8 +92,8 @@ def positions_of(model: PretrainedModel) -> int | None:
 
 def _tokens(tokenizer: Any, text: str, chat: bool) -> list[int]:
     if chat:
-        said = [{"role": "user", "content": text}]
-        shown = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        messages = [{"role": "user", "content": text}]
+        shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(tokenizer(shown, add_special_tokens=False)["input_ids"])  # the template adds them
     return list(tokenizer(text)["input_ids"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -11,20 +11,20 @@ import torch
 from torch import nn
 
 from thinpipe.codecs.recipes import directions
-from thinpipe.codecs.spec import codec, needs_link
 from thinpipe.comm.membership import PATIENCE_S, member
 from thinpipe.comm.shaping import Shaping
-from thinpipe.options import OptionError, above, between, check, like, option
+from thinpipe.links.registry import link_codec
+from thinpipe.options import OptionError, above, between, check, like, option, shared_values
+from thinpipe.train.checkpoints.folder import check_exported
 from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.models.weights import LoadWeights
 from thinpipe.train.running import RunOptions
-from thinpipe.train.settings import PANELS as TRAINING_PANELS
-from thinpipe.train.settings import Settings as Training
+from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.options import Source
+from thinpipe.train.tasks.panels import LINKS, MACHINES, OUT, WHERE, link_option, stage_option
 from thinpipe.train.tasks.sources import chosen_model
-from thinpipe.train.tasks.task import Source
 
-_, WHERE, LINKS, _, OUT, _, MACHINES = TRAINING_PANELS
 WHAT, CHOICE = "Model and prompts", "Sampling"
 PANELS = WHAT, CHOICE, WHERE, LINKS, OUT, MACHINES  # of the help, in this order
 
@@ -32,20 +32,21 @@ PANELS = WHAT, CHOICE, WHERE, LINKS, OUT, MACHINES  # of the help, in this order
 def _activations(text: str) -> str:
     """Return the codec spec of activations, the only tensors that travel."""
     spec = directions(text)[0]
-    if needs_link(spec):
+    stateless = link_codec(spec).stateless_codec
+    if stateless is None:
         raise OptionError(
             f"{spec} learns from what is sent again and again, and texts are generated once: give {{compress}} a "
             f"codec that learns nothing, as in 4bit or gauss:3; got {text}"
         )
-    return codec(spec).spec
+    return stateless.spec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class GenerationSettings:
     """The settings that all workers of a run start with."""
 
     model: str = like(
-        Training, "model", help="Causal language model: a folder of transformers, or a name of the hub.", panel=WHAT
+        Settings, "model", help="Causal language model: a folder of transformers, or a name of the hub.", panel=WHAT
     )
     adapter: str | None = option(
         "LoRA adapters: a folder of peft, as {export} writes it. Names the {model} too, unless that is given.",
@@ -54,31 +55,22 @@ class Settings:
         kind=Path,
         parse=lambda path: str(path.resolve()),
         shown="none",
+        per_machine=True,
         default=None,
     )
-    tokenizer: str | None = like(Training, "tokenizer", shown="the adapter's or the model's", panel=WHAT, default=None)
-    trust_remote_code: bool = like(Training, "trust_remote_code", panel=WHAT, default=False)
+    tokenizer: str | None = like(Settings, "tokenizer", shown="the adapter's or the model's", panel=WHAT, default=None)
+    trust_remote_code: bool = like(Settings, "trust_remote_code", panel=WHAT, default=False)
     max_new_tokens: int = option(
         "Maximum number of new tokens per prompt.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=64
     )
     batch_size: int | None = option(
-        "Prompts per batch.",
-        panel=WHAT,
-        metavar="N",
-        shown="all",
-        rule=between(1, 1_000_000),
-        default=None,
+        "Prompts per batch.", panel=WHAT, metavar="N", shown="all", rule=between(1, 1_000_000), default=None
     )
     chat: bool = option(
         "Put each prompt into the tokenizer's chat template, as a user's message.", panel=WHAT, default=False
     )
     temperature: float | None = option(
-        "Sampling temperature.",
-        panel=CHOICE,
-        metavar="X",
-        shown="greedy decoding",
-        rule=above(0, 1000),
-        default=None,
+        "Sampling temperature.", panel=CHOICE, metavar="X", shown="greedy decoding", rule=above(0, 1000), default=None
     )
     top_k: int | None = option(
         "Sample from the N most likely tokens.",
@@ -96,24 +88,19 @@ class Settings:
         rule=above(0, 1),
         default=None,
     )
-    seed: int = like(Training, "seed", help="Seed of sampling and of stochastic rounding.", panel=CHOICE,
-                     default=0)  # fmt: skip
-    parallel: Literal["pipeline", "none"] = option(
-        "Stages of the model on several workers, or one process.", panel=WHERE, default="pipeline"
+    seed: int = like(Settings, "seed", help="Seed of sampling and of stochastic rounding.", panel=CHOICE, default=0)
+    parallel: Literal["pipeline", "none"] = stage_option(
+        "Stages of the model on several workers, or one process.", default="pipeline"
     )
-    workers: int | None = like(Training, "workers", default=None)
-    client_layers: tuple[int, int] | None = like(Training, "client_layers", default=(1, 1))
-    device: str | None = like(Training, "device", default=None)
-    threads: int | None = like(Training, "threads", default=None)
-    compress: str = option(
-        "Codec of hidden states, or a preset, as in 8bit or 4bit.",
-        panel=LINKS,
-        metavar="SPEC",
-        parse=_activations,
-        default="none",
+    workers: int | None = like(Settings, "workers", default=None)
+    client_layers: tuple[int, int] | None = like(Settings, "client_layers", default=(1, 1))
+    device: str | None = like(Settings, "device", per_machine=True, default=None)
+    threads: int | None = like(Settings, "threads", default=None)
+    compress: str = link_option(
+        "Codec of hidden states, or a preset, as in 8bit or 4bit.", metavar="SPEC", parse=_activations, default="none"
     )
-    compare: bool = option(
-        "Generate without compression too, and report the first differing token.", panel=LINKS, default=False
+    compare: bool = link_option(
+        "Generate without compression too, and report the first differing token.", default=False
     )
     link: Shaping | None = like(RunOptions, "link", default=None)
     patience_s: float = like(RunOptions, "patience_s", default=PATIENCE_S)
@@ -152,6 +139,25 @@ class Settings:
         named = (self.device or ("cuda" if torch.cuda.is_available() else "cpu")).split(",")
         return named + named[-1:] * (self.count - len(named))
 
+    @staticmethod
+    def resolve(given: dict[str, Any]) -> GenerationSettings:
+        """Return the settings of the given options; of an adapter with its model, unless another is given."""
+        if "adapter" in given:
+            check_exported(given["adapter"], "adapter")
+            given = SavedAdapter(Path(given["adapter"])).completed(given)
+        if "model" not in given:
+            raise OptionError("which model? Name a folder of transformers with {model}")
+        settings = GenerationSettings(**given)
+        settings.check_here()
+        check_exported(settings.model)
+        return settings
+
+    def check_model(self) -> None:
+        """Raise ValueError unless the weights are there and the adapter fits the model; called on the client."""
+        self.pretrained.check_weights()
+        if self.adapter is not None:
+            self.built()
+
     def check_here(self) -> None:
         """Raise OptionError for settings that this machine cannot satisfy."""
         me = member()
@@ -159,12 +165,9 @@ class Settings:
         if "cuda" in here and not torch.cuda.is_available():
             raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
 
-    def must_agree(self) -> dict[str, Any]:
-        """Return the settings that must be equal on all machines; where the model is stored may differ."""
-        chosen = asdict(self)
-        for name in ("model", "adapter", "tokenizer", "threads", "device", "link"):
-            chosen.pop(name)
-        return chosen
+    def shared(self) -> dict[str, Any]:
+        """Return the settings that have to be equal on all workers; where the model is stored may differ."""
+        return shared_values(self)
 
     @property
     def source(self) -> Source:

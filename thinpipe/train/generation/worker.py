@@ -16,14 +16,14 @@ from thinpipe.comm.backend import CPU
 from thinpipe.comm.control import ACTIVITY
 from thinpipe.comm.exchange import DisagreementError, agree
 from thinpipe.comm.membership import say_remote
-from thinpipe.links.encoding import warm_codec
+from thinpipe.links.link_codec import warm_codec
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.train.engines.same_files import check_same_files
 from thinpipe.train.engines.units import Meta, costs_of, cut_model
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.generation.prompts import Prompt, padded, positions_of
-from thinpipe.train.generation.settings import Settings
+from thinpipe.train.generation.settings import GenerationSettings
 from thinpipe.train.generation.wire import WORD_BYTES, Kind, Limits, Packing, Ring, Servers
 from thinpipe.train.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, check_states
 from thinpipe.train.models.forward import takes
@@ -37,7 +37,7 @@ MakeStreamer = Callable[[Any], Any]  # from a tokenizer: receives every token of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class GenerationRun:
     """The result of continuing all prompts one time."""
 
     tokens: list[list[int]]  # the new ones of each prompt
@@ -54,6 +54,10 @@ class Run:
         return sum(map(len, self.tokens))
 
     @property
+    def tokens_per_s(self) -> float:
+        return self.count / max(self.seconds, 1e-9)
+
+    @property
     def step_s(self) -> tuple[float, float, float]:
         """The time of a step on the client, on the servers and on the network."""
         steps, decode_s = max(self.steps, 1), max(self.seconds - self.prefill_s, 0.0)
@@ -62,12 +66,12 @@ class Run:
 
 
 def generate(
-    settings: Settings,
+    settings: GenerationSettings,
     world: World,
     prompts: Sequence[Prompt] | None,
     show: Show,
     make_streamer: MakeStreamer | None,  # None: a single prompt is not streamed either
-) -> list[Run]:
+) -> list[GenerationRun]:
     """Run one worker's part; the client returns the runs: with the codec and, if requested, without.
 
     Only the client has prompts. Raises SetupError on all workers if the run cannot start.
@@ -83,20 +87,20 @@ def generate(
             }
             if prompts is not None:
                 facts |= {"prompts": len(prompts), "longest": max(len(prompt.tokens) for prompt in prompts)}
-            facts = agree(settings.must_agree() | facts, world.control_group, CPU)
+            facts = agree(settings.shared() | facts, world.control_group, CPU)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
         check_same_files({"model": settings.model}, partial(identity, source=settings.source), world)
     ACTIVITY.note("loading the model")
     pretrained = settings.pretrained
     if world.workers == 1:
-        model = world.together(lambda: _whole(settings, world))
+        model = world.together(lambda: _complete_model(settings, world))
         assert prompts is not None
         return [_Client(model, pretrained, settings, prompts, world.device).run(show, make_streamer)]
     part = world.together(lambda: _Part(settings, world))
     say_remote(f"worker {world.worker} holds blocks {part.blocks[0]} to {part.blocks[-1]}")
     limits = Limits.of(facts, batch_size=settings.batch_size, max_tokens=positions_of(pretrained))
-    ring, runs = Ring(world, limits), list[Run]()
+    ring, runs = Ring(world, limits), list[GenerationRun]()
     for encoded in [True, False] if settings.compare else [settings.compress != "none"]:
         ring.sent_bytes, ring.busy_s = 0, [0.0, 0.0]
         if prompts is None:
@@ -110,8 +114,8 @@ def generate(
                 run = client.run(show if first else _show_nothing, make_streamer if first else None, encoded=encoded)
             servers.quit()
             runs.append(run)
-        told = world.gather([ring.sent_bytes, ring.busy_s[1]])
-        sent, busy = sum(sent for sent, _ in told), sum(busy for _, busy in told)
+        totals = world.gather([ring.sent_bytes, ring.busy_s[1]])
+        sent, busy = sum(sent for sent, _ in totals), sum(busy for _, busy in totals)
         runs[-1:] = [replace(run, wire_bytes=sent, servers_s=busy) for run in runs[-1:]]
     return runs
 
@@ -119,7 +123,7 @@ def generate(
 def _show_nothing(number: int, text: str, tokens: list[int]) -> None: ...
 
 
-def _whole(settings: Settings, world: World) -> nn.Module:
+def _complete_model(settings: GenerationSettings, world: World) -> nn.Module:
     model, fill = settings.built()
     fill(model, [name for name, _ in model.named_parameters(remove_duplicate=False)])
     return model.to(world.device)
@@ -128,19 +132,19 @@ def _whole(settings: Settings, world: World) -> nn.Module:
 class _Part:
     """The part of the model that this worker holds."""
 
-    def __init__(self, settings: Settings, world: World) -> None:
+    def __init__(self, settings: GenerationSettings, world: World) -> None:
         if world.is_client:
             settings.pretrained.check_generates()
         model, fill = settings.built()
         inputs = [Meta(EXAMPLE, torch.int64)] * (2 if takes(model, "attention_mask") else 1)
-        whole = cut_model(model, inputs, fill)
-        first, me = whole.units[0], world.worker
+        cut = cut_model(model, inputs, fill)
+        first, me = cut.units[0], world.worker
         assert isinstance(first, HeadUnit)
         self.cut, self._device = first.cut, world.device
         states = check_states(self.cut)
-        traced = whole.traced(inputs, amp=False, device=CPU)
+        traced = cut.traced(inputs, amp=False, device=CPU)
         cuts = choose_cuts(
-            len(whole.units),
+            len(cut.units),
             world.workers,
             "client-server",
             client_layers=settings.client_layers,
@@ -149,12 +153,12 @@ class _Part:
         # Unit 0 is in front of block 0. The client's range is the blocks that it does not hold.
         bounds = [0, *(cut - 1 for cut in cuts)]
         self.blocks = range(bounds[1], bounds[-1]) if world.is_client else range(bounds[me], bounds[me + 1])
-        modules = cut_units(whole.units, cuts)
+        modules = cut_units(cut.units, cuts)
         mine = stages_of(me, world.workers, "client-server")
-        whole.load_own(modules[index] for index in mine)
+        cut.load_own(modules[index] for index in mine)
         for index in mine:
             world.hold(modules[index])
-        whole.buffers_to(world.device)
+        cut.buffers_to(world.device)
 
         def packing(worker: int) -> Packing:
             slots = tuple(Slot(tensor.shape[2:], tensor.dtype) for tensor in states[bounds[worker + 1]])
@@ -197,7 +201,7 @@ class _Client:
         self,
         model: Any,
         pretrained: PretrainedModel,
-        settings: Settings,
+        settings: GenerationSettings,
         prompts: Sequence[Prompt],
         device: torch.device,
         servers: Servers | None = None,
@@ -230,7 +234,7 @@ class _Client:
             return_dict_in_generate=False,
         )
 
-    def run(self, show: Show, make_streamer: MakeStreamer | None, *, encoded: bool = False) -> Run:
+    def run(self, show: Show, make_streamer: MakeStreamer | None, *, encoded: bool = False) -> GenerationRun:
         """Continue all prompts: a single one is streamed, of several each is shown when its batch is done."""
         settings, prompts = self._settings, self._prompts
         size = settings.batch_size or len(prompts)
@@ -258,7 +262,7 @@ class _Client:
                 texts.append(self._tokenizer.decode(tokens[-1], skip_special_tokens=True))
                 if streamer is None:
                     show(len(texts) - 1, texts[-1], tokens[-1])
-        return Run(
+        return GenerationRun(
             tokens=tokens,
             texts=texts,
             seconds=seconds,

@@ -1,1 +1,1 @@
-"""Training tasks: each is data, a model, a metric and a recipe."""
+"""Training tasks: each is data, a model, a metric and training defaults."""

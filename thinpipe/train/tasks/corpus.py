@@ -22,7 +22,7 @@ from thinpipe.options import OptionError
 from thinpipe.system.files import parse_json_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.tasks.hub import PublicData, load_public, load_saved
-from thinpipe.train.tasks.sources import HUB
+from thinpipe.train.tasks.options import HUB
 from thinpipe.train.tasks.task import Batch
 
 HELD_OUT = 20  # every 20th document, or the last 20th of a text, validates

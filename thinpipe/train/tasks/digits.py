@@ -12,7 +12,7 @@ from thinpipe.train.tasks.mobilenet import MOBILENET_MODULES, UNITS, mobilenet_b
 from thinpipe.train.tasks.pictures import pad_and_crop, resized, to_model
 from thinpipe.train.tasks.sources import positive, reject_unused_options
 from thinpipe.train.tasks.splits import Images, Part, at_most, split_fifth
-from thinpipe.train.tasks.task import Data, Recipe, Shape, Source, Task
+from thinpipe.train.tasks.task import Data, Shape, Source, Task, TaskDefaults
 
 COUNT = 1797  # images
 IMAGE_SIZE, WIDTH = 32, 0.35
@@ -26,7 +26,16 @@ class Digits(Task):
     name = "digits"
     summary = "scikit-learn's handwritten digits, embedded; small MobileNetV2 from scratch, 32 pixels"
     metric = "accuracy"
-    recipe = Recipe(batch_size=64, chunks=4, epochs=10, optimizer="sgd", lr=0.05, lr_schedule="cosine", warmup=0.1)
+    defaults = TaskDefaults(
+        batch_size=64,
+        chunks=4,
+        epochs=10,
+        optimizer="sgd",
+        lr=0.05,
+        lr_schedule="cosine",
+        warmup=0.1,
+        client_layers=(1, 1),
+    )
 
     modules = (*MOBILENET_MODULES, "sklearn.datasets")
 

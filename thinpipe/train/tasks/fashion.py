@@ -17,7 +17,7 @@ from thinpipe.train.tasks.classifier import ImageFormat
 from thinpipe.train.tasks.hub import PublicData
 from thinpipe.train.tasks.pictures import tiny_images
 from thinpipe.train.tasks.splits import Images, at_most
-from thinpipe.train.tasks.task import Data, Recipe, Shape, Source
+from thinpipe.train.tasks.task import Data, Shape, Source, TaskDefaults
 from thinpipe.train.tasks.vision import PublicImages
 
 CLASSES = (
@@ -36,7 +36,7 @@ class FashionMnist(PublicImages):
 
     checkpoint = None
     usual_size = PADDED
-    recipe = Recipe(
+    defaults = TaskDefaults(
         batch_size=128,
         chunks=4,
         epochs=8,

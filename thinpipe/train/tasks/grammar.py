@@ -25,7 +25,7 @@ from torch import nn
 from thinpipe.train.tasks.roberta import ENDS, ROBERTA_MODULES, SMALL, WordTokenizer, new_roberta, roberta_bytes
 from thinpipe.train.tasks.sources import check_tokens, positive, reject_unused_options
 from thinpipe.train.tasks.splits import Texts, at_most
-from thinpipe.train.tasks.task import Data, Recipe, Shape, Source, Task
+from thinpipe.train.tasks.task import Data, Shape, Source, Task, TaskDefaults
 
 T = TypeVar("T")
 
@@ -149,7 +149,7 @@ class Grammar(Task):
     summary = "acceptable and unacceptable sentences of a small grammar, embedded; small RoBERTa from scratch"
     metric = "accuracy"
     modules = ROBERTA_MODULES
-    recipe = Recipe(
+    defaults = TaskDefaults(
         batch_size=128,
         chunks=4,
         epochs=12,

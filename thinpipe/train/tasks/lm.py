@@ -16,7 +16,7 @@ from thinpipe.train.tasks.corpus import Windows, batches, check_texts, read_text
 from thinpipe.train.tasks.model_task import Model, ModelTask
 from thinpipe.train.tasks.sources import MODEL_OPTIONS, chosen_model, positive, reject_unused_options
 from thinpipe.train.tasks.splits import at_most
-from thinpipe.train.tasks.task import Data, Recipe, Shape, Source, Split
+from thinpipe.train.tasks.task import Data, Shape, Source, Split, TaskDefaults
 
 TOKENS = 256
 VOCABULARY = 8192  # of a trained tokenizer
@@ -42,7 +42,7 @@ class LanguageModel(ModelTask):
     usual_tokens = TOKENS
     metric = "perplexity"
     modules = ("transformers",)
-    recipe = Recipe(
+    defaults = TaskDefaults(
         batch_size=16,
         chunks=4,
         epochs=1,

@@ -24,7 +24,7 @@ from thinpipe.train.tasks.splits import Images, Prepare
 from thinpipe.train.tasks.task import DataError
 
 MARGIN = 8 / 7  # factor of the decoded size over the model's: 256 pixels for 224
-TINY_SHIFT = 4  # shift in pixels of CIFAR's 32: the usual recipe
+TINY_SHIFT = 4  # shift in pixels of CIFAR's 32: the usual augmentation
 REMEDY = "replace or remove it"
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}  # final bytes of files of these formats
 _TAIL_BYTES = 4096  # some programs pad a file with zeros

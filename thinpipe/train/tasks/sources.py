@@ -25,7 +25,6 @@ from thinpipe.train.tasks.task import Source
 DESCRIBING_OPTIONS = ("model", "config", "config_set", "dtype", "trust_remote_code")
 MODEL_OPTIONS = (*DESCRIBING_OPTIONS, "tokenizer")
 SHARED_FILES = ("model", "config", "weights")  # read by every worker from its own machine
-HUB = "hub:"  # prefix of a data set's name
 _PYTHON = {"True": True, "False": False, "None": None}  # as in Python
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

@@ -19,8 +19,8 @@ from thinpipe.system.files import read_data, read_jsonl
 from thinpipe.train.tasks.roberta import SMALL
 from thinpipe.train.tasks.sources import data_file
 from thinpipe.train.tasks.splits import split_fifth
-from thinpipe.train.tasks.task import Data, Metric, Recipe, Shape, Source
-from thinpipe.train.tasks.text import RECIPE, TextTask
+from thinpipe.train.tasks.task import Data, Metric, Shape, Source, TaskDefaults
+from thinpipe.train.tasks.text import DEFAULTS, TextTask
 
 # Names of the columns that hold texts: the first entry that a file has.
 TEXT_COLUMNS = (
@@ -51,7 +51,7 @@ class TextTable(TextTask):
     metric: Metric = "accuracy"
     checkpoint = None
     size = SMALL
-    recipe = Recipe(
+    defaults = TaskDefaults(
         batch_size=32,
         chunks=4,
         epochs=10,
@@ -62,7 +62,7 @@ class TextTable(TextTask):
         weight_decay=0.01,
         clip_norm=1.0,
     )
-    model_recipe = replace(RECIPE, epochs=5, clip_norm=1.0, client_layers=(1, 1))
+    model_defaults = replace(DEFAULTS, epochs=5, clip_norm=1.0, client_layers=(1, 1))
 
     places = ("data", "validation")
 

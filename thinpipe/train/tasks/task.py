@@ -1,4 +1,4 @@
-"""The interface of a training task: data as batches, a model that fits them, a metric, and a training recipe.
+"""The interface of a training task: data as batches, a model that fits them, a metric, and training defaults.
 
 Only the client reads data. All randomness of a batch comes from the seed passed with its request, so an interrupted run
 resumes with the same batches that it would have seen.
@@ -9,15 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from thinpipe.train.tasks.options import Dtype, LrSchedule, Optimizer, Source, TaskDefaults
+
+__all__ = ["Dtype", "LrSchedule", "Optimizer", "Source", "TaskDefaults"]  # imported from here by tasks
+Recipe = TaskDefaults  # its name up to version 0.2
+
 Metric = Literal["accuracy", "matthews", "perplexity"]
-Optimizer = Literal["sgd", "adamw"]
-Dtype = Literal["float32", "bfloat16"]
-LrSchedule = Literal["constant", "cosine", "linear"]
 
 
 @dataclass(frozen=True)
@@ -37,29 +38,16 @@ METRICS: dict[Metric, MetricFacts] = {
     "perplexity": MetricFacts(".2f", "lower"),
 }
 
-
 IGNORED = -100  # label of positions excluded from loss and metric, as in torch and transformers
+
+
+def metric_text(name: Metric, value: float) -> str:
+    """Return a metric as text."""
+    return format(value, METRICS[name].format)
 
 
 class DataError(ValueError):
     """A sample that cannot be read, found during the run: a restart would fail at the same sample."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """A task's default training options."""
-
-    batch_size: int
-    chunks: int
-    epochs: int
-    optimizer: Optimizer
-    lr: float
-    lr_schedule: LrSchedule
-    warmup: float = 0.0  # fraction of all steps in which the learning rate rises from 0
-    momentum: float = 0.9  # of SGD
-    weight_decay: float = 0.0
-    clip_norm: float | None = None  # gradient norm over all stages together
-    client_layers: tuple[int, int] = (1, 1)  # first and last units that stay with the client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,37 +115,22 @@ class Shape:
     labels: Sequence[str] | None = None  # names of the classes, on workers that read data; None: not known
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """The origin and size of data and weights; None means the task's default."""
-
-    data: Path | None = None  # on disk; None: embedded, or downloaded
-    validation: Path | None = None  # on disk; None: a part of the data
-    model: str | None = None  # a folder, a name of the hub, package.module:function; None: the task's own
-    config: str | None = None  # from scratch: a folder, a name of the hub, a model type
-    config_set: str | None = None  # config overrides, as in hidden_size=256,num_hidden_layers=4
-    tokenizer: str | None = None  # a folder, or a name of the hub; None: the model's, or one is trained
-    vocabulary: int | None = None  # size of a trained tokenizer
-    chat_template: Path | None = None  # a jinja file in place of the tokenizer's template
-    dtype: Dtype = "float32"  # of weights, and so of activations and gradients
-    trust_remote_code: bool = False  # True: run code that comes with a model
-    weights: Path | None = None  # a checkpoint on disk; None: the task's default
-    pretrained: bool = True  # False: random weights even where the recipe starts from a checkpoint
-    image_size: int | None = None
-    tokens: int | None = None
-    width: float | None = None  # factor on the width of MobileNetV2, or on RoBERTa's hidden size
-    samples: int | None = None  # maximum number of training samples, for a quick test
-
-
 class Task(ABC):
     """A training task; the registry in ``tasks.py`` has one instance of each."""
 
     name: str
     summary: str  # one line for --help and errors
     metric: Metric
-    recipe: Recipe
-    model_recipe: Recipe | None = None  # with a model that the user brings; None: the same
+    defaults: TaskDefaults
+    model_defaults: TaskDefaults | None = None  # with a model that the user brings; None: the same
     modules: tuple[str, ...] = ()  # that reading and building import; preloaded so that workers share them
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("defaults", "model_defaults"):  # classes written for version 0.2 have the earlier names
+            earlier = name.replace("defaults", "recipe")
+            if earlier in cls.__dict__:
+                setattr(cls, name, cls.__dict__[earlier])
 
     def preflight(self, source: Source) -> int | None:
         """Validate everything that needs neither samples nor the model, before workers start.

@@ -13,7 +13,7 @@ from thinpipe.train.tasks.folders import ImageFolders
 from thinpipe.train.tasks.grammar import Grammar
 from thinpipe.train.tasks.lm import LanguageModel
 from thinpipe.train.tasks.tables import TextTable
-from thinpipe.train.tasks.task import METRICS, Recipe, Task
+from thinpipe.train.tasks.task import METRICS, Task, TaskDefaults
 from thinpipe.train.tasks.text import COLA, RTE
 from thinpipe.train.tasks.vision import CIFAR10, CIFAR100, FOOD101
 
@@ -50,7 +50,7 @@ def _own_task(name: str) -> Task:
         made = kind()
     except Exception as error:  # the user's constructor may raise anything, or a method is missing
         raise OptionError(f"{rule} that is made without arguments; {name} raised {error_text(error)}") from None
-    attributes = {"name": str, "summary": str, "metric": str, "recipe": Recipe}
+    attributes = {"name": str, "summary": str, "metric": str, "defaults": TaskDefaults}
     wrong = [each for each, type_ in attributes.items() if not isinstance(getattr(made, each, None), type_)]
     if wrong:
         raise OptionError(

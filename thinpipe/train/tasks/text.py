@@ -1,4 +1,4 @@
-"""Text classification: the common part of such tasks; rte and cola of GLUE, with the recipe for pretrained weights."""
+"""Text classification: the common part of such tasks; rte and cola of GLUE, with defaults for pretrained weights."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from thinpipe.train.tasks.hub import PublicData, class_names, class_numbers, pub
 from thinpipe.train.tasks.roberta import BASE, ENDS, ROBERTA_MODULES, Size, WordTokenizer, new_roberta, roberta_bytes
 from thinpipe.train.tasks.sources import check_tokens, positive
 from thinpipe.train.tasks.splits import Texts, at_most
-from thinpipe.train.tasks.task import Data, Metric, Recipe, Shape, Source
+from thinpipe.train.tasks.task import Data, Metric, Shape, Source, TaskDefaults
 
 TOKENS = 128
 LEAST_TOKENS = 8  # a pair of texts has four special tokens
 VOCABULARY = 16384  # maximum number of words of a tokenizer made from the data
 CHECKPOINT = "FacebookAI/roberta-base"
-RECIPE = Recipe(
+DEFAULTS = TaskDefaults(
     batch_size=32,
     chunks=4,
     epochs=20,
@@ -53,7 +53,7 @@ class TextTask(ClassifierTask):
     kind = "sequence"
     own_type = "roberta"
     sizes = ("tokens", "tokenizer")
-    recipe = RECIPE
+    defaults = DEFAULTS
     modules = ROBERTA_MODULES
     checkpoint: str | None = CHECKPOINT
     size: Size = BASE  # of a model from scratch

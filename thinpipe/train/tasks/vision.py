@@ -1,4 +1,4 @@
-"""Image classification: the common part of such tasks; cifar10, cifar100 and food101 with their recipe."""
+"""Image classification: the common part of such tasks; cifar10, cifar100 and food101 with their defaults."""
 
 from __future__ import annotations
 
@@ -33,12 +33,20 @@ from thinpipe.train.tasks.mobilenet import (
 from thinpipe.train.tasks.pictures import framed_images, read_pictures, tiny_images
 from thinpipe.train.tasks.sources import positive
 from thinpipe.train.tasks.splits import Images, at_most
-from thinpipe.train.tasks.task import Data, DataError, Metric, Recipe, Shape, Source
+from thinpipe.train.tasks.task import Data, DataError, Metric, Shape, Source, TaskDefaults
 
 IMAGE_SIZE = 224
 LEAST_SIZE = 32  # pixels that MobileNetV2's five strides need
 CHECKPOINT = "google/mobilenet_v2_1.0_224"
-RECIPE = Recipe(batch_size=256, chunks=8, epochs=40, optimizer="sgd", lr=0.01, lr_schedule="cosine")
+DEFAULTS = TaskDefaults(
+    batch_size=256,
+    chunks=8,
+    epochs=40,
+    optimizer="sgd",
+    lr=0.01,
+    lr_schedule="cosine",
+    client_layers=(1, 1),
+)
 
 
 class ImageTask(ClassifierTask):
@@ -48,7 +56,7 @@ class ImageTask(ClassifierTask):
     own_type = "mobilenet_v2"
     sizes = ("image_size",)
     metric: Metric = "accuracy"
-    recipe = RECIPE
+    defaults = DEFAULTS
     modules = MOBILENET_MODULES
     checkpoint: str | None = CHECKPOINT
     usual_size = IMAGE_SIZE

@@ -1,0 +1,143 @@
+"""The runner of commands whose work is done by workers: train, evaluate, generate.
+
+1  join the other machines, if there are any, and resolve the options; an invalid one is one line and exit code 2
+2  the client checks what it can before the workers start: files, models, outputs
+3  start the workers, inside the emulated network if there is one, or become the worker that this process is
+4  map the client's outcome to output, record and exit code
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+from thinpipe.cli.replicas import worker_errors
+from thinpipe.cli.terminal import one_line_errors
+from thinpipe.comm.membership import COMPLETE, become_member, member, say_remote
+from thinpipe.options import OptionError, read
+from thinpipe.system.files import OutputError
+from thinpipe.system.sanitize import printable
+from thinpipe.train.tasks.panels import machine_option, output_option
+
+Options = TypeVar("Options", bound="CommandOptions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """The rank of this worker and the address of worker 0."""
+
+    rank: int | None = machine_option("Rank of this worker; 0 is the client.", metavar="N", default=None)
+    master: str | None = machine_option(
+        "Address of worker 0, the same on all machines.", metavar="HOST:PORT", default=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions(MachineOptions):
+    """Options of every command of this module."""
+
+    json: Path | None = output_option(
+        "File for the record; `thinpipe diff` compares two.", metavar="FILE", default=None
+    )
+    debug: bool = machine_option("Show tracebacks of errors.", last=True, advanced=True, default=False)
+
+
+@contextmanager
+def resolving(kind: type[Options], given: Mapping[str, Any]) -> Iterator[Options]:
+    """Yield the command's own options; join the other machines, and report invalid options of the block in one line."""
+    with one_line_errors():
+        options = kind(**read(kind, given))
+        if options.debug:
+            os.environ["THINPIPE_DEBUG"] = "1"
+        join_machines(options.rank, options.master, given["workers"])
+        yield options
+
+
+def join_machines(rank: int | None, master: str | None, workers: int | None) -> None:
+    """Make this process one of the workers on several machines, if the options are given."""
+    if rank is None and master is None:
+        return
+    if rank is None or master is None or workers is None:
+        raise OptionError(
+            "on several machines every worker needs its rank, the address of worker 0, and the number of workers: "
+            "{rank} N {master} HOST:PORT {workers} N, on each"
+        )
+    if member() is not None:
+        raise OptionError("torchrun has given this worker its rank already: leave out {rank} and {master}")
+    become_member(rank, workers, master)
+
+
+def is_client() -> bool:
+    """Return True on the process that checks, prints and records: on several machines, the command of rank 0."""
+    me = member()
+    return me is None or me.rank == 0
+
+
+def start(
+    main: Callable[..., Any],
+    settings: Any,
+    *args: Any,
+    processes: int,
+    running: Any,
+    private: Any = None,
+    end: Any = None,
+) -> Any:
+    """Call ``main(world, settings, *args)`` on all workers and return the first outcome of this machine.
+
+    ``running`` has the emulated ``link`` and ``patience_s``; ``private`` is one more argument, for the client only;
+    ``end`` is that of ``run_workers``.
+    """
+    from thinpipe.lab.netem.network import thin_network
+    from thinpipe.launch.workers import run_workers
+    from thinpipe.train.worker import run_on_worker
+
+    workers = processes if member() is None else None
+    with thin_network(running.link, processes) as network:
+        return run_workers(
+            run_on_worker,
+            main,
+            settings,
+            *args,
+            workers=workers,
+            network=network,
+            patience_s=running.patience_s,
+            end=end,
+            private=private,
+        )[0]
+
+
+def run_once(show: Callable[[Any], int], main: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Run as ``start`` does, without restarts; call ``show`` with the client's result, and exit with its code."""
+    with worker_errors():
+        outcome = start(main, *args, **options)
+    if outcome.code:
+        typer.echo(f"thinpipe: {printable(outcome.message)}", err=True)
+    elif is_client():
+        raise typer.Exit(show(outcome.result))
+    else:
+        say_remote(COMPLETE)
+    raise typer.Exit(outcome.code)
+
+
+def write_record(path: Path | None, kind: str, config: Mapping[str, Any], rows: Sequence[Any]) -> int:
+    """Write the record of these rows, if there is a path, and return the exit code. ``config`` without None."""
+    from thinpipe.lab.records.output import write_or_print
+    from thinpipe.lab.records.record import Record, columns_of, row_of
+
+    if path is None:
+        return 0
+    config = {"command": ["thinpipe", *sys.argv[1:]], **config}
+    table = columns_of(type(rows[0]))
+    try:
+        write_or_print(Record(kind=kind, config=config, columns=table, rows=tuple(map(row_of, rows))), path)
+    except OutputError as error:
+        typer.echo(f"thinpipe: {error}", err=True)
+        return 1
+    return 0

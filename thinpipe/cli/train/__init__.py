@@ -1,1 +1,0 @@
-"""thinpipe train: from options to a run, and the output of the run."""

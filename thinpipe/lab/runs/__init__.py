@@ -1,0 +1,1 @@
+"""Records and tables of runs of the trainer: training, evaluation and generation."""

@@ -1,0 +1,135 @@
+"""The model of a run on one worker: built, adapted, cut into units, and given to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from thinpipe.comm.backend import CPU
+from thinpipe.comm.exchange import DisagreementError, agree
+from thinpipe.comm.membership import say_remote
+from thinpipe.train.checkpoints.folder import companions_of
+from thinpipe.train.data import Facts
+from thinpipe.train.engines.engine import Engine
+from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
+from thinpipe.train.engines.plan import describe_held
+from thinpipe.train.engines.replica import ReplicaEngine
+from thinpipe.train.engines.units import Meta, cut_model
+from thinpipe.train.engines.world import SetupError, World
+from thinpipe.train.export import Export, Exporter
+from thinpipe.train.models.adapters import Adapted, adapt
+from thinpipe.train.models.saved_adapter import SavedAdapter
+from thinpipe.train.running import RunOptions
+from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.task import Task
+from thinpipe.version import __version__
+
+
+class Prepared(NamedTuple):
+    """This worker's part of the model, its exporter if the run exports, and the facts to rebuild the model from."""
+
+    engine: Engine
+    exporter: Exporter | None
+    rebuild: dict[str, Any]
+
+
+def prepare(
+    task: Task,
+    settings: Settings,
+    running: RunOptions,
+    world: World,
+    facts: Facts,
+    kept: Mapping[str, bytes],
+    adapter: SavedAdapter | None = None,
+) -> Prepared:
+    """Build the model and return this worker's part of it.
+
+    The full model is released on return: it need not fit in a worker's memory.
+    """
+
+    def build() -> nn.Module:
+        torch.manual_seed(settings.seed)  # the same weights on all workers, for all parallelism
+        return task.build(facts.shape, settings.source)
+
+    def export() -> Export | None:
+        if running.export is None or not world.is_client:
+            return None
+        return Export.of(running.export, model, task, settings, kept)
+
+    model = world.together(build)
+    rebuild = {"shape": asdict(facts.shape), "tensors": len(model.state_dict())}
+    exported = world.together(export)  # from the model as it was built: cutting it changes its config
+    adapted = world.together(
+        lambda: (
+            adapt(model, settings.adapters, settings.freeze, settings.seed)
+            if adapter is None
+            else adapter.put_on(model)
+        )
+    )
+    engine = _make_engine(adapted, task, settings, running, world, facts)
+    say_remote(describe_held(engine.holdings, world.worker))
+    if running.export is None:
+        return Prepared(engine, None, rebuild)
+    if exported is not None and adapted.config is not None and not running.merge:
+        exported = exported.of_adapter(adapted)
+    exporter = world.together(lambda: Exporter(engine, exported, model, with_adapters=running.merge))
+    return Prepared(engine, exporter, rebuild)
+
+
+def _make_engine(
+    adapted: Adapted, task: Task, settings: Settings, running: RunOptions, world: World, facts: Facts
+) -> Engine:
+    """Return the engine of this worker for a model and settings."""
+    chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
+    fill = adapted.loader(task.weight_loader(settings.source, settings.seed))
+    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
+    if settings.parallel != "pipeline":
+        return ReplicaEngine(
+            model,
+            world,
+            chunks=settings.chunks,
+            compress=settings.compress_backward,
+            error_feedback=settings.error_feedback,
+            seed=settings.seed,
+            amp=settings.amp,
+        )
+    cutting = Cutting(
+        layout=settings.layout,
+        order=settings.schedule,
+        chunks=settings.chunks,
+        client_layers=settings.client_layers,
+        memory_limit=running.memory_limit,
+        in_process=settings.workers if running.in_process else None,
+    )
+    links = Links(
+        forward=settings.compress_forward,
+        backward=settings.compress_backward,
+        seed=settings.seed,
+        samples=facts.train_samples,
+        copies_in=running.delta_cache,
+        shaping=running.link,
+    )
+    engine = world.together(
+        lambda: PipelineEngine(model, chunk, cutting, links, world, amp=settings.amp, recompute=settings.recompute)
+    )
+    world.together(lambda: engine.reserve_copies(running.delta_cache_limit))
+    return engine
+
+
+def check_agreement(facts: Mapping[str, Any], world: World) -> dict[str, Any]:
+    """Return the facts that any worker has given; raise SetupError if workers, or their versions, differ in one."""
+    versions = {"torch version": torch.__version__, "thinpipe version": __version__}
+    try:
+        return agree({**facts, **versions}, world.control_group, CPU)
+    except DisagreementError as error:
+        raise SetupError(str(error)) from None
+
+
+def saved_companions(settings: Settings, run: Path | None) -> Path | None:
+    """Return the folder where an earlier run from scratch saved its tokenizer, if this worker sees it."""
+    return None if run is None or settings.config is None else companions_of(run)

@@ -1,0 +1,69 @@
+"""Evaluation of a model on a worker: as it is, from a run's newest checkpoint, or with adapters."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from thinpipe.comm.control import ACTIVITY
+from thinpipe.train.build import check_agreement, prepare, saved_companions
+from thinpipe.train.checkpoints.resume import load_newest
+from thinpipe.train.data import check_files, fingerprint_together, read_data, several_read
+from thinpipe.train.engines.world import World
+from thinpipe.train.metrics import Evaluated, evaluate
+from thinpipe.train.models.saved_adapter import SavedAdapter
+from thinpipe.train.running import RunOptions
+from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.task import Task
+from thinpipe.train.tasks.tasks import task as find_task
+
+Part = Literal["validation", "train"]  # of the data
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationResult:
+    """The result of an evaluation, and its cost."""
+
+    found: Evaluated
+    samples: int
+    seconds: float
+    wire_bytes: int  # sent by all workers
+
+
+def evaluate_on_worker(
+    world: World, settings: Settings, run: Path | None, adapter: SavedAdapter | None, part: Part
+) -> EvaluationResult:
+    """Evaluate as a worker that ``thinpipe evaluate`` has started."""
+    task = world.together(lambda: find_task(settings.task))  # a user's own may not be importable everywhere
+    return evaluate_model(task, settings, world, run=run, adapter=adapter, part=part)
+
+
+def evaluate_model(
+    task: Task, settings: Settings, world: World, *, run: Path | None, adapter: SavedAdapter | None = None, part: Part
+) -> EvaluationResult:
+    """Evaluate a model as one worker: as it is, from the newest checkpoint of a run, or with adapters.
+
+    The result is valid on the client only. The folder of a run must be visible to all workers.
+    """
+    if world.workers > 1:
+        digest = world.together(lambda: None if adapter is None else adapter.digest())
+        check_agreement(settings.shared() | {"run": run is not None, "adapter": digest, "part": part}, world)
+        check_files(settings, world)
+    data, facts = read_data(task, settings, world, saved_companions(settings, run), trains=False)
+    if several_read(settings):
+        fingerprint_together(data, world)
+    engine = prepare(task, settings, RunOptions(), world, facts, {}, adapter).engine
+    engine.warm_up()
+    if run is not None:
+        load_newest(run, engine)
+    split = None if data is None else getattr(data, part)
+    samples = facts.validation_samples if part == "validation" else facts.train_samples
+    world.barrier()
+    ACTIVITY.note("evaluation")
+    began = time.perf_counter()
+    found = evaluate(engine, split, samples, settings.batch_size // settings.replicas, task.metric)
+    seconds = time.perf_counter() - began
+    wire_bytes = sum(world.gather(engine.evaluation_bytes()))
+    return EvaluationResult(found=found, samples=samples, seconds=seconds, wire_bytes=wire_bytes)

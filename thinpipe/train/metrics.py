@@ -1,0 +1,106 @@
+"""Loss and metrics of a split: every sample counts exactly once, for any batch size and number of chunks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinpipe.train.batches import evaluation_batch
+from thinpipe.train.engines.engine import Engine
+from thinpipe.train.tasks.task import IGNORED, Metric, OfText, Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """The result of an evaluation."""
+
+    loss: float  # mean, in nats per label
+    metric: float
+    accuracy: float  # over all labels
+    bits_per_byte: float | None = None  # of texts
+
+
+def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int, metric: Metric) -> Evaluated:
+    """Return loss and metrics of a split. A collective; the result is valid on the client only.
+
+    Stages have static shapes, so the last batch is padded, and the outputs of the padding are dropped. If the client
+    does not compute the predictions itself, they are sent to it.
+    """
+    shape = [samples] if split is None else [samples, *split.batch(torch.zeros(1, dtype=torch.int64)).labels.shape[1:]]
+    if not engine.client_has_outcome:
+        shape = max(engine.world.gather(shape), key=len)  # some workers have no samples
+    predictions = torch.zeros(shape, dtype=torch.int64)
+    labels = torch.zeros(shape, dtype=torch.int64)
+    loss = torch.zeros(1, dtype=torch.float64)
+    engine.set_training(False)
+    try:
+        for number, start in enumerate(range(0, samples, batch_size)):
+            if not engine.takes(number):
+                continue
+            batch = evaluation_batch(split, start, batch_size) if split is not None else None
+            outputs = engine.predict(batch.inputs if batch and engine.reads_inputs else None)
+            if outputs is None or batch is None:
+                continue
+            real = slice(start, min(start + batch_size, samples))
+            labels[real] = batch.labels[: real.stop - real.start]
+            summed, predictions[real] = engine.loss.score(outputs, labels[real])
+            loss += summed
+    finally:
+        engine.set_training(True)
+    if not engine.client_has_outcome:
+        for outcome in (predictions, labels, loss):
+            engine.world.sum(outcome)
+    counts = labels != IGNORED
+    mean = float(loss) / int(counts.sum())
+    predictions, labels = predictions[counts], labels[counts]
+    return Evaluated(
+        loss=mean,
+        metric=perplexity(mean) if metric == "perplexity" else score(metric, predictions, labels),
+        accuracy=score("accuracy", predictions, labels),
+        bits_per_byte=_bits_per_byte(float(loss), split),
+    )
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss): the effective number of equally likely tokens that the model chooses among."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def _bits_per_byte(nats: float, split: Split | None) -> float | None:
+    """Return the bits per byte that a text could be compressed to, whatever the tokenizer; None for other data."""
+    if not isinstance(split, OfText) or not split.text_bytes:
+        return None
+    return nats / math.log(2) / split.text_bytes
+
+
+def score(metric: Metric, predictions: Tensor, labels: Tensor) -> float:
+    """Return the metric of these predictions; both tensors hold class numbers, [N]."""
+    if predictions.shape != labels.shape or predictions.dim() != 1 or not len(labels):
+        raise ValueError(
+            f"predictions and labels are class numbers of the same samples, at least one; "
+            f"got shapes {tuple(predictions.shape)} and {tuple(labels.shape)}"
+        )
+    if metric == "accuracy":
+        return ((predictions == labels).sum() / len(labels)).item()
+    return matthews(confusion(predictions, labels))
+
+
+def confusion(predictions: Tensor, labels: Tensor) -> Tensor:
+    """Return the confusion matrix [true class, predicted class]. Matrices of parts of a data set add up."""
+    classes = int(torch.maximum(predictions.max(), labels.max())) + 1
+    return torch.bincount(labels * classes + predictions, minlength=classes**2).view(classes, classes)
+
+
+def matthews(counts: Tensor) -> float:
+    """Return the Matthews correlation coefficient, -1 to 1; 0 if truth or prediction is always the same class."""
+    counts = counts.double()
+    true, predicted, total = counts.sum(1), counts.sum(0), counts.sum()
+    covariance = counts.diagonal().sum() * total - true @ predicted
+    variance = (total**2 - true @ true) * (total**2 - predicted @ predicted)
+    return (covariance / variance.sqrt()).item() if variance > 0 else 0.0
