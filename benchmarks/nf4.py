@@ -1,8 +1,8 @@
-"""thinpipe with one codec more, nf4, the 4-bit type of QLoRA: to compare with, not to use.
+"""nf4, the 4-bit type of QLoRA, as a codec: to compare with, not to use.
 
-    python benchmarks/nf4.py train --compress nf4 ...
-    python benchmarks/nf4.py ablate benchmarks/nf4.toml ...
-    python benchmarks/nf4.py check                      # against bitsandbytes, where that is installed
+    thinpipe train --compress benchmarks.nf4:NormalFloat ...       # in the folder above this one
+    thinpipe ablate benchmarks/nf4.toml ...
+    python benchmarks/nf4.py                                       # against bitsandbytes, where that is installed
 
 Blocks of 64 values, each divided by its largest magnitude, a float32, and rounded to the nearest of 16 levels: 4.5 bits
 a value. The levels are those that bitsandbytes publishes.
@@ -11,16 +11,13 @@ a value. The levels are those that bitsandbytes publishes.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.base import Codec
-from thinpipe.codecs.spec import FAMILIES, Family
+from thinpipe import Codec
 
 BLOCK = 64
 # fmt: off
@@ -34,9 +31,7 @@ LEVELS = (
 
 @dataclass(frozen=True)
 class NormalFloat(Codec):
-    @property
-    def spec(self) -> str:
-        return "nf4"
+    """Block-wise quantization to the 16 quantiles of a normal distribution that QLoRA uses."""
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return -(-math.prod(shape) // BLOCK) * (4 + BLOCK // 2)
@@ -69,20 +64,5 @@ def check() -> None:
     print(f"largest difference from bitsandbytes: {(ours - theirs).abs().max():.1e} of {x.abs().max():.1f}")
 
 
-def _parse(argument: str) -> Codec:
-    if argument:
-        raise ValueError(f"{argument!r} is one argument too many")
-    return NormalFloat()
-
-
-FAMILIES["nf4"] = Family(usage="nf4", rule="no argument", parse=_parse)  # in workers, too, which import this file
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["check"]:
-        check()
-    else:
-        from thinpipe.__main__ import main
-        from thinpipe.lab.ablation import runner
-
-        runner.carry_out = partial(runner.carry_out, train=(sys.executable, __file__, "train"))
-        main()
+    check()

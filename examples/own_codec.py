@@ -1,6 +1,7 @@
 """A codec of your own, one bit per value, on the activations of a pipeline: for those who study compression.
 
 python examples/own_codec.py
+thinpipe train --compress examples.own_codec:Sign    # seen from the current folder
 """
 
 from dataclasses import dataclass
@@ -15,8 +16,6 @@ from thinpipe import Codec, LinearSchedule, PipelineStage, run_workers
 @dataclass(frozen=True)
 class Sign(Codec):
     """Each value as the mean magnitude with its own sign: four bytes for the mean, then one bit per value."""
-
-    spec = "sign"  # workers compare it before the first step
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return 4 + -(-shape.numel() // 8)  # from shape and dtype alone, never from values: receivers allocate ahead

@@ -23,7 +23,7 @@ ALLOWED = {
     "thinpipe.system": {"thinpipe.system"},
     "thinpipe.comm": {"thinpipe.comm", "thinpipe.system"},
     "thinpipe.launch": {"thinpipe.launch", "thinpipe.comm", "thinpipe.pipeline.stage"},
-    "thinpipe.codecs": _CODECS,
+    "thinpipe.codecs": {"thinpipe.system", *_CODECS},
     "thinpipe.links": _LINKS,
     "thinpipe.pipeline": _PIPELINE,
     "thinpipe.ddp": {"thinpipe.ddp", *_CODECS},

@@ -33,9 +33,19 @@ class Codec(ABC):
         return True
 
     @property
-    @abstractmethod
     def spec(self) -> str:
-        """The canonical text of this codec: ``thinpipe.codec(c.spec) == c``."""
+        """The canonical text of this codec, ``thinpipe.codec(c.spec) == c``; by default ``package.module:Class``."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    @classmethod
+    def parse(cls, arguments: str) -> Codec:
+        """Return the codec of ``package.module:Class:ARGUMENTS``; raise ValueError if they are invalid.
+
+        ``arguments`` is empty without the second colon. A class with arguments appends them to its ``spec``.
+        """
+        if arguments:
+            raise ValueError(f"{arguments!r} is one argument too many")
+        return cls()
 
     @abstractmethod
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:

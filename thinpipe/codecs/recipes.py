@@ -9,7 +9,7 @@ Gradients of few bits are unbiased: their errors average out over the steps.
 from __future__ import annotations
 
 from thinpipe.codecs.base import Codec
-from thinpipe.codecs.spec import codec, needs_link
+from thinpipe.codecs.spec import FAMILIES, codec, needs_link
 
 RECIPES: dict[str, tuple[str, str]] = {  # of activations, of gradients
     "8bit": ("tile:8", "tile:8+zero"),
@@ -42,4 +42,6 @@ def codecs_of(text: str) -> list[Codec]:
 
 
 def _in_full(spec: str) -> str:
-    return spec.strip() if needs_link(spec) else codec(spec).spec
+    """Return the canonical spec; one that is in no preset unchanged: it may be a record's, and must import nothing."""
+    name = spec.strip().partition(":")[0]
+    return codec(spec).spec if name in FAMILIES else spec.strip()

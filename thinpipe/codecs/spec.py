@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -15,19 +15,11 @@ from thinpipe.codecs.gauss import Gauss
 from thinpipe.codecs.kernels import Kernels
 from thinpipe.codecs.kmeans import KMeans
 from thinpipe.codecs.lowrank import LowRank
+from thinpipe.codecs.registry import Family, entry_points, external_family
 from thinpipe.codecs.tile import DEFAULT_TILE, Tile
 from thinpipe.codecs.topk import TopK
 from thinpipe.codecs.uniform import Uniform
 from thinpipe.options import nearest
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """A codec family: the syntax and parser of one name before the colon."""
-
-    usage: str  # how it is written, with an example
-    rule: str  # the valid arguments, in prose
-    parse: Callable[[str], Codec]  # the argument -> Codec; raises ValueError if it is invalid
 
 
 def _integer(text: str) -> int:
@@ -171,7 +163,13 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
         )
     family = FAMILIES.get(name)
     if family is None:
-        raise ValueError(_unknown(name, spec))
+        try:
+            external = external_family(spec.strip(), _taken())
+        except ValueError as error:
+            raise ValueError(f"{error}. There are: {_usages()}") from None
+        if external is None:
+            raise ValueError(_unknown(name, spec))
+        family, argument = external
     try:
         parsed = family.parse(argument)
     except ValueError as error:
@@ -192,21 +190,36 @@ def split_specs(text: str) -> list[str]:
     return [spec.strip() for spec in re.split(r",(?![^(]*\))", text) if spec.strip()]
 
 
-def _unknown(name: str, spec: str) -> str:
+def _presets() -> dict[str, tuple[str, str]]:
     from thinpipe.codecs.recipes import RECIPES  # imported here: recipes imports this module
 
-    if spec.strip() in RECIPES:
-        forward, backward = RECIPES[spec.strip()]
+    return RECIPES
+
+
+def _taken() -> tuple[str, ...]:
+    """Return the names that other packages cannot register."""
+    return *FAMILIES, *_presets(), "axes", "delta"
+
+
+def _unknown(name: str, spec: str) -> str:
+    presets = _presets()
+    if spec.strip() in presets:
+        forward, backward = presets[spec.strip()]
         return (
             f"{spec.strip()} is a preset of two codecs, {forward} for activations and {backward} for gradients; "
             "here take one codec"
         )
-    usages = [family.usage.split(" or ")[0] for family in FAMILIES.values()] + ["axes:2"]
     inside = "" if spec.strip() == name else f" (in {spec!r})"
-    guess = nearest(spec.strip(), [*RECIPES, *usages])
-    return f"there is no codec {name!r}{inside}{guess}; presets: {', '.join(RECIPES)}; codecs: {_usages()}"
+    guess = nearest(spec.strip(), [*presets, *_examples(), "axes:2"])
+    return f"there is no codec {name!r}{inside}{guess}; presets: {', '.join(presets)}; codecs: {_usages()}"
+
+
+def _examples() -> list[str]:
+    return [*(family.usage.split(" or ")[0] for family in FAMILIES.values()), *entry_points(_taken())]
 
 
 def _usages() -> str:
-    usages = ", ".join(family.usage.split(" or ")[0] for family in FAMILIES.values())
-    return f"{usages}, and for activations over links axes:2 and delta(kmeans:2)"
+    return (
+        f"{', '.join(_examples())}, for activations over links axes:2 and delta(kmeans:2), and your own as "
+        "package.module:Class"
+    )

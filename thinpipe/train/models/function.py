@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,27 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.options import OptionError
-from thinpipe.system.sanitize import first_line
+from thinpipe.system import imports
 from thinpipe.train.models.pretrained import check_cut, read_tokenizer
 
-_FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-
-
-def is_function_name(text: str) -> bool:
-    return _FORM.fullmatch(text) is not None
+is_function_name, error_text = imports.is_object_name, imports.error_text
 
 
 def import_object(name: str, rule: str) -> Any:
     """Import what ``package.module:attribute`` names; raise OptionError, beginning with the rule, if that fails."""
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a script in the working directory is found
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        return imports.import_object(name)
+    except ImportError as error:
         raise OptionError(f"{rule}; {name!r} cannot be imported: {error}") from None
-    except Exception as error:  # the user's module may raise anything
-        raise OptionError(f"{rule}; {name!r} cannot be imported: {error_text(error)}") from None
 
 
 def import_function(name: str, rule: str) -> Callable[..., Any]:
@@ -142,9 +129,3 @@ def is_of_transformers(model: Any) -> bool:
 def _kind(made: Any) -> str:
     other = next((each for each in made if not isinstance(each, nn.Module)), None) if isinstance(made, list) else None
     return f"a {type(made).__name__}" + (f" with a {type(other).__name__} in it" if other is not None else "")
-
-
-def error_text(error: Exception) -> str:
-    """Return an exception of foreign code as one line."""
-    name, line = type(error).__name__, first_line(error)
-    return name if line == name else f"{name}: {line}"
