@@ -41,7 +41,7 @@ def set_constants(monkeypatch: pytest.MonkeyPatch, **constants: int) -> None:
 def make_samples_small(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_GPU:
         set_constants(monkeypatch, SAMPLE=256, SPLITTERS=64, DRAWN_VALUES=128, COPIES=1, MIDDLE=1024, BORDERS=32)
-        monkeypatch.setattr(cuda.order, "DIRECT", 3000)
+        monkeypatch.setattr(cuda.rank_search, "DIRECT", 3000)
 
 
 def encoded(spec: str, x: Tensor, kernels: Kernels = cuda) -> Tensor:

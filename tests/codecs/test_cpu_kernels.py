@@ -19,7 +19,7 @@ from thinpipe.codecs.kernels.cpu import arrays, compiling, order
 from thinpipe.codecs.kernels.cpu.codebook import FEW, groups_of
 from thinpipe.codecs.kernels.cpu.loops import tiles
 from thinpipe.codecs.kernels.cpu.loops.count import count_and_gather
-from thinpipe.codecs.kernels.cpu.order import key_floats
+from thinpipe.codecs.kernels.cpu.order_statistics import key_floats
 from thinpipe.codecs.layout import BLOCK
 
 LARGE = (8, 32, 112, 112)  # 12.8 MB of float32: every thread has work, samples are small parts

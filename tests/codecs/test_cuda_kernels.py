@@ -12,8 +12,8 @@ from torch import Tensor
 import thinpipe
 from tests.codecs.gpu import CONTENTS, DEVICE, MARKS, ON_GPU, cuda, decoded, encoded, receiving, set_constants
 from tests.codecs.helpers import content
-from thinpipe.codecs.coded import TURNS, allot, sections
 from thinpipe.codecs.gauss import Gauss
+from thinpipe.codecs.golomb_rice import TURNS, allot, sections
 from thinpipe.codecs.kernels import Kernels, cpu, select
 from thinpipe.codecs.layout import GAUSS_SEED, header_bytes
 
@@ -234,7 +234,7 @@ def test_sizes_of_many_coded_blocks(per_block: float) -> None:
     energies = torch.randint(0, 21344, (5000,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     energies[1000:] = energies[1000:] % 500 + 9000
     turned, words = energies + torch.arange(5000, dtype=torch.int32) % TURNS, int(per_block * 5000)
-    counts = torch.bincount(turned, minlength=cuda.coded.ENERGIES.value).int()
+    counts = torch.bincount(turned, minlength=cuda.rice_code.ENERGIES.value).int()
     assert torch.equal(cuda.allot_coded(turned.to(DEVICE), counts.to(DEVICE), words).cpu(), allot(energies, words))
 
 

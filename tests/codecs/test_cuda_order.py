@@ -32,7 +32,7 @@ def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -
 @in_the_interpreter
 @pytest.mark.parametrize(("spec", "name"), [("sort:4+2", "laplace"), ("sort:3+1", "outliers"), ("topk:0.1", "relu6")])
 def test_large_tensors_are_counted_in_a_few_bins_first(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows = sys.modules["thinpipe.codecs.kernels.cuda.windows"]
+    windows = sys.modules["thinpipe.codecs.kernels.cuda.radix_select"]
     bins, pick = [], windows._pick
     monkeypatch.setattr(windows, "_pick", lambda *args: (bins.append(int(args[3].handle.data.item())), pick(*args)))
     set_constants(monkeypatch, LARGE=4096, FEW=16)
@@ -78,7 +78,7 @@ def test_a_cut_next_to_the_greatest_value_is_found_among_what_is_kept(monkeypatc
 @in_the_interpreter
 def test_a_least_value_that_many_share_takes_the_read_with_few_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a ReLU: its bracket begins with that value."""
-    reading = sys.modules["thinpipe.codecs.kernels.cuda.reading"]
+    reading = sys.modules["thinpipe.codecs.kernels.cuda.counting"]
     spans, count = [], reading._count_few
     monkeypatch.setattr(reading, "_count_few", lambda *args: spans.append(1) or count(*args))
     x = content("laplace", (9000,)).relu()
@@ -89,7 +89,7 @@ def test_a_least_value_that_many_share_takes_the_read_with_few_thresholds(monkey
 @in_the_interpreter
 def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = watch_searching_everything(monkeypatch)
-    monkeypatch.setattr(cuda.order, "slots_per_column", lambda n, programs, cuts: cuda.reading.EACH.value)
+    monkeypatch.setattr(cuda.rank_search, "slots_per_column", lambda n, programs, cuts: cuda.counting.EACH.value)
     x = content("laplace", (20_000,))
     assert torch.equal(encoded("sort:4+2", x), encoded("sort:4+2", x, cpu))
     assert searched

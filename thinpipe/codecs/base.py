@@ -75,7 +75,7 @@ class Codec(ABC):
         Stochastic rounding (``+sr``) depends on ``key`` alone: the same tensor and key give the same wire.
         """
         if not 0 <= key < 1 << 64:
-            raise ValueError(f"{self.spec}: a key is a whole number of 64 bits, from 0 to 2^64 - 1, got {key}")
+            raise ValueError(f"{self.spec}: a key is an integer of 64 bits, from 0 to 2^64 - 1, got {key}")
         if x.layout is not torch.strided:
             raise ValueError(f"{self.spec}: encodes dense tensors, got layout {x.layout}; call x.to_dense() first")
         expected = self.wire_bytes(x.shape, x.dtype)

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import KernelCodec
-from thinpipe.codecs.coded import CODED_BLOCK, WORDS_PER_BIT, sections
+from thinpipe.codecs.golomb_rice import CODED_BLOCK, UNITS_PER_BIT, sections
 from thinpipe.codecs.layout import GAUSS_SEED, header_bytes, packed_bytes
 from thinpipe.codecs.normal import MAX_BITS
 from thinpipe.codecs.tile import DEFAULT_TILE, check_tile
@@ -72,7 +72,7 @@ class Gauss(KernelCodec):
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"{self.bits:g} bits are not from 1 to {MAX_BITS}")
         if not self.coded and self.bits != int(self.bits):
-            raise ValueError(f"{self.bits:g} bits for each value are no whole number: they need +coded")
+            raise ValueError(f"{self.bits:g} bits for each value are not an integer: fractions need +coded")
         if self.coded and self.tile != CODED_BLOCK:
             raise ValueError(f"+coded has blocks of {CODED_BLOCK} values, not of {self.tile}")
         check_tile(self.tile)
@@ -86,27 +86,27 @@ class Gauss(KernelCodec):
         count, (channels, _) = math.prod(shape), channels_of(shape)
         blocks = -(-count // self.tile)
         if self.coded:
-            return sections(blocks, channels)[1] + 4 * self._words(count)
+            return sections(blocks, channels)[1] + 4 * self._budget(count)
         return header_bytes(channels + blocks + GAUSS_SEED, 2) + packed_bytes(blocks * self.tile, int(self.bits))
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
         seed = (key ^ key >> 32) & 0xFFFFFFFF
         used, rest = self.kernels_on(x.device), (*channels_of(x.shape), self.unbiased, seed)
         if self.coded:
-            used.encode_coded(x, wire, self._words(x.numel()), *rest)
+            used.encode_coded(x, wire, self._budget(x.numel()), *rest)
         else:
             used.encode_gauss(x, wire, int(self.bits), self.tile, *rest)
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
         used, rest = self.kernels_on(out.device), channels_of(out.shape)
         if self.coded:
-            used.decode_coded(wire, out, self._words(out.numel()), *rest)
+            used.decode_coded(wire, out, self._budget(out.numel()), *rest)
         else:
             used.decode_gauss(wire, out, int(self.bits), self.tile, *rest)
 
-    def _words(self, count: int) -> int:
-        """Return the number of 32-bit words that all blocks of ``count`` values share."""
-        return math.floor(WORDS_PER_BIT * self.bits * -(-count // CODED_BLOCK))
+    def _budget(self, count: int) -> int:
+        """Return the 4-byte units that all blocks of ``count`` values share."""
+        return math.floor(UNITS_PER_BIT * self.bits * -(-count // CODED_BLOCK))
 
 
 def channels_of(shape: torch.Size) -> tuple[int, int]:

@@ -34,7 +34,7 @@ GAUSS_LEAST = 2.0**-100
 GAUSS_HUGE = 2.0**126
 GAUSS_BY_LARGEST = 4  # bits from which a block's scale follows from its largest component
 GAUSS_ENERGY = 18  # low bits of a float32 that an energy drops: 32 energy units are a factor of two
-GAUSS_SEED = 2  # 16-bit words of the header that hold the seed of the signs
+GAUSS_SEED = 2  # 16-bit fields of the header that hold the seed of the signs
 # Constants of the hash from seed, block index and position in the block to a sign: see gauss_signs.
 GAUSS_BLOCK, GAUSS_PLACE, GAUSS_MIX = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 # Number of samples in the mean of a channel, and of strands (partial sums) in which they are added up.

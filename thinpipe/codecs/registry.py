@@ -30,11 +30,6 @@ class Family:
     parse: Callable[[str], Codec]  # the argument -> Codec; raises ValueError if it is invalid
 
 
-def names_class(spec: str) -> bool:
-    """Return True if a spec may name a class, whose module it would import."""
-    return _CLASS.fullmatch(spec.strip()) is not None
-
-
 @cache
 def entry_points(taken: tuple[str, ...]) -> dict[str, metadata.EntryPoint]:
     """Return the registered codecs by name; raise ValueError if a name is among the ``taken`` ones or there twice."""

@@ -16,7 +16,7 @@ high 32 bits):
 
 from __future__ import annotations
 
-_WORD = (1 << 64) - 1
+_UINT64 = (1 << 64) - 1
 
 
 def rounding_key(*name: int) -> int:
@@ -26,11 +26,11 @@ def rounding_key(*name: int) -> int:
     """
     key = 0
     for number in name:
-        key = _mix((key + 0x9E3779B97F4A7C15 + (number & _WORD)) & _WORD)
+        key = _mix((key + 0x9E3779B97F4A7C15 + (number & _UINT64)) & _UINT64)
     return key
 
 
 def _mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _UINT64
     return z ^ (z >> 31)

@@ -24,7 +24,7 @@ from thinpipe.options import nearest
 
 def _integer(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{text!r} is not a whole number")
+        raise ValueError(f"{text!r} is not an integer")
     return int(text)
 
 
@@ -157,8 +157,8 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
     name, _, argument = spec.strip().partition(":")
     if needs_link(spec):
         raise ValueError(
-            f"{spec.strip()} learns from what a link carries and tells its other end: it is for the activations of a "
-            "pipeline, PipelineStage(forward=...) or the forward codec of thinpipe train; here take gauss:2 or another "
+            f"{spec.strip()} learns from what a link carries, and needs both of its ends: it is for the activations of "
+            "a pipeline, PipelineStage(forward=...) or the forward codec of thinpipe train; here take gauss:2 or another "
             "codec"
         )
     family = FAMILIES.get(name)

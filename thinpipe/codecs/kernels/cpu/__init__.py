@@ -8,15 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.axes import find_gains as find_gains
-from thinpipe.codecs.kernels.axes import fold_moments as fold_moments
 from thinpipe.codecs.kernels.cpu.arrays import GRAIN, array_of, shares, tile_shares
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of
-from thinpipe.codecs.kernels.cpu.coded import decode_coded as decode_coded
-from thinpipe.codecs.kernels.cpu.coded import encode_coded as encode_coded
-from thinpipe.codecs.kernels.cpu.gauss import decode_gauss as decode_gauss
-from thinpipe.codecs.kernels.cpu.gauss import encode_gauss as encode_gauss
-from thinpipe.codecs.kernels.cpu.loops.axes import decode_planes, encode_planes
 from thinpipe.codecs.kernels.cpu.loops.codes import encode_buckets, encode_codebook
 from thinpipe.codecs.kernels.cpu.loops.largest import (
     count_bits,
@@ -26,9 +19,16 @@ from thinpipe.codecs.kernels.cpu.loops.largest import (
     place_by_mask,
 )
 from thinpipe.codecs.kernels.cpu.loops.pack import look_up
+from thinpipe.codecs.kernels.cpu.loops.pca import decode_planes, encode_planes
 from thinpipe.codecs.kernels.cpu.loops.tiles import decode_tiles, encode_tiles
-from thinpipe.codecs.kernels.cpu.order import extent, key_floats, order_statistics
+from thinpipe.codecs.kernels.cpu.order_statistics import extent, key_floats, order_statistics
+from thinpipe.codecs.kernels.cpu.rotated_blocks import decode_coded as decode_coded
+from thinpipe.codecs.kernels.cpu.rotated_blocks import decode_gauss as decode_gauss
+from thinpipe.codecs.kernels.cpu.rotated_blocks import encode_coded as encode_coded
+from thinpipe.codecs.kernels.cpu.rotated_blocks import encode_gauss as encode_gauss
 from thinpipe.codecs.kernels.cpu.threads import parallel, split
+from thinpipe.codecs.kernels.reference.pca import find_gains as find_gains
+from thinpipe.codecs.kernels.reference.pca import fold_moments as fold_moments
 from thinpipe.codecs.layout import (
     BLOCK,
     bucket_affine,
@@ -112,22 +112,22 @@ def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
 
 def encode_tile(x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bool, zero: bool, key: int) -> None:
     values = array_of(x)
-    words = np.empty((2, -(-values.size // tile)), np.uint16)
-    header, codes = np.split(wire.numpy(), [words.nbytes])
+    params = np.empty((2, -(-values.size // tile)), np.uint16)
+    header, codes = np.split(wire.numpy(), [params.nbytes])
     parallel(
-        lambda first, last: encode_tiles(values, words, codes, first, last, bits, tile, rot, sr, zero, np.uint64(key)),
+        lambda first, last: encode_tiles(values, params, codes, first, last, bits, tile, rot, sr, zero, np.uint64(key)),
         tile_shares(values.size, tile),
     )
-    header[:] = words.reshape(-1).view(np.uint8)
+    header[:] = params.reshape(-1).view(np.uint8)
 
 
 def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero: bool) -> None:
     values = array_of(out)
     tiles = -(-values.size // tile)
     header, codes = np.split(wire.numpy(), [4 * tiles])
-    words = header.copy().view(np.uint16).reshape(2, tiles)
+    params = header.copy().view(np.uint16).reshape(2, tiles)
     parallel(
-        lambda first, last: decode_tiles(codes, words, values, first, last, bits, tile, rot, zero),
+        lambda first, last: decode_tiles(codes, params, values, first, last, bits, tile, rot, zero),
         tile_shares(values.size, tile),
     )
 

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from thinpipe.codecs.kernels.cpu.arrays import shares
-from thinpipe.codecs.kernels.cpu.loops.cells import group_ends, lloyd, merge, optimal_centres
 from thinpipe.codecs.kernels.cpu.loops.count import histogram
-from thinpipe.codecs.kernels.cpu.order import Keys, close_up, key_floats, sample
+from thinpipe.codecs.kernels.cpu.loops.kmeans import group_ends, lloyd, merge, optimal_centres
+from thinpipe.codecs.kernels.cpu.order_statistics import Keys, close_up, key_floats, sample
 from thinpipe.codecs.kernels.cpu.threads import parallel
 from thinpipe.codecs.layout import BLOCK, bucket_affine
 
@@ -86,9 +86,9 @@ def _binning(left: np.int32, right: np.int32, bins: int) -> tuple[np.float32, np
 def _weighted_points(middle: Keys, counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Return ascending weighted points for the counts of bins.
 
-    A bin is represented by the mean of its sampled values, so that a frequent value is exact. A bin with so many
-    distinct values that the best codebook may need several there is represented by all of its sampled values, with
-    equal parts of its count.
+    A bin is represented by the mean of its sampled values, so that a frequent value is exact. A bin with CROWD
+    distinct values or more is represented by all of its sampled values, with equal parts of its count, because the best
+    codebook may have several values there.
     """
     floats, bins = key_floats(middle), counts.size
     p, offset, scale = _binning(middle[0], middle[-1], bins)

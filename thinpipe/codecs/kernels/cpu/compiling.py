@@ -28,11 +28,11 @@ _settings: Any = numba.config
 
 def digest(sources: list[Path]) -> str:
     """Return a hash of the contents of these files and of their relative paths."""
-    said = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in sources:
-        said.update(f"{path.parent.name}/{path.name}\n".encode())
-        said.update(path.read_bytes())
-    return said.hexdigest()[:16]
+        hashed.update(f"{path.parent.name}/{path.name}\n".encode())
+        hashed.update(path.read_bytes())
+    return hashed.hexdigest()[:16]
 
 
 @cache

@@ -8,10 +8,19 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.coded import CODED_BLOCK, known_sizes, sections, size_table, starts_of
-from thinpipe.codecs.kernels.cuda import axes, codebook, coded, codes, gauss, largest, places, tiles
+from thinpipe.codecs.golomb_rice import CODED_BLOCK, known_sizes, sections, size_table, starts_of
+from thinpipe.codecs.kernels.cuda import (
+    codebook,
+    codes,
+    largest,
+    offsets,
+    pca_components,
+    rice_code,
+    rotated_blocks,
+    tiles,
+)
 from thinpipe.codecs.kernels.cuda.launch import Launch, launch
-from thinpipe.codecs.kernels.cuda.order import all_at_once, extent, order_statistics
+from thinpipe.codecs.kernels.cuda.rank_search import all_at_once, extent, order_statistics
 from thinpipe.codecs.layout import BLOCK, header_bytes, positions_are_bits
 from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
@@ -47,7 +56,7 @@ def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero:
     else:
         small, larger = divmod(x.numel(), buckets)
         scratch, launches = order_statistics(x, wire, buckets - 1, small, larger, buckets=(buckets, level_bits, zero))
-    parameters = scratch[places.PARAMETERS.value :]
+    parameters = scratch[offsets.PARAMETERS.value :]
     launch(*launches, *_encode(x, wire, parameters, header_bytes(2 * buckets), split_bits, level_bits))
 
 
@@ -64,13 +73,13 @@ def decode_kmeans(wire: Tensor, out: Tensor, bits: int) -> None:
 
 def encode_tile(x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bool, zero: bool, key: int) -> None:
     n, span = x.numel(), max(tile, BLOCK)
-    words = (_signed(key & 0xFFFFFFFF), _signed(key >> 32))
+    halves = (_signed(key & 0xFFFFFFFF), _signed(key >> 32))
     constants = (bits, tile, span, rot, sr, zero)
     if n >= span:
-        launch(Launch(tiles.encode_tile_kernel, n // span, (x, wire, -(-n // tile), *words), constants, ONE_WARP))
+        launch(Launch(tiles.encode_tile_kernel, n // span, (x, wire, -(-n // tile), *halves), constants, ONE_WARP))
     if n % span:
         spare = torch.empty(span, dtype=torch.uint8, device=x.device)
-        launch(Launch(tiles.encode_rest_kernel, 1, (x, n, wire, *words, spare), constants, ONE_WARP))
+        launch(Launch(tiles.encode_rest_kernel, 1, (x, n, wire, *halves, spare), constants, ONE_WARP))
 
 
 def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero: bool) -> None:
@@ -84,117 +93,127 @@ def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero
 
 def find_gains(z: Tensor, share: Tensor, gains: Tensor) -> None:
     count, rows = z.shape
-    launch(Launch(axes.find_gains_kernel, -(-rows // axes.ROWS.value), (z, share, gains, rows, count)))
+    launch(
+        Launch(pca_components.find_gains_kernel, -(-rows // pca_components.ROWS.value), (z, share, gains, rows, count))
+    )
 
 
 def encode_axes(z: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, limits: Tensor, planes: Tensor) -> None:
     arguments = (z, gains, bits, starts, limits, planes, z.shape[1], len(planes))
-    launch(Launch(axes.encode_planes_kernel, _axis_programs(z), arguments))
+    launch(Launch(pca_components.encode_planes_kernel, _axis_programs(z), arguments))
 
 
 def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, levels: Tensor, z: Tensor) -> None:
     arguments = (planes, gains, bits, starts, levels, z, z.shape[1], len(planes))
-    launch(Launch(axes.decode_planes_kernel, _axis_programs(z), arguments))
+    launch(Launch(pca_components.decode_planes_kernel, _axis_programs(z), arguments))
 
 
 def fold_moments(
     step: Tensor, size: int, rate: float, seen: int, before: Tensor, weight: Tensor, moments: Tensor, new_weight: Tensor
 ) -> None:
     arguments = (step, before, weight, moments, new_weight, size, len(step), seen)
-    launch(Launch(axes.fold_moments_kernel, -(-len(step) // axes.MOMENTS.value), arguments, (rate,)))
+    launch(
+        Launch(pca_components.fold_moments_kernel, -(-len(step) // pca_components.MOMENTS.value), arguments, (rate,))
+    )
 
 
 def _axis_programs(z: Tensor) -> int:
-    return z.shape[0] * -(-z.shape[1] // (8 * axes.STEP.value))
+    return z.shape[0] * -(-z.shape[1] // (8 * pca_components.STEP.value))
 
 
 def encode_gauss(
     x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
 ) -> None:
-    n, span = x.numel(), gauss.span_of(tile)
+    n, span = x.numel(), rotated_blocks.span_of(tile)
     tables, _ = _normal(bits, x.device)
-    form, length = gauss.form_of(channels, inner, tile, span)
-    means = _found_means(x, wire, channels, inner, form, length)
-    constants = (bits, tile, form + gauss.UNBIASED * unbiased)
+    form, length = rotated_blocks.form_of(channels, inner, tile, span)
+    means = _compute_means(x, wire, channels, inner, form, length)
+    constants = (bits, tile, form + rotated_blocks.UNBIASED * unbiased)
     if n >= span:
-        whole = (x, wire, means, tables, -(-n // tile), channels, length, _signed(seed))
-        launch(Launch(gauss.encode_gauss_kernel, n // span, whole, constants, ONE_WARP))
+        full = (x, wire, means, tables, -(-n // tile), channels, length, _signed(seed))
+        launch(Launch(rotated_blocks.encode_gauss_kernel, n // span, full, constants, ONE_WARP))
     if n % span:
         spare = torch.empty(span, dtype=torch.uint8, device=x.device)
         rest = (x, n, wire, means, tables, channels, length, spare, _signed(seed))
-        launch(Launch(gauss.encode_rest_kernel, 1, rest, constants, ONE_WARP))
+        launch(Launch(rotated_blocks.encode_rest_kernel, 1, rest, constants, ONE_WARP))
 
 
 def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
-    n, span = out.numel(), gauss.span_of(tile)
+    n, span = out.numel(), rotated_blocks.span_of(tile)
     _, levels = _normal(bits, out.device)
-    form, length = gauss.form_of(channels, inner, tile, span)
-    means = _told_means(wire, channels, form, length)
+    form, length = rotated_blocks.form_of(channels, inner, tile, span)
+    means = _load_means(wire, channels, form, length)
     arguments, constants = (means, levels, -(-n // tile), channels, length), (bits, tile, form)
     if n >= span:
-        launch(Launch(gauss.decode_gauss_kernel, n // span, (wire, out, *arguments), constants, ONE_WARP))
+        launch(Launch(rotated_blocks.decode_gauss_kernel, n // span, (wire, out, *arguments), constants, ONE_WARP))
     if n % span:
-        launch(Launch(gauss.decode_rest_kernel, 1, (wire, out, n, *arguments), constants, ONE_WARP))
+        launch(Launch(rotated_blocks.decode_rest_kernel, 1, (wire, out, n, *arguments), constants, ONE_WARP))
 
 
-def encode_coded(x: Tensor, wire: Tensor, words: int, channels: int, inner: int, unbiased: bool, seed: int) -> None:
+def encode_coded(x: Tensor, wire: Tensor, budget: int, channels: int, inner: int, unbiased: bool, seed: int) -> None:
     n, blocks = x.numel(), -(-x.numel() // CODED_BLOCK)
-    form, length = gauss.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
-    means = _found_means(x, wire, channels, inner, form, length)
-    counts = torch.zeros(coded.ENERGIES.value, dtype=torch.int32, device=x.device)
+    form, length = rotated_blocks.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
+    means = _compute_means(x, wire, channels, inner, form, length)
+    counts = torch.zeros(rice_code.ENERGIES.value, dtype=torch.int32, device=x.device)
     energies = torch.empty(blocks, dtype=torch.int32, device=x.device)
     looking = (x, n, means, energies, counts, channels, length, _signed(seed))
-    launch(Launch(coded.energies_kernel, blocks, looking, (form,), ONE_WARP))
-    sizes = allot_coded(energies, counts, words)
+    launch(Launch(rice_code.energies_kernel, blocks, looking, (form,), ONE_WARP))
+    sizes = allot_coded(energies, counts, budget)
     wire[2 * channels :].zero_()  # padding and the unused end: only the device knows where the last block ends
-    forms = coded.forms_on(x.device)
+    forms = rice_code.forms_on(x.device)
     arguments = (x, n, wire, means, sizes, starts_of(sizes), forms, channels, length, _signed(seed))
-    launch(Launch(coded.encode_coded_kernel, blocks, arguments, (form + gauss.UNBIASED * unbiased,), ONE_WARP))
+    launch(
+        Launch(rice_code.encode_coded_kernel, blocks, arguments, (form + rotated_blocks.UNBIASED * unbiased,), ONE_WARP)
+    )
 
 
-def allot_coded(energies: Tensor, counts: Tensor, words: int) -> Tensor:
+def allot_coded(energies: Tensor, counts: Tensor, budget: int) -> Tensor:
     """Return the sizes of blocks from their energies.
 
     ``counts``, the histogram of the energies, is overwritten.
     """
     blocks, device, sizes = len(energies), energies.device, torch.empty_like(energies)
-    limit, programs = torch.empty_like(energies[:1]), -(-blocks // coded.SIZES.value)
+    limit, programs = torch.empty_like(energies[:1]), -(-blocks // rice_code.SIZES.value)
     launch(
-        Launch(coded.limit_kernel, 1, (counts, coded.rises_on(device), limit, blocks, words), (), SIXTEEN_WARPS),
-        Launch(coded.sizes_kernel, programs, (energies, limit, size_table(device), sizes, blocks)),
+        Launch(
+            rice_code.limit_kernel, 1, (counts, rice_code.rises_on(device), limit, blocks, budget), (), SIXTEEN_WARPS
+        ),
+        Launch(rice_code.sizes_kernel, programs, (energies, limit, size_table(device), sizes, blocks)),
     )
     return sizes
 
 
-def decode_coded(wire: Tensor, out: Tensor, words: int, channels: int, inner: int) -> None:
+def decode_coded(wire: Tensor, out: Tensor, budget: int, channels: int, inner: int) -> None:
     n, blocks = out.numel(), -(-out.numel() // CODED_BLOCK)
-    form, length = gauss.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
-    means, (first, _) = _told_means(wire, channels, form, length), sections(blocks, channels)
+    form, length = rotated_blocks.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
+    means, (first, _) = _load_means(wire, channels, form, length), sections(blocks, channels)
     sizes = known_sizes(wire.device)[wire[first : first + blocks].int()]
-    forms = coded.forms_on(wire.device)
-    arguments = (wire, out, n, means, sizes, starts_of(sizes), forms, words, channels, length)
-    launch(Launch(coded.decode_coded_kernel, blocks, arguments, (form,), ONE_WARP))
+    forms = rice_code.forms_on(wire.device)
+    arguments = (wire, out, n, means, sizes, starts_of(sizes), forms, budget, channels, length)
+    launch(Launch(rice_code.decode_coded_kernel, blocks, arguments, (form,), ONE_WARP))
 
 
-def _found_means(x: Tensor, wire: Tensor, channels: int, inner: int, form: int, length: int) -> Tensor:
+def _compute_means(x: Tensor, wire: Tensor, channels: int, inner: int, form: int, length: int) -> Tensor:
     """Return the means of channels, and write them to the wire."""
     means = torch.empty(channels, dtype=torch.float32, device=x.device)
     if channels:
         arguments = (x, x.numel(), wire, means, channels, inner)
-        launch(Launch(gauss.channel_means_kernel, -(-channels // gauss.CHANNELS.value), arguments))
+        launch(Launch(rotated_blocks.channel_means_kernel, -(-channels // rotated_blocks.CHANNELS.value), arguments))
     return _in_turn(means, form, length)
 
 
-def _told_means(wire: Tensor, channels: int, form: int, length: int) -> Tensor:
+def _load_means(wire: Tensor, channels: int, form: int, length: int) -> Tensor:
     means = torch.empty(channels, dtype=torch.float32, device=wire.device)
     if channels:
-        launch(Launch(gauss.read_means_kernel, -(-channels // gauss.READ.value), (wire, means, channels)))
+        launch(
+            Launch(rotated_blocks.read_means_kernel, -(-channels // rotated_blocks.READ.value), (wire, means, channels))
+        )
     return _in_turn(means, form, length)
 
 
 def _in_turn(means: Tensor, form: int, length: int) -> Tensor:
     """Return the means repeated for every place of a round; all forms but runs of one channel need this."""
-    if form == gauss.RUNS.value or len(means) == length or not len(means):
+    if form == rotated_blocks.RUNS.value or len(means) == length or not len(means):
         return means
     return means.repeat_interleave(length // len(means), output_size=length)
 
@@ -207,14 +226,14 @@ def _normal(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.tensor(tables, device=device), torch.tensor(levels, device=device)
 
 
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >> 31 else word
+def _signed(bits: int) -> int:
+    return bits - (1 << 32) if bits >> 31 else bits
 
 
 def encode_topk(x: Tensor, wire: Tensor, kept: int) -> None:
     n = x.numel()
     scratch, launches = order_statistics(x, wire, 1, n - kept + 1, 0)
-    threshold = scratch[places.EDGES.value + codes.MOST_BUCKETS :]  # the last value before the cut
+    threshold = scratch[offsets.EDGES.value + codes.MOST_BUCKETS :]  # the last value before the cut
     steps, blocks, groups, counts = largest.parts_of(x)
     constants = (positions_are_bits(n, kept), _aligned(wire))
     launch(

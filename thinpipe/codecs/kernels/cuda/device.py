@@ -58,7 +58,7 @@ def store_extent(extents, low, high, there):
 
 
 @triton.jit
-def whole_extent(extents):
+def reduce_extents(extents):
     """Return the minimum and the maximum of all programs' parts, and 0 if every value is finite, else NaN."""
     programs = tl.arange(0, MOST_PROGRAMS)
     running = programs < tl.num_programs(0)

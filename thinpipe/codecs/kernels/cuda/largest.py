@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinpipe.codecs.kernels.cuda.counting import EACH, columns_of, span_of
 from thinpipe.codecs.kernels.cuda.device import load_bytes, plain, store_bytes
-from thinpipe.codecs.kernels.cuda.reading import EACH, columns_of, span_of
 
 THREADS = tl.constexpr(32)
 STEP = tl.constexpr(THREADS.value * EACH.value)  # values at a time
@@ -41,12 +41,12 @@ def parts_of(x: Tensor) -> tuple[int, int, int, Tensor]:
 
 
 @triton.jit
-def _load_values(x, places, whole, n):
+def _load_values(x, places, full, n):
     """Load values as float32; 0 beyond the last one.
 
-    ``whole``: none is beyond, so no mask is needed.
+    ``full``: none is beyond, so no mask is needed.
     """
-    if whole:
+    if full:
         values = tl.load(x + places).to(tl.float32)
     else:
         values = tl.load(x + places, mask=places < n, other=0.0).to(tl.float32)

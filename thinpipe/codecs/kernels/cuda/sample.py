@@ -2,7 +2,7 @@
 
 1. a sample of 2048 values is ranked by counting, every value against every other; every second one is a splitter
 2. a sample of up to 524288 values is counted between the splitters: two of them enclose each cut
-3. the brackets of all cuts, each computed by a program of its own, divide the values into intervals (for reading.py)
+3. the brackets of all cuts, each computed by a program of its own, divide the values into intervals (for counting.py)
 
 The bracket of a cut is the range above the lower of the two, up to and including the upper one. Its values are kept,
 unless many are equal: such a value is an interval of its own, which is counted and not kept. There are two of them at
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.device import bits_of, float_of, key_of, plain, sample_places, wait_for_all
-from thinpipe.codecs.kernels.cuda.places import (
+from thinpipe.codecs.kernels.cuda.offsets import (
     ARRIVED_SAMPLING,
     BRACKETS,
     COPIES,

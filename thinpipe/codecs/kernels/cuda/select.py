@@ -2,8 +2,8 @@
 
     1. samples bracket each cut between two values that almost certainly enclose it (sample.py); small tensors have none
     2. one pass over the tensor computes its minimum and maximum, counts the values in each interval between ends,
-       and keeps the few values in brackets (reading.py)
-    3. a radix select finds, among the kept values, the one at the wanted rank and the one after it (windows.py). If a
+       and keeps the few values in brackets (counting.py)
+    3. a radix select finds, among the kept values, the one at the wanted rank and the one after it (radix_select.py). If a
        cut was not in its bracket, or the kept values exceeded their memory, it searches all values instead
 
 All programs of the first launch and of the last run at the same time and synchronize at spin barriers between steps.
@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.codes import MOST_BUCKETS
-from thinpipe.codecs.kernels.cuda.device import float_of, greater, lesser, store_extent, wait_for_all, whole_extent
+from thinpipe.codecs.kernels.cuda.counting import EACH, FEW_THRESHOLDS, SPAN, THREADS, are_few, read, read_rest
+from thinpipe.codecs.kernels.cuda.device import float_of, greater, lesser, reduce_extents, store_extent, wait_for_all
 from thinpipe.codecs.kernels.cuda.header import write_header
-from thinpipe.codecs.kernels.cuda.places import (
+from thinpipe.codecs.kernels.cuda.offsets import (
     ARRIVED,
     CUTS,
     EDGES,
@@ -34,8 +35,7 @@ from thinpipe.codecs.kernels.cuda.places import (
     TARGETS,
     THRESHOLDS,
 )
-from thinpipe.codecs.kernels.cuda.reading import EACH, FEW_THRESHOLDS, SPAN, THREADS, are_few, read, read_rest
-from thinpipe.codecs.kernels.cuda.windows import narrow, open_all, open_windows, rank_of_target, store_window
+from thinpipe.codecs.kernels.cuda.radix_select import narrow, open_all, open_windows, rank_of_target, store_window
 
 LAST = tl.constexpr(MOST_BUCKETS)  # offset from the first values of buckets to the last ones
 
@@ -110,7 +110,7 @@ def select_kernel(x, n, wire, counters, scratch, small, larger, first_cut, cuts,
         tl.store(scratch + EDGES + 1 + first_cut + cut, begins, mask=cut < cuts)
         if header > 0:
             tl.debug_barrier()
-            extent = whole_extent(scratch + EXTENTS)
+            extent = reduce_extents(scratch + EXTENTS)
             level_bits = (header >> 1) & 127
             write_header(wire, scratch + EDGES, scratch + PARAMETERS, extent, header >> 8, level_bits, header & 1)
 
@@ -135,5 +135,5 @@ def extent_kernel(x, n, wire, counters, scratch, level_bits, zero):
     store_extent(scratch + EXTENTS, low, high, there)
     tl.debug_barrier()
     if tl.atomic_add(counters + ARRIVED, 1, sem="acq_rel", scope="gpu") == programs - 1:
-        extent = whole_extent(scratch + EXTENTS)
+        extent = reduce_extents(scratch + EXTENTS)
         write_header(wire, scratch + EDGES, scratch + PARAMETERS, extent, 1, level_bits, zero)

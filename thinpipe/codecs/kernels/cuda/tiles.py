@@ -101,14 +101,14 @@ def _draw(start, key_low, key_high, SPAN: tl.constexpr):
 
 
 @triton.jit
-def store_words(wire, index, values, there):
+def store_16_bits(wire, index, values, there):
     """Store 16 bits of each value byte by byte, because a wire may start anywhere."""
     tl.store(wire + 2 * index, (values & 255).to(tl.uint8), mask=there)
     tl.store(wire + 2 * index + 1, ((values >> 8) & 255).to(tl.uint8), mask=there)
 
 
 @triton.jit
-def load_words(wire, index, there):
+def load_16_bits(wire, index, there):
     low = tl.load(wire + 2 * index, mask=there, other=0).to(tl.int32)
     return low | (tl.load(wire + 2 * index + 1, mask=there, other=0).to(tl.int32) << 8)
 
@@ -141,8 +141,8 @@ def _codes_of(
     inverse = tl.where(step > 0, tl.div_rn(0.0 * step + 1.0, tl.where(step > 0, step, 1.0)), 0.0)
     tile = start // TILE + tl.arange(0, COUNT)
     first = tl.where(finite, step * tl.where(unit < 1, 1 / UNIT, 1.0), float("nan")).to(tl.int32, bitcast=True) >> 16
-    store_words(wire, tile, first, tile < tiles)
-    store_words(wire + 2 * tiles, tile, second, tile < tiles)
+    store_16_bits(wire, tile, first, tile < tiles)
+    store_16_bits(wire + 2 * tiles, tile, second, tile < tiles)
     odd = tl.max(((unit < 1) | ~finite).to(tl.int32), axis=0) > 0
     least = -base * step if ZERO else base
     if odd:  # clamp to the levels, which ordinary values exceed at most by rounding
@@ -155,9 +155,9 @@ def _codes_of(
     t = tl.reshape(t, [SPAN])
     if SR:
         t = tl.minimum(tl.maximum(t, 0.0), 1.0 * TOP)
-        whole = tl.floor(t)
+        floor = tl.floor(t)
         chance = _draw(start, key_low, key_high, SPAN)
-        return whole.to(tl.int32) + (chance < t - whole).to(tl.int32)
+        return floor.to(tl.int32) + (chance < t - floor).to(tl.int32)
     else:
         return (t + 0.5).to(tl.int32)
 
@@ -210,8 +210,8 @@ def _values_of(
 ):
     COUNT: tl.constexpr = SPAN // TILE
     tile = start // TILE + tl.arange(0, COUNT)
-    step = (load_words(wire, tile, tile < tiles) << 16).to(tl.float32, bitcast=True)
-    second = load_words(wire + 2 * tiles, tile, tile < tiles) << 16
+    step = (load_16_bits(wire, tile, tile < tiles) << 16).to(tl.float32, bitcast=True)
+    second = load_16_bits(wire + 2 * tiles, tile, tile < tiles) << 16
     rows = tl.reshape(codes, [COUNT, TILE])
     if ZERO:
         unit = tl.where(step >= HUGE, UNIT, 1.0)

@@ -47,12 +47,12 @@ def _append(keys, chosen, gathered, found):
     Processes groups of 8 keys, skips groups without a chosen key, and has no branch that would be mispredicted: a key
     is always written and the count advances only if it is chosen, so the last entry of ``gathered`` is never used.
     """
-    words = chosen.view(np.uint64)
-    filled = np.empty(words.size, np.int32)
+    groups = chosen.view(np.uint64)
+    filled = np.empty(groups.size, np.int32)
     some = 0
-    for w in range(words.size):
+    for w in range(groups.size):
         filled[some] = w
-        some += words[w] != 0
+        some += groups[w] != 0
     if found + 8 * some >= gathered.size:
         total = 0
         for j in range(chosen.size):

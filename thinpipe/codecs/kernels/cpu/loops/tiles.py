@@ -13,7 +13,7 @@ from thinpipe.codecs.layout import BFLOAT16_MAX, BLOCK, PIECES, TILE_HUGE, TILE_
 _FLOAT32_MAX = np.float32(np.finfo(np.float32).max)
 
 _BFLOAT16_MAX = np.float32(BFLOAT16_MAX)
-_NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
+_NAN_BITS = np.uint16(0x7FC0)  # bfloat16's
 _TILE_HUGE = np.float32(TILE_HUGE)
 _TILE_UNIT = np.float32(TILE_UNIT)
 _TILE_LEAST_STEP = np.float32(TILE_LEAST_STEP).view(np.int32)
@@ -90,17 +90,17 @@ def _round_at_random(part, codes, unit, below, inverse, point, top, start, key):
         place = (part[j] * unit - below) * inverse + point
         place = place if place > nothing else nothing
         place = place if place < top else top
-        whole = np.int32(place)
-        word = _mix(np.uint32(_mix(np.uint32(np.uint32(base + np.uint32(j)) ^ key_low)) + added))
-        draw = np.float32(np.int32(word >> np.uint32(8))) * _DRAW
-        codes[j] = np.uint8(np.int32(whole + np.int32(draw < place - np.float32(whole))))
+        floor = np.int32(place)
+        bits = _mix(np.uint32(_mix(np.uint32(np.uint32(base + np.uint32(j)) ^ key_low)) + added))
+        draw = np.float32(np.int32(bits >> np.uint32(8))) * _DRAW
+        codes[j] = np.uint8(np.int32(floor + np.int32(draw < place - np.float32(floor))))
 
 
 @jit
-def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
+def encode_tiles(x, params, wire, first, last, bits, tile, rot, sr, zero, key):
     """Encode units first..last of x; a unit is the larger of a tile and a block, so it has complete ones of both.
 
-    words has a row of steps and a row of lows or points.
+    params has a row of steps and a row of lows or points.
     """
     unit_size = max(tile, BLOCK)
     block, other = np.empty(unit_size, np.float32), np.empty(unit_size, np.float32)
@@ -108,7 +108,7 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
     top = np.float32((1 << bits) - 1)
     nothing, half = np.float32(0), np.float32(0.5)
     scale = np.float32(tile**-0.5)
-    total = words.shape[1] * tile if rot else x.size
+    total = params.shape[1] * tile if rot else x.size
     for u in range(first, last):
         start = u * unit_size
         count, given = min(unit_size, total - start), min(unit_size, x.size - start)
@@ -130,14 +130,14 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
                 high_key = max(high_key, key_j)
             t = (start + s) // tile
             if low_key <= ~INFINITY or high_key >= INFINITY:
-                words[0, t], words[1, t] = _NAN_WORD, np.uint16(0) if zero else _NAN_WORD
+                params[0, t], params[1, t] = _NAN_BITS, np.uint16(0) if zero else _NAN_BITS
                 chosen[:] = 0
                 continue
             lo = float_of(low_key ^ ((low_key >> 31) & MAGNITUDE)) + nothing  # -0 is 0
             hi = float_of(high_key ^ ((high_key >> 31) & MAGNITUDE)) + nothing
             unit, step, origin = _tile_affine(lo, hi, top, zero)
-            words[0, t] = np.uint16(bits_of(step / unit) >> 16)
-            words[1, t] = np.uint16(origin) if zero else np.uint16(bits_of(origin / unit) >> 16)
+            params[0, t] = np.uint16(bits_of(step / unit) >> 16)
+            params[1, t] = np.uint16(origin) if zero else np.uint16(bits_of(origin / unit) >> 16)
             inverse = np.float32(1) / step if step > 0 else nothing
             # (x - 0) * inverse + point with +zero, (x - low) * inverse + 0 without: one of the two is a no-op.
             below, point = (nothing, origin) if zero else (origin, nothing)
@@ -157,13 +157,13 @@ def encode_tiles(x, words, wire, first, last, bits, tile, rot, sr, zero, key):
 
 
 @jit
-def decode_tiles(wire, words, out, first, last, bits, tile, rot, zero):
+def decode_tiles(wire, params, out, first, last, bits, tile, rot, zero):
     """Decode units first..last of out, as written by encode_tiles."""
     unit_size = max(tile, BLOCK)
     block, other = np.empty(unit_size, np.float32), np.empty(unit_size, np.float32)
     codes = np.empty(unit_size, np.uint8)
     scale = np.float32(tile**-0.5)
-    total = words.shape[1] * tile if rot else out.size
+    total = params.shape[1] * tile if rot else out.size
     nothing = np.float32(0)
     for u in range(first, last):
         start = u * unit_size
@@ -176,9 +176,9 @@ def decode_tiles(wire, words, out, first, last, bits, tile, rot, zero):
         for s in range(0, count, tile):
             t = (start + s) // tile
             part, chosen = values[s : s + tile], codes[s : s + tile]
-            step = float_of(np.int32(words[0, t]) << 16)
-            low = nothing if zero else float_of(np.int32(words[1, t]) << 16)
-            point = np.float32(np.int16(words[1, t])) if zero else nothing
+            step = float_of(np.int32(params[0, t]) << 16)
+            low = nothing if zero else float_of(np.int32(params[1, t]) << 16)
+            point = np.float32(np.int16(params[1, t])) if zero else nothing
             huge = step >= _TILE_HUGE or abs(low) >= _TILE_HUGE
             unit = _TILE_UNIT if huge else np.float32(1)
             low, step = low * unit, step * unit

@@ -26,7 +26,7 @@ from thinpipe.codecs.kernels.cuda.codebook.middle import (
     note_greatest,
     part_off_tails,
 )
-from thinpipe.codecs.kernels.cuda.codebook.places import (
+from thinpipe.codecs.kernels.cuda.codebook.offsets import (
     ARRIVED,
     CENTRE,
     COUNT,
@@ -49,9 +49,9 @@ from thinpipe.codecs.kernels.cuda.codebook.places import (
     TOTALS,
 )
 from thinpipe.codecs.kernels.cuda.codebook.points import axis_of, sum_points, total_copies
-from thinpipe.codecs.kernels.cuda.device import bucket_affine, wait_for_all, whole_extent
-from thinpipe.codecs.kernels.cuda.places import INTERVALS
-from thinpipe.codecs.kernels.cuda.reading import THREADS, read, read_rest, room_for_all
+from thinpipe.codecs.kernels.cuda.counting import THREADS, read, read_rest, room_for_all
+from thinpipe.codecs.kernels.cuda.device import bucket_affine, reduce_extents, wait_for_all
+from thinpipe.codecs.kernels.cuda.offsets import INTERVALS
 
 __all__ = ["COUNTERS", "PARAMETERS", "centres_kernel", "points_kernel", "scratch_doubles", "slots_per_column"]
 
@@ -77,7 +77,7 @@ def points_kernel(x, n, counters, scratch, room):
     left, right = find_middle(n, drawn)
     _count(x, n, counters, scratch, room, drawn, left, right)
     wait_for_all(arrived, 3 * programs)
-    low, high, odd = whole_extent((scratch + EXTENTS).to(tl.pointer_type(tl.float32)))
+    low, high, odd = reduce_extents((scratch + EXTENTS).to(tl.pointer_type(tl.float32)))
     low, high = low.to(tl.float64), high.to(tl.float64)
     if odd == 0:
         _make_points(counters, scratch, left.to(tl.float64), right.to(tl.float64), low, high, n, 4 * programs)

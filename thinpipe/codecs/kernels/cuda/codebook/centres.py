@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.codebook.places import (
+from thinpipe.codecs.kernels.cuda.codebook.offsets import (
     BORDERS,
     CENTRE,
     CHOICES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinpipe.codecs.kernels.cuda.codebook.places import (
+from thinpipe.codecs.kernels.cuda.codebook.offsets import (
     BATCH,
     COPIES,
     COUNTS,
@@ -16,9 +16,9 @@ from thinpipe.codecs.kernels.cuda.codebook.places import (
     TAIL_SHIFT,
     ZERO_BIN,
 )
+from thinpipe.codecs.kernels.cuda.counting import load_part, parts_of
 from thinpipe.codecs.kernels.cuda.device import float_of, key_of, plain, sample_places
-from thinpipe.codecs.kernels.cuda.places import INTERVALS, UPPERS
-from thinpipe.codecs.kernels.cuda.reading import load_part, parts_of
+from thinpipe.codecs.kernels.cuda.offsets import INTERVALS, UPPERS
 
 SAMPLE = tl.constexpr(4096)
 TAIL = tl.constexpr(1024)  # one in TAIL values of the sample lies beyond the middle, at either end: four at most

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.codebook.middle import tail_place
-from thinpipe.codecs.kernels.cuda.codebook.places import (
+from thinpipe.codecs.kernels.cuda.codebook.offsets import (
     ARRIVED,
     COPIES,
     COUNTED_VALUES,

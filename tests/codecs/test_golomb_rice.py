@@ -10,11 +10,11 @@ from torch import Tensor
 
 import thinpipe
 from tests.codecs.helpers import round_trip
-from thinpipe.codecs.coded import CODED_BLOCK, LARGEST_SIZE, allot, error_left, forms, sections, size_table
-from thinpipe.codecs.kernels import coded as reference
+from thinpipe.codecs.golomb_rice import CODED_BLOCK, LARGEST_SIZE, allot, error_left, forms, sections, size_table
 from thinpipe.codecs.kernels import select
-from thinpipe.codecs.kernels.cpu.loops.coded import allot as allot_on_cpu
-from thinpipe.codecs.kernels.gauss import rotated
+from thinpipe.codecs.kernels.cpu.loops.rice_code import allot as allot_on_cpu
+from thinpipe.codecs.kernels.reference import golomb_rice as reference
+from thinpipe.codecs.kernels.reference.lloyd_max import rotated
 
 
 def rows(deviations: Tensor) -> Tensor:

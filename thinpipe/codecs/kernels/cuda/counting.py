@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.device import bits_of, greater, key_of, lesser, negative, plain, store_extent
-from thinpipe.codecs.kernels.cuda.places import UPPERS
+from thinpipe.codecs.kernels.cuda.offsets import UPPERS
 
 THREADS = tl.constexpr(256)
 EACH = tl.constexpr(16)  # values of a span for a thread

@@ -16,8 +16,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from thinpipe.codecs.kernels.cuda.counting import load_part, parts_of
 from thinpipe.codecs.kernels.cuda.device import key_of, wait_for_all
-from thinpipe.codecs.kernels.cuda.places import (
+from thinpipe.codecs.kernels.cuda.offsets import (
     AMOUNTS,
     ARRIVED,
     BINS,
@@ -43,7 +44,6 @@ from thinpipe.codecs.kernels.cuda.places import (
     UPPERS,
     WINDOWS,
 )
-from thinpipe.codecs.kernels.cuda.reading import load_part, parts_of
 from thinpipe.codecs.kernels.cuda.sample import rank_of_cut
 
 NO_KEY = tl.constexpr(0x7FFFFFFF)

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.device import MOST_PROGRAMS
 from thinpipe.codecs.kernels.cuda.memory import Map
-from thinpipe.codecs.kernels.cuda.places import INTERVALS
+from thinpipe.codecs.kernels.cuda.offsets import INTERVALS
 
 MIDDLE = tl.constexpr(8192)  # bins
 COPIES = tl.constexpr(32)  # of the histogram: many values may fall into one bin
@@ -34,7 +34,7 @@ COUNTERS = _counters.size
 
 # In the scratch memory, float64, not initialised.
 _scratch = Map()
-EXTENTS = _scratch.take(3 * MOST_PROGRAMS.value, align=16)  # float32, as whole_extent reads them
+EXTENTS = _scratch.take(3 * MOST_PROGRAMS.value, align=16)  # float32, as reduce_extents reads them
 PARTIALS = _scratch.take(7 * MOST_PROGRAMS.value)  # per program: sums of its points, and the fields named below
 CHOSEN = _scratch.take(MOST_CENTRES)  # borders
 NUMBERS = _scratch.take(8)  # results that one launch passes to the next, named below

@@ -1,4 +1,4 @@
-"""Reference kernels of ``gauss:B+coded`` (thinpipe.codecs.coded) in plain torch: variable-length codes of blocks."""
+"""Reference kernels of ``gauss:B+coded`` in plain torch: the Golomb-Rice code of thinpipe.codecs.golomb_rice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.coded import (
+from thinpipe.codecs.golomb_rice import (
     CODED_BLOCK,
     GROWTH,
     LARGEST_SIZE,
@@ -20,7 +20,7 @@ from thinpipe.codecs.coded import (
     sections,
     starts_of,
 )
-from thinpipe.codecs.kernels.gauss import (
+from thinpipe.codecs.kernels.reference.lloyd_max import (
     Blocks,
     bfloat16_nearest,
     root_mean_squares,
@@ -31,29 +31,29 @@ from thinpipe.codecs.kernels.gauss import (
 from thinpipe.codecs.layout import GAUSS_ENERGY
 
 
-def encode_coded(x: Tensor, wire: Tensor, words: int, channels: int, inner: int, unbiased: bool, seed: int) -> None:
+def encode_coded(x: Tensor, wire: Tensor, budget: int, channels: int, inner: int, unbiased: bool, seed: int) -> None:
     means, blocks = rotated(x, CODED_BLOCK, channels, inner, seed)
-    sizes = allot(_energies(blocks), words)
+    sizes = allot(_energies(blocks), budget)
     magnitudes, half_step = _magnitudes(blocks, sizes)
     write_header(wire, means, _scales(blocks, magnitudes, half_step, unbiased), seed)
     first, second = sections(len(sizes), channels)
     wire[first:].zero_()
     wire[first : first + len(sizes)].copy_(sizes)
-    told = torch.zeros(words + LARGEST_SIZE, 4, dtype=torch.uint8, device=wire.device)
+    payload = torch.zeros(budget + LARGEST_SIZE, 4, dtype=torch.uint8, device=wire.device)
     for form, which, at in _of_each_form(sizes):
-        told[at] = _to_words(magnitudes[which], blocks.rows[which] < 0, form)
-    wire[second:].copy_(told[:words].view(-1))
+        payload[at] = _encode_blocks(magnitudes[which], blocks.rows[which] < 0, form)
+    wire[second:].copy_(payload[:budget].view(-1))
 
 
-def decode_coded(wire: Tensor, out: Tensor, words: int, channels: int, inner: int) -> None:
+def decode_coded(wire: Tensor, out: Tensor, budget: int, channels: int, inner: int) -> None:
     count = -(-out.numel() // CODED_BLOCK)
     first, second = sections(count, channels)
     sizes = known_sizes(wire.device)[wire[first : first + count].int()]
     # On a damaged wire blocks may reach beyond its end: the missing bytes are read as zeros.
-    told = torch.nn.functional.pad(wire[second:].view(words, 4), (0, 0, 0, LARGEST_SIZE))
+    payload = torch.nn.functional.pad(wire[second:].view(budget, 4), (0, 0, 0, LARGEST_SIZE))
     levels = torch.empty(count, CODED_BLOCK, device=wire.device)
     for form, which, at in _of_each_form(sizes):
-        levels[which] = _from_words(told[at.clamp(max=len(told) - 1)], form)
+        levels[which] = _decode_blocks(payload[at.clamp(max=len(payload) - 1)], form)
     write_rows(wire, out, levels, channels, inner)
 
 
@@ -64,7 +64,7 @@ def _energies(blocks: Blocks) -> Tensor:
 
 
 def _of_each_form(sizes: Tensor) -> Iterator[tuple[Form, Tensor, Tensor]]:
-    """Yield each form in use, the indices of its blocks, and the offsets of their 32-bit words, one row per block."""
+    """Yield each form in use, the indices of its blocks, and the offsets of their 4-byte units, one row per block."""
     starts = starts_of(sizes)
     for size, form in forms().items():
         which = (sizes == size).nonzero().squeeze(1)
@@ -101,20 +101,20 @@ def _scales(blocks: Blocks, magnitudes: Tensor, half_step: Tensor, unbiased: boo
     return torch.where(blocks.usual, scale, torch.where(blocks.finite, 0, torch.nan))
 
 
-def _to_words(magnitudes: Tensor, negative: Tensor, form: Form) -> Tensor:
-    """Encode blocks of one form to bytes [blocks, words, 4]."""
+def _encode_blocks(magnitudes: Tensor, negative: Tensor, form: Form) -> Tensor:
+    """Encode blocks of one form to bytes [blocks, units, 4]."""
     escape = (1 << form.high) - 1
     above = magnitudes >> form.low
     codes = magnitudes & ((1 << form.low) - 1) | above.clamp(max=escape) << form.low
     codes |= negative.int() << (form.low + form.high)
     bits = [(codes >> bit & 1).unflatten(1, (8, -1)).transpose(1, 2).flatten(1) for bit in range(form.planes)]
     if form.rest:
-        bits.append(_rest(above - escape, 32 * form.rest))
+        bits.append(_encode_rest(above - escape, 32 * form.rest))
     weights = 1 << torch.arange(8, device=codes.device)
     return (torch.cat(bits, 1).unflatten(1, (-1, 4, 8)) * weights).sum(3).to(torch.uint8)
 
 
-def _rest(more: Tensor, width: int) -> Tensor:
+def _encode_rest(more: Tensor, width: int) -> Tensor:
     """Return the unary codes (n ones and a zero) of values n >= 0, interleaved: all first bits, all second bits ..."""
     bits = torch.zeros(len(more), width + 1, dtype=torch.int32, device=more.device)
     written = torch.zeros_like(more[:, :1])
@@ -126,23 +126,23 @@ def _rest(more: Tensor, width: int) -> Tensor:
     return bits[:, :width]
 
 
-def _from_words(words: Tensor, form: Form) -> Tensor:
+def _decode_blocks(payload: Tensor, form: Form) -> Tensor:
     """Decode blocks of one form to levels in half low steps."""
-    bits = (words.int().flatten(1)[:, :, None] >> torch.arange(8, device=words.device) & 1).flatten(1)
+    bits = (payload.int().flatten(1)[:, :, None] >> torch.arange(8, device=payload.device) & 1).flatten(1)
     planes = bits[:, : form.planes * CODED_BLOCK].unflatten(1, (form.planes, -1, 8)).transpose(2, 3).flatten(2)
     magnitudes = sum((planes[:, bit] << bit for bit in range(form.planes - 1)), torch.zeros_like(planes[:, 0]))
     if form.rest:
-        magnitudes += _told_more(magnitudes >> form.low == (1 << form.high) - 1, bits, form) << form.low
+        magnitudes += _decode_rest(magnitudes >> form.low == (1 << form.high) - 1, bits, form) << form.low
     return (2 * magnitudes + 1) * (1.0 - 2 * planes[:, -1])
 
 
-def _told_more(present: Tensor, bits: Tensor, form: Form) -> Tensor:
+def _decode_rest(present: Tensor, bits: Tensor, form: Form) -> Tensor:
     """Decode the interleaved unary codes of ``_rest``. Bits beyond the end are zero."""
-    told = torch.nn.functional.pad(bits[:, form.planes * CODED_BLOCK :], (0, 1))
+    payload = torch.nn.functional.pad(bits[:, form.planes * CODED_BLOCK :], (0, 1))
     more, read = torch.zeros_like(present, dtype=torch.int32), torch.zeros_like(bits[:, :1])
     for _ in range(MOST_STEPS):
         place = (read + present.cumsum(1) - 1).clamp(max=32 * form.rest)
         read = read + present.sum(1, keepdim=True)
-        present = present & (told.gather(1, place.clamp(min=0).long()) > 0)
+        present = present & (payload.gather(1, place.clamp(min=0).long()) > 0)
         more += present
     return more

@@ -1,4 +1,4 @@
-"""Kernels of gauss:B+coded: rotated blocks in a variant of the Golomb-Rice code, as in thinpipe.codecs.coded.
+"""Kernels of gauss:B+coded: rotated blocks in a variant of the Golomb-Rice code, as in thinpipe.codecs.golomb_rice.
 
 A program is one warp with one block, so that all of its threads have the same form. Blocks are rotated twice, for their
 energies and for their codes: to store them would take as much memory as the tensor. In between, one program computes
@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinpipe.codecs import coded
+from thinpipe.codecs import golomb_rice
 from thinpipe.codecs.kernels.cuda.device import greater
-from thinpipe.codecs.kernels.cuda.gauss import (
+from thinpipe.codecs.kernels.cuda.rotated_blocks import (
     ALIGN,
     HUGE,
     INFINITY,
@@ -25,27 +25,27 @@ from thinpipe.codecs.kernels.cuda.gauss import (
     RUNS,
     change_signs,
     header_size,
+    load_seed,
     means_at,
     nearest_bfloat16,
-    tell_seed,
-    told_seed,
+    store_seed,
 )
-from thinpipe.codecs.kernels.cuda.tiles import butterflies, load_words, store_words
+from thinpipe.codecs.kernels.cuda.tiles import butterflies, load_16_bits, store_16_bits
 from thinpipe.codecs.layout import GAUSS_ENERGY
 
-TILE = tl.constexpr(coded.CODED_BLOCK)
+TILE = tl.constexpr(golomb_rice.CODED_BLOCK)
 ENERGY = tl.constexpr(GAUSS_ENERGY)
-PIECE = tl.constexpr(coded.CODED_BLOCK // 8)
-MOST_PLANES = tl.constexpr(max(form.planes for form in coded.forms().values()))
-MOST_STEPS = tl.constexpr(coded.MOST_STEPS)
-GROWTH = tl.constexpr(coded.GROWTH)
-TURNS = tl.constexpr(coded.TURNS)
-LOWEST = tl.constexpr(coded.LIMITS[0])
-SMALLEST = tl.constexpr(min(coded.forms()))
-LAST = tl.constexpr(len(coded.sizes_by_energy()) - 1)
+PIECE = tl.constexpr(golomb_rice.CODED_BLOCK // 8)
+MOST_PLANES = tl.constexpr(max(form.planes for form in golomb_rice.forms().values()))
+MOST_STEPS = tl.constexpr(golomb_rice.MOST_STEPS)
+GROWTH = tl.constexpr(golomb_rice.GROWTH)
+TURNS = tl.constexpr(golomb_rice.TURNS)
+LOWEST = tl.constexpr(golomb_rice.LIMITS[0])
+SMALLEST = tl.constexpr(min(golomb_rice.forms()))
+LAST = tl.constexpr(len(golomb_rice.sizes_by_energy()) - 1)
 TRIED = tl.constexpr(64)  # limits tried at once, 1024 apart, then 32, then 1; also the most sizes there may be
 CHUNK = tl.constexpr(4096)  # energies per step of the prefix sum
-ENERGIES = tl.constexpr(triton.cdiv(coded.HIGHEST_ENERGY + coded.TURNS, CHUNK.value) * CHUNK.value)
+ENERGIES = tl.constexpr(triton.cdiv(golomb_rice.HIGHEST_ENERGY + golomb_rice.TURNS, CHUNK.value) * CHUNK.value)
 SIZES = tl.constexpr(1024)  # per program
 COLUMNS = tl.constexpr(4)  # of the table of forms
 
@@ -53,7 +53,7 @@ COLUMNS = tl.constexpr(4)  # of the table of forms
 @cache
 def forms_on(device: torch.device) -> Tensor:
     """Return the table of forms by size: low, high, rest and the bit pattern of the step."""
-    numbers, steps = coded.form_table(device)
+    numbers, steps = golomb_rice.form_table(device)
     return torch.cat([numbers, steps.view(torch.int32)[:, None]], 1)
 
 
@@ -63,7 +63,7 @@ def rises_on(device: torch.device) -> Tensor:
 
     First the energies above the limit at which they begin, then the additional units of 32 bits.
     """
-    by_energy, sizes = coded.sizes_by_energy(), list(coded.forms())
+    by_energy, sizes = golomb_rice.sizes_by_energy(), list(golomb_rice.forms())
     rises = torch.zeros(2, TRIED.value, dtype=torch.int32)
     rises[0, : len(sizes) - 1] = torch.tensor([by_energy.index(size) for size in sizes[1:]])
     rises[1, : len(sizes) - 1] = torch.tensor(sizes).diff()
@@ -106,8 +106,8 @@ def energies_kernel(x, n, means, energies, counts, channels, length, seed, FORM:
     tl.atomic_add(counts + energy, 1, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["blocks", "words"])
-def limit_kernel(counts, rises, limit, blocks, words):
+@triton.jit(do_not_specialize=["blocks", "budget"])
+def limit_kernel(counts, rises, limit, blocks, budget):
     """Find the smallest limit with which all blocks fit; one program replaces ``counts`` by their prefix sum.
 
     ``rises``: for each size above the smallest, the energy above the limit at which it begins, and its additional units
@@ -123,7 +123,7 @@ def limit_kernel(counts, rises, limit, blocks, words):
     size = tl.arange(0, TRIED)
     begin = tl.load(rises + size)[None, :]
     more = tl.load(rises + TRIED + size)[None, :]
-    spare = words - SMALLEST * tl.cast(blocks, tl.int64)
+    spare = budget - SMALLEST * tl.cast(blocks, tl.int64)
     low = tl.full([], LOWEST, tl.int32)
     for turn in tl.static_range(3):
         gap = 1024 >> (5 * turn)
@@ -171,19 +171,19 @@ def _store_rest(wire, more, rest):
         written += tl.sum(present, axis=0)
         ones = tl.where(more > turn, 1 << (place & 31), 0)
         while word < written >> 5:
-            _store_word(wire, word, unfinished | tl.sum(tl.where(place >> 5 == word, ones, 0), axis=0))
+            _store_32_bits(wire, word, unfinished | tl.sum(tl.where(place >> 5 == word, ones, 0), axis=0))
             word += 1
             unfinished = 0
         unfinished |= tl.sum(tl.where(place >> 5 == word, ones, 0), axis=0)
     if word < rest:
-        _store_word(wire, word, unfinished)
+        _store_32_bits(wire, word, unfinished)
 
 
 @triton.jit
-def _store_word(wire, index, word):
+def _store_32_bits(wire, index, bits):
     """Store 32 bits byte by byte, because a wire may start anywhere."""
     byte = tl.arange(0, 4)
-    tl.store(wire + 4 * index + byte, ((word >> (8 * byte)) & 255).to(tl.uint8))
+    tl.store(wire + 4 * index + byte, ((bits >> (8 * byte)) & 255).to(tl.uint8))
 
 
 @triton.jit(do_not_specialize=["n", "channels", "length", "seed"])
@@ -213,19 +213,19 @@ def encode_coded_kernel(x, n, wire, means, sizes, starts, forms, channels, lengt
     half_step = nearest_bfloat16(half_step).to(tl.float32, bitcast=True)
     scale = tl.where(usual, half_step * (1.0 / TILE) * power.to(tl.float32, bitcast=True), 0.0)
     scale = tl.where(largest < HUGE, scale, float("nan"))
-    store_words(wire + 2 * channels, block, scale.to(tl.int32, bitcast=True) >> 16, block < blocks)
-    told = wire + header_size(channels, blocks)
-    tl.store(told + block, size.to(tl.uint8))
+    store_16_bits(wire + 2 * channels, block, scale.to(tl.int32, bitcast=True) >> 16, block < blocks)
+    sizes_section = wire + header_size(channels, blocks)
+    tl.store(sizes_section + block, size.to(tl.uint8))
     if block == 0:
-        tell_seed(wire, channels, blocks, seed)
-    words = told + _padded(blocks) + 4 * tl.load(starts + block)
+        store_seed(wire, channels, blocks, seed)
+    payload = sizes_section + _padded(blocks) + 4 * tl.load(starts + block)
     codes = tl.where(more > 0, magnitudes - (more << low), magnitudes) + tl.where(values < 0, 1 << (low + high), 0)
     pieces = tl.reshape(codes, [8, PIECE])
     for bit in tl.static_range(MOST_PLANES):
         if bit <= low + high:
             packed = tl.sum(((pieces >> bit) & 1) << tl.arange(0, 8)[:, None], axis=0)
-            tl.store(words + bit * PIECE + tl.arange(0, PIECE), packed.to(tl.uint8))
-    _store_rest(words + (low + high + 1) * PIECE, more, rest)
+            tl.store(payload + bit * PIECE + tl.arange(0, PIECE), packed.to(tl.uint8))
+    _store_rest(payload + (low + high + 1) * PIECE, more, rest)
 
 
 @triton.jit
@@ -243,17 +243,17 @@ def _load_rest(wire, room, present, bits):
     while (count > 0) & (turn < MOST_STEPS):
         place = read + tl.cumsum(present, 0) - 1
         there = (present > 0) & (place < bits) & (place >> 3 < room)
-        told = tl.load(wire + (place >> 3), mask=there, other=0).to(tl.int32)
+        byte = tl.load(wire + (place >> 3), mask=there, other=0).to(tl.int32)
         read += count
-        present = (told >> (place & 7)) & 1
+        present = (byte >> (place & 7)) & 1
         more += present
         count = tl.sum(present, axis=0)
         turn += 1
     return more
 
 
-@triton.jit(do_not_specialize=["n", "words", "channels", "length"])
-def decode_coded_kernel(wire, out, n, means, sizes, starts, forms, words, channels, length, FORM: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "budget", "channels", "length"])
+def decode_coded_kernel(wire, out, n, means, sizes, starts, forms, budget, channels, length, FORM: tl.constexpr):
     """Decode one block per program: the inverse of encode_coded_kernel.
 
     On a damaged wire blocks may reach beyond its end, where it reads as zeros.
@@ -261,23 +261,23 @@ def decode_coded_kernel(wire, out, n, means, sizes, starts, forms, words, channe
     block, blocks = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     low, high, rest, _ = _form(forms, tl.load(sizes + block))
     first = 4 * tl.load(starts + block)
-    room = 4 * tl.cast(words, tl.int64) - first
-    told = wire + header_size(channels, blocks) + _padded(blocks) + first
+    room = 4 * tl.cast(budget, tl.int64) - first
+    payload = wire + header_size(channels, blocks) + _padded(blocks) + first
     at = tl.arange(0, PIECE)[None, :]
     pieces = tl.zeros([8, PIECE], tl.int32)
     for bit in tl.static_range(MOST_PLANES):
         if bit <= low + high:
-            plane = tl.load(told + bit * PIECE + at, mask=bit * PIECE + at < room, other=0).to(tl.int32)
+            plane = tl.load(payload + bit * PIECE + at, mask=bit * PIECE + at < room, other=0).to(tl.int32)
             pieces |= ((plane >> tl.arange(0, 8)[:, None]) & 1) << bit
     codes = tl.reshape(pieces, [TILE])
     negative, magnitudes = codes >> (low + high), codes & ((1 << (low + high)) - 1)
     behind = (low + high + 1) * PIECE
     present = ((rest > 0) & (magnitudes >> low == (1 << high) - 1)).to(tl.int32)
-    magnitudes += _load_rest(told + behind, room - behind, present, 32 * rest) << low
-    scale = (load_words(wire + 2 * channels, block, block < blocks) << 16).to(tl.float32, bitcast=True)
+    magnitudes += _load_rest(payload + behind, room - behind, present, 32 * rest) << low
+    scale = (load_16_bits(wire + 2 * channels, block, block < blocks) << 16).to(tl.float32, bitcast=True)
     rows = (2 * magnitudes + 1).to(tl.float32) * tl.where(negative > 0, -scale, scale)
     start = block * TILE
-    values = change_signs(butterflies(rows, TILE, TILE), start, told_seed(wire, channels, blocks), TILE, TILE)
+    values = change_signs(butterflies(rows, TILE, TILE), start, load_seed(wire, channels, blocks), TILE, TILE)
     values += means_at(means, start, channels, length, TILE, TILE, FORM)
     place = start + tl.arange(0, TILE)
     tl.store(out + place, values.to(out.dtype.element_ty), mask=place < n)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.cuda import places
+from thinpipe.codecs.kernels.cuda import offsets
+from thinpipe.codecs.kernels.cuda.counting import EACH, THREADS, room_for_all
 from thinpipe.codecs.kernels.cuda.launch import INTERPRETED, Launch
-from thinpipe.codecs.kernels.cuda.reading import EACH, THREADS, room_for_all
 from thinpipe.codecs.kernels.cuda.sample import PART, SMALL_PART, thresholds_kernel
 from thinpipe.codecs.kernels.cuda.select import extent_kernel, header_number, read_kernel, select_kernel
 
@@ -30,7 +30,7 @@ def all_at_once(x: Tensor) -> tuple[int, dict[str, Any]]:
     if INTERPRETED:
         return 1, COOPERATIVE
     processors = _processors(x.device.index)
-    return (2 * processors, COOPERATIVE) if x.numel() >= places.LARGE.value else (processors, ONE_EACH)
+    return (2 * processors, COOPERATIVE) if x.numel() >= offsets.LARGE.value else (processors, ONE_EACH)
 
 
 @functools.cache
@@ -56,17 +56,17 @@ def order_statistics(
     n, (programs, options) = x.numel(), all_at_once(x)
     sampled = n > DIRECT
     room = slots_per_column(n, programs, min(cuts, MOST_CUTS)) if sampled else EACH.value
-    floats = places.KEPT.value + room * THREADS.value * programs
+    floats = offsets.KEPT.value + room * THREADS.value * programs
     scratch = torch.empty(floats, dtype=torch.float32, device=x.device)
     launches = []
     for first in range(0, cuts, MOST_CUTS):
-        counters = torch.zeros(places.COUNTERS.value, dtype=torch.int32, device=x.device)
+        counters = torch.zeros(offsets.COUNTERS.value, dtype=torch.int32, device=x.device)
         here = min(cuts - first, MOST_CUTS)
         header = header_number(*buckets) if first + here == cuts else 0
         tensor, magnitude = (x, n, counters, scratch), (not buckets[0],)
         cut = (small, larger, first, here)
         if sampled:
-            constants = (*magnitude, SMALL_PART if n < places.LARGE.value else PART)
+            constants = (*magnitude, SMALL_PART if n < offsets.LARGE.value else PART)
             launches.append(Launch(thresholds_kernel, programs, (*tensor, *cut), constants, options))
         launches.append(Launch(read_kernel, programs, (*tensor, room, int(sampled)), magnitude, READING))
         arguments = (x, n, wire, counters, scratch, *cut, header, room)
@@ -77,7 +77,7 @@ def order_statistics(
 def extent(x: Tensor, wire: Tensor, level_bits: int, zero: bool) -> tuple[Tensor, list[Launch]]:
     """Return the memory and the launches for a tensor without cuts: one bucket, from its minimum to its maximum."""
     counters = torch.zeros(1, dtype=torch.int32, device=x.device)
-    scratch = torch.empty(places.SPLITTER_VALUES.value, dtype=torch.float32, device=x.device)
-    programs = min(places.MOST_PROGRAMS.value, 4 * _processors(x.device.index))
+    scratch = torch.empty(offsets.SPLITTER_VALUES.value, dtype=torch.float32, device=x.device)
+    programs = min(offsets.MOST_PROGRAMS.value, 4 * _processors(x.device.index))
     arguments = (x, x.numel(), wire, counters, scratch, level_bits, int(zero))
     return scratch, [Launch(extent_kernel, programs, arguments, (), {"num_warps": 8})]

@@ -14,7 +14,7 @@ INTERVALS = tl.constexpr(32)  # between thresholds (sample.py)
 SPLITTERS = tl.constexpr(1024)  # one is not used
 DRAWN_VALUES = tl.constexpr(2 * SPLITTERS.value)
 COPIES = tl.constexpr(4)  # of histograms at most, to reduce contention between atomic adds
-LARGE = tl.constexpr(1 << 23)  # from this size on, windows are first narrowed to one of a few bins (windows.py)
+LARGE = tl.constexpr(1 << 23)  # from this size on, windows are first narrowed to one of a few bins (radix_select.py)
 DENSE = tl.constexpr(128)  # bins of all windows together in this round: each bin costs counting time
 ROUNDS = tl.constexpr(4)  # rounds after it; the last three resolve all 32 bits of a key
 BINS = tl.constexpr(2048)  # of a window in these rounds: 11 bits
@@ -49,7 +49,7 @@ SPLITTER_VALUES = _scratch.take(SPLITTERS.value, align=LINE.value)
 DRAWN = _scratch.take(DRAWN_VALUES.value, align=LINE.value)  # the smaller sample
 BRACKETS = _scratch.take(4 * CUTS.value, align=LINE.value)  # low ends of all cuts, then the fields named below
 TABLE = _scratch.take(2 * INTERVALS.value, align=LINE.value)  # thresholds, then uppers
-# One table for every program and round (windows.py).
+# One table for every program and round (radix_select.py).
 WINDOWS = _scratch.take(MOST_PROGRAMS.value * 5 * (2 + ROUNDS.value) * TARGETS.value, align=LINE.value)
 HELD = _scratch.take(MOST_PROGRAMS.value * 256, align=LINE.value)  # number of values that each thread has kept
 LISTS = _scratch.take(TARGETS.value * FEW.value, align=LINE.value)  # collected keys of each window, int32

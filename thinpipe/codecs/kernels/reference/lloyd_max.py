@@ -90,7 +90,7 @@ def write_header(wire: Tensor, means: Tensor, scale: Tensor, seed: int) -> None:
     values = torch.cat([means, scale])
     end = 2 * len(values)
     wire[: header_bytes(len(values) + GAUSS_SEED, 2)].zero_()
-    wire[:end].copy_(bfloat16_word(values).view(torch.uint8))
+    wire[:end].copy_(bfloat16_bits(values).view(torch.uint8))
     wire[end : end + 4].copy_(torch.tensor(list(seed.to_bytes(4, "little"))))
 
 
@@ -98,9 +98,9 @@ def write_rows(wire: Tensor, out: Tensor, levels: Tensor, channels: int, inner: 
     """Decode blocks of levels into ``out``, with the means, scales and seed in the header of the wire."""
     blocks, tile = levels.shape
     end = 2 * (channels + blocks)
-    words = wire[:end].clone().view(torch.bfloat16).float()
+    header = wire[:end].clone().view(torch.bfloat16).float()
     seed = int.from_bytes(wire[end : end + 4].tolist(), "little")
-    means, scale = words[:channels], words[channels:]
+    means, scale = header[:channels], header[channels:]
     rows = butterflies(levels * scale[:, None])
     values = (rows * gauss_signs(blocks, tile, seed).to(out.device)).view(-1)[: out.numel()]
     out.view(-1).copy_(values + _of_every_value(means, out.numel(), inner))
@@ -145,6 +145,6 @@ def bfloat16_nearest(x: Tensor) -> Tensor:
     return ((x.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
 
 
-def bfloat16_word(x: Tensor) -> Tensor:
+def bfloat16_bits(x: Tensor) -> Tensor:
     """Return the 16 bits of float32 values that are bfloat16 already; torch's conversion would change NaN bits."""
     return (x.view(torch.int32) >> 16).to(torch.int16)

@@ -26,7 +26,7 @@ from thinpipe.codecs.layout import (
 )
 
 UNIT = 4096  # values that are transformed at a time: the largest tile, which fits in the L1 cache
-NAN_WORD = np.uint16(0x7FC0)  # bfloat16's
+NAN_BITS = np.uint16(0x7FC0)  # bfloat16's
 ONE = np.int32(0x3F800000)
 HUGE = np.float32(GAUSS_HUGE).view(np.int32)
 LEAST = np.float32(GAUSS_LEAST).view(np.int32)
@@ -152,7 +152,7 @@ def scale_of(part, bits, reach):
     """Return (the bfloat16 bits of a block's scale, the factor of its components)."""
     largest = largest_of(part)
     if largest >= HUGE:
-        return NAN_WORD, np.float32(0)
+        return NAN_BITS, np.float32(0)
     if largest < LEAST:
         return np.uint16(0), np.float32(0)
     power = np.int32(largest & INFINITY)
@@ -167,10 +167,10 @@ def scale_of(part, bits, reach):
 
 
 @jit
-def unbiased_word(word, part, codes, levels):
+def unbiased_scale(scale, part, codes, levels):
     """Return the bfloat16 bits of the scale with which <decoded block, block> = <block, block>, up to rounding."""
-    if word == 0 or word == NAN_WORD:
-        return word
+    if scale == 0 or scale == NAN_BITS:
+        return scale
     power = np.int32(largest_of(part) & INFINITY)
     factor = float_of(2 * ONE - power) * np.float32(2.0**8)
     products = np.uint32(0)
@@ -181,7 +181,7 @@ def unbiased_word(word, part, codes, levels):
 
 
 @jit
-def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, levels, reach, seed):
+def encode_blocks(x, means, scales, wire, first, last, tile, inner, thresholds, levels, reach, seed):
     """Encode units first..last of x: transform, quantize and pack. A unit is a number of complete blocks.
 
     levels: the positive levels if scales are to be unbiased, else empty.
@@ -191,7 +191,7 @@ def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, l
         bits += 1
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     codes = np.empty(UNIT, np.uint16)
-    total = words.size * tile
+    total = scales.size * tile
     sign = np.uint16(1 << (bits - 1))
     for u in range(first, last):
         start = u * UNIT
@@ -199,8 +199,8 @@ def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, l
         rotated, sizes = rotate(x, means, start, tile, inner, seed, block, other)
         for s in range(0, count, tile):
             part, magnitudes = rotated[s : s + tile], sizes[s : s + tile]
-            word, factor = scale_of(part, bits, reach)
-            words[(start + s) // tile] = word
+            scale, factor = scale_of(part, bits, reach)
+            scales[(start + s) // tile] = scale
             if factor == 0:
                 part[:] = 0
             for j in range(tile):
@@ -209,7 +209,7 @@ def encode_blocks(x, means, words, wire, first, last, tile, inner, thresholds, l
         if levels.size:
             for s in range(0, count, tile):
                 b = (start + s) // tile
-                words[b] = unbiased_word(words[b], rotated[s : s + tile], codes[s : s + tile], levels)
+                scales[b] = unbiased_scale(scales[b], rotated[s : s + tile], codes[s : s + tile], levels)
         for j in range(count):
             codes[j] = np.uint16(codes[j] + (sign if rotated[j] < 0 else np.uint16(0)))
         for s in range(0, count, BLOCK):
@@ -244,11 +244,11 @@ def look_up_levels(codes, levels, scale, out):
 
 
 @jit
-def decode_blocks(wire, words, means, out, first, last, bits, tile, inner, levels, seed):
+def decode_blocks(wire, scales, means, out, first, last, bits, tile, inner, levels, seed):
     """Decode units first..last of out, as written by encode_blocks."""
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     codes = np.empty(UNIT, np.uint8)
-    total = words.size * tile
+    total = scales.size * tile
     for u in range(first, last):
         start = u * UNIT
         count, wanted = min(UNIT, total - start), min(UNIT, out.size - start)
@@ -258,7 +258,7 @@ def decode_blocks(wire, words, means, out, first, last, bits, tile, inner, level
             unpack(wire[begin : begin + here // PIECES * bits], codes[s : s + here], here // PIECES, bits)
         for s in range(0, count, tile):
             part, chosen = block[s : s + tile], codes[s : s + tile]
-            scale = float_of(np.int32(words[(start + s) // tile]) << 16)
+            scale = float_of(np.int32(scales[(start + s) // tile]) << 16)
             look_up_levels(chosen, levels, scale, part)
         rotated, _ = butterflies(block, other, tile)
         change_signs(rotated, start, tile, seed)

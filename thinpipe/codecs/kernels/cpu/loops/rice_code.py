@@ -1,13 +1,14 @@
-"""Encoding and decoding of rotated blocks in the variant of the Golomb-Rice code of thinpipe.codecs.coded."""
+"""Encoding and decoding of rotated blocks in the variant of the Golomb-Rice code of thinpipe.codecs.golomb_rice."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from thinpipe.codecs.coded import CODED_BLOCK, GROWTH, LARGEST_SIZE, LIMITS, MOST_STEPS, TURNS
+from thinpipe.codecs.golomb_rice import CODED_BLOCK, GROWTH, LARGEST_SIZE, LIMITS, MOST_STEPS, TURNS
 from thinpipe.codecs.kernels.cpu.compiling import jit
 from thinpipe.codecs.kernels.cpu.loops.bitplanes import from_planes, to_planes
-from thinpipe.codecs.kernels.cpu.loops.gauss import (
+from thinpipe.codecs.kernels.cpu.loops.hadamard import butterflies
+from thinpipe.codecs.kernels.cpu.loops.lloyd_max import (
     HUGE,
     LEAST,
     NAN_WORD,
@@ -20,7 +21,6 @@ from thinpipe.codecs.kernels.cpu.loops.gauss import (
     rotate,
     squares_of,
 )
-from thinpipe.codecs.kernels.cpu.loops.hadamard import butterflies
 from thinpipe.codecs.kernels.cpu.loops.values import INFINITY, bits_of, float_of, store_values
 from thinpipe.codecs.layout import GAUSS_ENERGY
 
@@ -47,15 +47,15 @@ def find_energies(x, means, energies, first, last, inner, seed):
 
 
 @jit
-def allot(energies, by_energy, words, sizes):
-    """Write the size of every block to ``sizes``: ``words`` in total at most, by bisection of the limit."""
+def allot(energies, by_energy, budget, sizes):
+    """Write the size of every block to ``sizes``: ``budget`` in total at most, by bisection of the limit."""
     low, high = _LOW, _HIGH
     for _ in range(_ROUNDS):
         middle = (low + high) // 2
         total = 0
         for b in range(energies.size):
             total += _size_of(energies, b, middle, by_energy)
-        if total <= words:
+        if total <= budget:
             high = middle
         else:
             low = middle
@@ -71,13 +71,13 @@ def _size_of(energies, b, limit, by_energy):
 @jit
 def _count_steps(part, factor, low, high, most, magnitudes):
     """Write magnitudes in low steps; return the bits of the unary codes that follow the planes."""
-    told = np.int32(0)
+    needed = np.int32(0)
     above = np.int32((1 << high) - 2)
     for j in range(part.size):
         steps = min(np.int32(abs(part[j] * factor)), most)
         magnitudes[j] = steps
-        told += max((steps >> low) - above, np.int32(0))
-    return told
+        needed += max((steps >> low) - above, np.int32(0))
+    return needed
 
 
 @jit
@@ -92,8 +92,8 @@ def _find_magnitudes(part, largest, form, step, magnitudes):
     most = np.int32(((MOST_STEPS if rest else 1) << low) - 1)
     while True:
         factor = inverse * (np.float32(1) / width) * np.float32(1 << low)
-        told = _count_steps(part, factor, low, high, most, magnitudes)
-        if rest == 0 or told <= 32 * rest:
+        needed = _count_steps(part, factor, low, high, most, magnitudes)
+        if rest == 0 or needed <= 32 * rest:
             return width / np.float32(2 << low)
         width *= _GROWTH
 
@@ -139,10 +139,11 @@ def _write_rest(magnitudes, low, escape, more, out):
 
 
 @jit
-def encode_coded_blocks(x, means, scales, starts, told, first, last, inner, forms, steps, unbiased, seed):
+def encode_coded_blocks(x, means, scales, starts, payload, first, last, inner, forms, steps, unbiased, seed):
     """Encode units first..last of x; rotates them again, because keeping them would take as much memory as x.
 
-    starts: offsets of blocks in 32-bit units, and the end. told: bytes of all blocks. forms: low, high, rest by size.
+    starts: offsets of blocks in 4-byte units, and the end. payload: bytes of all blocks. forms: low, high, rest by
+    size.
     """
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     magnitudes, more = np.empty(CODED_BLOCK, np.int32), np.empty(CODED_BLOCK + 1, np.int32)
@@ -151,7 +152,7 @@ def encode_coded_blocks(x, means, scales, starts, told, first, last, inner, form
         rotated, _ = rotate(x, means, start, CODED_BLOCK, inner, seed, block, other)
         for b in range(start // CODED_BLOCK, min((start + UNIT) // CODED_BLOCK, scales.size)):
             part = rotated[b * CODED_BLOCK - start : (b + 1) * CODED_BLOCK - start]
-            target = told[4 * starts[b] : 4 * starts[b + 1]]
+            target = payload[4 * starts[b] : 4 * starts[b + 1]]
             largest, size = largest_of(part), starts[b + 1] - starts[b]
             form = forms[size]
             if largest >= HUGE or largest < LEAST:
@@ -196,19 +197,19 @@ def _read_rest(magnitudes, low, escape, given, present):
 
 
 @jit
-def decode_coded_blocks(told, scales, starts, means, out, first, last, inner, forms, seed):
+def decode_coded_blocks(payload, scales, starts, means, out, first, last, inner, forms, seed):
     """Decode units first..last of out."""
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
-    codes, whole = np.empty(CODED_BLOCK, np.uint8), np.empty(4 * LARGEST_SIZE, np.uint8)
+    codes, padded = np.empty(CODED_BLOCK, np.uint8), np.empty(4 * LARGEST_SIZE, np.uint8)
     magnitudes, present = np.empty(CODED_BLOCK, np.int32), np.empty(CODED_BLOCK + 1, np.int32)
     for start in range(first * UNIT, last * UNIT, UNIT):
         for b in range(start // CODED_BLOCK, min((start + UNIT) // CODED_BLOCK, scales.size)):
-            given, size = told[4 * starts[b] : 4 * starts[b + 1]], starts[b + 1] - starts[b]
+            given, size = payload[4 * starts[b] : 4 * starts[b + 1]], starts[b + 1] - starts[b]
             form = forms[size]
             if given.size < 4 * size:  # damaged wire: a block may reach beyond its end, where it is zeros
-                whole[:] = 0
-                whole[: given.size] = given
-                given = whole[: 4 * size]
+                padded[:] = 0
+                padded[: given.size] = given
+                given = padded[: 4 * size]
             low, high = np.int32(form[0]), np.int32(form[1])
             planes = low + high + 1
             from_planes(given[: planes * _PLANE].reshape(planes, _PLANE), codes)

@@ -12,7 +12,7 @@ import triton.language as tl
 from thinpipe.codecs.kernels.cuda.codes import bucket_of
 from thinpipe.codecs.kernels.cuda.device import bits_of, greater
 from thinpipe.codecs.kernels.cuda.planes import load_codes, load_short_codes, store_codes, store_fewer_codes
-from thinpipe.codecs.kernels.cuda.tiles import butterflies, load_words, spread, store_words
+from thinpipe.codecs.kernels.cuda.tiles import butterflies, load_16_bits, spread, store_16_bits
 from thinpipe.codecs.layout import (
     BLOCK,
     GAUSS_BLOCK,
@@ -45,7 +45,7 @@ ONE = tl.constexpr(0x3F800000)
 INFINITY = tl.constexpr(0x7F800000)
 
 # How means belong to values: in rounds of places, of complete blocks or of any length; or in runs of neighbours.
-WHOLE_BLOCKS = tl.constexpr(1)
+COMPLETE_BLOCKS = tl.constexpr(1)
 IN_TURN = tl.constexpr(2)
 RUNS = tl.constexpr(3)
 UNBIASED = 4  # added to one of these forms
@@ -64,7 +64,7 @@ def form_of(channels: int, inner: int, tile: int, span: int) -> tuple[int, int]:
     if inner >= span:
         return RUNS.value, inner
     every = channels * inner
-    return (0 if not channels else IN_TURN.value if every % tile else WHOLE_BLOCKS.value), every
+    return (0 if not channels else IN_TURN.value if every % tile else COMPLETE_BLOCKS.value), every
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def channel_means_kernel(x, n, wire, means, channels, inner):
     total = tl.reshape(strands, [CHANNELS])
     bits = nearest_bfloat16(tl.div_rn(total, 0.0 * total + count.to(tl.float32)))
     bits = tl.where((bits & 0x7FFFFFFF) < INFINITY, bits, 0)
-    store_words(wire, channel, bits >> 16, there)
+    store_16_bits(wire, channel, bits >> 16, there)
     tl.store(means + channel, bits.to(tl.float32, bitcast=True), mask=there)
 
 
@@ -100,14 +100,14 @@ def channel_means_kernel(x, n, wire, means, channels, inner):
 def read_means_kernel(wire, means, channels):
     channel = tl.program_id(0) * READ + tl.arange(0, READ)
     there = channel < channels
-    tl.store(means + channel, (load_words(wire, channel, there) << 16).to(tl.float32, bitcast=True), mask=there)
+    tl.store(means + channel, (load_16_bits(wire, channel, there) << 16).to(tl.float32, bitcast=True), mask=there)
 
 
 @triton.jit
 def means_at(means, start, channels, length, TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr):
     """Return the mean that belongs to every value of a span; 0 without means."""
     place = tl.arange(0, SPAN)
-    if FORM & 3 == WHOLE_BLOCKS:
+    if FORM & 3 == COMPLETE_BLOCKS:
         rounds = length // TILE
         first = ((start // TILE % rounds).to(tl.int32) + tl.arange(0, SPAN // TILE)) % rounds * TILE
         return tl.reshape(tl.load(means + first[:, None] + tl.arange(0, TILE)[None, :]), [SPAN])
@@ -143,18 +143,18 @@ def header_size(channels, blocks):
 
 
 @triton.jit
-def tell_seed(wire, channels, blocks, seed):
+def store_seed(wire, channels, blocks, seed):
     """Write the end of a header: the seed and the padding, up to 18 bytes."""
     place = tl.arange(0, 2 * ALIGN)
     at = 2 * (tl.cast(channels, tl.int64) + blocks) + place
-    told = tl.where(place < 4, seed >> (8 * tl.minimum(place, 3)), 0)
-    tl.store(wire + at, (told & 255).to(tl.uint8), mask=at < header_size(channels, blocks))
+    byte = tl.where(place < 4, seed >> (8 * tl.minimum(place, 3)), 0)
+    tl.store(wire + at, (byte & 255).to(tl.uint8), mask=at < header_size(channels, blocks))
 
 
 @triton.jit
-def told_seed(wire, channels, blocks):
-    told = wire + 2 * (tl.cast(channels, tl.int64) + blocks)
-    return load_words(told, 0, True) | (load_words(told, 1, True) << 16)
+def load_seed(wire, channels, blocks):
+    seed = wire + 2 * (tl.cast(channels, tl.int64) + blocks)
+    return load_16_bits(seed, 0, True) | (load_16_bits(seed, 1, True) << 16)
 
 
 @triton.jit
@@ -194,9 +194,9 @@ def _codes_of(
     scale = tl.where(usual, s * (1.0 / TILE) * power.to(tl.float32, bitcast=True), 0.0)
     scale = tl.where(finite, scale, float("nan"))
     block = start // TILE + tl.arange(0, COUNT)
-    store_words(wire + 2 * channels, block, scale.to(tl.int32, bitcast=True) >> 16, block < blocks)
+    store_16_bits(wire + 2 * channels, block, scale.to(tl.int32, bitcast=True) >> 16, block < blocks)
     if start == 0:
-        tell_seed(wire, channels, blocks, seed)
+        store_seed(wire, channels, blocks, seed)
     return tl.reshape(codes + tl.where(rows < 0, HALF, 0), [SPAN])
 
 
@@ -236,9 +236,9 @@ def _values_of(
     TILE: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     block = start // TILE + tl.arange(0, SPAN // TILE)
-    scale = (load_words(wire + 2 * channels, block, block < blocks) << 16).to(tl.float32, bitcast=True)
+    scale = (load_16_bits(wire + 2 * channels, block, block < blocks) << 16).to(tl.float32, bitcast=True)
     rows = tl.reshape(tl.load(levels + codes), [SPAN // TILE, TILE]) * scale[:, None]
-    seed = told_seed(wire, channels, blocks)
+    seed = load_seed(wire, channels, blocks)
     values = change_signs(butterflies(tl.reshape(rows, [SPAN]), SPAN, TILE), start, seed, SPAN, TILE)
     return values + means_at(means, start, channels, length, TILE, SPAN, FORM)
 

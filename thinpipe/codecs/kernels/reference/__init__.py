@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.axes import decode_axes as decode_axes
-from thinpipe.codecs.kernels.axes import encode_axes as encode_axes
-from thinpipe.codecs.kernels.axes import find_gains as find_gains
-from thinpipe.codecs.kernels.axes import fold_moments as fold_moments
-from thinpipe.codecs.kernels.coded import decode_coded as decode_coded
-from thinpipe.codecs.kernels.coded import encode_coded as encode_coded
-from thinpipe.codecs.kernels.gauss import bfloat16_word, butterflies
-from thinpipe.codecs.kernels.gauss import decode_gauss as decode_gauss
-from thinpipe.codecs.kernels.gauss import encode_gauss as encode_gauss
+from thinpipe.codecs.kernels.reference.golomb_rice import decode_coded as decode_coded
+from thinpipe.codecs.kernels.reference.golomb_rice import encode_coded as encode_coded
+from thinpipe.codecs.kernels.reference.lloyd_max import bfloat16_bits, butterflies
+from thinpipe.codecs.kernels.reference.lloyd_max import decode_gauss as decode_gauss
+from thinpipe.codecs.kernels.reference.lloyd_max import encode_gauss as encode_gauss
+from thinpipe.codecs.kernels.reference.pca import decode_axes as decode_axes
+from thinpipe.codecs.kernels.reference.pca import encode_axes as encode_axes
+from thinpipe.codecs.kernels.reference.pca import find_gains as find_gains
+from thinpipe.codecs.kernels.reference.pca import fold_moments as fold_moments
 from thinpipe.codecs.layout import (
     BFLOAT16_MAX,
     TILE_HUGE,
@@ -37,7 +37,7 @@ from thinpipe.codecs.layout import (
     write_poisoned,
 )
 
-_WORD = 0xFFFFFFFF
+_UINT32 = 0xFFFFFFFF
 _FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
 
 LLOYD_STEPS = 20  # the smaller of the two counts that the research code behind this measured (20 and 50)
@@ -133,30 +133,30 @@ def encode_tile(x: Tensor, wire: Tensor, bits: int, tile: int, rot: bool, sr: bo
     t = scaled * inverse + point[:, None] if zero else (scaled - (low * unit)[:, None]) * inverse
     t = t.clamp(0, top)
     if sr:
-        whole = t.floor()
-        codes = whole + (_draws(rows.numel(), key, x.device).view_as(t) < t - whole)
+        floor = t.floor()
+        codes = floor + (_draws(rows.numel(), key, x.device).view_as(t) < t - floor)
     else:
         codes = (t + 0.5).floor().clamp(max=top)
-    words = torch.stack(
+    params = torch.stack(
         [
-            bfloat16_word(torch.where(finite, step / unit, torch.nan)),
-            point.to(torch.int16) if zero else bfloat16_word(torch.where(finite, low, torch.nan)),
+            bfloat16_bits(torch.where(finite, step / unit, torch.nan)),
+            point.to(torch.int16) if zero else bfloat16_bits(torch.where(finite, low, torch.nan)),
         ]
     )
-    wire[: 4 * tiles].copy_(words.view(-1).view(torch.uint8))
+    wire[: 4 * tiles].copy_(params.view(-1).view(torch.uint8))
     travelling = tiles * tile if rot else values.numel()
     pack(codes.long().view(-1)[:travelling], wire[4 * tiles :], bits)
 
 
 def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero: bool) -> None:
     tiles = -(-out.numel() // tile)
-    words = wire[: 4 * tiles].clone().view(torch.int16).view(2, tiles, 1)
+    params = wire[: 4 * tiles].clone().view(torch.int16).view(2, tiles, 1)
     codes = unpack(wire[4 * tiles :], tiles * tile if rot else out.numel(), bits).float()
     rows = torch.nn.functional.pad(codes, (0, tiles * tile - codes.numel())).view(tiles, tile)
-    step = words[0].view(torch.bfloat16).float()
-    low = torch.zeros_like(step) if zero else words[1].view(torch.bfloat16).float()
+    step = params[0].view(torch.bfloat16).float()
+    low = torch.zeros_like(step) if zero else params[1].view(torch.bfloat16).float()
     unit = torch.where(torch.maximum(low.abs(), step) >= TILE_HUGE, TILE_UNIT, 1.0)
-    scaled = (rows - words[1].float()) * (step * unit) if zero else low * unit + rows * (step * unit)
+    scaled = (rows - params[1].float()) * (step * unit) if zero else low * unit + rows * (step * unit)
     rows = torch.where(unit < 1, (scaled / unit).clamp(*_FINITE), scaled)
     if rot:
         rows = hadamard(rows)
@@ -211,15 +211,15 @@ def _next_bfloat16(x: Tensor) -> Tensor:
 def _draws(count: int, key: int, device: torch.device) -> Tensor:
     """Return a random number in [0, 1) for each position under a 64-bit key. See thinpipe.codecs.rounding."""
     i = torch.arange(count, device=device)
-    z = _mix((i & _WORD) ^ (key & _WORD))
-    z = (z + (key >> 32) + (i >> 32) * 0x9E3779B9) & _WORD
+    z = _mix((i & _UINT32) ^ (key & _UINT32))
+    z = (z + (key >> 32) + (i >> 32) * 0x9E3779B9) & _UINT32
     return (_mix(z) >> 8).float() * 2.0**-24
 
 
 def _mix(z: Tensor) -> Tensor:
     """Hash 32-bit integers by a bijection in which every bit of the result depends on every bit of z."""
-    z = ((z ^ (z >> 16)) * 0x7FEB352D) & _WORD
-    z = ((z ^ (z >> 15)) * 0x846CA68B) & _WORD
+    z = ((z ^ (z >> 16)) * 0x7FEB352D) & _UINT32
+    z = ((z ^ (z >> 15)) * 0x846CA68B) & _UINT32
     return z ^ (z >> 16)
 
 

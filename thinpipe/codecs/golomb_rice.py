@@ -3,14 +3,14 @@
 Lloyd-Max levels for a normal distribution (``normal``) spend as many bits on a value near zero, where most are, as on
 one far out. Uniform steps and a variable-length code, longer for rarer values, have two thirds of their error.
 Gradients of different tokens differ in size: all blocks share one bit budget, and blocks of more energy get more of it.
-The total size is known in advance: all blocks together have floor(8 B blocks) words of 32 bits, for any values.
+The total size is known in advance: all blocks together have floor(8 B blocks) units of 4 bytes, for any values.
 
     energy  of a block's components w, with p as in ``gauss``: the sum of w^2 / p^2, each rounded down to a multiple of
             2^-16, as a float32; the energy is the 14 highest bits of its bit pattern, as an integer, plus 64 for each
             power of two of p: 32 for each doubling of the sum of squares. 0 where the scale is 0 or NaN
-    size    of a block, in 32-bit words: the entry of ``sizes_by_energy`` at energy + block index modulo 16 - limit,
+    size    of a block, in 4-byte units: the entry of ``sizes_by_energy`` at energy + block index modulo 16 - limit,
             with the smallest limit at which all blocks fit. The index breaks ties between blocks of equal energy
-    form    of a size: the number of planes of low and of high bits of magnitudes, and of words of unary codes, the
+    form    of a size: the number of planes of low and of high bits of magnitudes, and of units of unary codes, the
             rest (``forms``)
     step    of the high bits, in units of p as in ``gauss``: s, the root mean square, times the form's step; with a
             rest at least a 16th of the largest component, and then multiplied by 2^(1/32) until the unary codes fit
@@ -20,9 +20,9 @@ The total size is known in advance: all blocks together have floor(8 B blocks) w
     value   (m + 1/2) low steps, so scale is half a low step; +unbiased as in ``gauss``, with 2 m + 1 for the level
 
 The wire is the header of ``gauss``; the size of every block, one byte each, padded to a multiple of 16 bytes; then the
-words of all blocks. A block begins with bit planes: low bits, high bits, signs. A plane has 8 pieces of 32 values; bit
+units of all blocks. A block begins with bit planes: low bits, high bits, signs. A plane has 8 pieces of 32 values; bit
 k of its byte i belongs to value i of piece k. The unary codes follow, interleaved, lowest bits first: the first bit of
-every value that has a code, then the second bit of those whose first bit was one, and so on. Sizes below 20 words have
+every value that has a code, then the second bit of those whose first bit was one, and so on. Sizes below 20 units have
 no unary codes; their magnitudes are clipped to what the planes can hold.
 """
 
@@ -39,7 +39,7 @@ from torch import Tensor
 from thinpipe.codecs.layout import GAUSS_SEED, header_bytes
 
 CODED_BLOCK = 256
-WORDS_PER_BIT = CODED_BLOCK // 32
+UNITS_PER_BIT = CODED_BLOCK // 32
 LARGEST_SIZE = 64
 MOST_STEPS = 16  # of the high bits, in forms with a rest, in forms with a rest
 TURNS = 16  # the block index modulo this breaks ties between blocks of equal energy
@@ -47,7 +47,7 @@ GROWTH = 2.0 ** (1 / 32)  # factor of a step until the unary codes fit
 HIGHEST_ENERGY = 21343
 LIMITS = (-1024, 1 << 15)  # a limit is above the first and not above the second
 
-# By size in 32-bit words, for sizes without low bits: the step of the high bits in root mean squares, and the relative
+# By size in 4-byte units, for sizes without low bits: the step of the high bits in root mean squares, and the relative
 # squared error on normal values. Between 20 and 30 the steps are chosen so that a block is seldom tried more than
 # twice; missing sizes have more error than a mix of their neighbours of the same average size.
 _STEPS = {8: 1.596, 16: 1.992, 20: 0.841, 21: 0.738, 22: 0.655, 23: 0.595, 24: 0.545, 25: 0.5, 27: 0.411, 28: 0.373,
@@ -63,7 +63,7 @@ class Form(NamedTuple):
 
     low: int  # planes of the low bits of magnitudes
     high: int  # planes above them
-    rest: int  # 32-bit words of unary codes
+    rest: int  # 4-byte units of unary codes
     step: float  # of the high bits, in root mean squares of the block
 
     @property
@@ -82,8 +82,8 @@ def forms() -> dict[int, Form]:
 def sizes_by_energy() -> tuple[int, ...]:
     """Return the size of a block by its energy above the limit, from 0 on; the last entry holds for all above.
 
-    Greedy bit allocation: each 32-bit word goes where it reduces the error most. The energy at which the next size
-    pays follows from the error it saves per additional word, and rises with the size.
+    Greedy bit allocation: each 4-byte unit goes where it reduces the error most. The energy at which the next size
+    pays follows from the error it saves per additional unit, and rises with the size.
     """
     sizes = list(forms())
     gains = [(error_left(a) - error_left(b)) / (b - a) for a, b in itertools.pairwise(sizes)]
@@ -99,12 +99,12 @@ def sections(blocks: int, channels: int) -> tuple[int, int]:
 
 
 def starts_of(sizes: Tensor) -> Tensor:
-    """Return the offset of each block, in 32-bit words, int64."""
+    """Return the offset of each block, in 4-byte units, int64."""
     return sizes.cumsum(0) - sizes
 
 
-def allot(energies: Tensor, words: int) -> Tensor:
-    """Return the size of every block, int32, ``words`` in total at most. Does not synchronize with the device."""
+def allot(energies: Tensor, budget: int) -> Tensor:
+    """Return the size of every block, int32, ``budget`` in total at most. Does not synchronize with the device."""
     table = size_table(energies.device).int()
     turned = energies + torch.arange(len(energies), dtype=torch.int32, device=energies.device) % TURNS
     low, high = (torch.tensor(each, dtype=torch.int32, device=energies.device) for each in LIMITS)
@@ -114,27 +114,27 @@ def allot(energies: Tensor, words: int) -> Tensor:
 
     for _ in range((LIMITS[1] - LIMITS[0]).bit_length()):
         middle = (low + high) // 2
-        fits = sizes(middle).sum() <= words
+        fits = sizes(middle).sum() <= budget
         low, high = torch.where(fits, low, middle), torch.where(fits, middle, high)
     return sizes(high)
 
 
 def _without_low_bits(size: int) -> int:
-    return size if size < _FIRST_WITH_LOW_BITS else (size - 24) % WORDS_PER_BIT + 24
+    return size if size < _FIRST_WITH_LOW_BITS else (size - 24) % UNITS_PER_BIT + 24
 
 
 def _form(size: int) -> Form:
     plain = _without_low_bits(size)
     if size < _FIRST_WITH_REST:
-        return Form(size // WORDS_PER_BIT - 1, 0, 0, _STEPS[size])
-    low, high = (size - plain) // WORDS_PER_BIT, 1 if plain <= 26 else 2
-    return Form(low, high, plain - WORDS_PER_BIT * (high + 1), _STEPS[plain])
+        return Form(size // UNITS_PER_BIT - 1, 0, 0, _STEPS[size])
+    low, high = (size - plain) // UNITS_PER_BIT, 1 if plain <= 26 else 2
+    return Form(low, high, plain - UNITS_PER_BIT * (high + 1), _STEPS[plain])
 
 
 def error_left(size: int) -> float:
     """Return the relative squared error of a size on normal values."""
     plain = _without_low_bits(size)
-    return _LOST[plain] / 4.0 ** ((size - plain) // WORDS_PER_BIT)
+    return _LOST[plain] / 4.0 ** ((size - plain) // UNITS_PER_BIT)
 
 
 @cache
