@@ -1,6 +1,6 @@
 """Triton's interpreter without its detours: what kernels compute in it is the same, four times as fast.
 
-Names of ``triton.runtime.interpreter`` as of Triton 3.7, where every call of a kernel's function wraps the whole
+Names of ``triton.runtime.interpreter`` as of Triton 3.7, where every call of a kernel's function wraps all of the
 language once more, every operation makes a table of all types, and reductions and scans go from value to value.
 """
 

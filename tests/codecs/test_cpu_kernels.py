@@ -180,10 +180,10 @@ for kind in ("relu6", "laplace"):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from Linux")
 def test_encoding_needs_less_than_a_quarter_of_the_tensor():
-    """In a process of its own: the peak is the whole process's, and what else the tests hold would count."""
+    """In a process of its own: the peak is that of the process, and other tests' memory would count."""
     specs = ["uniform:8", "sort:6+2", "fast:12+4", "kmeans:4", "kmeans:8", "tile:2/16+rot+sr", "topk:0.1"]
-    words = run(PEAKS.replace("LARGE", repr(LARGE)).replace("SPECS", repr(specs)))
-    peaks = dict(zip(words[::2], map(float, words[1::2]), strict=True))
+    fields = run(PEAKS.replace("LARGE", repr(LARGE)).replace("SPECS", repr(specs)))
+    peaks = dict(zip(fields[::2], map(float, fields[1::2]), strict=True))
     assert len(peaks) == 2 * len(specs)
     assert {spec: peak for spec, peak in peaks.items() if peak >= 0.25} == {}
 
@@ -242,7 +242,7 @@ print("checked", len(SPECS))
 def test_no_loop_leaves_its_arrays():
     """The same loops compiled with bounds checks, which raise: on tensors, and on wires of noise.
 
-    Of one type: loops have the same places in all of them, and are compiled for each. Kept beside the others, by the
+    Of one type: loops have the same places in all of them, and are compiled for each. Cached as the others are, by the
     same rule, since compiling takes half a minute.
     """
     kept_in = compiling.folder().parent / "bounds-checked"

@@ -190,7 +190,7 @@ def assert_gauss_alike(x: Tensor, spec: str, channels: int, inner: int) -> Tenso
         (440, 4, 64, 0, 1),  # the seed and 14 bytes fill up the header
         (2200, 4, 128, 20, 1),  # means in turn, more than once in a span
         (2100, 3, 256, 2100, 1),  # less than once
-        (2304, 2, 256, 768, 1),  # in turns of whole blocks
+        (2304, 2, 256, 768, 1),  # in turns of complete blocks
         (2400, 8, 64, 4, 3),  # of neighbours
         (4120, 5, 128, 2, 2060),  # of runs longer than a span
     ],
@@ -233,9 +233,9 @@ def test_coded_blocks_are_those_of_the_cpu(count: int, bits: float, channels: in
 def test_sizes_of_many_coded_blocks(per_block: float) -> None:
     energies = torch.randint(0, 21344, (5000,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     energies[1000:] = energies[1000:] % 500 + 9000
-    turned, words = energies + torch.arange(5000, dtype=torch.int32) % TURNS, int(per_block * 5000)
+    turned, budget = energies + torch.arange(5000, dtype=torch.int32) % TURNS, int(per_block * 5000)
     counts = torch.bincount(turned, minlength=cuda.rice_code.ENERGIES.value).int()
-    assert torch.equal(cuda.allot_coded(turned.to(DEVICE), counts.to(DEVICE), words).cpu(), allot(energies, words))
+    assert torch.equal(cuda.allot_coded(turned.to(DEVICE), counts.to(DEVICE), budget).cpu(), allot(energies, budget))
 
 
 def test_a_damaged_coded_wire_is_read_as_by_the_cpu() -> None:
@@ -243,9 +243,9 @@ def test_a_damaged_coded_wire_is_read_as_by_the_cpu() -> None:
     x = torch.randn(6, 256, generator=generator) * torch.logspace(-2, 1, 6)[:, None]
     right = encoded("gauss:3+coded", x, cpu)
     noise = torch.randint(0, 256, right.shape, dtype=torch.uint8, generator=generator)
-    header, words = sections(6, 0)
+    header, payload = sections(6, 0)
     full = torch.full_like(noise, 255)
-    for damage, start in ((noise, header), (noise, words), (full, header), (full, words), (full, 0)):
+    for damage, start in ((noise, header), (noise, payload), (full, header), (full, payload), (full, 0)):
         wire = torch.cat([right[:start], damage[start:]])
         ours, theirs = (decoded("gauss:3+coded", wire, x, kernels) for kernels in (cuda, cpu))
         assert torch.equal(ours.isnan(), theirs.isnan())
@@ -322,7 +322,7 @@ def test_small_codebooks_are_as_good_as_on_the_cpu(bits: int, name: str, monkeyp
 
 
 def test_values_far_from_the_crowd_have_codes_of_their_own() -> None:
-    """As where a gradient is clipped: the only borders that matter are those beside the crowd."""
+    """As where a gradient is clipped: the only borders that matter are those next to the crowd."""
     generator = torch.Generator().manual_seed(0)
     x = 1e-6 * torch.randn(4000, generator=generator)
     x[::20] = 2.0 * torch.randint(0, 2, (200,), generator=generator) - 1
@@ -361,7 +361,7 @@ def test_a_wire_may_start_anywhere() -> None:
 
 
 def test_places_in_memory_do_not_overlap() -> None:
-    places = cuda.memory.Map()
+    places = cuda.offsets.Map()
     assert [places.take(3).value, places.take(5, align=4).value, places.take(1).value] == [0, 4, 9]
     assert places.size == 10
 

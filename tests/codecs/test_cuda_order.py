@@ -18,7 +18,7 @@ pytestmark = MARKS
 
 @pytest.mark.parametrize("name", CONTENTS)
 def test_the_sample_finds_the_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the search through everything, which is right whatever the sample says."""
+    """Without the search through everything, which is right for any sample."""
     if not ON_GPU:
 
         def forbidden(*args: object) -> None:
@@ -96,7 +96,7 @@ def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def watch_searching_everything(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that gets longer whenever the whole tensor is searched for cuts."""
+    """A list that gets longer whenever all of the tensor is searched for cuts."""
     searched: list[int] = []
     search = cuda.select.open_all
     monkeypatch.setattr(cuda.select, "open_all", lambda *args: searched.append(1) or search(*args))
@@ -108,7 +108,7 @@ def few_values() -> Tensor:
 
 
 def cuts_between_many_equal_values() -> Tensor:
-    """Behind each of 16 equal parts so many values are equal that its cut is one of them, and all others differ."""
+    """Behind each of 16 equal parts enough values are equal that its cut is one of them, and all others differ."""
     x = torch.rand(30_000, generator=torch.Generator().manual_seed(0))
     border = (x * 16).round() / 16
     return torch.where((x - border).abs() < 0.0165, border, x)

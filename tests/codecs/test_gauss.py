@@ -11,7 +11,7 @@ from thinpipe.codecs.layout import gauss_signs
 from thinpipe.codecs.normal import distortion, signed_levels
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
-# With means and without, of one channel, of few and many, of runs short and long, and what is left beyond whole units.
+# With means and without, of one channel, of few and many, of runs short and long, and with a remainder after units.
 SHAPES = [
     (),
     (1,),

@@ -1,4 +1,4 @@
-"""Blocks with small values in fewer bits: what each size loses, where words go, that all fit, and what that gains."""
+"""Golomb-Rice codes: the error of each block size, the allotment of the bit budget, and the gain over fixed codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lost(spec: str, x: Tensor) -> float:
     return ((round_trip(spec, x) - x).square().sum() / x.square().sum()).item()
 
 
-def test_forms_fill_their_words() -> None:
+def test_forms_fill_their_size() -> None:
     assert min(forms()) == 8
     assert max(forms()) == LARGEST_SIZE
     for size, form in forms().items():
@@ -57,21 +57,21 @@ def test_each_size_loses_what_it_is_chosen_by(size: int) -> None:
     assert error.item() == pytest.approx(error_left(size), rel=0.03)
 
 
-def test_every_larger_size_pays_less_for_a_word() -> None:
+def test_every_larger_size_gains_less_per_unit() -> None:
     sizes = list(forms())
     gains = [(error_left(a) - error_left(b)) / (b - a) for a, b in itertools.pairwise(sizes)]
     assert gains == sorted(gains, reverse=True)
     assert size_table(torch.device("cpu")).unique().tolist() == sizes
 
 
-def test_blocks_of_more_energy_get_more_words() -> None:
+def test_blocks_of_more_energy_get_more_bytes() -> None:
     sizes = sizes_on_wire("gauss:3+coded", rows(torch.tensor([1.0, 4.0, 16.0, 64.0])))
     assert sizes.tolist() == sorted(sizes.tolist())
     assert sizes[3] >= sizes[0] + 24  # 8 for a bit, which a factor of four is worth
 
 
 @pytest.mark.parametrize("bits", [1, 1.5, 2.75, 3, 5.1, 8])
-def test_words_are_shared_whatever_the_values(bits: float) -> None:
+def test_blocks_share_the_budget_for_all_values(bits: float) -> None:
     made = {
         "normal": torch.randn(40 * 256),
         "alike": torch.ones(40 * 256),
@@ -87,20 +87,20 @@ def test_words_are_shared_whatever_the_values(bits: float) -> None:
 
 
 @pytest.mark.parametrize("bits", [2.5, 3, 3.35, 4, 5, 6])
-def test_nearly_all_words_are_used(bits: float) -> None:
+def test_nearly_all_of_the_budget_is_used(bits: float) -> None:
     for x in (rows(torch.ones(500)), unlike(500)):
         assert sizes_on_wire(f"gauss:{bits}+coded", x).sum() > 0.985 * 500 * 8 * bits
 
 
-def test_both_ways_to_allot_agree() -> None:
+def test_reference_and_cpu_allot_the_same_sizes() -> None:
     drawn = torch.Generator().manual_seed(0)
     for spread in (0, 3, 200, 20000):
         energies = torch.randint(0, spread + 1, (500,), generator=drawn, dtype=torch.int32)
-        for words in (4000, 4001, 9876, 16001, 32000):
+        for budget in (4000, 4001, 9876, 16001, 32000):
             found = torch.empty(500, dtype=torch.int32)
-            allot_on_cpu(energies.numpy(), size_table(energies.device).numpy(), words, found.numpy())
-            assert torch.equal(found, allot(energies, words))
-            assert found.sum() <= words
+            allot_on_cpu(energies.numpy(), size_table(energies.device).numpy(), budget, found.numpy())
+            assert torch.equal(found, allot(energies, budget))
+            assert found.sum() <= budget
 
 
 @pytest.mark.parametrize("option", ["", "+unbiased"])
@@ -127,7 +127,7 @@ def test_values_that_no_code_expects_still_fit(bits: float) -> None:
     assert lost(spec, x) < 1.5 * lost(spec, unlike(64))
 
 
-@pytest.mark.parametrize("damage", ["sizes", "words", "all ones"])
+@pytest.mark.parametrize("damage", ["sizes", "payload", "all ones"])
 def test_a_damaged_wire_is_read_within_bounds(damage: str) -> None:
     """Alike on all machines, and nothing beyond the wire."""
     x = unlike(40).flatten()

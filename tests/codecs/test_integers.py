@@ -1,4 +1,4 @@
-"""Integers without loss: every type and range, in the bytes that their range needs, and wires that say nonsense."""
+"""Integers without loss: every type and range, in the bytes that their range needs, and invalid wires."""
 
 import numpy as np
 import pytest

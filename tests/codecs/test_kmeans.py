@@ -65,7 +65,7 @@ def least_error(values: np.ndarray, count: int) -> float:
 @pytest.mark.parametrize(
     ("kind", "count"),
     [(kind, 20_000) for kind in ("laplace", "t2", "t3", "mixed", "half mixed", "sparse", "clipped", "outliers")]
-    + [(kind, 1_000_000) for kind in ("t2", "mixed", "clipped")],  # so many are sampled
+    + [(kind, 1_000_000) for kind in ("t2", "mixed", "clipped")],  # large enough to be sampled
 )
 def test_gradients_are_as_near_as_after_fifty_steps_over_all_values(kind, count):
     x = torch.from_numpy(gradient(kind, count)).float()

@@ -54,7 +54,7 @@ def test_ratios_count_everything_and_are_met_within_a_hundredth(name, bits):
 
 
 def test_both_ends_of_a_bucket_are_exact():
-    """Also where one is so small beside the other that their distance does not know it."""
+    """Also where one is so small next to the other that their difference does not contain it."""
     values = bucket_values(torch.tensor([-1e30, 1e-30]), torch.tensor([1.0, 1e30]), 2).view(2, 4)
     assert values[0, 0] == torch.tensor(-1e30)
     assert values[0, 3] == 1

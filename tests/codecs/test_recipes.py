@@ -18,7 +18,7 @@ def test_a_recipe_names_two_codecs(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_where_a_sample_has_no_gradient_none_arrives(name: str) -> None:
-    """And a sample with a small one keeps it beside one with a large one."""
+    """And a sample with a small one keeps it next to one with a large one."""
     used = thinpipe.codec(directions(name)[1])
     x = torch.randn(8, 256) * torch.tensor([1.0, 0, 1e-4, 0, 1, 0, 1e-4, 0])[:, None]
     found = used.decode(used.encode(x), torch.empty_like(x))

@@ -23,7 +23,7 @@ def test_no_two_names_of_a_grid_share_a_key():
     assert len({key & 0xFFFFFFFF for key in keys}) > len(names) - 10
 
 
-def test_keys_take_any_whole_number():
+def test_keys_take_any_integer():
     keys = [rounding_key(number) for number in (0, 1, -1, 2**31, 2**63, 2**64 - 2)]
     assert len(set(keys)) == len(keys)
     assert rounding_key(3, 4) != rounding_key(4, 3)

@@ -1,4 +1,4 @@
-"""Specs: what parses, what it means, and what an unusable one is told."""
+"""Specs: canonical forms, and the errors of invalid ones."""
 
 import pytest
 import torch
@@ -59,8 +59,8 @@ PRESETS = "presets: 8bit, 4bit, 3bit, 2bit, 1bit; codecs: none, fp16, "
         ),
     ],
 )
-def test_an_unknown_name_is_told_the_nearest_and_the_presets_first(spec, message):
-    with pytest.raises(ValueError) as error:  # noqa: PT011, the whole text is compared
+def test_the_error_of_an_unknown_name_suggests_the_nearest_and_lists_presets_first(spec, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011, the complete text is compared
         thinpipe.codec(spec)
     assert str(error.value).startswith(message)
 
@@ -114,7 +114,7 @@ def test_an_unknown_name_is_told_the_nearest_and_the_presets_first(spec, message
         ("", "no codec ''"),
     ],
 )
-def test_nonsense_is_told_the_rule_and_what_exists(spec, reason):
+def test_the_error_of_an_invalid_spec_states_the_rule_and_lists_codecs(spec, reason):
     with pytest.raises(ValueError, match=reason) as caught:
         thinpipe.codec(spec)
     message = str(caught.value)

@@ -200,7 +200,7 @@ def test_without_the_option_zeros_of_gradients_are_lost():
 
 @pytest.mark.parametrize("spec", ["tile:1+sr", "tile:2+sr", "tile:4/16+sr", "tile:3+sr+zero", "tile:2/64+rot+sr"])
 def test_stochastic_rounding_has_no_bias(spec):
-    """The mean over keys is the value, within 4 standard errors of the whole tensor's mean and nearly all of each."""
+    """The mean over keys is the value, within 4 standard errors of the mean of all values and nearly all of each."""
     x = torch.randn(2000, generator=torch.Generator().manual_seed(3))
     codec = thinpipe.codec(spec)
     out = torch.empty_like(x)
@@ -261,7 +261,7 @@ def test_rotation_spreads_outliers():
     assert error("tile:4+rot") < 0.5 * error("tile:4")
 
 
-def test_rotated_tiles_travel_whole():
+def test_rotated_tiles_are_sent_in_full():
     for count in (1, 64, 65, 1000):
         tiles = -(-count // 64)
         assert thinpipe.codec("tile:4/64").wire_bytes((count,), torch.float32) == 4 * tiles + 4 * -(-count // 8)

@@ -1,4 +1,4 @@
-"""gauss:B+coded: rotated blocks of 256 values in a variant of the Golomb-Rice code, B bits per value on average.
+"""gauss:B+coded: Golomb-Rice entropy coding of rotated blocks of 256 values, B bits per value on average.
 
 Lloyd-Max levels for a normal distribution (``normal``) spend as many bits on a value near zero, where most are, as on
 one far out. Uniform steps and a variable-length code, longer for rarer values, have two thirds of their error.

@@ -147,12 +147,6 @@ def bucket_affine(lo: Tensor, hi: Tensor, levels: int) -> tuple[Tensor, Tensor, 
     return p.float(), (lo * p).float(), scale.float()
 
 
-def check_room_for_zero(level_bits: int) -> None:
-    """Raise ValueError if there are too few levels for values on both sides of a zero."""
-    if level_bits < 2:
-        raise ValueError("+zero needs 2 level bits or more: of two levels one would be zero, and one sign be lost")
-
-
 def move_to_zero(lo: Tensor, hi: Tensor, level_bits: int) -> tuple[Tensor, Tensor]:
     """Return the ends of buckets, moved so that the bucket with values of both signs has a level of exactly zero.
 

@@ -1,4 +1,4 @@
-"""svd:R and power:R: low-rank approximation of each matrix in the last two dimensions by two thin factors."""
+"""svd:R and power:R: low-rank factors, by SVD or power iteration, of each matrix in the last two dimensions."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from thinpipe.codecs.lowrank import LowRank
 from thinpipe.codecs.registry import Family, entry_points, external_family
 from thinpipe.codecs.tile import DEFAULT_TILE, Tile
 from thinpipe.codecs.topk import TopK
-from thinpipe.codecs.uniform import Uniform
 from thinpipe.options import nearest
 
 
@@ -112,7 +111,7 @@ FAMILIES: dict[str, Family] = {
     "uniform": Family(
         usage="uniform:8",
         rule="the bits per value, from 1 to 16, optionally followed by +zero",
-        parse=_one_number(Uniform),
+        parse=_one_number(lambda bits, zero: Buckets("uniform", bits, 0, zero)),
     ),
     "sort": Family(usage="sort:6+2 or sort:8", rule=_BUCKETS_RULE, parse=partial(_buckets, "sort")),
     "fast": Family(usage="fast:6+2 or fast:8", rule=_BUCKETS_RULE, parse=partial(_buckets, "fast")),
@@ -158,8 +157,8 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
     if needs_link(spec):
         raise ValueError(
             f"{spec.strip()} learns from what a link carries, and needs both of its ends: it is for the activations of "
-            "a pipeline, PipelineStage(forward=...) or the forward codec of thinpipe train; here take gauss:2 or another "
-            "codec"
+            "a pipeline, PipelineStage(forward=...) or the forward codec of thinpipe train; here take gauss:2 or "
+            "another codec"
         )
     family = FAMILIES.get(name)
     if family is None:

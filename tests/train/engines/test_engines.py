@@ -21,7 +21,7 @@ from tests.train.toy import (
     train_toy,
     world_in,
 )
-from thinpipe.codecs.uniform import Uniform
+from thinpipe.codecs.buckets import Buckets
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.units import Meta
@@ -187,15 +187,15 @@ def what_was_warmed(group: Any, given: dict[str, Any]) -> tuple[list[Any], int, 
     else:
         engine = ReplicaEngine(model, world_in(group), **given)
     met = []
-    encode = Uniform.encode
+    encode = Buckets.encode
 
-    def note(codec: Uniform, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def note(codec: Buckets, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         met.append((codec.spec, tuple(x.shape)))
         return encode(codec, x, *args, **kwargs)
 
     random = torch.get_rng_state()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Uniform, "encode", note)
+        patch.setattr(Buckets, "encode", note)
         engine.warm_up()
     return sorted(met), engine.sent_bytes(), torch.equal(random, torch.get_rng_state())
 

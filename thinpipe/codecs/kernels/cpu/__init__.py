@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinpipe.codecs.kernels.cpu.arrays import GRAIN, array_of, shares, tile_shares
 from thinpipe.codecs.kernels.cpu.codebook import best_codebook, groups_of
 from thinpipe.codecs.kernels.cpu.loops.codes import encode_buckets, encode_codebook
 from thinpipe.codecs.kernels.cpu.loops.largest import (
@@ -26,7 +25,7 @@ from thinpipe.codecs.kernels.cpu.rotated_blocks import decode_coded as decode_co
 from thinpipe.codecs.kernels.cpu.rotated_blocks import decode_gauss as decode_gauss
 from thinpipe.codecs.kernels.cpu.rotated_blocks import encode_coded as encode_coded
 from thinpipe.codecs.kernels.cpu.rotated_blocks import encode_gauss as encode_gauss
-from thinpipe.codecs.kernels.cpu.threads import parallel, split
+from thinpipe.codecs.kernels.cpu.threads import GRAIN, array_of, parallel, shares, split, tile_shares
 from thinpipe.codecs.kernels.reference.pca import find_gains as find_gains
 from thinpipe.codecs.kernels.reference.pca import fold_moments as fold_moments
 from thinpipe.codecs.layout import (
@@ -45,10 +44,6 @@ from thinpipe.codecs.layout import (
 )
 
 _INFINITY = 0x7F800000  # its key; the key of -infinity is ~_INFINITY
-
-
-def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
-    encode_sort(x, wire, bits, 0, zero)
 
 
 def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:

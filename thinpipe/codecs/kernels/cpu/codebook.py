@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from thinpipe.codecs.kernels.cpu.arrays import shares
 from thinpipe.codecs.kernels.cpu.loops.count import histogram
 from thinpipe.codecs.kernels.cpu.loops.kmeans import group_ends, lloyd, merge, optimal_centres
 from thinpipe.codecs.kernels.cpu.order_statistics import Keys, close_up, key_floats, sample
-from thinpipe.codecs.kernels.cpu.threads import parallel
+from thinpipe.codecs.kernels.cpu.threads import parallel, shares
 from thinpipe.codecs.layout import BLOCK, bucket_affine
 
 SAMPLE = 16384

@@ -3,6 +3,8 @@
 numba's own cache checks only the file that a function is in: a function that calls a loop of another file, or that
 uses a constant of ``layout.py``, would keep the old one. A folder per hash of all these sources is never stale, and
 processes that run other sources do not write to it.
+
+Private names of numba, as of 0.68: ``_cache`` of a compiled function and its ``save_overload``.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thinpipe.codecs.kernels.cpu.arrays import shares
 from thinpipe.codecs.kernels.cpu.loops.count import count_and_gather, extent_of_blocks, sample_keys
-from thinpipe.codecs.kernels.cpu.threads import parallel, split
+from thinpipe.codecs.kernels.cpu.threads import parallel, shares, split
 from thinpipe.codecs.layout import BLOCK
 
 Keys = NDArray[np.int32]

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.golomb_rice import CODED_BLOCK, form_table, known_sizes, sections, size_table
-from thinpipe.codecs.kernels.cpu.arrays import GRAIN, array_of, tile_shares
 from thinpipe.codecs.kernels.cpu.loops.lloyd_max import UNIT, channel_means, decode_blocks, encode_blocks
 from thinpipe.codecs.kernels.cpu.loops.rice_code import allot, decode_coded_blocks, encode_coded_blocks, find_energies
-from thinpipe.codecs.kernels.cpu.threads import parallel, split
+from thinpipe.codecs.kernels.cpu.threads import GRAIN, array_of, parallel, split, tile_shares
 from thinpipe.codecs.layout import BLOCK, GAUSS_SAMPLES, GAUSS_SEED, gauss_reach, header_bytes
 from thinpipe.codecs.normal import magnitude_boundaries, signed_levels
 
@@ -26,7 +25,7 @@ def encode_gauss(
     header, codes = np.split(wire.numpy(), [header_bytes(channels + scales.size + GAUSS_SEED, 2)])
     reach, thresholds = np.float32(gauss_reach(tile)), np.array(magnitude_boundaries(bits), np.float32)
     levels = np.array(signed_levels(bits)[: 1 << (bits - 1)] if unbiased else (), np.float32)
-    spread, run = _spread_means(means, inner)
+    spread, run = _spread_means(-means, inner)
     parallel(
         lambda first, last: encode_blocks(
             values, spread, scales, codes, first, last, tile, run, thresholds, levels, reach, seed
@@ -51,7 +50,7 @@ def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int,
 def encode_coded(x: Tensor, wire: Tensor, budget: int, channels: int, inner: int, unbiased: bool, seed: int) -> None:
     values, blocks = array_of(x), -(-x.numel() // CODED_BLOCK)
     means = _means_of_channels(values, channels, inner)
-    spread, run = _spread_means(means, inner)
+    spread, run = _spread_means(-means, inner)
     energies, sizes, scales = np.empty(blocks, np.int32), np.empty(blocks, np.int32), np.empty(blocks, np.uint16)
     parallel(
         lambda first, last: find_energies(values, spread, energies, first, last, run, seed),

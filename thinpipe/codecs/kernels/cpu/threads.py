@@ -1,7 +1,8 @@
-"""The thread pool of the CPU kernels: splits a range over as many threads as torch uses; the loops release the GIL.
+"""The thread pool of the CPU kernels, and the division of tensors among as many threads as torch uses.
 
-numba has its own parallel loops, but its portable thread layer aborts the process when two Python threads enter it,
-and its OpenMP layer when a forked process does. A separate pool has neither fault and follows torch's setting.
+The loops release the GIL. numba has its own parallel loops, but its portable thread layer aborts the process when two
+Python threads enter it, and its OpenMP layer when a forked process does. A separate pool has neither fault and follows
+torch's setting.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
+
+from thinpipe.codecs.layout import BLOCK
 
 Result = TypeVar("Result")
+
+GRAIN = 256  # least blocks per thread: waking a thread costs 0.1 ms
 
 
 @cache
@@ -38,3 +45,22 @@ def parallel(work: Callable[..., Result], shares: Sequence[tuple[Any, ...]]) -> 
     pool = _pool(os.getpid(), len(others))
     futures = [pool.submit(work, *share) for share in others]
     return [work(*first), *(future.result() for future in futures)]
+
+
+def array_of(x: Tensor) -> np.ndarray:
+    """Return a contiguous float tensor as a flat array whose dtype identifies its float type (see loops/values.py)."""
+    flat = x.reshape(-1)
+    if x.dtype == torch.bfloat16:
+        return flat.view(torch.int16).numpy()
+    return flat.view(torch.uint16).numpy() if x.dtype == torch.float16 else flat.numpy()
+
+
+def shares(x: np.ndarray) -> list[tuple[int, int]]:
+    """Return one (first, last) range of the blocks of x for each thread."""
+    return split(-(-x.size // BLOCK), GRAIN)
+
+
+def tile_shares(count: int, tile: int) -> list[tuple[int, int]]:
+    """Return one range of units for each thread; a unit is the larger of a tile and a block."""
+    unit = max(tile, BLOCK)
+    return split(-(-count // unit), GRAIN * BLOCK // unit)

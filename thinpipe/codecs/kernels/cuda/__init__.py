@@ -1,7 +1,5 @@
 """Codec kernels for NVIDIA GPUs, in Triton: a few launches per call, without synchronization of host and device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 
@@ -9,16 +7,10 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.golomb_rice import CODED_BLOCK, known_sizes, sections, size_table, starts_of
-from thinpipe.codecs.kernels.cuda import (
-    codebook,
-    codes,
-    largest,
-    offsets,
-    pca_components,
-    rice_code,
-    rotated_blocks,
-    tiles,
-)
+from thinpipe.codecs.kernels.cuda import codebook, codes, largest, offsets, tiles
+from thinpipe.codecs.kernels.cuda import pca_components as pca
+from thinpipe.codecs.kernels.cuda import rice_code as rice
+from thinpipe.codecs.kernels.cuda import rotated_blocks as rotated
 from thinpipe.codecs.kernels.cuda.launch import Launch, launch
 from thinpipe.codecs.kernels.cuda.rank_search import all_at_once, extent, order_statistics
 from thinpipe.codecs.layout import BLOCK, header_bytes, positions_are_bits
@@ -30,10 +22,6 @@ COUNTING = {"num_warps": largest.WARPS.value}
 TWO_WARPS = {"num_warps": 2, "enable_fp_fusion": False}
 FOUR_BUCKETS = TWO_WARPS | {"maxnreg": 128}  # more programs run at once; slower with other numbers of buckets
 SIXTEEN_WARPS = {"num_warps": 16}
-
-
-def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
-    encode_sort(x, wire, bits, 0, zero)
 
 
 def encode_kmeans(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
@@ -93,78 +81,72 @@ def decode_tile(wire: Tensor, out: Tensor, bits: int, tile: int, rot: bool, zero
 
 def find_gains(z: Tensor, share: Tensor, gains: Tensor) -> None:
     count, rows = z.shape
-    launch(
-        Launch(pca_components.find_gains_kernel, -(-rows // pca_components.ROWS.value), (z, share, gains, rows, count))
-    )
+    launch(Launch(pca.find_gains_kernel, -(-rows // pca.ROWS.value), (z, share, gains, rows, count)))
 
 
 def encode_axes(z: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, limits: Tensor, planes: Tensor) -> None:
     arguments = (z, gains, bits, starts, limits, planes, z.shape[1], len(planes))
-    launch(Launch(pca_components.encode_planes_kernel, _axis_programs(z), arguments))
+    launch(Launch(pca.encode_planes_kernel, _axis_programs(z), arguments))
 
 
 def decode_axes(planes: Tensor, gains: Tensor, bits: Tensor, starts: Tensor, levels: Tensor, z: Tensor) -> None:
     arguments = (planes, gains, bits, starts, levels, z, z.shape[1], len(planes))
-    launch(Launch(pca_components.decode_planes_kernel, _axis_programs(z), arguments))
+    launch(Launch(pca.decode_planes_kernel, _axis_programs(z), arguments))
 
 
 def fold_moments(
     step: Tensor, size: int, rate: float, seen: int, before: Tensor, weight: Tensor, moments: Tensor, new_weight: Tensor
 ) -> None:
     arguments = (step, before, weight, moments, new_weight, size, len(step), seen)
-    launch(
-        Launch(pca_components.fold_moments_kernel, -(-len(step) // pca_components.MOMENTS.value), arguments, (rate,))
-    )
+    launch(Launch(pca.fold_moments_kernel, -(-len(step) // pca.MOMENTS.value), arguments, (rate,)))
 
 
 def _axis_programs(z: Tensor) -> int:
-    return z.shape[0] * -(-z.shape[1] // (8 * pca_components.STEP.value))
+    return z.shape[0] * -(-z.shape[1] // (8 * pca.STEP.value))
 
 
 def encode_gauss(
     x: Tensor, wire: Tensor, bits: int, tile: int, channels: int, inner: int, unbiased: bool, seed: int
 ) -> None:
-    n, span = x.numel(), rotated_blocks.span_of(tile)
+    n, span = x.numel(), rotated.span_of(tile)
     tables, _ = _normal(bits, x.device)
-    form, length = rotated_blocks.form_of(channels, inner, tile, span)
+    form, length = rotated.form_of(channels, inner, tile, span)
     means = _compute_means(x, wire, channels, inner, form, length)
-    constants = (bits, tile, form + rotated_blocks.UNBIASED * unbiased)
+    constants = (bits, tile, form + rotated.UNBIASED * unbiased)
     if n >= span:
         full = (x, wire, means, tables, -(-n // tile), channels, length, _signed(seed))
-        launch(Launch(rotated_blocks.encode_gauss_kernel, n // span, full, constants, ONE_WARP))
+        launch(Launch(rotated.encode_gauss_kernel, n // span, full, constants, ONE_WARP))
     if n % span:
         spare = torch.empty(span, dtype=torch.uint8, device=x.device)
         rest = (x, n, wire, means, tables, channels, length, spare, _signed(seed))
-        launch(Launch(rotated_blocks.encode_rest_kernel, 1, rest, constants, ONE_WARP))
+        launch(Launch(rotated.encode_rest_kernel, 1, rest, constants, ONE_WARP))
 
 
 def decode_gauss(wire: Tensor, out: Tensor, bits: int, tile: int, channels: int, inner: int) -> None:
-    n, span = out.numel(), rotated_blocks.span_of(tile)
+    n, span = out.numel(), rotated.span_of(tile)
     _, levels = _normal(bits, out.device)
-    form, length = rotated_blocks.form_of(channels, inner, tile, span)
+    form, length = rotated.form_of(channels, inner, tile, span)
     means = _load_means(wire, channels, form, length)
     arguments, constants = (means, levels, -(-n // tile), channels, length), (bits, tile, form)
     if n >= span:
-        launch(Launch(rotated_blocks.decode_gauss_kernel, n // span, (wire, out, *arguments), constants, ONE_WARP))
+        launch(Launch(rotated.decode_gauss_kernel, n // span, (wire, out, *arguments), constants, ONE_WARP))
     if n % span:
-        launch(Launch(rotated_blocks.decode_rest_kernel, 1, (wire, out, n, *arguments), constants, ONE_WARP))
+        launch(Launch(rotated.decode_rest_kernel, 1, (wire, out, n, *arguments), constants, ONE_WARP))
 
 
 def encode_coded(x: Tensor, wire: Tensor, budget: int, channels: int, inner: int, unbiased: bool, seed: int) -> None:
     n, blocks = x.numel(), -(-x.numel() // CODED_BLOCK)
-    form, length = rotated_blocks.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
+    form, length = rotated.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
     means = _compute_means(x, wire, channels, inner, form, length)
-    counts = torch.zeros(rice_code.ENERGIES.value, dtype=torch.int32, device=x.device)
+    counts = torch.zeros(rice.ENERGIES.value, dtype=torch.int32, device=x.device)
     energies = torch.empty(blocks, dtype=torch.int32, device=x.device)
     looking = (x, n, means, energies, counts, channels, length, _signed(seed))
-    launch(Launch(rice_code.energies_kernel, blocks, looking, (form,), ONE_WARP))
+    launch(Launch(rice.energies_kernel, blocks, looking, (form,), ONE_WARP))
     sizes = allot_coded(energies, counts, budget)
     wire[2 * channels :].zero_()  # padding and the unused end: only the device knows where the last block ends
-    forms = rice_code.forms_on(x.device)
+    forms = rice.forms_on(x.device)
     arguments = (x, n, wire, means, sizes, starts_of(sizes), forms, channels, length, _signed(seed))
-    launch(
-        Launch(rice_code.encode_coded_kernel, blocks, arguments, (form + rotated_blocks.UNBIASED * unbiased,), ONE_WARP)
-    )
+    launch(Launch(rice.encode_coded_kernel, blocks, arguments, (form + rotated.UNBIASED * unbiased,), ONE_WARP))
 
 
 def allot_coded(energies: Tensor, counts: Tensor, budget: int) -> Tensor:
@@ -173,24 +155,22 @@ def allot_coded(energies: Tensor, counts: Tensor, budget: int) -> Tensor:
     ``counts``, the histogram of the energies, is overwritten.
     """
     blocks, device, sizes = len(energies), energies.device, torch.empty_like(energies)
-    limit, programs = torch.empty_like(energies[:1]), -(-blocks // rice_code.SIZES.value)
+    limit, programs = torch.empty_like(energies[:1]), -(-blocks // rice.SIZES.value)
     launch(
-        Launch(
-            rice_code.limit_kernel, 1, (counts, rice_code.rises_on(device), limit, blocks, budget), (), SIXTEEN_WARPS
-        ),
-        Launch(rice_code.sizes_kernel, programs, (energies, limit, size_table(device), sizes, blocks)),
+        Launch(rice.limit_kernel, 1, (counts, rice.rises_on(device), limit, blocks, budget), (), SIXTEEN_WARPS),
+        Launch(rice.sizes_kernel, programs, (energies, limit, size_table(device), sizes, blocks)),
     )
     return sizes
 
 
 def decode_coded(wire: Tensor, out: Tensor, budget: int, channels: int, inner: int) -> None:
     n, blocks = out.numel(), -(-out.numel() // CODED_BLOCK)
-    form, length = rotated_blocks.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
+    form, length = rotated.form_of(channels, inner, CODED_BLOCK, CODED_BLOCK)
     means, (first, _) = _load_means(wire, channels, form, length), sections(blocks, channels)
     sizes = known_sizes(wire.device)[wire[first : first + blocks].int()]
-    forms = rice_code.forms_on(wire.device)
+    forms = rice.forms_on(wire.device)
     arguments = (wire, out, n, means, sizes, starts_of(sizes), forms, budget, channels, length)
-    launch(Launch(rice_code.decode_coded_kernel, blocks, arguments, (form,), ONE_WARP))
+    launch(Launch(rice.decode_coded_kernel, blocks, arguments, (form,), ONE_WARP))
 
 
 def _compute_means(x: Tensor, wire: Tensor, channels: int, inner: int, form: int, length: int) -> Tensor:
@@ -198,22 +178,20 @@ def _compute_means(x: Tensor, wire: Tensor, channels: int, inner: int, form: int
     means = torch.empty(channels, dtype=torch.float32, device=x.device)
     if channels:
         arguments = (x, x.numel(), wire, means, channels, inner)
-        launch(Launch(rotated_blocks.channel_means_kernel, -(-channels // rotated_blocks.CHANNELS.value), arguments))
+        launch(Launch(rotated.channel_means_kernel, -(-channels // rotated.CHANNELS.value), arguments))
     return _in_turn(means, form, length)
 
 
 def _load_means(wire: Tensor, channels: int, form: int, length: int) -> Tensor:
     means = torch.empty(channels, dtype=torch.float32, device=wire.device)
     if channels:
-        launch(
-            Launch(rotated_blocks.read_means_kernel, -(-channels // rotated_blocks.READ.value), (wire, means, channels))
-        )
+        launch(Launch(rotated.read_means_kernel, -(-channels // rotated.READ.value), (wire, means, channels)))
     return _in_turn(means, form, length)
 
 
 def _in_turn(means: Tensor, form: int, length: int) -> Tensor:
     """Return the means repeated for every place of a round; all forms but runs of one channel need this."""
-    if form == rotated_blocks.RUNS.value or len(means) == length or not len(means):
+    if form == rotated.RUNS.value or len(means) == length or not len(means):
         return means
     return means.repeat_interleave(length // len(means), output_size=length)
 

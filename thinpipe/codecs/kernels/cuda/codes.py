@@ -4,8 +4,6 @@ Every program has one block of 2048 codes. The remainder of a tensor after full 
 program.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -8,8 +8,6 @@ value is above; its magnitude, if the value is kept. The difference is rounded, 
 search ignores them.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
@@ -291,17 +289,17 @@ def _with_room(held, lost, room):
 
 
 @triton.jit
-def parts_of(n, held, from_kept):
+def parts_of(n, held, use_kept):
     """Return the number of parts to search: of this program's kept values, or of its share of all values."""
     parts = tl.cdiv(tl.cdiv(n, AT_ONCE * THREADS), tl.num_programs(0)).to(tl.int32)
-    return tl.where(from_kept, tl.cdiv(tl.max(held, axis=0), AT_ONCE), parts)
+    return tl.where(use_kept, tl.cdiv(tl.max(held, axis=0), AT_ONCE), parts)
 
 
 @triton.jit
-def load_part(x, n, columns, held, part, from_kept, MAGNITUDE: tl.constexpr):
+def load_part(x, n, columns, held, part, use_kept, MAGNITUDE: tl.constexpr):
     """Load the values of one part, AT_ONCE for each column, and a mask of those that exist."""
     slots, threads = tl.arange(0, AT_ONCE)[:, None], tl.arange(0, THREADS)[None, :]
-    if from_kept:
+    if use_kept:
         slots += part * AT_ONCE
         there = slots < held[None, :]
         values = tl.load(columns[None, :] + slots * THREADS, mask=there, other=0.0, cache_modifier=".cg")

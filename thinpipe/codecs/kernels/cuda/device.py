@@ -1,7 +1,5 @@
 """Device functions that the kernels share: a spin barrier for all programs, order-preserving keys, sample places."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

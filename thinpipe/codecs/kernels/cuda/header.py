@@ -1,7 +1,5 @@
 """The header of the wire and the quantization parameters, computed from the edges of buckets."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -8,8 +8,6 @@ Blocks are counted in groups. Every block adds up the counts of all groups befor
 than one more launch.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

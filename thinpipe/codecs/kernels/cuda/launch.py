@@ -2,9 +2,10 @@
 
 Missing kernels are compiled immediately: all of one call in parallel threads, and each kernel by one process of a
 machine. The other processes wait, and then load it from Triton's cache on disk.
-"""
 
-from __future__ import annotations
+Not in Triton's documentation, as of 3.7: ``JITFunction.warmup``, the ``run``, ``function`` and ``packed_metadata`` of a
+compiled kernel, ``knobs.runtime.interpret``, ``knobs.cache.dir``.
+"""
 
 import contextlib
 import fcntl
@@ -35,7 +36,7 @@ class Launch(NamedTuple):
     programs: int
     arguments: tuple[Any, ...]
     constants: tuple[Any, ...] = ()
-    options: dict[str, Any] = {}  # noqa: RUF012, nobody changes it
+    options: dict[str, Any] = {}  # noqa: RUF012, never changed
 
 
 def launch(*launches: Launch) -> None:
@@ -62,7 +63,7 @@ def launch(*launches: Launch) -> None:
 
 
 def _bind(each: Launch, device: int) -> tuple[tuple[Any, ...], list[int]]:
-    """Return the key that a kernel is compiled for, and its arguments: addresses, which the driver need not look up."""
+    """Return the key that a kernel is compiled for, and its arguments, with addresses in place of tensors."""
     key: list[Any] = [id(each.kernel), device, each.constants, each.options.get("maxnreg")]
     values = []
     for argument in each.arguments:
@@ -82,12 +83,12 @@ def _compile(launches: dict[tuple[Any, ...], Launch], device: torch.device) -> N
             return each.kernel.warmup(*each.arguments, *each.constants, grid=(each.programs,), **each.options)
 
     names = ", ".join(each.kernel.__name__ for each in launches.values())
-    with _said_after_a_while(names), ThreadPoolExecutor(len(launches)) as pool:
+    with _announce_if_slow(names), ThreadPoolExecutor(len(launches)) as pool:
         _compiled.update(zip(launches, pool.map(compiled, launches.values()), strict=True))
 
 
 @contextlib.contextmanager
-def _said_after_a_while(names: str) -> Iterator[None]:
+def _announce_if_slow(names: str) -> Iterator[None]:
     line = f"thinpipe: compiling for the GPU, once on this machine: {names}"
     timer = threading.Timer(SILENT_S, lambda: print(line, file=sys.stderr, flush=True))
     timer.daemon = True

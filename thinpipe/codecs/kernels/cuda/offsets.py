@@ -1,12 +1,26 @@
 """Memory layout of order statistics: offsets in the counters and in the scratch memory of a launch."""
 
-from __future__ import annotations
-
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda import codes
 from thinpipe.codecs.kernels.cuda.device import MOST_PROGRAMS
-from thinpipe.codecs.kernels.cuda.memory import Map
+
+
+class Map:
+    """An allocator of consecutive offsets.
+
+    ``take(3)`` of a new map is 0, the next ``take(5, align=4)`` is 4, and ``size`` is then 9.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def take(self, count: int, *, align: int = 1) -> tl.constexpr:
+        """Return the offset of ``count`` values: after those taken before, at a multiple of ``align``."""
+        start = -(-self.size // align) * align
+        self.size = start + count
+        return tl.constexpr(start)
+
 
 CUTS = tl.constexpr(16)  # one more than a launch finds
 TARGETS = tl.constexpr(32)  # ranks to search for: two for each cut

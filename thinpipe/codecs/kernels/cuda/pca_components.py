@@ -3,8 +3,6 @@
 Gains and planes are as in thinpipe.links.learned.transform.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

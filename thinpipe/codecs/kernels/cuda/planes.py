@@ -4,8 +4,6 @@ A span is one block of 2048 codes, or two. One warp or two hold it, so that code
 packing needs no exchange between threads. The remainder of a tensor after full blocks is stored in shorter pieces.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -11,8 +11,6 @@ equal ones are counted once. The keys are those of the kept values; without a sa
 those of all values of the tensor: slower by far, and always right.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
@@ -116,7 +114,7 @@ def _load_windows(scratch, cuts):
 
 
 @triton.jit
-def narrow(x, n, counters, scratch, columns, held, opened, cuts, arrivals, from_kept, MAGNITUDE: tl.constexpr):
+def narrow(x, n, counters, scratch, columns, held, opened, cuts, arrivals, use_kept, MAGNITUDE: tl.constexpr):
     """Narrow windows in rounds until each holds one key; return the arrivals to wait for next."""
     arrived, program, programs = counters + ARRIVED, tl.program_id(0), tl.num_programs(0)
     first, last, _, amount = opened
@@ -137,10 +135,10 @@ def narrow(x, n, counters, scratch, columns, held, opened, cuts, arrivals, from_
         histograms = counters + tl.where(turn == 0, DENSE_COUNTS, HISTOGRAMS + (turn - 1) * (SLOTS * BINS))
         mine = histograms + program % copies * size
         # Prefetch: a part is loaded while the one before it is counted.
-        following = load_part(x, n, columns, held, 0, from_kept, MAGNITUDE)
-        for part in range(parts_of(n, held, from_kept)):
+        following = load_part(x, n, columns, held, 0, use_kept, MAGNITUDE)
+        for part in range(parts_of(n, held, use_kept)):
             values, there = following
-            following = load_part(x, n, columns, held, part + 1, from_kept, MAGNITUDE)
+            following = load_part(x, n, columns, held, part + 1, use_kept, MAGNITUDE)
             keys = key_of(values)
             window, inside = _find(keys, there, windows, count)
             if most <= FEW:

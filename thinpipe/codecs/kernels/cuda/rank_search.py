@@ -1,7 +1,5 @@
 """Order statistics of a tensor: memory and launches for all of its cuts, 15 at a time (select.py)."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -5,8 +5,6 @@ energies and for their codes: to store them would take as much memory as the ten
 the limit that determines the sizes, from the histogram of energies.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

@@ -4,8 +4,6 @@ Programs, spans and the remainder after full spans are as in tiles.py. Before th
 channels, or copies them from the wire, which may start at any byte, to memory of their own.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

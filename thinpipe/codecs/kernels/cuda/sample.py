@@ -10,8 +10,6 @@ most, the upper end and the first splitter inside; a value that fewer elements s
 values.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

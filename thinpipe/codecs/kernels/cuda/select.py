@@ -11,8 +11,6 @@ The host reads no result. The number of cuts is no constant of the kernels: all 
 them.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
@@ -79,28 +77,28 @@ def select_kernel(x, n, wire, counters, scratch, small, larger, first_cut, cuts,
     held = tl.load((scratch + HELD).to(tl.pointer_type(tl.int32)) + program * THREADS + tl.arange(0, THREADS))
     columns = scratch + KEPT + program.to(tl.int64) * room * THREADS + tl.arange(0, THREADS)
     ranks = rank_of_target(tl.arange(0, TARGETS), n, small, larger, first_cut)
-    from_kept = tl.load(counters + FAILED) == 0
-    again, arrivals = programs > 0, programs
-    while again:
+    use_kept = tl.load(counters + FAILED) == 0
+    retry, arrivals = programs > 0, programs
+    while retry:
         opened = open_windows(counters, scratch + TABLE, ranks)
-        if from_kept == 0:
+        if use_kept == 0:
             opened = open_all(n, counters, ranks)
             wait_for_all(arrived, arrivals)
             arrivals += programs
         empty = (tl.arange(0, TARGETS) < 2 * cuts) & (opened[1] < opened[0])
-        misled = tl.max(empty.to(tl.int32), axis=0) > 0
+        missed = tl.max(empty.to(tl.int32), axis=0) > 0
         if program == 0:
             store_window(scratch, tl.arange(0, TARGETS), opened[0], opened[1], opened[2], opened[3])
             tl.debug_barrier()
-        if misled == 0:
+        if missed == 0:
             arrivals = narrow(
-                x, n, counters, scratch, columns, held, opened, cuts, arrivals, from_kept, MAGNITUDE
+                x, n, counters, scratch, columns, held, opened, cuts, arrivals, use_kept, MAGNITUDE
             )  # fmt: skip
-        again = from_kept & (misled | (tl.load(counters + FAILED, cache_modifier=".cg") != 0))
-        if again:
+        retry = use_kept & (missed | (tl.load(counters + FAILED, cache_modifier=".cg") != 0))
+        if retry:
             wait_for_all(arrived, arrivals)  # otherwise a program might read FAILED after open_all has cleared it
             arrivals += programs
-        from_kept = programs < 0
+        use_kept = programs < 0
     if program == 0:
         cut = tl.arange(0, CUTS)
         keys = (scratch + LOWS).to(tl.pointer_type(tl.int32))

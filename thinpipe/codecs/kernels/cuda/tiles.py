@@ -6,8 +6,6 @@ and maximum of a tile and its Hadamard transform take exchanges within the warp,
 of a tensor after full spans is a separate launch of one program.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -43,15 +43,10 @@ _FINITE = (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
 LLOYD_STEPS = 20  # the smaller of the two counts that the research code behind this measured (20 and 50)
 
 
-def encode_uniform(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> None:
-    values = x.reshape(-1).float()
-    _write_buckets(wire, values, [torch.arange(values.numel(), device=x.device)], bits, 0, zero)
-
-
 def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero: bool = False) -> None:
     """Encode by Algorithm 1: sort, split the sorted values into buckets of equal count, quantize each bucket."""
     values = x.reshape(-1).float()
-    order = torch.sort(values).indices
+    order = torch.sort(values).indices if split_bits else torch.arange(values.numel(), device=x.device)
     _write_buckets(wire, values, order.tensor_split(1 << split_bits), level_bits, split_bits, zero)
 
 

@@ -1,7 +1,5 @@
 """Codes to bit planes and back: a plane has 8 pieces of codes; bit k of its byte i belongs to code i of piece k."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit

@@ -1,7 +1,5 @@
 """Quantization of values to packed codes: the index between thresholds, or the bucket and the level in it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit

@@ -1,7 +1,5 @@
 """Loops that read a tensor once: extent, random sample, counts below bounds, histogram, and gathering of keys."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit

@@ -1,7 +1,5 @@
 """The fast Walsh-Hadamard transform of many tiles at a time, vectorized."""
 
-from __future__ import annotations
-
 from thinpipe.codecs.kernels.cpu.compiling import jit
 
 

@@ -3,8 +3,6 @@
 The sums are those of weight, weight*x and weight*x^2.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit

@@ -1,7 +1,5 @@
 """Top-k selection: gathers the largest values with their positions in the tensor's order, and scatters them back."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit

@@ -4,8 +4,6 @@ Means have one of two forms. With an inner size of 1 there is one mean per posit
 last channel, so that a unit may begin at any channel. Otherwise each mean belongs to ``inner`` neighbouring values.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit
@@ -79,51 +77,44 @@ def change_signs(values, start, tile, seed):
 
 
 @jit
-def _centre(values, means, start, inner, out):
-    """Write x - mean of values from position ``start`` of the tensor on; 0 beyond them."""
+def add_means(values, means, start, inner, out):
+    """Write the sum of values from position ``start`` of the tensor on and their means to another array."""
     if inner == 1:
         mean = means[start % (means.size - UNIT) :]
         for j in range(values.size):
-            out[j] = values[j] - mean[j]
-    else:
-        j = 0
-        while j < values.size:
-            place = start + j
-            run = min(inner - place % inner, values.size - j)
-            one = means[place // inner % means.size]
-            part, target = values[j : j + run], out[j : j + run]
-            for i in range(run):
-                target[i] = part[i] - one
-            j += run
-    out[values.size :] = 0
-
-
-@jit
-def rotate(x, means, start, tile, inner, seed, block, other):
-    """Centre and transform the unit of x at position ``start``; return the array with the result, and the other."""
-    given = min(UNIT, x.size - start)
-    _centre(load_values(x, start, given, other), means, start, inner, block)
-    change_signs(block, start, tile, seed)
-    return butterflies(block, other, tile)
-
-
-@jit
-def restore(values, means, start, inner):
-    """Add the means to values, in place."""
-    if inner == 1:
-        mean = means[start % (means.size - UNIT) :]
-        for j in range(values.size):
-            values[j] += mean[j]
+            out[j] = values[j] + mean[j]
         return
     j = 0
     while j < values.size:
         place = start + j
         run = min(inner - place % inner, values.size - j)
         one = means[place // inner % means.size]
-        part = values[j : j + run]
+        part, target = values[j : j + run], out[j : j + run]
         for i in range(run):
-            part[i] += one
+            target[i] = part[i] + one
         j += run
+
+
+@jit
+def rotate(x, negated, start, tile, inner, seed, block, other):
+    """Centre and transform the unit of x at position ``start``; return the array with the result, and the other.
+
+    negated: the means times -1.
+    """
+    given = min(UNIT, x.size - start)
+    add_means(load_values(x, start, given, other), negated, start, inner, block)
+    block[given:] = 0
+    change_signs(block, start, tile, seed)
+    return butterflies(block, other, tile)
+
+
+@jit
+def restore(rotated, spare, means, start, tile, inner, seed, out):
+    """Undo signs and centring of a transformed unit, and store it to ``out``."""
+    change_signs(rotated, start, tile, seed)
+    values = spare[: min(UNIT, out.size - start)]
+    add_means(rotated[: values.size], means, start, inner, values)
+    store_values(values, out[start : start + values.size])
 
 
 @jit
@@ -181,7 +172,7 @@ def unbiased_scale(scale, part, codes, levels):
 
 
 @jit
-def encode_blocks(x, means, scales, wire, first, last, tile, inner, thresholds, levels, reach, seed):
+def encode_blocks(x, negated, scales, wire, first, last, tile, inner, thresholds, levels, reach, seed):
     """Encode units first..last of x: transform, quantize and pack. A unit is a number of complete blocks.
 
     levels: the positive levels if scales are to be unbiased, else empty.
@@ -196,7 +187,7 @@ def encode_blocks(x, means, scales, wire, first, last, tile, inner, thresholds, 
     for u in range(first, last):
         start = u * UNIT
         count = min(UNIT, total - start)
-        rotated, sizes = rotate(x, means, start, tile, inner, seed, block, other)
+        rotated, sizes = rotate(x, negated, start, tile, inner, seed, block, other)
         for s in range(0, count, tile):
             part, magnitudes = rotated[s : s + tile], sizes[s : s + tile]
             scale, factor = scale_of(part, bits, reach)
@@ -251,7 +242,7 @@ def decode_blocks(wire, scales, means, out, first, last, bits, tile, inner, leve
     total = scales.size * tile
     for u in range(first, last):
         start = u * UNIT
-        count, wanted = min(UNIT, total - start), min(UNIT, out.size - start)
+        count = min(UNIT, total - start)
         for s in range(0, count, BLOCK):
             here = min(BLOCK, count - s)
             begin = (start + s) // PIECES * bits
@@ -260,7 +251,5 @@ def decode_blocks(wire, scales, means, out, first, last, bits, tile, inner, leve
             part, chosen = block[s : s + tile], codes[s : s + tile]
             scale = float_of(np.int32(scales[(start + s) // tile]) << 16)
             look_up_levels(chosen, levels, scale, part)
-        rotated, _ = butterflies(block, other, tile)
-        change_signs(rotated, start, tile, seed)
-        restore(rotated[:wanted], means, start, inner)
-        store_values(rotated[:wanted], out[start : start + wanted])
+        rotated, spare = butterflies(block, other, tile)
+        restore(rotated, spare, means, start, tile, inner, seed, out)

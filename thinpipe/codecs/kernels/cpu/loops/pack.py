@@ -1,7 +1,5 @@
 """Packing of blocks of codes into bit planes and back (thinpipe.codecs.layout), and table look-up of codes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit

@@ -1,7 +1,5 @@
 """Encoding of PCA components to bit planes and back (thinpipe.links.learned.transform), for a range of axes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit

@@ -1,7 +1,5 @@
 """Encoding and decoding of rotated blocks in the variant of the Golomb-Rice code of thinpipe.codecs.golomb_rice."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from thinpipe.codecs.golomb_rice import CODED_BLOCK, GROWTH, LARGEST_SIZE, LIMITS, MOST_STEPS, TURNS
@@ -11,17 +9,16 @@ from thinpipe.codecs.kernels.cpu.loops.hadamard import butterflies
 from thinpipe.codecs.kernels.cpu.loops.lloyd_max import (
     HUGE,
     LEAST,
-    NAN_WORD,
+    NAN_BITS,
     ONE,
     UNIT,
-    change_signs,
     largest_of,
     nearest_bfloat16,
     restore,
     rotate,
     squares_of,
 )
-from thinpipe.codecs.kernels.cpu.loops.values import INFINITY, bits_of, float_of, store_values
+from thinpipe.codecs.kernels.cpu.loops.values import INFINITY, bits_of, float_of
 from thinpipe.codecs.layout import GAUSS_ENERGY
 
 _LOW, _HIGH = LIMITS
@@ -31,11 +28,11 @@ _PLANE = CODED_BLOCK // 8
 
 
 @jit
-def find_energies(x, means, energies, first, last, inner, seed):
+def find_energies(x, negated, energies, first, last, inner, seed):
     """Write the energies of the blocks of units first..last of x."""
     block, other = np.empty(UNIT, np.float32), np.empty(UNIT, np.float32)
     for start in range(first * UNIT, last * UNIT, UNIT):
-        rotated, _ = rotate(x, means, start, CODED_BLOCK, inner, seed, block, other)
+        rotated, _ = rotate(x, negated, start, CODED_BLOCK, inner, seed, block, other)
         for b in range(start // CODED_BLOCK, min((start + UNIT) // CODED_BLOCK, energies.size)):
             part = rotated[b * CODED_BLOCK - start : (b + 1) * CODED_BLOCK - start]
             largest, energy = largest_of(part), np.int32(0)
@@ -139,7 +136,7 @@ def _write_rest(magnitudes, low, escape, more, out):
 
 
 @jit
-def encode_coded_blocks(x, means, scales, starts, payload, first, last, inner, forms, steps, unbiased, seed):
+def encode_coded_blocks(x, negated, scales, starts, payload, first, last, inner, forms, steps, unbiased, seed):
     """Encode units first..last of x; rotates them again, because keeping them would take as much memory as x.
 
     starts: offsets of blocks in 4-byte units, and the end. payload: bytes of all blocks. forms: low, high, rest by
@@ -149,14 +146,14 @@ def encode_coded_blocks(x, means, scales, starts, payload, first, last, inner, f
     magnitudes, more = np.empty(CODED_BLOCK, np.int32), np.empty(CODED_BLOCK + 1, np.int32)
     codes = np.empty(CODED_BLOCK, np.uint8)
     for start in range(first * UNIT, last * UNIT, UNIT):
-        rotated, _ = rotate(x, means, start, CODED_BLOCK, inner, seed, block, other)
+        rotated, _ = rotate(x, negated, start, CODED_BLOCK, inner, seed, block, other)
         for b in range(start // CODED_BLOCK, min((start + UNIT) // CODED_BLOCK, scales.size)):
             part = rotated[b * CODED_BLOCK - start : (b + 1) * CODED_BLOCK - start]
             target = payload[4 * starts[b] : 4 * starts[b + 1]]
             largest, size = largest_of(part), starts[b + 1] - starts[b]
             form = forms[size]
             if largest >= HUGE or largest < LEAST:
-                scales[b] = NAN_WORD if largest >= HUGE else 0
+                scales[b] = NAN_BITS if largest >= HUGE else 0
                 target[:] = 0
                 continue
             power = np.int32(largest & INFINITY)
@@ -222,8 +219,5 @@ def decode_coded_blocks(payload, scales, starts, means, out, first, last, inner,
             for j in range(CODED_BLOCK):
                 value = np.float32(2 * magnitudes[j] + 1) * scale
                 part[j] = -value if codes[j] >= sign else value
-        rotated, _ = butterflies(block, other, CODED_BLOCK)
-        change_signs(rotated, start, CODED_BLOCK, seed)
-        wanted = min(UNIT, out.size - start)
-        restore(rotated[:wanted], means, start, inner)
-        store_values(rotated[:wanted], out[start : start + wanted])
+        rotated, spare = butterflies(block, other, CODED_BLOCK)
+        restore(rotated, spare, means, start, CODED_BLOCK, inner, seed, out)

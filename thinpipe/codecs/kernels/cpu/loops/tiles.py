@@ -1,7 +1,5 @@
 """Block-wise min-max quantization of tiles to packed codes and back (thinpipe.codecs.tile)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from thinpipe.codecs.kernels.cpu.compiling import jit

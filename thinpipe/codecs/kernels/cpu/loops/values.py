@@ -8,8 +8,6 @@ The dtype of an array identifies its contents: float32 and float64 themselves, i
 bits of float16, int32 keys.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import types
 from numba.extending import overload

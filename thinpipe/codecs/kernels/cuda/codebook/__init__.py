@@ -12,8 +12,6 @@ A bin is represented by its greatest value, in the middle by the greatest of the
 are exact. All counts are integers, so the result does not depend on the order in which programs run.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

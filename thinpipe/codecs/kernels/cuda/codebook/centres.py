@@ -5,8 +5,6 @@ over these borders adds one cell per step and minimizes the squared error. More 
 shares. Lloyd iterations on the prefix sums refine both.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Steps 1 and 2 of the codebook search: locate the middle by a sample, and count middle and tails in histograms."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
@@ -131,11 +129,11 @@ def tail_place(bins):
 
 
 @triton.jit
-def count_tails(x, n, columns, held, counters, left, right, from_kept):
+def count_tails(x, n, columns, held, counters, left, right, use_kept):
     """Add this program's values of the tails, kept or among all values, to the histogram by the bits of their keys."""
     greatest = (counters + TAIL_GREATEST).to(tl.pointer_type(tl.uint32))
-    for part in range(parts_of(n, held, from_kept)):
-        values, there = load_part(x, n, columns, held, part, from_kept, False)
+    for part in range(parts_of(n, held, use_kept)):
+        values, there = load_part(x, n, columns, held, part, use_kept, False)
         there &= (values < left) | (values > right)
         keys = key_of(values)
         bins = tail_place((keys >> TAIL_SHIFT) + ZERO_BIN)

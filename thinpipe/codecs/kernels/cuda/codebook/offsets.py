@@ -1,12 +1,9 @@
 """Memory layout of the codebook search: offsets in the counters and in the scratch memory of its launch."""
 
-from __future__ import annotations
-
 import triton.language as tl
 
 from thinpipe.codecs.kernels.cuda.device import MOST_PROGRAMS
-from thinpipe.codecs.kernels.cuda.memory import Map
-from thinpipe.codecs.kernels.cuda.offsets import INTERVALS
+from thinpipe.codecs.kernels.cuda.offsets import INTERVALS, Map
 
 MIDDLE = tl.constexpr(8192)  # bins
 COPIES = tl.constexpr(32)  # of the histogram: many values may fall into one bin

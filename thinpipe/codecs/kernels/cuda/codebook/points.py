@@ -5,8 +5,6 @@ them: the number of bins of the lower tail and its first bin, the same of the up
 and the width of its bins.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
