@@ -204,7 +204,7 @@ def test_a_wire_may_lie_anywhere_in_a_larger_buffer(spec):
 @pytest.mark.parametrize("spec", SPECS)
 @settings(max_examples=15, deadline=None)
 @given(count=st.integers(1, 5000), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(FLOATS))
-def test_noise_fills_the_tensor_and_nothing_beside_it(spec, count, seed, dtype):
+def test_noise_fills_the_tensor_and_nothing_else(spec, count, seed, dtype):
     codec = thinpipe.codec(spec)
     generator = torch.Generator().manual_seed(seed)
     size = codec.wire_bytes((count,), dtype)

@@ -67,7 +67,7 @@ def test_shapes(shape):
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 100])
-def test_a_wire_that_says_nonsense_has_no_size(count):
+def test_an_invalid_wire_has_no_size(count):
     most = most_integer_bytes(8 * count)
     for first in range(256):
         wire = torch.zeros(most, dtype=torch.uint8)
