@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 import thinpipe
 from tests.codecs.helpers import SPECS, content
-from thinpipe.codecs.kernels.cpu import arrays, compiling, order
+from thinpipe.codecs.kernels.cpu import compiling, order
 from thinpipe.codecs.kernels.cpu.codebook import FEW, groups_of
 from thinpipe.codecs.kernels.cpu.loops import tiles
 from thinpipe.codecs.kernels.cpu.loops.count import count_and_gather
-from thinpipe.codecs.kernels.cpu.order_statistics import key_floats
+from thinpipe.codecs.kernels.cpu.order import key_floats
+from thinpipe.codecs.kernels.cpu.threads import shares
 from thinpipe.codecs.layout import BLOCK
 
 LARGE = (8, 32, 112, 112)  # 12.8 MB of float32: every thread has work, samples are small parts
@@ -115,7 +116,7 @@ def test_the_wire_does_not_depend_on_the_number_of_threads(spec):
         wires, decoded = [], []
         for count in (1, 2, 3, 7):
             torch.set_num_threads(count)
-            assert len(arrays.shares(x.view(-1).numpy())) == min(count, 6)
+            assert len(shares(x.view(-1).numpy())) == min(count, 6)
             wires.append(codec.encode(x))
             decoded.append(codec.decode(wires[0], torch.empty_like(x)))
     finally:

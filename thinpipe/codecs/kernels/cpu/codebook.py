@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from thinpipe.codecs.kernels.cpu.loops.count import histogram
 from thinpipe.codecs.kernels.cpu.loops.kmeans import group_ends, lloyd, merge, optimal_centres
-from thinpipe.codecs.kernels.cpu.order_statistics import Keys, close_up, key_floats, sample
+from thinpipe.codecs.kernels.cpu.order import Keys, close_up, key_floats, sample
 from thinpipe.codecs.kernels.cpu.threads import parallel, shares
 from thinpipe.codecs.layout import BLOCK, bucket_affine
 
