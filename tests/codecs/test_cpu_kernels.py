@@ -195,13 +195,13 @@ def test_loops_compile_where_nothing_can_be_kept():
 import tempfile
 def forbidden(**_): raise PermissionError
 tempfile.TemporaryFile = forbidden
-from thinpipe.codecs.kernels.cpu.loops import cells
-print(cells.lloyd.stats.cache_path)
+from thinpipe.codecs.kernels.cpu.loops import kmeans
+print(kmeans.lloyd.stats.cache_path)
 """
     assert run(code) == ["None"]
 
 
-def test_compiled_loops_are_kept_by_what_all_their_sources_say(tmp_path):
+def test_compiled_loops_are_cached_by_a_hash_of_all_their_sources(tmp_path):
     """A loop calls others of other files and has constants of layout.py in it: either may change without its own."""
     files = [tmp_path / "layout.py", tmp_path / "pack.py"]
     for path in files:
