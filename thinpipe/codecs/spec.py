@@ -156,7 +156,7 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
     name, _, argument = spec.strip().partition(":")
     if needs_link(spec):
         raise ValueError(
-            f"{spec.strip()} learns from what a link carries, and needs both of its ends: it is for the activations of "
+            f"{spec.strip()} learns from what a link carries and needs both of its ends: it is for the activations of "
             "a pipeline, PipelineStage(forward=...) or the forward codec of thinpipe train; here take gauss:2 or "
             "another codec"
         )
