@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from thinpipe.links.spec import encoding
 
 import thinpipe
 from examples.own_codec import Sign
 from thinpipe.codecs import registry
 from thinpipe.codecs.recipes import recipe_of
 from thinpipe.codecs.tile import Tile
+from thinpipe.links.registry import link_codec
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,7 +107,7 @@ def test_a_codec_of_a_module_encodes(own: None) -> None:
     codec = thinpipe.codec("own_codecs:Half")
     x = torch.tensor([1.0, 2.5, 3.0])
     assert codec.decode(codec.encode(x), torch.empty(3)).tolist() == [1, 2, 3]
-    assert encoding("delta(own_codecs:Half)").change == codec
+    assert link_codec("delta(own_codecs:Half)").change == codec
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def is_object_name(text: str) -> bool:
 
 
 def import_object(name: str) -> Any:
-    """Return the object that ``package.module:attribute`` names; raise ImportError with a line that says why not.
+    """Return the object that ``package.module:attribute`` names; raise ImportError with a one-line reason.
 
     This runs the module's code: the name must come from the user, or from files whose code the user trusts.
     """
