@@ -19,7 +19,7 @@ from thinpipe.system.files import (
     read_jsonl,
     read_text,
     read_toml,
-    written_whole,
+    replace_file,
 )
 
 NESTED = "[" * 100_000
@@ -167,7 +167,7 @@ def test_what_is_written_is_on_disk_before_it_gets_its_name(tmp_path: Path, monk
     path.write_text("old")
     synced: list[tuple[str, str]] = []
     monkeypatch.setattr(files, "sync", lambda each: synced.append((each.suffix, path.read_text())))
-    with written_whole(path) as temporary:
+    with replace_file(path) as temporary:
         temporary.write_text("new")
     assert synced == [(".json", "old"), (tmp_path.suffix, "new")]
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from thinpipe.comm.addresses import address_and_port, address_of, address_towards, interface_with
 from thinpipe.comm.control import ACTIVITY, Control
 from thinpipe.comm.errors import LinkError, note_cause
-from thinpipe.comm.exchange import needing_peers
+from thinpipe.comm.group import link_errors
 from thinpipe.comm.rendezvous import MasterStore, Patience, bounded, make_store, meet, own_address_towards
 from thinpipe.options import OptionError
 from thinpipe.system.sanitize import printable
@@ -152,7 +152,7 @@ def say_remote(words: str) -> None:
 def _connect(backend: str | None, own_gpu: bool, store: dist.Store, me: Member) -> str:
     """Create the process group; return the backend that all workers chose."""
     try:
-        with needing_peers("connecting"):
+        with link_errors("connecting"):
             chosen = backend or ("nccl" if _all_have(own_gpu, store, me) else "gloo")
             dist.init_process_group(chosen, store=store, rank=me.rank, world_size=me.size)
     except (ValueError, MemoryError) as error:  # of gloo, which parses the contents of the store

@@ -207,7 +207,7 @@ class Exporter:
         """Raise ValueError unless the tensors that workers announce are the model's; this bounds what is received."""
         for theirs in self._announced:
             for name, (shape, dtype) in theirs.items():
-                form.check(name, shape, getattr(torch, dtype))
+                form.check(name, shape, dtype_named(dtype))
 
     def export(self, progress: Progress) -> str | None:
         """Export the model; return None, or one line why it failed, the same on all workers. A collective."""

@@ -87,7 +87,7 @@ class Record:
     def write(self, path: Path) -> None:
         """Write the record atomically."""
         text = self.to_json()
-        with written_whole(path) as temporary:
+        with replace_file(path) as temporary:
             temporary.write_text(text)
 
     @classmethod

@@ -62,7 +62,7 @@ def train_step(
         another: True if another step follows directly, so that its receives may be posted.
     """
     world, stages, sent = engine.world, engine.stage_count, engine.sent_bytes()
-    words = world.expect_sum(stages + 6)
+    statistics = world.expect_sum(stages + 6)
     loss, correct = engine.compute(*batches)
     if another:
         engine.expect_step()
@@ -71,15 +71,15 @@ def train_step(
         for index, parameters in engine.stage_parameters().items():
             squares[index] = sum_of_squares(parameters)
     began = time.perf_counter()
-    told = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
+    outcome = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
     signal = interrupted()
     flags = not math.isfinite(loss), bool(signal), save_due
-    words.tell([*squares, *flags, engine.sent_bytes() - sent, *told])
-    heard = words.heard()
+    statistics.send([*squares, *flags, engine.sent_bytes() - sent, *outcome])
+    sums = statistics.result()
     waited_s = time.perf_counter() - began
-    squares, (bad_loss, stop, save, wire_bytes, *outcome) = heard[:stages], heard[stages:]
+    squares, (bad_loss, stop, save, wire_bytes, *outcomes) = sums[:stages], sums[stages:]
     if not engine.client_has_outcome:
-        loss, correct = outcome
+        loss, correct = outcomes
     is_finite = not bad_loss and all(map(math.isfinite, squares))
     if another and (stop or not is_finite):
         engine.cancel_prefetch()

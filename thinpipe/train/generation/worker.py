@@ -14,7 +14,7 @@ from torch import nn
 from thinpipe.codecs.spec import codec
 from thinpipe.comm.backend import CPU
 from thinpipe.comm.control import ACTIVITY
-from thinpipe.comm.exchange import DisagreementError, agree
+from thinpipe.comm.group import DisagreementError
 from thinpipe.comm.membership import say_remote
 from thinpipe.links.encoding import warm_codec
 from thinpipe.links.slot import Slot
@@ -173,7 +173,7 @@ class _Part:
         """Serve batch after batch, until the client has no more."""
         served = ServedBlocks(self.cut, self.blocks)
         while True:
-            ring.post(WORD_BYTES)
+            ring.post(CONTROL_BYTES)
             head, word = ring.take()
             if not self._before_client:
                 ring.send(word)

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import pipelining
 
 from thinpipe.codecs.recipes import directions
 from thinpipe.comm.membership import member
@@ -39,6 +38,7 @@ from thinpipe.links.slot import Slot
 from thinpipe.links.spec import at_once, encoding
 from thinpipe.pipeline.partition import StageModule, UnitCost, measure_units
 from thinpipe.pipeline.report import LinkReport
+from thinpipe.pipeline.shaped_stage import TorchStage
 from thinpipe.pipeline.units import units_of
 from thinpipe.system.meter import elapsed_ms, peak_extra_bytes
 from thinpipe.train.engines.engine import Engine
@@ -269,7 +269,7 @@ def _warm_codecs(variant: Variant, device: torch.device) -> None:
         encoding(spec).warm_up(Slot(torch.Size((64, 1024)), torch.float32), variant.chunks or 1, device)
 
 
-class _Timed(pipelining.PipelineStage):
+class _Timed(TorchStage):
     """torch's stage with the timers and attributes of ours, and without links: torch sends tensors uncompressed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
