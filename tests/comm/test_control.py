@@ -24,10 +24,10 @@ class Worker:
     """A worker with a control channel of its own, and what came of it."""
 
     def __init__(self, rank: int, connections: dict[int, socket.socket], patience_s: float = PATIENCE_S) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.causes: list[str] = []
         self.ended = threading.Event()
-        self.control = Control(rank, connections, patience_s=patience_s, say=self.said.append, end=self.end)
+        self.control = Control(rank, connections, patience_s=patience_s, report=self.lines.append, end=self.end)
 
     def end(self, cause: str) -> None:
         self.causes.append(cause)
@@ -55,8 +55,8 @@ def test_a_silent_worker_is_named_and_then_given_up() -> None:
     client = Worker(0, {1: mine})
     theirs.sendall(json.dumps(BEAT).encode() + b"\n")
     until(client.ended.is_set)
-    assert client.said[0].startswith("waiting for worker 1, silent for")
-    assert "(last: step 40, stage 1 forward)" in client.said[0]
+    assert client.lines[0].startswith("waiting for worker 1, silent for")
+    assert "(last: step 40, stage 1 forward)" in client.lines[0]
     assert client.causes[0].startswith("worker 1 has been silent for")
     assert "end" in json.loads(theirs.recv(1 << 16).splitlines()[-1])  # it is told, should it come back
 
@@ -64,10 +64,10 @@ def test_a_silent_worker_is_named_and_then_given_up() -> None:
 def test_one_that_comes_back_is_welcome() -> None:
     mine, theirs = socket.socketpair()
     client = Worker(0, {1: mine}, patience_s=60)
-    until(lambda: client.said)
+    until(lambda: client.lines)
     theirs.sendall(json.dumps(BEAT).encode() + b"\n")
-    until(lambda: len(client.said) > 1)
-    assert client.said[1].startswith("worker 1 is back after")
+    until(lambda: len(client.lines) > 1)
+    assert client.lines[1].startswith("worker 1 is back after")
     assert not client.ended.is_set()
     client.control.close()
 
@@ -157,7 +157,7 @@ def test_a_line_without_end_is_not_kept() -> None:
         return client.control._peers[1].gone
 
     until(gone_after_more)
-    assert len(client.control._peers[1].heard) <= 3 << 16
+    assert len(client.control._peers[1].received) <= 3 << 16
     until(client.ended.is_set)
 
 

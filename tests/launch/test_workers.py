@@ -91,7 +91,7 @@ def test_nothing_listens_beyond_loopback() -> None:
 
 
 def test_asks_how_many_workers() -> None:
-    with pytest.raises(ValueError, match="how many workers"):
+    with pytest.raises(ValueError, match="the number of workers is 1 or more, got None"):
         run_workers(rank_and_size, 10)
 
 

@@ -23,7 +23,7 @@ from thinpipe.comm.rendezvous import MasterStore, Patience, bounded, make_store,
 from thinpipe.options import OptionError
 from thinpipe.system.sanitize import printable
 
-COMPLETE = "the run is complete"  # for say_remote
+COMPLETE = "the run is complete"  # for print_remote
 PATIENCE_S = 60.0  # default time to wait for a silent worker
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -81,9 +81,9 @@ def set_member(rank: int, size: int, *, machine: int, local: tuple[int, int], ma
     }
 
 
-def say(words: str) -> None:
+def print_line(line: str) -> None:
     """Print a line on stderr; parts of it may come from peers."""
-    print(f"thinpipe: {printable(words)}", file=sys.stderr, flush=True)
+    print(f"thinpipe: {printable(line)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -111,15 +111,15 @@ def joined(
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // me.local_size))
     # Workers of one machine share a terminal: messages of one that waits for the client are enough.
     quiet = meeting_file is not None and me.rank > 1
-    tell: Callable[[str], None] = (lambda words: None) if quiet else say
-    patience = Patience(patience_s, tell)
+    report: Callable[[str], None] = (lambda line: None) if quiet else print_line
+    patience = Patience(patience_s, report)
 
     def join() -> tuple[MasterStore, dict[int, socket.socket]]:
         found = _find_store(me, meeting_file, patience)
         return found, meet(found.store, me.rank, me.size, own_address(), patience)
 
     master_store, connections = bounded(join, patience)
-    control = Control(me.rank, connections, patience_s=patience_s, say=tell, end=end)
+    control = Control(me.rank, connections, patience_s=patience_s, report=report, end=end)
     ACTIVITY.note("connecting to the other workers")
     # Torch then waits until all are connected: an idle worker would exit while others still connect to it.
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
@@ -129,7 +129,7 @@ def joined(
             master_store.stop_listening()
         ACTIVITY.note("starting")
         master = address_and_port(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        say_remote(f"joined worker 0 at {master} as worker {me.rank} of {me.size}")
+        print_remote(f"joined worker 0 at {master} as worker {me.rank} of {me.size}")
         yield control
     except BaseException as error:
         # Keep the group: otherwise the others would see the lost connection before the cause.
@@ -141,12 +141,12 @@ def joined(
     control.close()
 
 
-def say_remote(words: str) -> None:
+def print_remote(line: str) -> None:
     """Print a line on the first worker of a machine without the client, which shows no progress or results."""
     me = member()
     launched = multiprocessing.parent_process() is not None  # by the client's command, whose terminal it shares
     if me is not None and me.machine > 0 and me.local_rank == 0 and not launched:
-        say(words)
+        print_line(line)
 
 
 def _connect(backend: str | None, own_gpu: bool, store: dist.Store, me: Member) -> str:

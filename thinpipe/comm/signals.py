@@ -19,7 +19,7 @@ from types import FrameType
 
 from thinpipe.comm.control import ACTIVITY, GRACE_S
 from thinpipe.comm.errors import Interrupted
-from thinpipe.comm.membership import say
+from thinpipe.comm.membership import print_line
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -127,7 +127,7 @@ def _watch(pipe: int, launched: bool) -> int:
             return number
         if not announced and now - began > REPEAT_S:
             announced = True
-            say(f"stopping after the step under way; {SECOND}")
+            print_line(f"stopping after the step under way; {SECOND}")
         if stops_after_step and ACTIVITY.done != finished:
             finished, finished_at = ACTIVITY.done, now
         patience_s = max(STUCK_S, STUCK_STEPS * ACTIVITY.longest_step_s) if stops_after_step else GRACE_S

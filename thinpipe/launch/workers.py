@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 from thinpipe.comm.control import GRACE_S
 from thinpipe.comm.errors import Interrupted, Terminated, WorkerError, debugging, is_secondary, leave, noted_cause
-from thinpipe.comm.membership import PATIENCE_S, joined, member, say, set_member
+from thinpipe.comm.membership import PATIENCE_S, joined, member, print_line, set_member
 from thinpipe.comm.signals import (
     ENDING,
     REPEAT_S,
@@ -69,16 +69,16 @@ class _Worker:
         """True if its process exists; if the server was killed, multiprocessing reports living workers as dead."""
         return lives(self.process.pid)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Receive the worker's result or error, or note that its process has died."""
         try:
-            good, word = self.results.recv() if self.results.poll() else (False, None)
+            succeeded, report = self.results.recv() if self.results.poll() else (False, None)
         except (EOFError, OSError):
-            good, word = False, None
-        if good:
-            self.result = (word,)
-        elif word is not None:
-            self.cause, self.code, self.is_secondary = word
+            succeeded, report = False, None
+        if succeeded:
+            self.result = (report,)
+        elif report is not None:
+            self.cause, self.code, self.is_secondary = report
         elif not self.lives:
             self.process.join(GRACE_S)
             self.cause, self.code = _end_of(self.process.exitcode)
@@ -108,13 +108,13 @@ def run_workers(
     me = member()
     if me is not None:
         if workers not in (None, me.size):
-            raise ValueError(f"this is one of {me.size} workers, but {workers} were asked for; leave one of them out")
+            raise ValueError(f"this is one of {me.size} workers, but {workers} were requested; leave one of them out")
         if network is not None:
             raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
         mine = _arguments(args, private, me.rank)
         return [_join(function, mine, me.rank, backend, patience_s, end or _end_here)]
     if workers is None or workers < 1:
-        raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
+        raise ValueError(f"the number of workers is 1 or more, got {workers}; give it, or start this under torchrun")
     import_ahead()
     folder = temporary_folder()
     job = _Job(
@@ -213,11 +213,11 @@ def _listen(workers: Sequence[_Worker], seconds: float | None, also: int | None 
     for worker in workers:
         if not worker.ended:
             ends |= {worker.results: worker, worker.process.sentinel: worker}
-    heard = connection.wait([*ends, *([] if also is None else [also])], seconds)
-    for ready in heard:
-        if ready in ends and not ends[ready].ended:
-            ends[ready].hear()
-    return heard
+    ready = connection.wait([*ends, *([] if also is None else [also])], seconds)
+    for each in ready:
+        if each in ends and not ends[each].ended:
+            ends[each].receive()
+    return ready
 
 
 def _end(workers: Sequence[_Worker], number: int | None) -> None:
@@ -236,7 +236,7 @@ def _end(workers: Sequence[_Worker], number: int | None) -> None:
     for worker in workers:
         worker.process.join(GRACE_S)
         if not worker.ended:
-            worker.hear()
+            worker.receive()
 
 
 def _stop(workers: Sequence[_Worker], number: int, signals: RaisedSignal) -> None:
@@ -248,7 +248,7 @@ def _stop(workers: Sequence[_Worker], number: int, signals: RaisedSignal) -> Non
             _signal(workers, signal.SIGKILL)
         if not announced and time.monotonic() - began > REPEAT_S:
             announced = True
-            say(f"waiting for the workers to stop; {SECOND}")
+            print_line(f"waiting for the workers to stop; {SECOND}")
         _listen(workers, 0.05)
         time.sleep(0.02)
     _end(workers, None)

@@ -189,8 +189,8 @@ class Loop:
 
     def _is_time_to_evaluate(self, step: int) -> bool:
         every = self.plan.evaluate_every
-        is_asked = every is not None and step % every == 0
-        return is_asked or step % self.plan.steps_per_epoch == 0 or step == self.plan.last_step
+        is_requested = every is not None and step % every == 0
+        return is_requested or step % self.plan.steps_per_epoch == 0 or step == self.plan.last_step
 
     def _is_save_due_after(self, step: int) -> bool:
         return self._timer is not None and self._timer.is_due_after(step)

@@ -105,7 +105,7 @@ class PipelineEngine(Engine):
         whole.fill_own(modules[index] for index in mine)
         self.stages = {index: NamedModule.of(modules[index], whole.model) for index in mine}
         for index in mine:
-            world.hold(modules[index])
+            world.to_device(modules[index])
         if whole.outputs is not None:
             whole.bring(world.device)
         self._whole, self._has_first = whole, 0 in mine

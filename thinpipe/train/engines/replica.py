@@ -75,7 +75,7 @@ class ReplicaEngine(Engine):
         (module,) = cut_units(whole.units, ())
         whole.fill_own([module])
         self.stages = {0: NamedModule.of(module, whole.model)}
-        self._module = world.hold(module)
+        self._module = world.to_device(module)
         if whole.outputs is not None:
             whole.bring(world.device)
         self._statistics = DeferredStatistics(module)

@@ -36,7 +36,7 @@ class World:
     def is_client(self) -> bool:
         return self.worker == 0
 
-    def hold(self, module: nn.Module) -> nn.Module:
+    def to_device(self, module: nn.Module) -> nn.Module:
         """Move a module to the device. On a CPU, convert it to channels-last, which makes convolutions faster."""
         if self.device.type == "cpu":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

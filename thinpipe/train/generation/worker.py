@@ -15,7 +15,7 @@ from thinpipe.codecs.spec import codec
 from thinpipe.comm.backend import CPU
 from thinpipe.comm.control import ACTIVITY
 from thinpipe.comm.group import DisagreementError
-from thinpipe.comm.membership import say_remote
+from thinpipe.comm.membership import print_remote
 from thinpipe.links.encoding import warm_codec
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
@@ -98,7 +98,7 @@ def generate(
         assert prompts is not None
         return [_Client(model, pretrained, settings, prompts, world.device).run(show, make_streamer)]
     part = world.together(lambda: _Part(settings, world))
-    say_remote(f"worker {world.worker} holds blocks {part.blocks[0]} to {part.blocks[-1]}")
+    print_remote(f"worker {world.worker} holds blocks {part.blocks[0]} to {part.blocks[-1]}")
     limits = Limits.of(facts, batch_size=settings.batch_size, max_tokens=positions_of(pretrained))
     ring, runs = Ring(world, limits), list[GenerationRun]()
     for encoded in [True, False] if settings.compare else [settings.compress != "none"]:
