@@ -189,7 +189,7 @@ def list_facts(several: Sequence[Shaping | None]) -> list[Any]:
 def _parse_group(parts: Sequence[str]) -> Shaping | None:
     if parts[0].endswith(".toml"):
         if len(parts) > 1:
-            raise OptionError(f"{{link}} {parts[0]} defines all of its links: write {', '.join(parts[1:])} into the file")
+            raise OptionError(f"{{link}} {parts[0]} has all of its links: write {', '.join(parts[1:])} into the file")
         return _read_file(parts[0])
     shape = _parse_shape(",".join(parts))
     return None if shape == Shape() else Shaping(shape)

@@ -12,7 +12,7 @@ from thinpipe.comm.control import ACTIVITY
 from thinpipe.comm.errors import StoppedTogether
 from thinpipe.comm.signals import Noted
 from thinpipe.links.counters import STAMPS
-from thinpipe.system.meter import peak_bytes
+from thinpipe.system.sizes import peak_bytes
 from thinpipe.train.batches import Samples
 from thinpipe.train.checkpoints.best import improves
 from thinpipe.train.checkpoints.interval import SaveTimer

@@ -15,13 +15,13 @@ from thinpipe.lab.bench.barrier import Barrier
 from thinpipe.lab.bench.ddp.ddp_columns import COLUMNS, KIND, ReplicaGroup, ReplicaTimes, make_groups, make_row
 from thinpipe.lab.bench.ddp.ddp_options import DTYPES, POWERSGD_START, DDPBenchOptions
 from thinpipe.lab.bench.ddp.ddp_tables import plot_speed, result_tables, row_line
+from thinpipe.lab.bench.meter import time_iterations
 from thinpipe.lab.bench.models import Shapes, Workload, build, check_model
 from thinpipe.lab.bench.outcome import Outcome, Print
 from thinpipe.lab.netem.network import thin_network
 from thinpipe.lab.records.environment import environment, gpu_topology
 from thinpipe.lab.records.record import Record, Row
 from thinpipe.launch.workers import run_workers
-from thinpipe.system.meter import time_iterations
 from thinpipe.train.engines.replica import replicate
 from thinpipe.train.engines.step import bare_step
 from thinpipe.train.engines.world import World, join_world

@@ -25,6 +25,7 @@ from thinpipe.codecs.recipes import directions
 from thinpipe.comm.membership import member
 from thinpipe.comm.shaping import list_facts
 from thinpipe.lab.bench.barrier import Barrier
+from thinpipe.lab.bench.meter import elapsed_ms, peak_extra_bytes
 from thinpipe.lab.bench.models import build_cuttable, build_named
 from thinpipe.lab.bench.outcome import Outcome, Print
 from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, KIND, WorkerMeasurements, compare, make_row
@@ -40,7 +41,6 @@ from thinpipe.pipeline.partition import StageModule, UnitCost, measure_units
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.pipeline.shaped_stage import TorchStage
 from thinpipe.pipeline.units import units_of
-from thinpipe.system.meter import elapsed_ms, peak_extra_bytes
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.finite import Checked
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
