@@ -39,13 +39,14 @@ ALLOWED = {
     "thinpipe.train.engines": {
         "thinpipe.train.engines",
         "thinpipe.train.models",
+        "thinpipe.train.shaping",
         "thinpipe.train.tasks.task",
         *_LIBRARY,
     },
     # lab
     "thinpipe.lab": {"thinpipe.lab", *_TRAINER},
     "thinpipe.lab.records": {"thinpipe.lab.records", "thinpipe.system"},
-    "thinpipe.lab.netem": {"thinpipe.lab.netem", "thinpipe.comm"},
+    "thinpipe.lab.netem": {"thinpipe.lab.netem", "thinpipe.comm", "thinpipe.train.shaping"},
     # command line
     "thinpipe.cli": {"thinpipe.cli", "thinpipe.lab", *_TRAINER},
     "thinpipe.cli.app": {"thinpipe.cli", "thinpipe.launch.forking", *_TRAINER},  # verbs and workers, by string

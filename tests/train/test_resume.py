@@ -12,11 +12,11 @@ import torch
 
 from tests.pool import Pool
 from tests.train.toy import Ears, ToyTask, run_toy, saved_model, train_toy
-from thinpipe.comm.shaping import parse_link
 from thinpipe.train.checkpoints.folder import checkpoints, load, newest
 from thinpipe.train.checkpoints.manifest import read_manifest
 from thinpipe.train.resolve import resolve_for_resume
 from thinpipe.train.running import RunOptions
+from thinpipe.train.shaping import parse_link
 
 
 def train(pool: Pool, workers: int, kind: str, running: RunOptions, given: dict[str, Any]) -> Ears:

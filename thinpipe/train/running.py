@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from thinpipe.comm.membership import PATIENCE_S, member
-from thinpipe.comm.shaping import Shaping, parse_links
 from thinpipe.links.spec import encoding
 from thinpipe.options import OptionError, Rule, between, check, shared_values
 from thinpipe.system.sizes import parse_size

@@ -12,11 +12,11 @@ from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.recipes import codecs_of, directions
 from thinpipe.codecs.spec import split_specs
-from thinpipe.comm.shaping import parse_links
 from thinpipe.lab.bench.codecs.baselines import BASELINES, OfflinePCA, baseline_codec
 from thinpipe.links.learned.axes import Axes
 from thinpipe.links.spec import encoding
 from thinpipe.options import OptionError, Rule, between, option
+from thinpipe.train.shaping import parse_links
 
 PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "Output"  # panels of the help, in this order
 MOST_THREADS, MOST_REPEATS = 1024, 1_000_000_000

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.codecs.rounding import rounding_key
-from thinpipe.comm.shaping import Shaping
 from thinpipe.links.send import SendLink, Tap
 from thinpipe.links.slot import Handover, Slot
 from thinpipe.links.spec import encoding, once
 from thinpipe.options import OptionError
-from thinpipe.pipeline.latency_model import choose_order
 from thinpipe.pipeline.order import Order, in_flight, make_order
 from thinpipe.pipeline.partition import Layout, StageModule, UnitCost, choose_cuts, cut_units, stages_of
 from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
@@ -29,10 +27,12 @@ from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, Ord
 from thinpipe.system.sizes import size_text
 from thinpipe.train.engines.engine import Engine, NamedModule, to_device
 from thinpipe.train.engines.finite import CheckedStage, NonFiniteReport, not_finite, sum_of_squares
+from thinpipe.train.engines.latency_model import choose_order
 from thinpipe.train.engines.loss import Loss
 from thinpipe.train.engines.plan import Holding, LinkPlan, holdings_of, kept_bytes, peak_activation_bytes, plan_link
 from thinpipe.train.engines.units import Meta, Units, check_private, check_shared, costs_of, cut_model
 from thinpipe.train.engines.world import World
+from thinpipe.train.shaping import Shaping
 from thinpipe.train.tasks.task import Batch
 
 

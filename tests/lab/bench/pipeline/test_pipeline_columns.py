@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from tests.lab.bench.pipeline.made_links import link
-from thinpipe.comm.shaping import shaping_of
 from thinpipe.lab.bench.models import Shapes
 from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, WorkerMeasurements, compare, make_row
 from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant

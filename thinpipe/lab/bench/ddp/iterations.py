@@ -9,7 +9,6 @@ from torch import nn
 
 from thinpipe.comm.backend import default_backend
 from thinpipe.comm.group import Group
-from thinpipe.comm.shaping import link_facts
 from thinpipe.ddp import DDPState, torch_hook
 from thinpipe.lab.bench.barrier import Barrier
 from thinpipe.lab.bench.ddp.ddp_columns import COLUMNS, KIND, ReplicaGroup, ReplicaTimes, make_groups, make_row
@@ -25,6 +24,7 @@ from thinpipe.launch.workers import run_workers
 from thinpipe.train.engines.replica import replicate
 from thinpipe.train.engines.step import bare_step
 from thinpipe.train.engines.world import World, join_world
+from thinpipe.train.shaping import link_facts
 
 
 def measure(options: DDPBenchOptions, on_row: Print, on_progress: Print) -> Outcome | None:

@@ -21,8 +21,8 @@ from typing import Any
 
 from thinpipe.comm.group import Group
 from thinpipe.comm.membership import own_address
-from thinpipe.comm.shaping import Shaping
 from thinpipe.lab.records.record import Check, figure
+from thinpipe.train.shaping import Shaping
 
 _PACKET = struct.Struct("!QQd84x")  # run id, sequence number, time of sending
 _WIRE_BYTES = _PACKET.size + 28  # with UDP and IP headers

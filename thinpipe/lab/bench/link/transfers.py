@@ -15,7 +15,6 @@ from torch import Tensor
 from thinpipe.codecs import codec
 from thinpipe.comm.backend import new_group
 from thinpipe.comm.group import Group
-from thinpipe.comm.shaping import Shaping, link_text, list_facts
 from thinpipe.lab.bench.codecs.synthetic import laplace
 from thinpipe.lab.bench.link.link_columns import KIND, LinkColumns, make_row, with_lines
 from thinpipe.lab.bench.link.link_options import WORKERS, LinkBenchOptions
@@ -34,6 +33,7 @@ from thinpipe.links.slot import Route, Slot
 from thinpipe.links.spec import encoding
 from thinpipe.pipeline.report import gather_links
 from thinpipe.train.engines.world import join_world
+from thinpipe.train.shaping import Shaping, link_text, list_facts
 
 _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs need matrices
 _WAIT = timedelta(hours=1)  # timeout of one message: 100 MB take 15 minutes at 1 Mbit/s

@@ -23,7 +23,6 @@ import torch
 
 from thinpipe.codecs.recipes import directions
 from thinpipe.comm.membership import member
-from thinpipe.comm.shaping import list_facts
 from thinpipe.lab.bench.barrier import Barrier
 from thinpipe.lab.bench.meter import elapsed_ms, peak_extra_bytes
 from thinpipe.lab.bench.models import build_cuttable, build_named
@@ -48,6 +47,7 @@ from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.step import train_step
 from thinpipe.train.engines.units import Units, cut_model, meta_of
 from thinpipe.train.engines.world import World, join_world
+from thinpipe.train.shaping import list_facts
 from thinpipe.train.tasks.task import Batch
 
 _STEPS_PER_TURN = 2  # the last one is timed

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 from thinpipe.comm.backend import new_group
 from thinpipe.comm.group import Group
-from thinpipe.comm.shaping import Shaping
 from thinpipe.lab.bench.pipeline.pipeline_options import Variant
 from thinpipe.lab.netem.network import Network, thin_network
 from thinpipe.train.engines.world import World
+from thinpipe.train.shaping import Shaping
 
 Place = tuple[int, Shaping | None]  # a number of workers and the link between them
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinpipe.comm.shaping import (
+from thinpipe.train.shaping import (
     Shape,
     Shaping,
     link_facts,
