@@ -1,4 +1,4 @@
-"""The control channel: who is silent is named, and then given up; who ends says why, and all hear it."""
+"""The control channel: silent workers are reported, then the run is aborted; every worker receives the first cause."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_silent_worker_is_named_and_then_given_up() -> None:
     assert client.lines[0].startswith("waiting for worker 1, silent for")
     assert "(last: step 40, stage 1 forward)" in client.lines[0]
     assert client.causes[0].startswith("worker 1 has been silent for")
-    assert "end" in json.loads(theirs.recv(1 << 16).splitlines()[-1])  # it is told, should it come back
+    assert "end" in json.loads(theirs.recv(1 << 16).splitlines()[-1])  # sent to it as well, should it come back
 
 
 def test_one_that_comes_back_is_welcome() -> None:
@@ -125,7 +125,7 @@ def test_a_closed_connection_is_a_worker_that_is_gone() -> None:
     assert client.causes == ["worker 1 is gone: it closed the connection, no heartbeat yet"]
 
 
-def test_a_worker_that_says_goodbye_is_not() -> None:
+def test_a_worker_that_closes_the_channel_is_not_gone() -> None:
     mine, theirs = socket.socketpair()
     client, server = Worker(0, {1: mine}), Worker(1, {0: theirs})
     server.control.close()
@@ -172,7 +172,7 @@ def test_a_channel_that_fails_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -
     assert client.causes[0].startswith("worker 0: the control channel failed: ")
 
 
-def test_a_thread_that_spins_beside_a_waiting_worker_is_no_work() -> None:
+def test_a_spinning_thread_of_a_waiting_worker_is_no_progress() -> None:
     before, stop = Activity().status()["cpu_s"], threading.Event()
 
     def spin() -> None:
@@ -237,7 +237,7 @@ def test_a_connection_that_fails_is_named_with_its_error() -> None:
     assert client.causes == ["worker 1 is gone: connection reset by peer (ECONNRESET), last: step 40, stage 1 forward"]
 
 
-def test_a_cause_is_sent_whole_to_a_peer_that_has_not_read_for_long() -> None:
+def test_a_cause_is_sent_completely_to_a_peer_that_has_not_read_for_long() -> None:
     mine, theirs = socket.socketpair()
     mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's minimum: some lines
     client = Worker(0, {1: mine}, patience_s=60)

@@ -118,7 +118,7 @@ def test_a_server_that_is_killed_is_named() -> None:
         pytest.param("disagree", ['forward codec: "uniform:8" on worker 0; "uniform:4" on worker 1'], id="disagree"),
     ],
 )
-def test_one_failure_ends_all_and_says_why(scenario: str, messages: list[str]) -> None:
+def test_one_failure_ends_all_with_its_cause(scenario: str, messages: list[str]) -> None:
     with pytest.raises(WorkerError) as error:
         run_workers(train, scenario, workers=2)
     assert not local_workers()

@@ -32,3 +32,9 @@ def printable_json(value: Any) -> Any:
 def one_line(text: str) -> str:
     """Return ``printable`` text with all white space as single spaces."""
     return printable(" ".join(text.split()))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without its full stop, or the error's type if there is none."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return line.rstrip(".") or type(error).__name__

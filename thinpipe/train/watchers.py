@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +21,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from thinpipe.comm.membership import print_line
 from thinpipe.comm.streams import fill_tensors, tensor_pieces
 from thinpipe.links.link import Link
 from thinpipe.options import OptionError, named
 from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
 from thinpipe.system.files import replace_file
+from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import size_text
 from thinpipe.system.tensors import empty_tensor, spec_bytes, specs_of
 from thinpipe.train.engines.engine import Engine
@@ -201,5 +202,4 @@ def replace_or_warn(option: str, path: Path) -> Iterator[Path]:
         with replace_file(path) as temporary:
             yield temporary
     except (OSError, SafetensorError) as error:
-        line = str(error).partition("\n")[0]
-        print(f"thinpipe: {named(option)} {path} is not written, the run goes on: {line}", file=sys.stderr, flush=True)
+        print_line(f"{named(option)} {path} is not written, the run goes on: {first_line(error)}")

@@ -16,6 +16,7 @@ from thinpipe.lab.bench.codecs.baselines import BASELINES, OfflinePCA, baseline_
 from thinpipe.links.learned.axes import Axes
 from thinpipe.links.spec import encoding
 from thinpipe.options import OptionError, Rule, between, option
+from thinpipe.system.sanitize import first_line
 from thinpipe.train.shaping import parse_links
 
 PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "Output"  # panels of the help, in this order
@@ -101,6 +102,5 @@ def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:
             if isinstance(each, KernelCodec):
                 each.kernels_on(device)
     except (RuntimeError, AssertionError) as error:  # torch raises AssertionError if it was built without CUDA
-        reason = str(error).partition("\n")[0]
-        raise OptionError(f"{rule}; {text}: {reason}") from None
+        raise OptionError(f"{rule}; {text}: {first_line(error)}") from None
     return device

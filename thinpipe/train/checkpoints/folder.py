@@ -75,22 +75,20 @@ def newest(path: Path) -> Path:
 
 def newest_manifest(path: Path) -> tuple[Path, Manifest]:
     """Return the newest checkpoint with an undamaged manifest, and the manifest; raise ValueError if there is none."""
-    damages: list[tuple[Path, str]] = []
-    for each in candidates(path):
-        try:
-            return each, read_manifest(each)
-        except DamagedError as error:
-            damages.append((each, str(error)))
-    raise ValueError(all_damaged(path, damages))
+    found, manifest, _ = newest_undamaged(path, verify=False)
+    return found, manifest
 
 
-def newest_undamaged(path: Path) -> tuple[Path, Manifest, list[tuple[Path, str]]]:
-    """Return the newest undamaged checkpoint, and the damage of later ones; raise ValueError if all are damaged."""
+def newest_undamaged(path: Path, *, verify: bool = True) -> tuple[Path, Manifest, list[tuple[Path, str]]]:
+    """Return the newest undamaged checkpoint, and the damage of later ones; raise ValueError if all are damaged.
+
+    ``verify``: read the parts, too, and compare them with their hashes.
+    """
     damages: list[tuple[Path, str]] = []
     for each in candidates(path):
         try:
             manifest = read_manifest(each)
-            for part in manifest.parts:
+            for part in manifest.parts if verify else ():
                 verify_part(each, part)
             return each, manifest, damages
         except DamagedError as error:

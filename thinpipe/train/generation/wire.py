@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -44,9 +44,9 @@ class Kind(IntEnum):
     QUIT = 4  # control message: there are no more batches
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Head:
-    """The header of a message."""
+    """The header of a message: its fields are sent in this order."""
 
     kind: Kind
     number: int = 0  # sequence number of the message in its batch
@@ -57,22 +57,12 @@ class Head:
     encoded: bool = False  # True: states are encoded by the codec
 
     def write(self, message: Tensor) -> None:
-        fields = self.kind, self.number, self.texts, self.tokens, self.has_mask, self.has_positions, self.encoded
-        _NUMBERS.pack_into(message.numpy().data, 0, *fields)
+        _NUMBERS.pack_into(message.numpy().data, 0, *astuple(self))
 
     @staticmethod
     def read(message: Tensor) -> Head:
-        kind, number, texts, tokens, *flags = _NUMBERS.unpack_from(message.numpy().data)
-        has_mask, has_positions, encoded = map(bool, flags)
-        return Head(
-            kind=Kind(kind),
-            number=number,
-            texts=texts,
-            tokens=tokens,
-            has_mask=has_mask,
-            has_positions=has_positions,
-            encoded=encoded,
-        )
+        kind, *numbers = _NUMBERS.unpack_from(message.numpy().data)
+        return Head(Kind(kind), *numbers[:3], *map(bool, numbers[3:]))
 
 
 @dataclass(frozen=True, kw_only=True)
