@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from thinpipe.comm import rendezvous
 from thinpipe.comm.errors import LinkError, WorkerError
-from thinpipe.comm.rendezvous import Patience, bounded, make_store, meet, own_address_towards
+from thinpipe.comm.rendezvous import Patience, bounded, connect_control, make_store, own_address_towards
 
 LOOPBACK = "127.0.0.1"
 
@@ -31,7 +31,7 @@ def patience(seconds: float = 20, lines: list[str] | None = None) -> Patience:
 
 def join_in_thread(store: Any, rank: int, size: int, found: dict[int, Any]) -> threading.Thread:
     def join() -> None:
-        found[rank] = meet(store, rank, size, LOOPBACK, patience())
+        found[rank] = connect_control(store, rank, size, LOOPBACK, patience())
 
     thread = threading.Thread(target=join, daemon=True)
     thread.start()
@@ -72,7 +72,7 @@ def test_who_is_missing_is_named_and_then_given_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(rendezvous, "WARN_S", 0.3)
     lines: list[str] = []
     with pytest.raises(LinkError, match=r"1 of 3 workers are here, workers 1, 2 have not come, 1 s after the start"):
-        meet(dist.HashStore(), 0, 3, LOOPBACK, Patience(1.0, lines.append))
+        connect_control(dist.HashStore(), 0, 3, LOOPBACK, Patience(1.0, lines.append))
     assert lines[0].startswith("1 of 3 workers are here, workers 1, 2 have not come")
 
 
@@ -159,7 +159,7 @@ def test_junk_in_place_of_the_address_is_one_line(junk: bytes) -> None:
     store = dist.HashStore()
     store.set(rendezvous._KEY, junk)
     with pytest.raises(LinkError, match="something else writes to its port"):
-        meet(store, 1, 2, LOOPBACK, patience())
+        connect_control(store, 1, 2, LOOPBACK, patience())
 
 
 def test_an_answer_from_something_else_is_one_line_within_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_workers_that_came_report_those_that_did_not() -> None:
 
     def join(rank: int) -> None:
         try:
-            meet(store, rank, 3, LOOPBACK, patience(1.0))
+            connect_control(store, rank, 3, LOOPBACK, patience(1.0))
         except LinkError as error:
             errors[rank] = str(error)
 

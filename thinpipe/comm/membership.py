@@ -19,7 +19,7 @@ from thinpipe.comm.addresses import address_and_port, address_of, address_toward
 from thinpipe.comm.control import ACTIVITY, Control
 from thinpipe.comm.errors import LinkError, note_cause
 from thinpipe.comm.group import link_errors
-from thinpipe.comm.rendezvous import MasterStore, Patience, bounded, make_store, meet, own_address_towards
+from thinpipe.comm.rendezvous import MasterStore, Patience, bounded, connect_control, make_store, own_address_towards
 from thinpipe.options import OptionError
 from thinpipe.system.sanitize import printable
 
@@ -90,7 +90,7 @@ def print_line(line: str) -> None:
 def joined(
     backend: str | None = None,
     *,
-    meeting_file: str | None = None,
+    store_file: str | None = None,
     patience_s: float = PATIENCE_S,
     end: Callable[[str], Any],
 ) -> Iterator[Control]:
@@ -98,7 +98,7 @@ def joined(
 
     Args:
         backend: by default NCCL if every worker has its own GPU, else gloo.
-        meeting_file: file store through which workers of one machine connect, instead of over a network.
+        store_file: file store through which workers of one machine connect, instead of over a network.
         patience_s: seconds to wait for a missing or silent worker.
         end: terminates this process and reports the cause; called from a thread.
     """
@@ -110,13 +110,13 @@ def joined(
     if "OMP_NUM_THREADS" not in os.environ:  # all workers on all cores are slower than each on its share
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // me.local_size))
     # Workers of one machine share a terminal: messages of one that waits for the client are enough.
-    quiet = meeting_file is not None and me.rank > 1
+    quiet = store_file is not None and me.rank > 1
     report: Callable[[str], None] = (lambda line: None) if quiet else print_line
     patience = Patience(patience_s, report)
 
     def join() -> tuple[MasterStore, dict[int, socket.socket]]:
-        found = _find_store(me, meeting_file, patience)
-        return found, meet(found.store, me.rank, me.size, own_address(), patience)
+        found = _find_store(me, store_file, patience)
+        return found, connect_control(found.store, me.rank, me.size, own_address(), patience)
 
     master_store, connections = bounded(join, patience)
     control = Control(me.rank, connections, patience_s=patience_s, report=report, end=end)
@@ -160,9 +160,9 @@ def _connect(backend: str | None, own_gpu: bool, store: dist.Store, me: Member) 
     return chosen
 
 
-def _find_store(me: Member, meeting_file: str | None, patience: Patience) -> MasterStore:
-    if meeting_file is not None:
-        return MasterStore(dist.FileStore(meeting_file, me.size))
+def _find_store(me: Member, store_file: str | None, patience: Patience) -> MasterStore:
+    if store_file is not None:
+        return MasterStore(dist.FileStore(store_file, me.size))
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if "GLOO_SOCKET_IFNAME" not in os.environ:
         # gloo would resolve this machine's name, often to 127.0.0.1, which the others cannot reach.

@@ -160,7 +160,9 @@ def make_store(rank: int, size: int, host: str, port: int, patience: Patience) -
         ) from None
 
 
-def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patience) -> dict[int, socket.socket]:
+def connect_control(
+    store: dist.Store, rank: int, size: int, address: str, patience: Patience
+) -> dict[int, socket.socket]:
     """Return the connections of the control channel, by the worker at the other end, (2) and (3)."""
     if size == 1:
         return {}
@@ -177,7 +179,7 @@ def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patien
         raise LinkError("the store of worker 0 has no address of it: something else writes to its port") from None
     remedy = "let this machine through its firewall, or name the right interface in GLOO_SOCKET_IFNAME"
     connection = _connect(host, port, patience, remedy)
-    while (answer := _greet(connection, hello, patience)) == b"":
+    while (answer := _send_hello(connection, hello, patience)) == b"":
         # Worker 0 drops the oldest connections when it has too many: this one's hello may not have arrived yet.
         connection.close()
         patience.wait("worker 0 closes the connection", f"is there another worker {rank}?", _GIVE_UP_S)
@@ -191,7 +193,7 @@ def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patien
     return {0: connection}
 
 
-def _greet(connection: socket.socket, hello: bytes, patience: Patience) -> bytes:
+def _send_hello(connection: socket.socket, hello: bytes, patience: Patience) -> bytes:
     """Send the hello and return the answer: a line end, _MISSING, or nothing if the connection is closed."""
     try:
         connection.sendall(hello)
@@ -214,7 +216,7 @@ class _Hello:
     received: bytes = b""
 
 
-class _Entrance:
+class _HelloServer:
     """The listening socket of the client, which receives all hellos concurrently: none delays another."""
 
     def __init__(self, listener: socket.socket, secret: str, size: int) -> None:
@@ -281,18 +283,18 @@ class _Entrance:
 def _receive_all(store: dist.Store, size: int, address: str, patience: Patience) -> dict[int, socket.socket]:
     secret = secrets.token_hex(16)
     with listen(address, 0, backlog=_BACKLOG) as listener:
-        entrance = _Entrance(listener, secret, size)
+        server = _HelloServer(listener, secret, size)
         store.set(_KEY, json.dumps({"host": address, "port": listener.getsockname()[1], "secret": secret}))
         try:
-            while len(entrance.found) < size - 1:
-                entrance.poll()
-                _wait_for_missing(entrance.found, size, patience)
+            while len(server.found) < size - 1:
+                server.poll()
+                _wait_for_missing(server.found, size, patience)
         finally:
-            entrance.close()
-    for connection in entrance.found.values():
+            server.close()
+    for connection in server.found.values():
         connection.setblocking(True)
         connection.sendall(b"\n")
-    return entrance.found
+    return server.found
 
 
 def _wait_for_missing(found: dict[int, socket.socket], size: int, patience: Patience) -> None:

@@ -22,8 +22,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
@@ -38,6 +38,8 @@ from thinpipe.comm.signals import (
     SECOND,
     RaisedSignal,
     end_with_parent,
+    handled_signals,
+    ignored_signals,
     raise_signals,
     unblock_signals,
 )
@@ -125,11 +127,12 @@ def run_workers(
         backend=backend,
         patience_s=patience_s,
         folder=folder,
-        meeting_file=str(Path(folder) / f"meeting-{next(_serial)}"),
-        ignored=frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN),
+        store_file=str(Path(folder) / f"store-{next(_serial)}"),
+        ignored=ignored_signals(),
         environment=dict(os.environ),
     )
-    with _signals_raised() as signals:
+    # Later signals must not interrupt the handling of the first.
+    with handled_signals(RaisedSignal(), lambda handler: handler is not signal.SIG_IGN) as signals:
         started: list[_Worker] = []
         try:
             for rank in range(workers):
@@ -144,7 +147,7 @@ def run_workers(
             _end(started, signal.SIGTERM)
             raise
         finally:
-            Path(job.meeting_file).unlink(missing_ok=True)
+            Path(job.store_file).unlink(missing_ok=True)
     return [worker.result[0] for worker in started if worker.result is not None]
 
 
@@ -157,8 +160,7 @@ def _join(
 ) -> Any:
     """Call the function as a worker that was started elsewhere."""
     if threading.current_thread() is threading.main_thread():
-        ignored = frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN)
-        raise_signals(leave, ignored)
+        raise_signals(leave, ignored_signals())
     end_with_parent()
     try:
         with joined(backend, patience_s=patience_s, end=end):
@@ -290,22 +292,6 @@ def _end_of(code: int | None) -> tuple[str, int]:
     return f"ended without a result, exit code {code}", 1
 
 
-@contextmanager
-def _signals_raised() -> Iterator[RaisedSignal]:
-    """Raise the first of SIGINT, SIGTERM and SIGHUP as an exception; later ones must not interrupt its handling."""
-    handler = RaisedSignal()
-    if threading.current_thread() is not threading.main_thread():
-        yield handler
-        return
-    taken = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in taken}
-    try:
-        yield handler
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
 class Network(Protocol):
     """A virtual network with a place for every worker."""
 
@@ -328,7 +314,7 @@ class _Job:
     backend: str | None
     patience_s: float
     folder: str  # temporary folder of the launcher
-    meeting_file: str
+    store_file: str
     ignored: frozenset[int]  # signals
     environment: dict[str, str]  # of the launcher, which may have changed it since the server was started
 
@@ -350,7 +336,7 @@ def _work(job: _Job, rank: int, sender: connection.Connection) -> None:
             machine = rank
             backend = backend or "gloo"  # NCCL would bypass the network through shared memory
         set_member(rank, job.workers, machine=machine, local=local, master=("127.0.0.1", "0"))
-        options: dict[str, Any] = {"meeting_file": job.meeting_file, "patience_s": job.patience_s}
+        options: dict[str, Any] = {"store_file": job.store_file, "patience_s": job.patience_s}
         with joined(backend, end=report.failed, **options):
             result = job.function(*job.args)
         report.done(result)
