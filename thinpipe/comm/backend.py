@@ -64,6 +64,11 @@ def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
     return dict(part.split(":") for part in config.split(",") if ":" in part)
 
 
+def is_preconnected() -> bool:
+    """Return True if the default group opens no connections later, whatever the device."""
+    return all(name in _BACKENDS and _BACKENDS[name].preconnected for name in _backends(None).values())
+
+
 def wire_device(group: dist.ProcessGroup | None, device: torch.device) -> torch.device:
     """Return the device of the buffers that a group sends from or receives into, for tensors on ``device``."""
     return CPU if capabilities_of(group, device).host_memory else device

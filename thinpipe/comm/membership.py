@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from thinpipe.comm.addresses import address_and_port, address_of, address_towards, interface_with
+from thinpipe.comm.backend import is_preconnected
 from thinpipe.comm.control import ACTIVITY, Control
 from thinpipe.comm.errors import LinkError, note_cause
 from thinpipe.comm.group import link_errors
@@ -124,8 +125,8 @@ def joined(
     # Torch then waits until all are connected: an idle worker would exit while others still connect to it.
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
     try:
-        chosen = _connect(backend, own_gpu, master_store.store, me)
-        if chosen == "gloo":  # NCCL opens more connections to the store for new groups
+        _connect(backend, own_gpu, master_store.store, me)
+        if is_preconnected():  # NCCL opens more connections to the store for new groups
             master_store.stop_listening()
         ACTIVITY.note("starting")
         master = address_and_port(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -149,15 +150,14 @@ def print_remote(line: str) -> None:
         print_line(line)
 
 
-def _connect(backend: str | None, own_gpu: bool, store: dist.Store, me: Member) -> str:
-    """Create the process group; return the backend that all workers chose."""
+def _connect(backend: str | None, own_gpu: bool, store: dist.Store, me: Member) -> None:
+    """Create the default process group with the backend that all workers choose."""
     try:
         with link_errors("connecting"):
             chosen = backend or ("nccl" if _all_have(own_gpu, store, me) else "gloo")
             dist.init_process_group(chosen, store=store, rank=me.rank, world_size=me.size)
     except (ValueError, MemoryError) as error:  # of gloo, which parses the contents of the store
         raise LinkError(f"the store has no addresses of workers, something else writes to its port ({error})") from None
-    return chosen
 
 
 def _find_store(me: Member, store_file: str | None, patience: Patience) -> MasterStore:

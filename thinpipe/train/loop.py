@@ -48,7 +48,7 @@ class Loop:
         self.saver, self.watchers = saver, watchers
         self.listener: Listener | None = None
         self.unsaved: str | None = None  # why there is no checkpoint of the last step
-        self._timer = None if saver is None else SaveTimer(saver.habits.save_every, plan.steps_per_epoch)
+        self._timer = None if saver is None else SaveTimer(saver.options.save_every, plan.steps_per_epoch)
         self.usage = Usage(
             engine,
             forward=settings.compress_forward,
@@ -199,7 +199,7 @@ class Loop:
         """Return True if the client keeps this model as the best so far. A collective."""
         if self.saver is None:
             return False
-        return bool(self.engine.world.gather(self.saver.habits.keep_best and improves(self.progress))[0])
+        return bool(self.engine.world.gather(self.saver.options.keep_best and improves(self.progress))[0])
 
     def _save(self, saver: Saver, *, is_best: bool) -> str | None:
         """Save; return why there is no checkpoint of this step, if so. The run continues, and the next save retries."""

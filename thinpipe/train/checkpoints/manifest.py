@@ -84,7 +84,7 @@ class Manifest:
     """Everything in a checkpoint except the tensors."""
 
     settings: Settings
-    habits: SaveOptions
+    options: SaveOptions
     progress: Progress
     first_units: tuple[int, ...]  # of each stage: where the model was cut
     data: Mapping[str, Any]  # the fingerprint of the samples
@@ -98,7 +98,7 @@ class Manifest:
             "thinpipe": self.thinpipe,
             "torch": self.torch,
             "settings": self.settings.to_json(),
-            "habits": asdict(self.habits),
+            "habits": asdict(self.options),
             "progress": asdict(self.progress),
             "first_units": list(self.first_units),
             "data": self.data,
@@ -162,7 +162,7 @@ def manifest_of(facts: Mapping[str, Any], path: Path) -> Manifest:
             raise ValueError("its parts should be a list of files")
         return Manifest(
             settings=Settings.from_json(facts["settings"]),
-            habits=from_facts(SaveOptions, facts["habits"], "its habits"),
+            options=from_facts(SaveOptions, facts["habits"], "its habits"),
             progress=from_facts(Progress, facts["progress"], "its progress"),
             first_units=tuple(map(int, facts["first_units"])),
             data=dict(facts["data"]),

@@ -59,14 +59,14 @@ class Saver:
         world: World,
         *,
         settings: Settings,
-        habits: SaveOptions,
+        options: SaveOptions,
         first_units: tuple[int, ...],
         data: Mapping[str, Any],
         expected_bytes: list[int],  # estimate for each worker's part
         companions: Mapping[str, bytes],  # of the client's data
     ) -> None:
         self.directory, self.world = directory, world
-        self.settings, self.habits, self.first_units, self.data = settings, habits, first_units, data
+        self.settings, self.options, self.first_units, self.data = settings, options, first_units, data
         self.expected_bytes, self.companions = expected_bytes, companions
 
     def save(self, progress: Progress, state: dict[str, Tensor], *, is_best: bool = False) -> Saved:
@@ -80,7 +80,7 @@ class Saver:
         partial = path.with_name(path.name + PARTIAL)
         problems = self._on_client(lambda: _make_fresh(partial))
         if not problems:
-            parts, problems = (self._collect if self.habits.save_local else self._write)(partial, state)
+            parts, problems = (self._collect if self.options.save_local else self._write)(partial, state)
         if not problems:
             problems = self._on_client(lambda: self._complete(path, partial, progress, parts))
         if problems and self.world.is_client:
@@ -154,7 +154,7 @@ class Saver:
         keep_companions(self.directory, self.companions)
         Manifest(
             settings=self.settings,
-            habits=self.habits,
+            options=self.options,
             progress=progress,
             first_units=self.first_units,
             data=self.data,
@@ -170,7 +170,7 @@ class Saver:
         found = checkpoints(self.directory)
         here = found.index(path)
         # Later ones exist if the run was resumed from before them: it will save these steps again.
-        for other in found[: max(here + 1 - self.habits.keep, 0)] + found[here + 1 :]:
+        for other in found[: max(here + 1 - self.options.keep, 0)] + found[here + 1 :]:
             if other != best:
                 with suppress(OSError):  # the new checkpoint is saved, and the next save retries
                     delete(other)
