@@ -131,7 +131,6 @@ def run_workers(
         ignored=ignored_signals(),
         environment=dict(os.environ),
     )
-    # Later signals must not interrupt the handling of the first.
     with handled_signals(RaisedSignal(), lambda handler: handler is not signal.SIG_IGN) as signals:
         started: list[_Worker] = []
         try:
