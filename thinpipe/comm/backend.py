@@ -87,16 +87,12 @@ def new_group(
 
     ``backend``: of tensors elsewhere. Raise ValueError if the default group encrypts what this one would not.
     """
-    name = backend or default_backend(CPU)
-    default = dist.get_backend()
-    if (
-        capabilities_of(None, CPU).encrypted
-        and name not in _backends(None).values()
-        and not capabilities(name).encrypted
-    ):
+    name, present = backend or default_backend(CPU), _backends(None).values()
+    encrypted = sorted(each for each in present if capabilities(each).encrypted)
+    if encrypted and name not in present and not capabilities(name).encrypted:
         raise ValueError(
-            f"backend {default!r} encrypts, and a group of {name!r} would send in the clear. Initialize the process "
-            "group with an encrypted backend for the CPU as well, as in 'cpu:NAME,cuda:NAME', or name that backend"
+            f"backend {encrypted[0]!r} encrypts, and a group of {name!r} would send in the clear. Initialize the "
+            "process group with an encrypted backend for the CPU too, as in 'cpu:NAME,cuda:NAME', or name that backend"
         )
     return dist.new_group(None if ranks is None else list(ranks), backend=name, timeout=timeout)
 

@@ -31,8 +31,7 @@ __all__ = ["DisagreementError", "Group", "P2POp", "PendingSum", "ProcessGroup", 
 
 LARGEST = 1 << 24  # bytes: the most that one worker can make another allocate
 _CHECKSUM_BYTES = 8
-# Tags of a group: links have bit 30; bit 29 is that of this module's sums and of the ring of generation, which no run
-# has both; users have small ones.
+# Links use tags from 1 << 30 on, users small ones; 1 << 29 is that of sums in training, and of the ring in generation.
 _SUM_TAG = 1 << 29
 
 
