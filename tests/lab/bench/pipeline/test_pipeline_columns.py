@@ -9,6 +9,7 @@ from thinpipe.lab.bench.models import Shapes
 from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, WorkerMeasurements, compare, make_row
 from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant
 from thinpipe.lab.bench.pipeline.pipeline_tables import describe, plot_speed, result_tables, row_line
+from thinpipe.train.shaping import shaping_of
 
 STEPS, BATCH = 2, 16
 PIPELINE = Variant(
