@@ -1,9 +1,8 @@
-"""A barrier that separates measurements and never times out in practice."""
+"""The group whose barriers separate measurements; it never times out in practice."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from thinpipe.comm.backend import new_group
 from thinpipe.comm.group import Group
@@ -13,16 +12,6 @@ from thinpipe.comm.group import Group
 WAIT = timedelta(days=1)
 
 
-class Barrier:
-    """A group of all workers that serves only as a barrier; its timeout is a day."""
-
-    def __init__(self) -> None:
-        self._group = Group.of(new_group(timeout=WAIT))
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values (JSON) of all workers once all have called this."""
-        return self._group.gather(value)
-
-    def wait(self) -> None:
-        """Return once all workers have called this."""
-        self._group.barrier()
+def barrier_group() -> Group:
+    """Return a group of all workers with a timeout of a day. A collective."""
+    return Group.of(new_group(timeout=WAIT))

@@ -10,7 +10,7 @@ from torch import nn
 from thinpipe.comm.backend import default_backend
 from thinpipe.comm.group import Group
 from thinpipe.ddp import DDPState, torch_hook
-from thinpipe.lab.bench.barrier import Barrier
+from thinpipe.lab.bench.barrier import barrier_group
 from thinpipe.lab.bench.ddp.ddp_columns import COLUMNS, KIND, ReplicaGroup, ReplicaTimes, make_groups, make_row
 from thinpipe.lab.bench.ddp.ddp_options import DTYPES, POWERSGD_START, DDPBenchOptions
 from thinpipe.lab.bench.ddp.ddp_tables import plot_speed, result_tables, row_line
@@ -43,8 +43,8 @@ def measure_iterations(options: DDPBenchOptions, on_row: Print) -> Record | None
     device = options.found_device.type
     world = join_world(device)
     backend = options.backend or default_backend(world.device)  # NCCL where each worker has its own GPU
-    barrier = Barrier()
-    machines = barrier.gather(world.machine)
+    everyone = barrier_group()
+    machines = everyone.gather(world.machine)
     groups = make_groups(machines, backend, "G" if device == "cuda" else "C")
     first = world.is_client
     config = {
@@ -65,7 +65,7 @@ def measure_iterations(options: DDPBenchOptions, on_row: Print) -> Record | None
     for model in options.models:
         for group in groups:
             mine = _measure_group(model, options, group, world) if world.worker < group.size else None
-            gathered = barrier.gather(None if mine is None else asdict(mine))  # the other replicas wait here
+            gathered = everyone.gather(None if mine is None else asdict(mine))  # the other replicas wait here
             if first:
                 times = [ReplicaTimes(**each) for each in gathered[: group.size]]
                 rows.append(make_row(model, group, options.batch_size, device, times))
