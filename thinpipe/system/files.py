@@ -233,7 +233,7 @@ def check_writable(path: Path) -> None:
     if path.exists() and not path.is_file():  # renaming onto /dev/null would replace it
         raise ValueError(f"{path}: results go to a file, this is a device or a pipe; name another")
     try:
-        temporary = temporary_beside(path)
+        temporary = temporary_name(path)
         temporary.touch(exist_ok=False)
         temporary.unlink()
     except OSError as error:

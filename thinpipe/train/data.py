@@ -58,7 +58,7 @@ class Facts:
 
     @staticmethod
     def from_json(facts: dict[str, Any]) -> Facts:
-        inputs = tuple(Meta(tuple(shape), getattr(torch, dtype)) for shape, dtype in facts["inputs"])
+        inputs = tuple(Meta(tuple(shape), dtype_named(dtype)) for shape, dtype in facts["inputs"])
         return Facts(Shape(**facts["shape"]), facts["train_samples"], facts["validation_samples"], inputs)
 
 

@@ -15,6 +15,7 @@ from thinpipe.system.sizes import parse_size
 from thinpipe.train.checkpoints.best import follow_best
 from thinpipe.train.checkpoints.interval import INTERVAL, parse_interval
 from thinpipe.train.settings import Settings
+from thinpipe.train.shaping import Shaping, parse_links
 from thinpipe.train.tasks.options import COUNT
 from thinpipe.train.tasks.panels import link_option, machine_option, output_option, save_option, training_option
 

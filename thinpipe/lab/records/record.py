@@ -22,7 +22,7 @@ from typing import Any, Literal, get_type_hints
 
 from thinpipe.lab.records.environment import environment
 from thinpipe.options import from_facts
-from thinpipe.system.files import read_json, written_whole
+from thinpipe.system.files import read_json, replace_file
 from thinpipe.system.sanitize import printable_json
 from thinpipe.version import __version__
 

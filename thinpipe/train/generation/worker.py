@@ -24,7 +24,7 @@ from thinpipe.train.engines.units import Meta, costs_of, cut_model
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.generation.prompts import Prompt, padded, positions_of
 from thinpipe.train.generation.settings import GenerationSettings
-from thinpipe.train.generation.wire import WORD_BYTES, Kind, Limits, Packing, Ring, Servers
+from thinpipe.train.generation.wire import CONTROL_BYTES, Kind, Limits, Packing, Ring, Servers
 from thinpipe.train.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, check_states
 from thinpipe.train.models.forward import takes
 from thinpipe.train.models.pretrained import PretrainedModel, quiet
@@ -87,7 +87,7 @@ def generate(
             }
             if prompts is not None:
                 facts |= {"prompts": len(prompts), "longest": max(len(prompt.tokens) for prompt in prompts)}
-            facts = agree(settings.shared() | facts, world.control_group, CPU)
+            facts = world.control.agree(settings.shared() | facts)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
         check_same_files({"model": settings.model}, partial(identity, source=settings.source), world)
@@ -157,7 +157,7 @@ class _Part:
         mine = stages_of(me, world.workers, "client-server")
         cut.fill_own(modules[index] for index in mine)
         for index in mine:
-            world.hold(modules[index])
+            world.to_device(modules[index])
         cut.bring(world.device)
 
         def packing(worker: int) -> Packing:
