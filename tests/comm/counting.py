@@ -24,11 +24,12 @@ from torch.distributed.distributed_c10d import _world
 from tests.train.toy import Ears, ToyTask, settings_for
 from thinpipe.comm.backend import Capabilities, new_group, register_backend
 from thinpipe.train.engines.world import World, join_world
+from thinpipe.train.evaluation import evaluate_model
 from thinpipe.train.generation.prompts import Prompt
 from thinpipe.train.generation.settings import Settings as GenerationSettings
 from thinpipe.train.generation.worker import generate
 from thinpipe.train.running import RunOptions
-from thinpipe.train.worker import evaluate_model, train
+from thinpipe.train.worker import train
 
 COUNTS: Counter[str] = Counter()  # operation -> calls
 OPENED: list[str] = []  # connections and listening sockets that Python opened
