@@ -54,7 +54,7 @@ def test_codecs_by_themselves_are_smaller_and_lose_something() -> None:
 def test_units_compute_what_the_model_does() -> None:
     code, output = run_script(str(EXAMPLES / "cut_a_model.py"))
     assert code == 0, output
-    assert [line.split()[0] for line in output.splitlines()[:-1]] == ["Head", *["Block"] * 3, "Tail"]
+    assert [line.split()[0] for line in output.splitlines()[:-1]] == ["HeadUnit", *["BlockUnit"] * 3, "TailUnit"]
     assert output.splitlines()[-1] == "largest difference to the whole model: 0.0e+00"
 
 

@@ -136,7 +136,7 @@ def test_imports_go_down_the_layers(path):
 @pytest.mark.parametrize(
     ("module", "source", "found"),
     [
-        ("thinpipe.codecs.tile", "from thinpipe.links.spec import encoding", ["thinpipe.links.spec"]),
+        ("thinpipe.codecs.tile", "from thinpipe.links.registry import link_codec", ["thinpipe.links.registry"]),
         ("thinpipe.pipeline.stage", "import thinpipe.train.loop", ["thinpipe.train.loop"]),
         ("thinpipe.train.loop", "from thinpipe.lab import records", ["thinpipe.lab.records"]),
         ("thinpipe.links.link", "import_module('thinpipe.train.worker')", ["thinpipe.train.worker"]),

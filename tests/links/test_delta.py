@@ -14,8 +14,8 @@ import thinpipe
 from tests.pipeline.models import batch, cut, seeded
 from tests.pipeline.pipelines import make, run_step
 from tests.pool import Pool
-from thinpipe.links.delta import COPY_DTYPE, SampleCopies, check_samples, copies_bytes
 from thinpipe.links.message import CHECKSUM_BYTES
+from thinpipe.links.sample_cache import COPY_DTYPE, SampleCopies, check_samples, copies_bytes
 from thinpipe.pipeline import PipelineStage
 from thinpipe.pipeline.report import report, reset_counters
 
@@ -43,7 +43,7 @@ class Run:
     def step(self, samples: Tensor) -> int:
         """One step on these; the bytes that each forward link carried, as all of them report."""
         for stage in self.stages:
-            stage.tell_samples(samples)
+            stage.set_samples(samples)
         run_step(self.stages, self.schedule, self.x[samples], self.y[samples])
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -109,7 +109,7 @@ def check(results: list[tuple[list[int], Any]], links: int, first: int = FIRST) 
 
 @pytest.mark.parametrize("layout", ["linear", "client-server"])
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-def test_first_whole_then_changes_and_both_ends_keep_the_same(pool: Pool, layout: str, order: str) -> None:
+def test_first_values_then_changes_and_both_ends_keep_the_same(pool: Pool, layout: str, order: str) -> None:
     check(pool.run(passes, 3, layout, order, {}), links=3 if layout == "client-server" else 2)
 
 
@@ -144,7 +144,7 @@ def partly_known(group: Any) -> list[int]:
     return [run.step(mixed), run.step(mixed)]
 
 
-def test_a_chunk_with_a_new_sample_travels_whole(pool: Pool) -> None:
+def test_a_chunk_with_a_new_sample_is_sent_in_full(pool: Pool) -> None:
     once = (3 * CHANGE + FIRST) // CHUNKS
     assert pool.run(partly_known, 2) == [[once, CHANGE]] * 2
 
@@ -163,7 +163,7 @@ def received_errors(group: Any, spec: str) -> list[float]:
         with torch.no_grad():
             truth = cut(seeded(2, WIDTH), 2)[0](run.x[:ROWS])
         if "delta" in spec:
-            stage.tell_samples(torch.arange(ROWS))
+            stage.set_samples(torch.arange(ROWS))
         run_step(run.stages, run.schedule, run.x[:ROWS], run.y[:ROWS])
         hook.remove()
         received = torch.cat(inputs[-CHUNKS:])  # before the first step torch runs the module once more
@@ -203,7 +203,7 @@ def with_mask(group: Any) -> tuple[list[int], list[str]]:
     mask = torch.ones(ROWS, WIDTH, dtype=torch.int64)
     sizes = []
     for _ in range(2):
-        stage.tell_samples(range(ROWS))
+        stage.set_samples(range(ROWS))
         schedule.step(*([x, mask] if stage.is_first else []), target=y if stage.is_last else None)
         sizes.append(report([stage])[0].wire_bytes)
         reset_counters([stage])
@@ -254,27 +254,27 @@ def refusals(group: Any) -> dict[str, str]:
 
     refused("gradients", lambda: stage(backward="delta(uniform:2)"))
     refused("count", lambda: stage(samples=None))
-    refused("other codec", lambda: stage(forward="uniform:2").tell_samples([0]))
-    refused("range", lambda: stage().tell_samples([SAMPLES]))
-    for name, samples in (("nothing told", None), ("too few", range(ROWS - CHUNKS))):
+    refused("other codec", lambda: stage(forward="uniform:2").set_samples([0]))
+    refused("range", lambda: stage().set_samples([SAMPLES]))
+    for name, samples in (("no samples", None), ("too few", range(ROWS - CHUNKS))):
         stages, schedule = make(group, "linear", "gpipe", CHUNKS, seeded(2, WIDTH), **OPTIONS)
         if samples is not None:
-            stages[0].tell_samples(samples)
+            stages[0].set_samples(samples)
         refused(name, lambda stages=stages, schedule=schedule: run_step(stages, schedule, *batch(ROWS, WIDTH)))
     return errors
 
 
 def test_what_is_refused_and_why(pool: Pool) -> None:
     for errors in pool.run(refusals, 2):
-        assert "The gradient of a sample says little about its next one" in errors["gradients"]
+        assert "The gradient of a sample is no prediction of its next one" in errors["gradients"]
         assert "as in uniform:2" in errors["gradients"]
-        assert "say how many there are, samples=N" in errors["count"]
-        assert "only delta(...) asks for the samples of a step" in errors["other codec"]
+        assert "give their number, samples=N" in errors["count"]
+        assert "only delta(...) needs the samples of a step" in errors["other codec"]
         assert "there are 64, got 64" in errors["range"]
-        assert "stage.tell_samples(indices)" in errors["nothing told"]
-        assert "was told nothing" in errors["nothing told"]
+        assert "stage.set_samples(indices)" in errors["no samples"]
+        assert "has none" in errors["no samples"]
         assert "4 chunks of float32[8, 256]" in errors["too few"]
-        assert "said to have 28" in errors["too few"]
+        assert "the step has 28" in errors["too few"]
 
 
 def filled(directory: Path | None = None) -> tuple[SampleCopies, torch.Tensor]:
@@ -282,14 +282,14 @@ def filled(directory: Path | None = None) -> tuple[SampleCopies, torch.Tensor]:
     copies.reserve(0, KEPT_SHAPE)
     copies.begin(torch.tensor([7, 2, 5, 0]), 2)
     for chunk in range(2):
-        copies.remember(chunk, 0, value[2 * chunk : 2 * chunk + 2])
+        copies.store(chunk, 0, value[2 * chunk : 2 * chunk + 2])
     return copies, value
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 def test_a_chunk_is_known_when_all_its_samples_are(tmp_path: Path, on_disk: bool) -> None:
     copies, value = filled(tmp_path / "deep" / "cache" if on_disk else None)
-    assert not copies.knows(0)  # the step under way was told before
+    assert not copies.knows(0)  # the current step had been set before
     copies.begin(torch.tensor([0, 7, 2, 1]), 2)
     assert [copies.knows(0), copies.knows(1)] == [True, False]
     x = torch.randn(2, *KEPT_SHAPE)
@@ -307,7 +307,7 @@ def test_an_evaluation_changes_nothing() -> None:
     copies.begin(None, 2)
     assert not copies.are_kept
     assert not copies.knows(0)
-    copies.remember(0, 0, torch.ones(2, *KEPT_SHAPE))
+    copies.store(0, 0, torch.ones(2, *KEPT_SHAPE))
     assert all(torch.equal(tensor, before[name]) for name, tensor in copies.state_dict().items())
 
 
@@ -316,7 +316,7 @@ def test_what_half_precision_cannot_hold_is_left_to_the_next_change() -> None:
     hard = torch.tensor([1e30, -1e30, float("nan"), float("inf"), 65519.0, 1e-12, 3.0, -0.0, 1.0, 2.0, 3.0, 4.0])
     value = torch.stack([hard.view(KEPT_SHAPE), hard.view(KEPT_SHAPE)])
     copies.begin(torch.tensor([1, 3]), 1)
-    copies.remember(0, 0, value)
+    copies.store(0, 0, value)
     assert copies.state_dict()["0"].isfinite().all()
     copies.begin(torch.tensor([1, 3]), 1)
     finite = value.isfinite()
@@ -338,7 +338,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         copies.reserve(0, (5,))
 
 
-def test_a_place_that_has_no_room_says_so(tmp_path: Path) -> None:
+def test_a_directory_without_room_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"copies of samples need 0\.0 MB in .*file.*name another place"):
         SampleCopies(KEPT, tmp_path / "file").reserve(0, KEPT_SHAPE)
@@ -359,8 +359,8 @@ def test_bytes_are_those_of_all_samples() -> None:
         ([0, 10], "counted from 0 and there are 10, got 10"),
         ([-1, 3], "got -1"),
         ([4, 2, 4], "all different, got 4 twice"),
-        ([0.5, 1.5], "whole numbers in a row"),
-        ([[0, 1]], "whole numbers in a row, got 2-D"),
+        ([0.5, 1.5], "whole numbers in one dimension"),
+        ([[0, 1]], "whole numbers in one dimension, got 2-D"),
     ],
 )
 def test_what_is_no_list_of_samples(samples: list, message: str) -> None:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from thinpipe.codecs.spec import codec
 from thinpipe.comm.errors import ChecksumError
 from thinpipe.links.counters import Ledger
-from thinpipe.links.encoding import Plain
+from thinpipe.links.link_codec import CodecAdapter
 from thinpipe.links.message import CHECKSUM_BYTES, Message, seal
 from thinpipe.links.recv import RecvLink
 from thinpipe.links.send import SendLink
@@ -39,17 +39,17 @@ def test_a_damaged_message_is_not_taken(group):
 
 
 def test_every_tensor_of_a_link_has_a_memory_of_its_own(group):
-    encoding = Plain(codec("power:2"))
+    encoding = CodecAdapter(codec("power:2"))
     encoding.attach(route(group, sends=True))
     encoding.configure([Slot(torch.Size((64, 64)), torch.float32), Slot(torch.Size((32, 128)), torch.float32)])
     for index, slot in enumerate(encoding.slots):
-        wire = torch.empty(encoding.form(0, index).wire_bytes, dtype=torch.uint8)
+        wire = torch.empty(encoding.wire_format(0, index).wire_bytes, dtype=torch.uint8)
         encoding.encode(0, index, torch.randn(slot.shape), wire)
     assert {key.partition(".")[0] for key in encoding.state_dict()} == {"0", "1"}
 
 
 def test_a_step_ends_when_everything_sent_has_left(group):
-    link, left = SendLink(Plain(codec("none")), route(group, sends=True), []), []
+    link, left = SendLink(CodecAdapter(codec("none")), route(group, sends=True), []), []
     link.transport.await_sends = lambda but=0: left.append(but)
     link.finish()
     assert left == [0]
@@ -58,7 +58,7 @@ def test_a_step_ends_when_everything_sent_has_left(group):
 def test_what_was_taken_back_is_lent_to_one_chunk_at_a_time():
     handover, x = {}, torch.randn(64, 64)
     ends = [
-        kind(Plain(codec("uniform:8")), Route(0, 1, kind is SendLink, CPU, None, handover=handover), [])
+        kind(CodecAdapter(codec("uniform:8")), Route(0, 1, kind is SendLink, CPU, None, handover=handover), [])
         for kind in (SendLink, RecvLink)
     ]
     places = []

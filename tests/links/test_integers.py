@@ -1,4 +1,4 @@
-"""Masks and other integers beside hidden states: what arrives, in how many bytes, and what damage is noticed."""
+"""Masks and other integers alongside hidden states: what arrives, in how many bytes, and what damage is noticed."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def exchange(group: Any, post_ahead: bool, traced: bool) -> tuple[list[Any], int
         stage.trace(traced and step % 2 == 1)
         schedule.step(*([x] if stage.is_first else []), target=y if stage.is_last else None)
     link = next(link for link in stage.links if link.direction == "forward")
-    told = report([stage])[0]
-    assert link.counters().wire_bytes == told.wire_bytes
+    received = report([stage])[0]
+    assert link.counters().wire_bytes == received.wire_bytes
     heard = module.heard if isinstance(module, Receives) else []
-    return heard, told.wire_bytes, told.decode_ms if worker else told.encode_ms
+    return heard, received.wire_bytes, received.decode_ms if worker else received.encode_ms
 
 
 @pytest.mark.parametrize(("post_ahead", "traced"), [(True, True), (False, False)], ids=["ahead", "in order"])
@@ -97,25 +97,25 @@ def test_integers_arrive_as_they_were_in_the_bytes_they_need(pool: Pool, post_ah
 
 
 def test_damage_of_any_bit_is_noticed(tmp_path: Any) -> None:
-    """The first byte says how long the message is: no value of it leads outside of the room."""
+    """The first byte encodes the length of the message: no value of it leads outside of the buffer."""
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
         receiver = transport(Route(0, 1, False, torch.device("cpu"), dist.group.WORLD), Ledger(), scheduled=False)
         mask = torch.arange(40).remainder(3).eq(0).long()
         for size in (40, 1):  # codes, and all the same
-            room = torch.zeros(8 * size + 1 + CHECKSUM_BYTES, dtype=torch.uint8)
-            room[: 8 * size] = mask[:size].view(torch.uint8)
-            message = Message(3, 1, 0, size=8 * size, raw=True, integers=torch.int64, room=room)
+            storage = torch.zeros(8 * size + 1 + CHECKSUM_BYTES, dtype=torch.uint8)
+            storage[: 8 * size] = mask[:size].view(torch.uint8)
+            message = Message(3, 1, 0, size=8 * size, raw=True, integers=torch.int64, storage=storage)
             pack(message)
             seal(message.buffer, 3, 1, 0)
-            length, whole = len(message.buffer), room.clone()
+            length, full = len(message.buffer), storage.clone()
             for place in range(length):
                 for bit in range(8):
-                    room.copy_(whole)
-                    room[place] ^= 1 << bit
+                    storage.copy_(full)
+                    storage[place] ^= 1 << bit
                     with pytest.raises(ChecksumError, match="chunk 1 of step 3"):
                         receiver.accept(message)
-            room.copy_(whole)
+            storage.copy_(full)
             receiver.accept(message)
             assert len(message.buffer) == length == 9 + (5 if size > 1 else 0) + CHECKSUM_BYTES
             assert torch.equal(receiver.memory.open(message).view(torch.int64), mask[:size])

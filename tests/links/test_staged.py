@@ -17,14 +17,14 @@ Arrived = dict[str, Tensor]
 
 
 class Scale(nn.Module):
-    """Multiplies by whole numbers: with what travels exact, every result is, in whatever order a device adds."""
+    """Multiplies by integers: with exact inputs, every result is, in whatever order a device adds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.factors = nn.Parameter(torch.arange(WIDTH) % 5 - 2.0)
 
     def forward(self, x: Tensor, *mask: Tensor) -> tuple[Tensor, Tensor] | Tensor:
-        """The first one says which values are not zero, the second takes them twice."""
+        """The first one marks the values that are not zero, the second takes them twice."""
         return x * self.factors + sum(x * each for each in mask) if mask else (x * self.factors, x.ne(0).long())
 
 
@@ -44,8 +44,8 @@ def run(group: Any, device: str, spec: str, post_ahead: bool) -> tuple[Arrived, 
     x, y = (torch.randint(-9, 10, (CHUNKS * ROWS, WIDTH), generator=generator).float().to(device) for _ in range(2))
     arrived: Arrived = {}
     for step in range(STEPS):
-        if stage.needs_samples:
-            stage.tell_samples(range(len(x)))
+        if stage.links.needs_samples:
+            stage.set_samples(range(len(x)))
         forward = x * 1.125**step  # exact, and not the same every time
         schedule.step(*([forward] if stage.is_first else []), target=y if stage.is_last else None)
         assert module.factors.grad is not None

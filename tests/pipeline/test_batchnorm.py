@@ -61,7 +61,7 @@ def split_backward(group: Any) -> str:
 
 
 def test_recomputation_refuses_split_backwards(pool: Pool) -> None:
-    assert "needs whole backwards" in pool.run(split_backward, 2)[0]
+    assert "needs unsplit backward passes" in pool.run(split_backward, 2)[0]
 
 
 def deferred(group: Any, recompute: bool) -> None:
@@ -81,7 +81,7 @@ def deferred(group: Any, recompute: bool) -> None:
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["stored", "recomputed"])
-def test_deferred_statistics_see_whole_batches(pool: Pool, recompute: bool) -> None:
+def test_deferred_statistics_see_complete_batches(pool: Pool, recompute: bool) -> None:
     pool.run(deferred, 2, recompute)
 
 
@@ -89,15 +89,15 @@ def test_deferred_statistics_see_whole_batches(pool: Pool, recompute: bool) -> N
 @pytest.mark.parametrize("shape", [(8, 6), (8, 6, 5), (8, 6, 3, 3)], ids=["1d", "1d sequence", "2d"])
 def test_deferred_equals_one_batch(shape: tuple[int, ...], momentum: float | None) -> None:
     kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
-    chunked, whole = kind(6, momentum=momentum), kind(6, momentum=momentum)
+    chunked, full = kind(6, momentum=momentum), kind(6, momentum=momentum)
     statistics = DeferredStatistics(chunked)
     for step in range(3):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(step)) * 3 + 2
-        whole(x)
+        full(x)
         for part in x.chunk(4):
             chunked(part)
         statistics.commit()
-    for name, buffer in whole.named_buffers():
+    for name, buffer in full.named_buffers():
         torch.testing.assert_close(dict(chunked.named_buffers())[name], buffer)
 
 

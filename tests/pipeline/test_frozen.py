@@ -36,8 +36,8 @@ def learn(group: dist.ProcessGroup, layout: str, order: str, frozen: tuple[int, 
         for stage in stages:
             stage.submod.zero_grad()
         run_step(stages, schedule, x, y)
-    whole = nn.Sequential(*plain)
-    nn.functional.mse_loss(whole(x), y).backward()
+    full = nn.Sequential(*plain)
+    nn.functional.mse_loss(full(x), y).backward()
     return {(each.source, each.target): each.wire_bytes for each in report(stages)}, _differences(stages, mine, plain)
 
 

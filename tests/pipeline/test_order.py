@@ -63,7 +63,7 @@ def test_1f1b_holds_at_most_the_stages_that_follow(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_1f1b_has_as_many_chunks_on_their_way_as_it_is_told(name: str) -> None:
+def test_1f1b_has_as_many_chunks_in_flight_as_requested(name: str) -> None:
     placement = PLACEMENTS[name]
     if len(placement) > 1:
         held = most_held(make_order("1f1b:12", placement, 64), len(placement))

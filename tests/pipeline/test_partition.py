@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from thinpipe.pipeline.partition import SLACK, UnitCost, balance, choose_cuts, cut_units, measure_units, stages_of
-from thinpipe.pipeline.units import units_of
+from thinpipe.train.models.sequential import units_of
 
 
 def test_sequential_and_unknown_models() -> None:

@@ -1,4 +1,4 @@
-"""Reports and pictures: both ends of every link put together, waits told apart from transfers."""
+"""Reports and pictures: both ends of every link put together, waits separated from transfers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reported(group: Any) -> tuple[list[LinkReport], int]:
     return links, sum(link.messages for link in report(stages))
 
 
-def test_every_worker_sees_every_link_whole(pool: Pool) -> None:
+def test_every_worker_sees_both_ends_of_every_link(pool: Pool) -> None:
     results = pool.run(reported, 2)
     assert results[0] == results[1]
     links, after_reset = results[0]

@@ -1,4 +1,4 @@
-"""What a stage does beside computing: posting ahead, reusing buffers, several tensors, evaluation, batch norm."""
+"""What a stage does besides computing: posting ahead, reusing buffers, several tensors, evaluation, batch norm."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def with_mask(group: Any, post_ahead: bool) -> tuple[list[float], list[tuple[int
 
 
 @pytest.mark.parametrize("post_ahead", [True, False], ids=["ahead", "in order"])
-def test_masks_travel_beside_hidden_states_as_bits(pool: Pool, post_ahead: bool) -> None:
+def test_masks_travel_alongside_hidden_states_as_bits(pool: Pool, post_ahead: bool) -> None:
     hidden, mask, header = 32 * 256 * 4, 32 * 256 * 8, (16 + CHECKSUM_BYTES) * CHUNKS
     packed = mask // 64 + (9 + CHECKSUM_BYTES) * CHUNKS
     for errors, sizes in pool.run(with_mask, 3, post_ahead):
@@ -217,11 +217,11 @@ def test_two_pipelines_in_one_process(pool: Pool) -> None:
 
 
 def other_shape(group: Any) -> str:
-    """A second step with fewer rows; only the sender is asked, the receiver would wait for what never comes."""
+    """A second step with fewer rows; only the sender runs it, the receiver would wait for what never comes."""
     stages, schedule = make(group, "linear", "gpipe", CHUNKS, seeded(2))
     x, y = batch(32)
     run_step(stages, schedule, x, y)
-    link = stages[0].links[0]
+    link = next(iter(stages[0].links))
     try:
         if isinstance(link, SendLink):
             link.send(0, [x[:4]])
@@ -302,15 +302,15 @@ def wrong_schedules(group: Any) -> list[str]:
 def test_schedules_say_what_they_need(pool: Pool) -> None:
     counts, order, stages = pool.run(wrong_schedules, 2)[0]
     assert "got 2 workers and 2 stages" in counts
-    assert "an order is gpipe, 1f1b, or 1f1b:N with at most N chunks on their way; got 'zigzag'" in order
+    assert "an order is gpipe, 1f1b, or 1f1b:N with at most N chunks in flight; got 'zigzag'" in order
     assert "worker 0 of 2 has stages [0, 2] of 3, in this order, got [0]" in stages
 
 
 def gpu_through_gloo(group: Any) -> str:
-    with pytest.raises(ValueError, match="told its shapes") as caught:
+    with pytest.raises(ValueError, match="needs its shapes") as caught:
         PipelineStage(nn.Linear(4, 4), group.rank(), 2, "cuda", group=group)
     return str(caught.value)
 
 
-def test_gpu_stages_on_gloo_are_told_their_shapes(pool: Pool) -> None:
+def test_gpu_stages_on_gloo_need_their_shapes(pool: Pool) -> None:
     assert "input_args and output_args" in pool.run(gpu_through_gloo, 2)[0]

@@ -38,7 +38,7 @@ CASES = [
 
 
 def follow(group: Any, layout: str, order: str, chunks: int) -> None:
-    """Optimizer steps beside the same in one process; gradients are compared in the first and the last."""
+    """Optimizer steps next to the same in one process; gradients are compared in the first and the last."""
     piped, plain = seeded(), seeded()
     stages, schedule = make(group, layout, order, chunks, piped)
     mine = [(p, q) for stage in stages for p, q in twins(stage.submod, piped, plain)]

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from tests.pool import Pool
 from tests.train.toy import Ears, train_toy
 from thinpipe import codec
-from thinpipe.links.learned.principal import LEAD, is_due
-from thinpipe.links.learned.transform import rows_of
+from thinpipe.links.learned.learner import LEAD, is_due
+from thinpipe.links.learned.row_layout import rows_of
 from thinpipe.links.message import CHECKSUM_BYTES
 from thinpipe.train.running import RunOptions
 
@@ -42,7 +42,7 @@ def test_bytes_are_those_that_shapes_and_steps_say(pool: Pool) -> None:
     rows = rows_of(SHAPE, 2, CHUNKS)
     assert rows is not None
     first, again = codec("tile:8").wire_bytes(SHAPE, torch.float32), rows.wire_bytes(2)
-    part = -(-rows.learned_bytes // CHUNKS)
+    part = -(-rows.basis_bytes // CHUNKS)
     carries = [is_due(step - LEAD, rows, 2, CHUNKS, 0) for step in range(STEPS)]
     known = [any(carries[:step]) for step in range(STEPS)]
     assert {(False, False), (False, True), (True, False), (True, True)} == set(zip(known, carries, strict=True))

@@ -95,11 +95,11 @@ def test_links_that_forget_end_elsewhere(pool: Pool, tmp_path: Path, spec: str) 
 def _train_forgetting(group: Any, running: RunOptions, given: dict[str, Any]) -> Ears:
     from thinpipe.train.engines.pipeline import PipelineEngine
 
-    remember, PipelineEngine.recall = PipelineEngine.recall, lambda self, memory: None  # type: ignore[method-assign]
+    remember, PipelineEngine.load_codec_state = PipelineEngine.load_codec_state, lambda self, memory: None  # type: ignore[method-assign]
     try:
         return train_toy(group, "plain", running, given)
     finally:
-        PipelineEngine.recall = remember  # type: ignore[method-assign]
+        PipelineEngine.load_codec_state = remember  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2+now"])
@@ -173,17 +173,17 @@ def _recalled(group: Any, running: RunOptions, given: dict[str, Any]) -> Ears:
     """What the client's links were given, beside what it heard."""
     from thinpipe.train.engines.pipeline import PipelineEngine
 
-    recall, seen = PipelineEngine.recall, {}
+    recall, seen = PipelineEngine.load_codec_state, {}
 
     def listen(self: PipelineEngine, memory: dict[str, torch.Tensor]) -> None:
         seen.update(memory)
         recall(self, memory)
 
-    PipelineEngine.recall = listen  # type: ignore[method-assign]
+    PipelineEngine.load_codec_state = listen  # type: ignore[method-assign]
     try:
         ears = train_toy(group, "dropout", running, given)
     finally:
-        PipelineEngine.recall = recall  # type: ignore[method-assign]
+        PipelineEngine.load_codec_state = recall  # type: ignore[method-assign]
     ears.recalled = seen  # type: ignore[attr-defined]
     return ears
 

@@ -11,9 +11,9 @@ Because of (1), transfers overlap with computation: gloo moves no data until the
 own tag, so the order of messages does not matter and no order can deadlock.
 
     stage         torch's calls
-    ends          the up to four link ends of a stage
+    stage_links   the up to four link ends of a stage
     send, recv    the two ends: (1) to (5), and their counters
-    encoding      the payload: a codec, deltas against copies of samples, a learned PCA basis (spec, delta, axes)
+    link_codec    the payload: a codec, changes of cached samples (delta), rows in a PCA basis (learned); registry
     transport     the sends and receives: direct, through pinned memory, or in the order of a schedule
     memory        the buffers of wires
     message       one tensor of one chunk in transit: integer packing, checksum

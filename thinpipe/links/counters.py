@@ -85,16 +85,16 @@ class LinkEnd:
 
     def to_json(self, offset: float) -> dict[str, Any]:
         """Return it as JSON with ``offset`` seconds added to all stamps: every worker has its own clock."""
-        told = asdict(self)
-        for stamp in told["stamps"]:
+        record = asdict(self)
+        for stamp in record["stamps"]:
             for name in ("start", "end", "arrived"):
                 stamp[name] = None if stamp[name] is None else stamp[name] + offset
-        return told
+        return record
 
     @staticmethod
-    def from_json(told: dict[str, Any], worker: int) -> LinkEnd:
-        counters, stamps = Counters(**told["counters"]), tuple(Stamp(**stamp) for stamp in told["stamps"])
-        return LinkEnd(told["sends"], told["source"], told["target"], counters, stamps, worker)
+    def from_json(record: dict[str, Any], worker: int) -> LinkEnd:
+        counters, stamps = Counters(**record["counters"]), tuple(Stamp(**stamp) for stamp in record["stamps"])
+        return LinkEnd(**record | {"counters": counters, "stamps": stamps, "worker": worker})
 
 
 class DeviceClock:

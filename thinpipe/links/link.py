@@ -1,79 +1,65 @@
-"""The base class of both link ends, and the transport of links within one process."""
+"""The base class of both link ends."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.links.counters import Counters, DeviceClock, Event, Ledger, LinkEnd, now
-from thinpipe.links.encoding import Encoding
-from thinpipe.links.memory import InPlace
-from thinpipe.links.message import Message, is_packed
+from thinpipe.links.counters import Counters, DeviceClock, Event, Ledger, LinkEnd
+from thinpipe.links.link_codec import LinkCodec
+from thinpipe.links.message import is_packed
 from thinpipe.links.slot import Route, Slot
-from thinpipe.links.transport import Transport, transport
+from thinpipe.links.transport import transport
+
+Tap = Callable[["Link", int, int, Tensor], None]  # link, chunk, slot, tensor to be sent
 
 
 class Link:
-    """One end of a link: an encoding produces the wires, a transport moves them."""
+    """One end of a link: a link codec produces the wires, a transport moves them."""
 
-    def __init__(self, encoding: Encoding, route: Route, events: list[Event], *, scheduled: bool = False) -> None:
-        self.encoding, self.route = encoding, route
-        encoding.attach(route)
+    tap: Tap | None = None  # of a sender: called with every tensor before it is encoded
+    trace = False  # at a receiver, also record arrival times: one thread per message
+
+    def __init__(self, codec: LinkCodec, route: Route, events: list[Event], *, scheduled: bool = False) -> None:
+        self.codec, self.route, self.device = codec, route, route.device
+        self.source, self.target, self.direction = route.source, route.target, route.direction
+        codec.attach(route)
         self.slots: list[Slot] = []
         self.chunks = self.step = 0
         self.events = events  # the stage's
         self.ledger = Ledger()
         self.clock = DeviceClock(route.device)  # of the codec
-        if route.handover is None:
-            self.transport = transport(route, self.ledger, scheduled=scheduled)
-        else:
-            self.transport = LocalTransport(route, InPlace(route), self.ledger)
-        self.forget()
-
-    @property
-    def source(self) -> int:
-        return self.route.source
-
-    @property
-    def target(self) -> int:
-        return self.route.target
-
-    @property
-    def direction(self) -> str:
-        return self.route.direction
-
-    @property
-    def device(self) -> torch.device:
-        return self.route.device
+        self.transport = transport(route, self.ledger, scheduled=scheduled)
+        self.drop_buffers()
 
     def configure(self, slots: list[Slot], chunks: int) -> None:
         """Set the slots and the chunks per step, before the first step or when they change."""
         if (slots, chunks) != (self.slots, self.chunks):
-            self.forget()
+            self.drop_buffers()
         self.route.check_limits(chunks, len(slots))
         self.slots, self.chunks = slots, chunks
-        self.encoding.configure(slots, chunks)
+        self.codec.configure(slots, chunks)
 
     def all_messages(self) -> Iterator[tuple[int, int]]:
         """Yield the chunk and slot of every message of a step."""
         return itertools.product(range(self.chunks), range(len(self.slots)))
 
-    def forget(self) -> None:
+    def drop_buffers(self) -> None:
         """Drop all buffers: they belong to other slots."""
 
     def begin_step(self, step: int) -> None:
         """Begin a step: buffers still held by the last step are released."""
         self.step = step
-        self.encoding.begin_step(step)
         self.transport.begin_step()
 
-    def begin_samples(self, samples: Tensor | None) -> None:
-        """Set the samples of the step about to start; None: an evaluation."""
-        self.encoding.begin_samples(samples, self.chunks)
+    def expect_step(self) -> None:
+        """Prepare for the messages of the next step before it begins."""
+
+    def cancel_prefetch(self) -> None:
+        """Cancel the step that was expected: all senders first, then all receivers."""
 
     def integers(self, slot: Slot) -> torch.dtype | None:
         """Return the dtype of a slot whose tensors are sent as packed integers; None for other slots."""
@@ -99,33 +85,3 @@ class Link:
 
     def __str__(self) -> str:
         return str(self.route)
-
-
-class LocalTransport(Transport):
-    """The transport between two ends in one process: the wire that is sent is the wire that is received."""
-
-    ahead = False
-
-    def begin_step(self) -> None:
-        """Do nothing: no message is in transit."""
-
-    def send(self, messages: list[Message]) -> list[dist.P2POp]:
-        assert self.route.handover is not None
-        self.seal(messages)
-        for message in messages:
-            self.route.handover[self.route.tag(message.chunk, message.slot)] = message.buffer
-        return []
-
-    def await_sends(self, but: int = 0) -> None:
-        """Do nothing: all messages have arrived."""
-
-    def post(self, messages: Iterable[Message], trace: bool) -> None:
-        list(messages)  # iterating registers each in its link; the sender's memory is used
-
-    def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
-        return []
-
-    def receive(self, message: Message) -> None:
-        assert self.route.handover is not None
-        message.needed = message.usable = now()
-        message.room = message.buffer = self.route.handover.pop(self.route.tag(message.chunk, message.slot))

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinpipe.links.message import Message, checksum_bytes, most_bytes
+from thinpipe.links.message import Message, checksum_bytes, max_bytes
 from thinpipe.links.slot import Route
 
 
@@ -40,23 +40,23 @@ class InPlace:
         """Return new memory that the backend can read and write."""
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
-    def most_bytes(self, wire_bytes: int, *, packed: bool) -> int:
-        return most_bytes(wire_bytes, packed=packed, checksum=self.checksum_bytes)
+    def max_bytes(self, wire_bytes: int, *, packed: bool) -> int:
+        return max_bytes(wire_bytes, packed=packed, checksum=self.checksum_bytes)
 
     # The sending end
 
     def wire(self, message: Message) -> Tensor:
         """Return the buffer to encode a message into."""
-        self._make_room(message)
-        return message.room[: message.size]
+        self._allocate(message)
+        return message.storage[: message.size]
 
     def load(self, message: Message, wire: Tensor) -> None:
         """Move a wire to the backend's memory: one that was encoded into ``wire()``, or a tensor's raw bytes."""
         if not message.raw:
             return
         if self.checksum_bytes:
-            self._make_room(message)
-            message.room[: message.size].copy_(wire)
+            self._allocate(message)
+            message.storage[: message.size].copy_(wire)
         else:
             message.buffer, message.borrowed = wire, True
 
@@ -67,16 +67,16 @@ class InPlace:
     def recycle(self, message: Message) -> None:
         """Make the buffer of a sent message available for reuse."""
         if not message.borrowed:
-            self._spare.setdefault(message.room.numel(), []).append(message.room)
+            self._spare.setdefault(message.storage.numel(), []).append(message.storage)
 
-    def forget(self) -> None:
+    def drop_buffers(self) -> None:
         """Drop the spare buffers: messages will have other sizes."""
         self._spare.clear()
 
-    def _make_room(self, message: Message) -> None:
-        size = self.most_bytes(message.size, packed=message.integers is not None)
+    def _allocate(self, message: Message) -> None:
+        size = self.max_bytes(message.size, packed=message.integers is not None)
         spares = self._spare.get(size)
-        message.room = message.buffer = spares.pop() if spares else self.buffer(size)
+        message.storage = message.buffer = spares.pop() if spares else self.buffer(size)
 
     # The receiving end
 
@@ -88,7 +88,7 @@ class InPlace:
 
     def open(self, message: Message) -> Tensor:
         """Return the wire for the codec."""
-        return message.room[: message.size]
+        return message.storage[: message.size]
 
     def close(self, message: Message) -> None:
         """Mark a message as decoded."""
@@ -114,8 +114,8 @@ class Pinned(InPlace):
         self._copier.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._copier):
             wire.record_stream(self._copier)
-            self._make_room(message)
-            message.room[: message.size].copy_(wire, non_blocking=True)
+            self._allocate(message)
+            message.storage[: message.size].copy_(wire, non_blocking=True)
 
     def loaded(self) -> Callable[[], None]:
         left = torch.cuda.Event()
@@ -132,8 +132,8 @@ class Pinned(InPlace):
             if message.decoded is not None:
                 self._copier.wait_event(message.decoded)
             if message.on_device is None:
-                message.on_device = torch.empty(len(message.room), dtype=torch.uint8, device=self.device)
-            message.on_device[: message.size].copy_(message.room[: message.size], non_blocking=True)
+                message.on_device = torch.empty(len(message.storage), dtype=torch.uint8, device=self.device)
+            message.on_device[: message.size].copy_(message.storage[: message.size], non_blocking=True)
             message.copied = torch.cuda.Event()
             message.copied.record()
 

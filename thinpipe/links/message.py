@@ -44,8 +44,8 @@ class Message:
     raw: bool = False  # the wire is the tensor's own bytes
     integers: torch.dtype | None = None  # dtype of integers that are packed on the wire
     # Memory that the backend reads and writes, for wire and checksum; at a receiver, for the largest ones.
-    room: Tensor = _NOTHING
-    buffer: Tensor = _NOTHING  # the bytes on the wire: the first part of ``room``
+    storage: Tensor = _NOTHING
+    buffer: Tensor = _NOTHING  # the bytes on the wire: the first part of ``storage``
     borrowed: bool = False  # the buffer is the memory of the tensor itself
     packing_ms: float = 0.0
     work: dist.Work | None = None  # in transit
@@ -72,7 +72,7 @@ def is_packed(dtype: torch.dtype, group: dist.ProcessGroup | None, device: torch
     return dtype in INTEGERS and is_on_host and capabilities_of(group, device).short_receive
 
 
-def most_bytes(wire_bytes: int, *, packed: bool, checksum: int) -> int:
+def max_bytes(wire_bytes: int, *, packed: bool, checksum: int) -> int:
     """Return the largest size in bytes of a message with a wire of ``wire_bytes``."""
     return (most_integer_bytes(wire_bytes) if packed else wire_bytes) + checksum
 
@@ -80,22 +80,22 @@ def most_bytes(wire_bytes: int, *, packed: bool, checksum: int) -> int:
 def pack(message: Message) -> None:
     """Pack the integers of a message in place, in as few bits as they need."""
     assert message.integers is not None
-    size = encode_integers(message.room[: message.size].view(message.integers), message.room)
-    message.buffer = message.room[: size + CHECKSUM_BYTES]
+    size = encode_integers(message.storage[: message.size].view(message.integers), message.storage)
+    message.buffer = message.storage[: size + CHECKSUM_BYTES]
 
 
 def find_end(message: Message) -> bool:
     """Cut a message at the end that its packed integers encode; return False if they are corrupted."""
     assert message.integers is not None
-    size = integer_bytes(message.room, message.size // message.integers.itemsize, message.integers)
-    message.buffer = message.room[: (size or 0) + CHECKSUM_BYTES]
+    size = integer_bytes(message.storage, message.size // message.integers.itemsize, message.integers)
+    message.buffer = message.storage[: (size or 0) + CHECKSUM_BYTES]
     return size is not None
 
 
 def unpack(message: Message) -> None:
     """Unpack the integers of an intact message: the inverse of ``pack``."""
     assert message.integers is not None
-    decode_integers(message.buffer[:-CHECKSUM_BYTES], message.room[: message.size].view(message.integers))
+    decode_integers(message.buffer[:-CHECKSUM_BYTES], message.storage[: message.size].view(message.integers))
 
 
 def seal(message: Tensor, step: int, chunk: int, slot: int) -> None:
@@ -107,8 +107,8 @@ def seal(message: Tensor, step: int, chunk: int, slot: int) -> None:
 def is_intact(message: Tensor, step: int, chunk: int, slot: int) -> bool:
     """Return True if the checksum of a message matches its bytes and these numbers."""
     array = message.numpy().data
-    (told,) = struct.unpack_from("<Q", array, array.nbytes - CHECKSUM_BYTES)
-    return bool(told == _checksum(array, step, chunk, slot))
+    (checksum,) = struct.unpack_from("<Q", array, array.nbytes - CHECKSUM_BYTES)
+    return bool(checksum == _checksum(array, step, chunk, slot))
 
 
 def _checksum(array: memoryview, step: int, chunk: int, slot: int) -> int:

@@ -18,9 +18,7 @@ from thinpipe.links.message import Message
 class RecvLink(Link):
     """A link end that receives into persistent buffers and decodes into tensors that it lends and reuses."""
 
-    trace = False  # also record arrival times: one thread per message
-
-    def forget(self) -> None:
+    def drop_buffers(self) -> None:
         self._messages: dict[tuple[int, int], Message] = {}  # by chunk and slot
         self._spare: dict[int, list[Tensor]] = {}  # by slot, to decode into
 
@@ -28,7 +26,7 @@ class RecvLink(Link):
         """(0) Post the receives of the next step before it begins, when message lengths are not known yet."""
         for chunk, index in self.all_messages() if self.transport.ahead else ():
             message = self._message(chunk, index)
-            message.buffer = message.room
+            message.buffer = message.storage
             self.transport.memory.reuse(message)
             self.transport.start(message)
 
@@ -67,13 +65,13 @@ class RecvLink(Link):
         """Begin a step; reclaim tensors still lent by a step without a backward, an evaluation."""
         super().begin_step(step)
         for message in self._messages.values():
-            self._take_back(message)
+            self._reclaim(message)
 
     def release(self, chunk: int) -> None:
         """(5) Reclaim the tensors of a chunk whose backward is done."""
         for index in range(len(self.slots)):
             if not self._messages[chunk, index].kept:
-                self._take_back(self._messages[chunk, index])
+                self._reclaim(self._messages[chunk, index])
 
     def keep_shared(self, chunk: int, values: Iterable[Any]) -> None:
         """Keep the memory of a chunk to the end of the step if any of these tensors shares it.
@@ -85,7 +83,7 @@ class RecvLink(Link):
             message = self._messages[chunk, index]
             message.kept = message.lent is not None and message.lent.untyped_storage().data_ptr() in addresses
 
-    def _take_back(self, message: Message) -> None:
+    def _reclaim(self, message: Message) -> None:
         if message.lent is not None:
             self._spare.setdefault(message.slot, []).append(message.lent)
             message.lent = None
@@ -98,16 +96,18 @@ class RecvLink(Link):
             integers = self.integers(self.slots[index])
             message = self._messages[chunk, index] = Message(self.step, chunk, index, integers=integers)
             if self.route.handover is None:  # otherwise the sender's memory is used
-                most = memory.most_bytes(self.encoding.most_bytes(index), packed=integers is not None)
-                message.room = memory.buffer(most)
+                most = memory.max_bytes(self.codec.max_bytes(index), packed=integers is not None)
+                message.storage = memory.buffer(most)
         return message
 
     def _expect(self, chunk: int, index: int) -> Message:
         """Return the message of a chunk and slot for the current step."""
         memory, message = self.transport.memory, self._message(chunk, index)
-        form = self.encoding.form(chunk, index)
-        message.step, message.size, message.raw = self.step, form.wire_bytes, form.raw
-        message.buffer = message.room[: memory.most_bytes(form.wire_bytes, packed=message.integers is not None)]
+        wire_format = self.codec.wire_format(chunk, index)
+        message.step, message.size, message.raw = self.step, wire_format.wire_bytes, wire_format.raw
+        message.buffer = message.storage[
+            : memory.max_bytes(wire_format.wire_bytes, packed=message.integers is not None)
+        ]
         return message
 
     def _decode(self, message: Message) -> Tensor:
@@ -115,11 +115,11 @@ class RecvLink(Link):
         slot, wire = self.slots[index], memory.open(message)
         if message.raw and memory.in_place:
             received = wire.view(slot.dtype).view(slot.shape).detach()  # autograd refuses to detach views in place
-            self.encoding.remember(chunk, index, received)
+            self.codec.observe_raw(chunk, index, received)
             return received
         spares = self._spare.get(index)
         message.lent = spares.pop() if spares else torch.empty(slot.shape, dtype=slot.dtype, device=self.device)
         with self.clock.measure() if not message.raw else nullcontext():
-            self.encoding.decode(chunk, index, wire, message.lent)
+            self.codec.decode(chunk, index, wire, message.lent)
         memory.close(message)
         return message.lent.detach()  # a new leaf every time: gradients of the previous use must not carry over

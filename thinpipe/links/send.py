@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,22 +15,19 @@ from thinpipe.links.link import Link
 from thinpipe.links.message import Message
 from thinpipe.links.slot import Slot
 
-Tap = Callable[[Link, int, int, Tensor], None]  # link, chunk, slot, tensor to be sent
-
 
 class SendLink(Link):
     """A link end that encodes into reused buffers."""
 
     warns = True  # warn if nothing is compressed; False if it is reported in another way
-    tap: Tap | None = None  # called with every tensor before it is encoded
     window = 4  # chunks in transit before the worker waits for the oldest, whose wire takes memory
 
-    def forget(self) -> None:
-        self.transport.memory.forget()
+    def drop_buffers(self) -> None:
+        self.transport.memory.drop_buffers()
 
     def configure(self, slots: list[Slot], chunks: int) -> None:
         super().configure(slots, chunks)
-        why = self.encoding.uncompressed(slots, chunks) if self.warns else None
+        why = self.codec.why_uncompressed(slots, chunks) if self.warns else None
         if why:
             self.warns = False
             warnings.warn(f"nothing is compressed on the {self}: {why}", stacklevel=2)
@@ -59,7 +56,7 @@ class SendLink(Link):
             self.transport.await_work(message)
 
     def _encode(self, chunk: int, index: int, tensor: Tensor) -> Message:
-        slot, form = self.slots[index], self.encoding.form(chunk, index)
+        slot, wire_format = self.slots[index], self.codec.wire_format(chunk, index)
         if tensor.shape != slot.shape or tensor.dtype != slot.dtype:
             raise ValueError(
                 f"all chunks of all steps have one shape: the {self} was set up for {slot}, but tensor {index} of "
@@ -70,16 +67,22 @@ class SendLink(Link):
         began = now()
         memory = self.transport.memory
         message = Message(
-            self.step, chunk, index, slot.tensor_bytes, form.wire_bytes, form.raw, integers=self.integers(slot)
+            self.step,
+            chunk,
+            index,
+            slot.tensor_bytes,
+            wire_format.wire_bytes,
+            wire_format.raw,
+            integers=self.integers(slot),
         )
-        if form.raw:
+        if wire_format.raw:
             wire = as_bytes(tensor.detach().contiguous())
-            self.encoding.remember(chunk, index, tensor)
+            self.codec.observe_raw(chunk, index, tensor)
         else:
             wire = memory.wire(message)
             with self.clock.measure():
-                self.encoding.encode(chunk, index, tensor, wire)
+                self.codec.encode(chunk, index, tensor, wire)
         memory.load(message, wire)
-        if not form.raw:
+        if not wire_format.raw:
             self.events.append(Event("encode", self.source, chunk, began, now()))
         return message

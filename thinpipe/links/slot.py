@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 # A tag encodes direction, sending stage, chunk and slot. Bit 30 avoids the small tags that users choose.
-_MOST_STAGES, _MOST_CHUNKS, _MOST_SLOTS = 1 << 10, 1 << 14, 1 << 5
+_MAX_STAGES, _MAX_CHUNKS, _MAX_SLOTS = 1 << 10, 1 << 14, 1 << 5
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Route:
 
     def tag(self, chunk: int, slot: int) -> int:
         backward = int(self.direction == "backward")
-        return 1 << 30 | ((backward * _MOST_STAGES + self.source) * _MOST_CHUNKS + chunk) * _MOST_SLOTS + slot
+        return 1 << 30 | ((backward * _MAX_STAGES + self.source) * _MAX_CHUNKS + chunk) * _MAX_SLOTS + slot
 
     def check_limits(self, chunks: int, slots: int) -> None:
         """Raise ValueError if not every message can have a unique tag."""
         for what, count, limit in (
-            ("stages", max(self.source, self.target) + 1, _MOST_STAGES),
-            ("chunks", chunks, _MOST_CHUNKS),
-            ("tensors between two stages", slots, _MOST_SLOTS),
+            ("stages", max(self.source, self.target) + 1, _MAX_STAGES),
+            ("chunks", chunks, _MAX_CHUNKS),
+            ("tensors between two stages", slots, _MAX_SLOTS),
         ):
             if count > limit:
                 raise ValueError(f"a pipeline has at most {limit} {what}, got {count}")

@@ -3,7 +3,7 @@
 ``Direct`` sends and receives on its own, each message with its tag: for backends that have tags (gloo). ``Staged`` does
 the same for a GPU whose wires are sent through host memory; threads wait for the copies, so the worker does not block.
 ``Scheduled`` starts nothing: it returns operations to torch's schedule, which starts and awaits them in its own order,
-for backends without tags (NCCL). ``LocalTransport`` of link.py connects two ends in one process.
+for backends without tags (NCCL). ``LocalTransport`` connects two ends in one process.
 """
 
 from __future__ import annotations
@@ -33,25 +33,22 @@ class Transport(ABC):
     def __init__(self, route: Route, memory: InPlace, ledger: Ledger) -> None:
         self.route, self.memory, self.ledger = route, memory, ledger
 
-    @abstractmethod
-    def begin_step(self) -> None:
+    def begin_step(self) -> None:  # noqa: B027
         """Begin a step."""
 
     @abstractmethod
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
         """Send the loaded messages of a chunk, or return the send operations for a schedule."""
 
-    @abstractmethod
-    def await_sends(self, but: int = 0) -> None:
+    def await_sends(self, but: int = 0) -> None:  # noqa: B027
         """Wait until the sends of all but the last ``but`` chunks have completed."""
 
-    @abstractmethod
-    def post(self, messages: Iterable[Message], trace: bool) -> None:
+    def post(self, messages: Iterable[Message], trace: bool) -> None:  # noqa: B027
         """Post the receives of a step, before any of them is needed; ``trace``: record arrival times."""
 
-    @abstractmethod
     def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
         """Return the receive operations of a chunk for a schedule."""
+        return []
 
     def receive(self, message: Message) -> None:
         """Wait for a posted message, or take one that the schedule has awaited; verify and unload it."""
@@ -68,8 +65,8 @@ class Transport(ABC):
     def accept(self, message: Message) -> None:
         """Verify the checksum of a received message, unpack its integers and unload it."""
         numbers = message.step, message.chunk, message.slot
-        whole = message.integers is None or find_end(message)
-        if self.memory.checksum_bytes and not (whole and is_intact(message.buffer, *numbers)):
+        has_end = message.integers is None or find_end(message)
+        if self.memory.checksum_bytes and not (has_end and is_intact(message.buffer, *numbers)):
             raise ChecksumError(
                 f"chunk {message.chunk} of step {message.step} over the {self.route}, from worker {self.route.peer}, "
                 "was changed on its way: its checksum does not match. Look for errors of the network or of memory, "
@@ -112,18 +109,18 @@ class Transport(ABC):
 
     def start(self, message: Message) -> None:
         """Start the isend or irecv of a message."""
-        tag = self.route.tag(message.chunk, message.slot)
-        if self.route.sends:
-            message.work = dist.isend(message.buffer, group=self.route.group, tag=tag, group_dst=self.route.peer)
+        route, tag = self.route, self.route.tag(message.chunk, message.slot)
+        if route.sends:
+            message.work = dist.isend(message.buffer, group=route.group, tag=tag, group_dst=route.peer)
         else:
-            message.work = dist.irecv(message.buffer, group=self.route.group, tag=tag, group_src=self.route.peer)
+            message.work = dist.irecv(message.buffer, group=route.group, tag=tag, group_src=route.peer)
         assert message.work is not None  # torch returns None to workers outside the group
 
     def operation(self, message: Message) -> dist.P2POp:
         """Return the isend or irecv of a message as an operation for a schedule."""
-        call: Callable[..., Any] = dist.isend if self.route.sends else dist.irecv
-        tag = self.route.tag(message.chunk, message.slot)
-        return dist.P2POp(call, message.buffer, group=self.route.group, tag=tag, group_peer=self.route.peer)
+        route, tag = self.route, self.route.tag(message.chunk, message.slot)
+        call: Callable[..., Any] = dist.isend if route.sends else dist.irecv
+        return dist.P2POp(call, message.buffer, group=route.group, tag=tag, group_peer=route.peer)
 
 
 class Direct(Transport):
@@ -134,15 +131,15 @@ class Direct(Transport):
         self._under_way: deque[list[Message]] = deque()  # by chunk
         self._threads: ThreadPoolExecutor | None = None
 
-    def begin_step(self) -> None:
-        """Do nothing: the sends of the last step have been awaited."""
-
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
+        self.start_sends(messages)
+        self._under_way.append(messages)
+        return []
+
+    def start_sends(self, messages: list[Message]) -> None:
         self.seal(messages)
         for message in messages:
             self.start(message)
-        self._under_way.append(messages)
-        return []
 
     def await_sends(self, but: int = 0) -> None:
         while len(self._under_way) > but:
@@ -162,22 +159,13 @@ class Direct(Transport):
             if message.work is None:  # it was not posted before the step
                 self.memory.reuse(message)
                 self.start(message)
-        if trace:
-            self.watch(expected)
-
-    def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
-        return []
-
-    def watch(self, messages: Sequence[Message]) -> None:
-        """Start a thread for each message that records its arrival."""
-        for message in messages:
-            message.pending = self.threads(len(messages)).submit(self._arrival, message)
+        for message in expected if trace else ():
+            message.pending = self.threads(len(expected)).submit(self._arrival, message)
 
     def threads(self, count: int) -> ThreadPoolExecutor:
         """Return the thread pool; create it on first use."""
         if self._threads is None:
-            name = f"thinpipe-{self.route.source}-{self.route.target}"
-            self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
+            self._threads = ThreadPoolExecutor(count, f"thinpipe-{self.route.source}-{self.route.target}")
         return self._threads
 
     def _arrival(self, message: Message) -> float:
@@ -191,48 +179,37 @@ class Staged(Direct):
     """A transport whose threads send wires once they are copied from the GPU, and copy received wires to the GPU."""
 
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
-        handed_over = self.threads(1).submit(self._hand_over, messages, self.memory.loaded())
+        started = self.threads(1).submit(self._send_loaded, messages, self.memory.loaded())
         for message in messages:
-            message.pending = handed_over
+            message.pending = started
         self._under_way.append(messages)
         return []
 
     def post(self, messages: Iterable[Message], trace: bool) -> None:
         super().post(messages, trace=True)
 
-    def _hand_over(self, messages: Sequence[Message], loaded: Callable[[], None]) -> None:
+    def _send_loaded(self, messages: list[Message], loaded: Callable[[], None]) -> None:
         loaded()
-        self.seal(messages)
-        for message in messages:
-            self.start(message)
+        self.start_sends(messages)
 
 
 class Scheduled(Transport):
     """A transport whose operations are started and awaited by a schedule."""
 
     ahead = False
-
-    def __init__(self, route: Route, memory: InPlace, ledger: Ledger) -> None:
-        super().__init__(route, memory, ledger)
-        self._handed_out: list[Message] = []
+    _handed_out: Sequence[Message] = ()
 
     def begin_step(self) -> None:
         """Recycle the messages of the last step, all of which the schedule has awaited."""
         for message in self._handed_out:
             self.memory.recycle(message)
-        self._handed_out = []
+        self._handed_out = ()
 
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
         self.memory.loaded()()  # the schedule sends immediately
         self.seal(messages)
-        self._handed_out += messages
+        self._handed_out = [*self._handed_out, *messages]
         return [self.operation(message) for message in messages]
-
-    def await_sends(self, but: int = 0) -> None:
-        """Do nothing: the schedule awaits sends."""
-
-    def post(self, messages: Iterable[Message], trace: bool) -> None:
-        """Do nothing: the schedule calls ``recv_ops`` for each chunk."""
 
     def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
         expected = list(messages)
@@ -241,8 +218,31 @@ class Scheduled(Transport):
         return [self.operation(message) for message in expected]
 
 
+class LocalTransport(Transport):
+    """The transport between two ends in one process: the wire that is sent is the wire that is received."""
+
+    ahead = False
+
+    def send(self, messages: list[Message]) -> list[dist.P2POp]:
+        assert self.route.handover is not None
+        self.seal(messages)
+        for message in messages:
+            self.route.handover[self.route.tag(message.chunk, message.slot)] = message.buffer
+        return []
+
+    def post(self, messages: Iterable[Message], trace: bool) -> None:
+        list(messages)  # iterating registers each in its link; the sender's memory is used
+
+    def receive(self, message: Message) -> None:
+        assert self.route.handover is not None
+        message.needed = message.usable = now()
+        message.storage = message.buffer = self.route.handover.pop(self.route.tag(message.chunk, message.slot))
+
+
 def transport(route: Route, ledger: Ledger, *, scheduled: bool) -> Transport:
     """Return the transport for a route."""
+    if route.handover is not None:
+        return LocalTransport(route, InPlace(route), ledger)
     staged = wire_device(route.group, route.device).type != route.device.type
     memory = Pinned(route) if staged else InPlace(route)
     if scheduled:

@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinpipe.links.counters import Event
-from thinpipe.links.link import Link
+from thinpipe.links.sample_cache import check_samples
 from thinpipe.pipeline.shaped_stage import ShapedStage
 from thinpipe.pipeline.siblings import agree, check_place, indices_here, register, siblings_of
 from thinpipe.version import __version__
@@ -30,40 +29,18 @@ class LinkedStage(ShapedStage):
         self._open = self._posted = False
         register(self)
 
-    @property
-    def links(self) -> list[Link]:
-        """The link ends of this stage; after its first step, only those to other workers."""
-        return list(self.ends)
-
-    @property
-    def events(self) -> list[Event]:
-        """The events of the current or the last step."""
-        return self.ends.events
-
-    def set_seed(self, seed: int) -> None:
-        """Set the seed of stochastic rounding from the next step on."""
-        self.ends.set_seed(seed)
-
-    @property
-    def needs_samples(self) -> bool:
-        """True if ``tell_samples`` must be called before each training step."""
-        return self.ends.needs_samples
-
-    def tell_samples(self, samples: Sequence[int] | Tensor) -> None:
+    def set_samples(self, samples: Sequence[int] | Tensor) -> None:
         """Set the samples of the next training step, in the order of its batch: for ``forward="delta(...)"``.
 
         Call it with the same samples for all stages of all workers before ``schedule.step``, but not before an
         evaluation, which does not change the copies and sends each sample like a first pass.
         """
-        self.ends.tell_samples(samples)
+        links = self.links
+        if links.sample_count is None:
+            raise ValueError(f"only delta(...) needs the samples of a step, and this stage has {links.forward_spec}")
+        links.samples = check_samples(samples, links.sample_count)
 
-    def copies_bytes(self) -> int:
-        """Return the bytes of the copies of all samples; known before the first step if shapes were given."""
-        return self.ends.copies_bytes()
-
-    def reserve_copies(self) -> None:
-        """Allocate the copies of samples now, not in the first step."""
-        self.ends.reserve_copies()
+    tell_samples = set_samples  # its name up to version 0.2
 
     def link_state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return the state of this stage's links; save it alongside the module's state.
@@ -71,14 +48,19 @@ class LinkedStage(ShapedStage):
         ``forward`` and ``backward``: codec state, and the steps so far. ``sent`` and ``received``: copies of samples,
         equal at both ends of a link.
         """
-        return self.ends.state_dict()
+        state = {end.direction: end.codec.state_dict() for end in self.links.sends}
+        shared = {name: end.codec.shared_state_dict() for name, end in self.links.forward.items()}
+        return state | {name: each for name, each in shared.items() if each}
 
     def load_link_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
-        self.ends.load_state_dict(state)
+        for end in self.links.sends:
+            end.codec.load_state_dict(state.get(end.direction, {}))
+        for name, forward in self.links.forward.items():
+            forward.codec.load_shared_state_dict(state.get(name, {}))
 
     def trace(self, on: bool = True) -> None:
         """Record the arrival time of each message from the next step on (``report``, ``draw``)."""
-        for link in self.ends.receives:
+        for link in self.links:
             link.trace = on
 
     # (1) A step opens
@@ -88,7 +70,7 @@ class LinkedStage(ShapedStage):
         if self.steps == 0:
             check_place(self)
             self._placement = dict(self.stage_index_to_group_rank)
-            self.ends.place(self._placement, self.group_rank)
+            self.links.place(self._placement, self.group_rank)
             if self.stage_index == max(indices_here(self)):
                 known = agree(self, (stage._settings() for stage in siblings_of(self)))
                 for stage in siblings_of(self):
@@ -107,7 +89,7 @@ class LinkedStage(ShapedStage):
         self.steps += 1
         self._drop_local_buffers()  # an evaluation keeps the tensors handed over
         self._open, self._posted = True, False
-        self.ends.begin_step(self.steps)
+        self.links.begin_step(self.steps)
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings that must be equal on all workers before shapes are known."""
@@ -116,9 +98,9 @@ class LinkedStage(ShapedStage):
             "thinpipe version": __version__,
             "number of stages": self.num_stages,
             "worker of each stage": [self.stage_index_to_group_rank[stage] for stage in range(self.num_stages)],
-            "forward codec": self.ends.forward_spec,
-            "backward codec": self.ends.backward_spec,
-            "samples with copies": self.ends.sample_count,
+            "forward codec": self.links.forward_spec,
+            "backward codec": self.links.backward_spec,
+            "samples with copies": self.links.sample_count,
             _trains(self.stage_index): self.is_trained,
         } | ({"model and cuts": plan} if plan else {})
 
@@ -130,12 +112,12 @@ class LinkedStage(ShapedStage):
             return
         stages = [stage for stage in siblings_of(self) if stage._open and not stage._posted]
         if any(stage._unchecked for stage in stages):
-            agree(self, (stage.ends.traffic(stage.has_backward) for stage in stages))
+            agree(self, (stage.links.traffic(stage.has_backward) for stage in stages))
         for stage in stages:
             stage._posted, stage._unchecked = True, False
             stage._actions_left = stage._chunks * stage._actions_per_chunk()
-            stage.ends.begin_traffic(stage.has_backward)
-            for link in stage.ends.receives:
+            stage.links.begin_messages(stage.has_backward)
+            for link in stage.links.receives:
                 if stage.has_backward or link.direction == "forward":
                     link.post()
 
@@ -143,8 +125,8 @@ class LinkedStage(ShapedStage):
 
     def _actions_per_chunk(self) -> int:
         """Return the number of forwards, backwards and sends of a chunk; each calls ``count_action``."""
-        forward = 1 + bool(self.ends.forward_send)
-        return forward + (1 + bool(self.ends.backward_send) if self.has_backward else 0)
+        forward = 1 + bool(self.links.forward_send)
+        return forward + (1 + bool(self.links.backward_send) if self.has_backward else 0)
 
     def count_action(self) -> None:
         """End the step after its last action: torch's schedules notify a stage of the end of training steps only."""
@@ -158,7 +140,7 @@ class LinkedStage(ShapedStage):
         stages = siblings_of(self)
         if not any(stage._open for stage in stages):
             for stage in stages:
-                for link in stage.ends.sends:
+                for link in stage.links.sends:
                     link.finish()
 
 

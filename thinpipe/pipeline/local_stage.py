@@ -24,19 +24,19 @@ class LocalStage(LinkedStage):
     """A stage that hands outputs to the next stage and gradients to the previous one, if they are on this worker."""
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
-        if self.ends.forward_recv:
+        if self.links.forward_recv:
             self._neighbour(-1).get_fwd_send_ops(mb_index)
         else:
             super().set_local_fwd_input(prev_stage_outputs, mb_index)
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
-        if self.ends.backward_send:
+        if self.links.backward_send:
             self.get_bwd_send_ops(mb_index)
             return ()
         return super().get_local_bwd_output(mb_index) if self.has_backward else ()
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        if not self.has_backward or not self.trains_here_or_before or self.ends.backward_recv:
+        if not self.has_backward or not self.trains_here_or_before or self.links.backward_recv:
             return
         outputs, infos = self.fwd_cache[mb_index][0], self.grad_recv_info[mb_index]
         gradients = tuple(

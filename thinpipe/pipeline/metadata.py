@@ -65,9 +65,9 @@ def to_json(meta: Any) -> dict[str, Any]:
     return {"forward": forward, "tensors": [None if each is None else _tensor(each) for each in metas]}
 
 
-def from_json(told: dict[str, Any]) -> Any:
-    metas: Any = tuple(None if each is None else _meta(*each) for each in told["tensors"])
-    return _utils._StageForwardMeta(metas) if told["forward"] else _utils._StageBackwardMeta(metas)
+def from_json(record: dict[str, Any]) -> Any:
+    metas: Any = tuple(None if each is None else _meta(*each) for each in record["tensors"])
+    return _utils._StageForwardMeta(metas) if record["forward"] else _utils._StageBackwardMeta(metas)
 
 
 def _tensor(meta: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Order = str  # see ORDERS
-ORDERS = "gpipe, 1f1b, or 1f1b:N with at most N chunks on their way"
+ORDERS = "gpipe, 1f1b, or 1f1b:N with at most N chunks in flight"
 
 
 class Action(NamedTuple):

@@ -47,19 +47,19 @@ class ShapedStage(TorchStage):
         torch_options: Mapping[str, Any],
     ) -> None:
         super().__init__(submodule, stage_index, num_stages, device, *torch_args, **torch_options)
-        told = dict(zip(("input_args", "output_args"), torch_args, strict=False)) | dict(torch_options)
-        shapes = [told.get(name) for name in ("input_args", "output_args")]
+        given = dict(zip(("input_args", "output_args"), torch_args, strict=False)) | dict(torch_options)
+        shapes = [given.get(name) for name in ("input_args", "output_args")]
         if any(each is None for each in shapes) and (
             wire_device(self.group, device).type != device.type or not CAN_INFER
         ):
             raise ValueError(
-                f"a stage on {device} under torch {torch.__version__} is told its shapes, as input_args and "
-                "output_args: examples of one chunk. Finding them out would need pickles (before torch 2.13), or "
+                f"a stage on {device} under torch {torch.__version__} needs its shapes, as input_args and "
+                "output_args: examples of one chunk. Inferring them would need pickles (before torch 2.13), or "
                 "tensors on the GPU through gloo, which cannot send them"
             )
-        self.ends = StageLinks(stage_index, num_stages, device, self.group, options)
+        self.links = StageLinks(stage_index, num_stages, device, self.group, options)
         if all(each is not None for each in shapes):
-            self.ends.expect(*(each if isinstance(each, tuple | list) else (each,) for each in shapes))
+            self.links.expect(*(each if isinstance(each, tuple | list) else (each,) for each in shapes))
         self._chunks = 0
         self._inputs: list[Expected] = []
         self._trains: list[bool] = []  # for each stage of the pipeline: True if it has trainable parameters
@@ -92,25 +92,25 @@ class ShapedStage(TorchStage):
             result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
         self.has_backward = has_backward
         self._chunks, self._unchecked = num_microbatches, True
-        if self.ends.forward_recv:
-            self._inputs = self._take_over(self.ends.forward_recv, self.args_recv_info)
+        if self.links.forward_recv:
+            self._inputs = self._take_over(self.links.forward_recv, self.args_recv_info)
         self._drop_local_buffers()
-        if self.ends.forward_send:
+        if self.links.forward_send:
             me: Any = self  # the attribute depends on the version
             outputs = me._stage_meta.outputs if hasattr(me, "_stage_meta") else me.get_outputs_meta()
-            self.ends.forward_send.configure([Slot.of(meta) for meta in outputs], num_microbatches)
+            self.links.forward_send.configure([Slot.of(meta) for meta in outputs], num_microbatches)
         return result
 
     def _prepare_backward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
         with frozen_statistics(self.submod):
             result = super()._prepare_backward_infra(num_microbatches, *args, **kwargs)
-        if self.ends.backward_send:
+        if self.links.backward_send:
             slots = [Slot.of(received) for received in self._inputs if received.gradient]
-            self.ends.backward_send.configure(slots, num_microbatches)
-        if self.ends.backward_recv:
-            self._take_over(self.ends.backward_recv, self.grad_recv_info)
+            self.links.backward_send.configure(slots, num_microbatches)
+        if self.links.backward_recv:
+            self._take_over(self.links.backward_recv, self.grad_recv_info)
         self._drop_local_buffers()
-        self.ends.drop_gradients(sent=not self.trains_before, received=not self.trains_here_or_before)
+        self.links.drop_gradients(sent=not self.trains_before, received=not self.trains_here_or_before)
         return result
 
     def _to_tensor(self, arg: Any) -> Tensor:
@@ -138,18 +138,18 @@ class ShapedStage(TorchStage):
         """Configure a link from torch's receive buffers, and drop these: the link has its own."""
         trained = self.trains_before if link.direction == "forward" else self.trains_here_or_before
         inputs = [Expected.of(info, trained) for info in infos[0]]
-        travelling = [item for item in inputs if link.direction == "forward" or item.gradient]
-        link.configure([Slot.of(item) for item in travelling], self._chunks)
+        crossing = [item for item in inputs if link.direction == "forward" or item.gradient]
+        link.configure([Slot.of(item) for item in crossing], self._chunks)
         for chunk in infos.values():
             for info, item in zip(chunk, inputs, strict=True):
-                info.buffer = NOTHING if item in travelling else None
+                info.buffer = NOTHING if item in crossing else None
         return inputs
 
     def _drop_local_buffers(self) -> None:
         """Drop torch's receive buffers for a neighbour on this worker, which hands over tensors directly."""
         for infos, is_local in (
-            (self.args_recv_info, not (self.is_first or self.ends.forward_recv)),
-            (self.grad_recv_info, not (self.is_last or self.ends.backward_recv)),
+            (self.args_recv_info, not (self.is_first or self.links.forward_recv)),
+            (self.grad_recv_info, not (self.is_last or self.links.backward_recv)),
         ):
             for chunk in infos.values() if is_local else ():
                 drop_buffers(chunk)

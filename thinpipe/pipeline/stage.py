@@ -52,7 +52,7 @@ class PipelineStage(LocalStage):
 
     Args:
         submodule, stage_index, num_stages, device: as torch's.
-        forward: codec of the activations: a spec such as ``"sort:8"``, a recipe such as ``"4bit"``, or a Codec. All
+        forward: codec of the activations: a spec such as ``"sort:8"``, a preset such as ``"4bit"``, or a Codec. All
             stages must have the same. ``"none"`` sends them uncompressed.
         backward: codec of the gradients, likewise.
         deferred_batch_norm: update running statistics from full mini-batches, not from chunks.
@@ -80,7 +80,7 @@ class PipelineStage(LocalStage):
         super().__init__(submodule, stage_index, num_stages, device, links, torch_args, options)
         self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
         self.recompute = recompute
-        self._whole = set[int]()  # chunks whose backward was not split into inputs and weights
+        self._unsplit = set[int]()  # chunks whose backward was not split into inputs and weights
         self.clocks = {kind: DeviceClock(device) for kind in ("forward", "backward", "weight")}
 
     def compute_ms(self) -> dict[str, float]:
@@ -91,14 +91,14 @@ class PipelineStage(LocalStage):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         self.begin()
-        return self.ends.forward_recv.recv_ops(fwd_chunk_id) if self.ends.forward_recv else []
+        return self.links.forward_recv.recv_ops(fwd_chunk_id) if self.links.forward_recv else []
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        return self.ends.backward_recv.recv_ops(bwd_chunk_id) if self.ends.backward_recv and self.has_backward else []
+        return self.links.backward_recv.recv_ops(bwd_chunk_id) if self.links.backward_recv and self.has_backward else []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.begin()
-        infos, link = self.args_recv_info[fwd_chunk_id], self.ends.forward_recv
+        infos, link = self.args_recv_info[fwd_chunk_id], self.links.forward_recv
         if link:
             gradients = self.has_backward and torch.is_grad_enabled()
             for info, item, tensor in zip(infos, self._inputs, link.receive(fwd_chunk_id), strict=True):
@@ -120,8 +120,8 @@ class PipelineStage(LocalStage):
         return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
-        if self.ends.forward_send:
-            operations = self.ends.forward_send.send(fwd_chunk_id, self.fwd_cache[fwd_chunk_id][0])
+        if self.links.forward_send:
+            operations = self.links.forward_send.send(fwd_chunk_id, self.fwd_cache[fwd_chunk_id][0])
             self.count_action()
             return operations
         if not self.is_last:
@@ -135,13 +135,13 @@ class PipelineStage(LocalStage):
             return
         if self.recompute and not full_backward:
             raise ValueError(
-                "recompute=True needs whole backwards, but this schedule computes gradients of inputs and weights "
-                "apart (zero bubble); leave recompute out or take another schedule"
+                "recompute=True needs unsplit backward passes, but this schedule computes gradients of inputs "
+                "and weights separately (zero bubble); leave recompute out or take another schedule"
             )
         if not full_backward and not self.trains_before:
             # torch finds parameters on the paths to inputs that require gradients: without any it would miss some.
             full_backward = True
-            self._whole.add(bwd_chunk_id)
+            self._unsplit.add(bwd_chunk_id)
         if not self.trains_here_or_before:  # torch's stage would raise an error
             self.fwd_cache.pop(bwd_chunk_id)
             self.bwd_cache[bwd_chunk_id] = (None,) * len(self.args_recv_info[bwd_chunk_id])
@@ -149,16 +149,16 @@ class PipelineStage(LocalStage):
             self._receive_gradients(bwd_chunk_id)
             with self._event("backward", bwd_chunk_id):
                 super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-            if self.ends.backward_recv:
-                self.ends.backward_recv.keep_shared(bwd_chunk_id, self.bwd_cache[bwd_chunk_id])
+            if self.links.backward_recv:
+                self.links.backward_recv.keep_shared(bwd_chunk_id, self.bwd_cache[bwd_chunk_id])
         if full_backward:
             self._release(bwd_chunk_id)
             self.count_action()
 
     def _receive_gradients(self, chunk: int) -> None:
         infos = self.grad_recv_info[chunk]
-        if self.ends.backward_recv:
-            received = iter(self.ends.backward_recv.receive(chunk))
+        if self.links.backward_recv:
+            received = iter(self.links.backward_recv.receive(chunk))
             for info in infos:
                 info.buffer = None if info.buffer is None else next(received)
         elif not self.is_last:
@@ -167,8 +167,8 @@ class PipelineStage(LocalStage):
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         if not self.has_backward:
             return
-        if bwd_chunk_id in self._whole:
-            self._whole.remove(bwd_chunk_id)
+        if bwd_chunk_id in self._unsplit:
+            self._unsplit.remove(bwd_chunk_id)
             return
         with self._event("weight", bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
@@ -178,13 +178,13 @@ class PipelineStage(LocalStage):
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
         if not self.has_backward or self.is_first:
             return []
-        if self.ends.backward_send:
+        if self.links.backward_send:
             gradients = [
                 gradient if gradient is not None else item.zeros(self.device)
                 for item, gradient in zip(self._inputs, self.bwd_cache.pop(bwd_chunk_id), strict=False)
                 if item.gradient
             ]
-            operations = self.ends.backward_send.send(bwd_chunk_id, gradients)
+            operations = self.links.backward_send.send(bwd_chunk_id, gradients)
             self.count_action()
             return operations
         if self.stage_index - 1 in indices_here(self):
@@ -195,7 +195,7 @@ class PipelineStage(LocalStage):
         if not self.is_first:
             drop_buffers(self.args_recv_info[chunk])
         drop_buffers(self.grad_recv_info[chunk])
-        for link in self.ends.receives:
+        for link in self.links.receives:
             link.release(chunk)
 
     # (8): a step ends
@@ -219,4 +219,4 @@ class PipelineStage(LocalStage):
         ACTIVITY.note(f"stage {self.stage_index} {kind}")
         with self.clocks[kind].measure():
             yield
-        self.events.append(Event(kind, self.stage_index, chunk, began, now()))
+        self.links.events.append(Event(kind, self.stage_index, chunk, began, now()))

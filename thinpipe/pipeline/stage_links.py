@@ -14,12 +14,11 @@ from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import directions
 from thinpipe.comm.backend import capabilities_of
 from thinpipe.links.counters import Event
-from thinpipe.links.delta import check_samples
 from thinpipe.links.link import Link
 from thinpipe.links.recv import RecvLink
+from thinpipe.links.registry import check_directions, link_codec
 from thinpipe.links.send import SendLink
 from thinpipe.links.slot import Handover, Route, Slot
-from thinpipe.links.spec import check_directions, encoding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,140 +36,92 @@ class LinkOptions:
 
 
 class StageLinks:
-    """The link ends of one stage; an end is None if there is no such neighbour."""
+    """The link ends of one stage; an end is None if there is no such neighbour, or it is on the same worker."""
 
     def __init__(self, stage: int, stages: int, device: torch.device, group: Any, options: LinkOptions) -> None:
         forward, backward = options.forward, options.backward
         forward = directions(forward)[0] if isinstance(forward, str) else forward
         backward = directions(backward)[1] if isinstance(backward, str) else backward
         check_directions(forward, backward)
-        self.forward_spec, self.backward_spec = encoding(forward).spec, encoding(backward).spec
-        self.needs_samples = encoding(forward).needs_samples
+        self.forward_spec, self.backward_spec = link_codec(forward).spec, link_codec(backward).spec
+        self.needs_samples = link_codec(forward).needs_samples
         if self.needs_samples and options.samples is None:
-            raise ValueError(f"{self.forward_spec} keeps a copy of every sample: say how many there are, samples=N")
+            raise ValueError(f"{self.forward_spec} keeps a copy of every sample: give their number, samples=N")
         self.sample_count = options.samples if self.needs_samples else None
-        self.stage, self.events = stage, list[Event]()  # of the current or the last step
-        self._samples: Tensor | None = None  # of the next training step
-
-        ahead = capabilities_of(group, device).tags if options.post_ahead is None else options.post_ahead
-
-        def end(kind: Any, source: int, target: int) -> Any:
-            if min(source, target) < 0 or max(source, target) >= stages:
-                return None
-            spec = forward if target > source else backward
-            codes = encoding(spec, samples=self.sample_count, copies_in=options.copies_in)
-            route = Route(source, target, kind is SendLink, device, group, handover=options.handover)
-            return kind(codes, route, self.events, scheduled=not ahead)
-
-        self.forward_recv: RecvLink | None = end(RecvLink, stage - 1, stage)
-        self.forward_send: SendLink | None = end(SendLink, stage, stage + 1)
-        self.backward_recv: RecvLink | None = end(RecvLink, stage + 1, stage)
-        self.backward_send: SendLink | None = end(SendLink, stage, stage - 1)
-        for send in self.sends:
-            send.window = options.window
-        self.set_seed(options.seed)
+        self.events: list[Event] = []  # of the current or the last step
+        self.samples: Tensor | None = None  # of the next training step
+        ends: dict[str, Link] = {}
+        is_ahead = capabilities_of(group, device).tags if options.post_ahead is None else options.post_ahead
+        for name, source, target in (
+            ("forward_recv", stage - 1, stage),
+            ("forward_send", stage, stage + 1),
+            ("backward_recv", stage + 1, stage),
+            ("backward_send", stage, stage - 1),
+        ):
+            if min(source, target) >= 0 and max(source, target) < stages:
+                spec = forward if target > source else backward
+                codec = link_codec(spec, samples=self.sample_count, copies_in=options.copies_in)
+                codec.seed = options.seed
+                route = Route(source, target, source == stage, device, group, handover=options.handover)
+                kind = SendLink if route.sends else RecvLink
+                ends[name] = kind(codec, route, self.events, scheduled=not is_ahead)
+        self._set(ends)
+        for each in self.sends:
+            each.window = options.window
 
     def __iter__(self) -> Iterator[Link]:
-        ends = (self.forward_recv, self.forward_send, self.backward_recv, self.backward_send)
-        return (end for end in ends if end)
+        return iter(self._ends.values())
+
+    def _set(self, ends: dict[str, Any]) -> None:
+        self._ends: dict[str, Link] = ends
+        self.forward_recv: RecvLink | None = ends.get("forward_recv")
+        self.forward_send: SendLink | None = ends.get("forward_send")
+        self.backward_recv: RecvLink | None = ends.get("backward_recv")
+        self.backward_send: SendLink | None = ends.get("backward_send")
 
     @property
     def sends(self) -> list[SendLink]:
-        return [end for end in (self.forward_send, self.backward_send) if end]
+        return [end for end in self if isinstance(end, SendLink)]
 
     @property
     def receives(self) -> list[RecvLink]:
-        return [end for end in (self.forward_recv, self.backward_recv) if end]
+        return [end for end in self if isinstance(end, RecvLink)]
 
     @property
-    def _forward(self) -> dict[str, Link]:
-        """The forward link ends by their names in ``state_dict``."""
-        ends: dict[str, Link | None] = {"sent": self.forward_send, "received": self.forward_recv}
-        return {name: end for name, end in ends.items() if end}
+    def forward(self) -> dict[str, Link]:
+        """The forward link ends by their names in ``link_state_dict``."""
+        return {"sent" if end.route.sends else "received": end for end in self if end.direction == "forward"}
 
     def place(self, placement: Mapping[int, int], me: int) -> None:
         """Set the worker of each stage: drop links between stages on one worker, unless they have a handover."""
-        for name in ("forward_recv", "forward_send", "backward_recv", "backward_send"):
-            end: Link | None = getattr(self, name)
-            if end:
-                end.route.peer = placement[end.route.other_stage]
-                if end.route.peer == me and end.route.handover is None:
-                    setattr(self, name, None)
+        for end in self:
+            end.route.peer = placement[end.route.other_stage]
+        ends = self._ends.items()
+        self._set({name: end for name, end in ends if end.route.peer != me or end.route.handover is not None})
 
     def expect(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Configure the forward slots from example tensors before the first step, so that copies can be counted."""
         for name, like in (("received", inputs), ("sent", outputs)):
-            if name in self._forward:
-                self._forward[name].encoding.configure([Slot.of(each) for each in like])
+            if name in self.forward:
+                self.forward[name].codec.configure([Slot.of(each) for each in like])
 
     def drop_gradients(self, *, sent: bool, received: bool) -> None:
         """Drop the links of gradients to be ``sent`` or ``received``, if no stage upstream is trained."""
-        self.backward_send = None if sent else self.backward_send
-        self.backward_recv = None if received else self.backward_recv
-
-    def expect_step(self) -> None:
-        """Post the receives of the next step, which must be a training step like the last.
-
-        Otherwise receives are posted by the first action of the step, and senders wait for that.
-        """
-        for end in self.receives:
-            end.expect_step()
-
-    def cancel_prefetch(self) -> None:
-        """Cancel the expected step; all workers must do so."""
-        for send in self.sends:
-            send.cancel_prefetch()
-        for receive in self.receives:
-            receive.cancel_prefetch()
+        dropped = {"backward_send": sent, "backward_recv": received}
+        self._set({name: end for name, end in self._ends.items() if not dropped.get(name)})
 
     def begin_step(self, step: int) -> None:
         self.events.clear()
         for end in self:
             end.begin_step(step)
 
-    def tell_samples(self, samples: Sequence[int] | Tensor) -> None:
-        if self.sample_count is None:
-            raise ValueError(f"only delta(...) asks for the samples of a step, and this stage has {self.forward_spec}")
-        self._samples = check_samples(samples, self.sample_count)
-
-    def begin_traffic(self, training: bool) -> None:
-        """Begin the messages of a step with the samples set by ``tell_samples``; an evaluation has none."""
-        for end in self:
-            end.encoding.begin_traffic(training)
-        if not self.needs_samples:
-            return
-        samples = None
+    def begin_messages(self, training: bool) -> None:
+        """Begin the messages of a step with its samples; an evaluation has none."""
+        samples = self.samples if training else None
         if training:
-            samples, self._samples = self._samples, None
-            if samples is None:
-                raise ValueError(
-                    f"{self.forward_spec} sends what changed of each sample: before a training step tell all stages "
-                    f"which ones it has, stage.tell_samples(indices); stage {self.stage} was told nothing"
-                )
-        for side in self._forward.values():
-            side.begin_samples(samples)
-
-    def set_seed(self, seed: int) -> None:
-        for end in self.sends:
-            end.encoding.seed = seed
-
-    def copies_bytes(self) -> int:
-        return sum(end.encoding.copies_bytes() for end in self._forward.values())
-
-    def reserve_copies(self) -> None:
-        for end in self._forward.values():
-            end.encoding.reserve_copies()
-
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        state = {end.direction: end.encoding.state_dict() for end in self.sends}
-        shared = {name: end.encoding.shared_state_dict() for name, end in self._forward.items()}
-        return state | {name: kept for name, kept in shared.items() if kept}
-
-    def load_state_dict(self, state: Mapping[str, dict[str, Tensor]]) -> None:
-        for end in self.sends:
-            end.encoding.load_state_dict(state.get(end.direction, {}))
-        for name, side in self._forward.items():
-            side.encoding.load_shared_state_dict(state.get(name, {}))
+            self.samples = None
+        for end in self:
+            end.codec.begin_step(end.step, training, samples)
 
     def traffic(self, training: bool) -> dict[str, Any]:
         """Return the slots that must be equal at both ends before the first tensor is sent."""

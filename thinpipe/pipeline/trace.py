@@ -61,7 +61,7 @@ def gather_step(stages: Sequence[PipelineStage]) -> list[Bar]:
     """
     group = Group.of(stages[0].group, stages[0].device)
     offset = clock_offset(group)
-    mine = [asdict(event) for stage in stages for event in stage.events]
+    mine = [asdict(event) for stage in stages for event in stage.links.events]
     bars = [
         (worker, event["kind"], event["stage"], event["chunk"], event["start"] + shift, event["end"] + shift)
         for worker, (shift, events) in enumerate(group.gather([offset, mine]))

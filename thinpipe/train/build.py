@@ -71,7 +71,7 @@ def prepare(
         )
     )
     engine = _make_engine(adapted, task, settings, running, world, facts)
-    print_remote(describe_held(engine.holdings(), world.worker))
+    print_remote(describe_held(engine.holdings, world.worker))
     if running.export is None:
         return Prepared(engine, None, rebuild)
     if exported is not None and adapted.config is not None and not running.merge:
@@ -85,7 +85,7 @@ def _make_engine(
 ) -> Engine:
     """Return the engine of this worker for a model and settings."""
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
-    fill = adapted.fill(task.fill(settings.source, settings.seed))
+    fill = adapted.loader(task.weight_loader(settings.source, settings.seed))
     model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
     if settings.parallel != "pipeline":
         return ReplicaEngine(

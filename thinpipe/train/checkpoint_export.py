@@ -20,7 +20,7 @@ from thinpipe.train.checkpoints.part import DamagedError
 from thinpipe.train.export import Export
 from thinpipe.train.models.adapters import adapt, adapter_names, merged
 from thinpipe.train.models.save import check_new_folder
-from thinpipe.train.models.weights import empty
+from thinpipe.train.models.weights import release
 from thinpipe.train.preflight import Output, check_outputs
 from thinpipe.train.resolve import check_saved, resolve_for_resume
 from thinpipe.train.settings import Settings
@@ -67,7 +67,7 @@ class CheckpointExport:
                 values = export.untrained(names, self.built)
                 yield from (merged(self.built, values, adapters) if added else values).items()
                 if export.form.twin is not None and export.fill is not None:
-                    empty(export.form.twin, names)
+                    release(export.form.twin, names)
 
         export.write(tensors(), self.manifest.progress, lambda: None)
 

@@ -67,7 +67,7 @@ def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None 
     source = settings.source
     units = task.preflight(source)
     if settings.lora is not None or settings.freeze or adapter is not None:
-        model = task.hollow(source)
+        model = task.init_on_meta(source)
         if model is not None and adapter is not None:
             adapter.put_on(model, with_head=False)  # the classes are known only from the data
         elif model is not None:

@@ -25,7 +25,6 @@ from thinpipe.system.tensors import dtype_named, empty_tensor, spec_bytes, specs
 from thinpipe.train.checkpoints.manifest import Progress
 from thinpipe.train.checkpoints.state import model_tensors
 from thinpipe.train.engines.engine import Engine
-from thinpipe.train.engines.units import Fill
 from thinpipe.train.models.adapters import (
     Adapted,
     AdapterForm,
@@ -36,6 +35,7 @@ from thinpipe.train.models.adapters import (
     without_adapters,
 )
 from thinpipe.train.models.save import ModelFolder, ModelForm
+from thinpipe.train.models.weights import LoadWeights
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import Task
 from thinpipe.version import __version__
@@ -58,7 +58,7 @@ class Export:
     form: ModelForm
     settings: Settings
     files: Mapping[str, bytes]  # that belong to the model, as a tokenizer's
-    fill: Fill | None  # gives parameters of the model their values; None: it was built with them
+    fill: LoadWeights | None  # gives parameters of the model their values; None: it was built with them
     tensors: int  # of the model
 
     @staticmethod
@@ -72,14 +72,14 @@ class Export:
             form=ModelForm(model),
             settings=settings,
             files={**task.companions(settings.source), **kept},
-            fill=task.fill(settings.source, settings.seed),
+            fill=task.weight_loader(settings.source, settings.seed),
             tensors=len(model.state_dict()),
         )
 
     def of_adapter(self, adapted: Adapted) -> Export:
         """Return the export of the adapters alone, in the format of peft."""
         form = AdapterForm(adapted, self.settings.model)
-        return replace(self, form=form, fill=adapted.fill(self.fill))
+        return replace(self, form=form, fill=adapted.loader(self.fill))
 
     @property
     def is_adapter(self) -> bool:

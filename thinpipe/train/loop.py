@@ -120,7 +120,7 @@ class Loop:
         watching = [watcher for watcher in self.watchers if watcher.begin(number + 1)]
         training = self.samples.training
         batches = [None] * settings.accumulate if training is None else training.step(epoch, position)
-        self.engine.tell_samples(self.samples.order.step(epoch, position))
+        self.engine.samples = self.samples.order.step(epoch, position)
         done = train_step(
             self.engine,
             self.optimizer,

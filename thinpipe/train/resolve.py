@@ -12,7 +12,7 @@ import torch
 
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
 from thinpipe.comm.membership import member
-from thinpipe.links.spec import learns, once
+from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, as_typed, options_of, read
 from thinpipe.train.checkpoints.folder import (
     candidates,
@@ -66,7 +66,7 @@ def resolve_evaluation(run: Path | None, given: Mapping[str, Any], adapter: Save
         check_exported(chosen["model"])
         chosen.setdefault("task", "lm")
     settings = _resolve_new(chosen)
-    if settings.parallel == "pipeline" and learns(settings.compress_forward):
+    if settings.parallel == "pipeline" and link_codec(settings.compress_forward).needs_basis:
         _check_learned(settings.compress_forward, trained_with)
     check_devices(settings)
     return settings
@@ -192,7 +192,8 @@ def _kept(saved: Settings, chosen: Mapping[str, Any]) -> dict[str, Any]:
     if chosen.get("compress") is not None or saved.parallel == "data":
         kept.pop("compress_forward", None)
     elif same and saved.parallel == "pipeline":
-        kept["compress_forward"] = once(saved.compress_forward)  # delta(...) needs samples that were seen before
+        # delta(...) needs samples that were seen before
+        kept["compress_forward"] = link_codec(saved.compress_forward).evaluation_spec
     return kept
 
 

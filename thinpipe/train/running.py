@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thinpipe.comm.membership import PATIENCE_S, member
-from thinpipe.links.spec import encoding
+from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, Rule, between, check, shared_values
 from thinpipe.system.sizes import parse_size
 from thinpipe.train.checkpoints.best import follow_best
@@ -243,7 +243,7 @@ class RunOptions:
         if self.export is not None:
             settings.check_export(merge=self.merge)
         cached = self.delta_cache is not None or self.delta_cache_limit != RunOptions.delta_cache_limit
-        if cached and not encoding(settings.compress_forward).needs_samples:
+        if cached and not link_codec(settings.compress_forward).needs_samples:
             raise OptionError(
                 "{delta_cache} and {delta_cache_limit} are for delta(...), and activations travel through "
                 f"{settings.compress_forward}; leave them out"

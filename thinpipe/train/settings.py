@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thinpipe.codecs.spec import codec
-from thinpipe.links.spec import check_directions
+from thinpipe.links.registry import check_directions
 from thinpipe.options import OptionError, Rule, above, below, between, check, from_facts, options_of, pair
 from thinpipe.pipeline.order import ORDERS, Order, is_order
 from thinpipe.pipeline.partition import Layout

@@ -82,12 +82,14 @@ class StepTrace:
     def begin(self, step: int) -> bool:
         if step != self._step:
             return False
-        self._engine.trace(True)
+        for link in self._engine.links:
+            link.trace = True
         return True
 
     def end(self) -> None:
         bars = gather_step(self._engine.training_stages)
-        self._engine.trace(False)
+        for link in self._engine.links:
+            link.trace = False
         if self._engine.world.is_client:
             with replace_or_warn("{trace}", self._path) as temporary:
                 (draw if self._path.suffix == ".png" else write_chrome_trace)(bars, temporary)
@@ -120,11 +122,11 @@ class StepCapture:
                 f"this run goes on after step {first_step}, {{capture_steps}} asks for step {lost[0]}, and "
                 f"{capture.path} does not have it; ask for later ones"
             )
-        self.file_bytes = len(steps) * capture.chunks * engine.float_bytes_per_chunk()
+        self.file_bytes = len(steps) * capture.chunks * engine.partition.float_bytes_per_chunk()
         if self.file_bytes > capture.limit:
             raise OptionError(
                 f"{{capture}} would write {size_text(self.file_bytes)}: {len(steps)} steps, {capture.chunks} chunks of "
-                f"each, {size_text(engine.float_bytes_per_chunk())} a chunk; {{capture_limit}} allows "
+                f"each, {size_text(engine.partition.float_bytes_per_chunk())} a chunk; {{capture_limit}} allows "
                 f"{size_text(capture.limit)}. Ask for fewer steps or chunks, or allow more"
             )
 
@@ -132,13 +134,15 @@ class StepCapture:
         if step not in self.steps:
             return False
         self._step = step
-        self._engine.tap(self._keep)
+        for link in self._engine.links:
+            link.tap = self._keep
         return True
 
     def end(self) -> None:
         from safetensors.torch import save_file
 
-        self._engine.tap(None)
+        for link in self._engine.links:
+            link.tap = None
         self._kept |= _gather_at_client(self._mine, self._engine.world, most=self.file_bytes)
         self._mine = {}
         if self._engine.world.is_client:

@@ -248,7 +248,7 @@ def _saver(
 def _plan(
     task: Task, settings: Settings, running: RunOptions, facts: Facts, engine: Engine, progress: Progress
 ) -> Plan:
-    holdings = engine.holdings()
+    holdings = engine.holdings
     same = ("parallel", "workers", "chunks", "batch_size", "epochs", "accumulate")
     return Plan(
         task=task.name,

@@ -10,9 +10,9 @@ import torch
 from thinpipe.lab.bench.models import CUTTABLE, Shapes, build_cuttable, build_named
 from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions
 from thinpipe.pipeline.partition import cut_units
-from thinpipe.pipeline.units import units_of
 from thinpipe.train.engines.loss import Loss
 from thinpipe.train.engines.units import cut_model, meta_of
+from thinpipe.train.models.sequential import units_of
 
 SMALL = Shapes(batch_size=2, image_size=32, tokens=8, width=0.25, hidden=32, layers=2)
 
@@ -43,7 +43,7 @@ def test_models_of_users_have_random_weights_and_a_loss(name, tmp_path, monkeypa
     model, batch, fill = build_named(settings.source, SMALL)
     units = cut_model(model, meta_of(batch.inputs), fill)
     complete = cut_units(units.units, ())[0]
-    units.fill_own([complete])
+    units.load_own([complete])
     assert batch.labels.shape == (2, 8)
     with torch.no_grad():
         summed, _ = Loss(units.tail, device=torch.device("cpu")).score(complete(*batch.inputs), batch.labels)

@@ -12,19 +12,12 @@ from torch import Tensor
 
 from thinpipe.codecs.kernels import Kernels, reference, select
 from thinpipe.codecs.normal import boundaries, distortion, levels
+from thinpipe.links.learned import learner as learning
 from thinpipe.links.learned import transform as wires
-from thinpipe.links.learned.principal import Learner, _Moments, allocate, stride_of
-from thinpipe.links.learned.transform import (
-    FRESH,
-    LEARNING_SHARE,
-    MOST_AXES,
-    OFTEN,
-    Basis,
-    Rows,
-    decode,
-    encode,
-    rows_of,
-)
+from thinpipe.links.learned.learner import BasisLearner, fill_moments, stride_of
+from thinpipe.links.learned.pca import allocate
+from thinpipe.links.learned.row_layout import BASIS_SHARE, MAX_AXES, MAX_INTERVAL, MIN_INTERVAL, Rows, rows_of
+from thinpipe.links.learned.transform import Basis, decode, encode
 
 SHAPES = [(2048, 96), (16, 128, 64), (8, 16, 32, 32), (8, 3, 16, 16), (4, 7, 7, 64), (8, 40, 5, 3), (64, 1009)]
 
@@ -43,13 +36,13 @@ def correlated(shape: tuple[int, ...], seed: int = 0) -> Tensor:
 def learned(x: Tensor, bits: float, chunks: int = 8) -> tuple[Rows, Basis]:
     rows = rows_of(x.shape, bits, chunks)
     assert rows is not None
-    learner = Learner({}, rows, bits)
+    learner = BasisLearner({}, rows, bits)
     learner.add(rows.columns(x))
     learner.fold()
     learner.start()
-    told, forth = learner.take()
-    assert len(told) == rows.learned_bytes
-    return rows, Basis.read(told, rows, bits, forth)
+    encoded, projection = learner.take()
+    assert len(encoded) == rows.basis_bytes
+    return rows, Basis.read(encoded, rows, bits, projection)
 
 
 def round_trip(x: Tensor, rows: Rows, basis: Basis, bits: float) -> Tensor:
@@ -105,10 +98,10 @@ def test_learning_takes_a_small_part_and_axes_stay_fresh(shape: tuple[int, ...],
     rows = rows_of(shape, bits, 4)
     assert rows is not None
     every = rows.every(bits, 4)
-    assert rows.size <= MOST_AXES
-    assert rows.learned_bytes / every <= LEARNING_SHARE * 4 * rows.wire_bytes(bits)
-    assert every >= OFTEN
-    assert every <= FRESH or rows.size <= 16
+    assert rows.size <= MAX_AXES
+    assert rows.basis_bytes / every <= BASIS_SHARE * 4 * rows.wire_bytes(bits)
+    assert every >= MIN_INTERVAL
+    assert every <= MAX_INTERVAL or rows.size <= 16
     per_value = 8 * rows.wire_bytes(bits) / math.prod(shape)
     assert bits - 8 / rows.width <= per_value <= bits + 16 / rows.width + 8 * bits / rows.count
 
@@ -182,18 +175,18 @@ def test_what_is_not_finite_stays_so_in_its_row_and_teaches_nothing(bad: float) 
     out = round_trip(x, rows, basis, 2)
     assert not out[7].isfinite().any()
     assert out[torch.arange(512) != 7].isfinite().all()
-    learner = Learner({}, rows, 2)
+    learner = BasisLearner({}, rows, 2)
     for step in (x, correlated((512, 64)), x):
         learner.add(rows.columns(step))
         learner.fold()
-    untouched = Learner({}, rows, 2)
-    untouched.kept["origin"] = learner.kept["origin"]
+    untouched = BasisLearner({}, rows, 2)
+    untouched.state["origin"] = learner.state["origin"]
     for name in ("moments", "weight"):
-        untouched.kept[name] = torch.zeros_like(learner.kept[name])
+        untouched.state[name] = torch.zeros_like(learner.state[name])
     untouched.add(rows.columns(correlated((512, 64))))
     untouched.fold()
-    assert all(torch.equal(untouched.kept[name], each) for name, each in learner.kept.items())
-    assert all(each.isfinite().all() for each in learner.kept.values())
+    assert all(torch.equal(untouched.state[name], each) for name, each in learner.state.items())
+    assert all(each.isfinite().all() for each in learner.state.values())
 
 
 @pytest.mark.parametrize("fill", [0.0, -3.0, 1e30, 1e-30])
@@ -229,7 +222,7 @@ def test_nothing_is_rounded_for_a_stage_that_computes_in_bfloat16(shape: tuple[i
     out = round_trip(x, rows, basis, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         _, again = learned(x, 3)
-        assert torch.equal(again.back, basis.back)
+        assert torch.equal(again.reconstruction, basis.reconstruction)
         assert torch.equal(round_trip(x, rows, again, 3), out)
 
 
@@ -253,22 +246,22 @@ def test_moments_of_bfloat16_find_axes_as_good(
     kind: str, bits: int, more: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a GPU takes them: values are rounded, and their products are not."""
-    rows, fill, errors = Rows(torch.Size((1024, 96)), 2, 48), _Moments.fill, []
+    rows, errors = Rows(torch.Size((1024, 96)), 2, 48), []
 
-    def rounded(moments: _Moments, columns: Tensor, origin: Tensor) -> None:
-        fill(moments, (columns - origin).bfloat16().float(), torch.zeros_like(origin))
+    def rounded(flat: Tensor, columns: Tensor, origin: Tensor, rows: Rows) -> None:
+        fill_moments(flat, (columns - origin).bfloat16().float(), torch.zeros_like(origin), rows)
 
-    for each in (fill, rounded):
-        monkeypatch.setattr(_Moments, "fill", each)
-        learner = Learner({}, rows, bits)
+    for each in (fill_moments, rounded):
+        monkeypatch.setattr(learning, "fill_moments", each)
+        learner = BasisLearner({}, rows, bits)
         for step in range(60):
             learner.add(rows.columns(step_of(kind, step)))
             learner.fold()
             if step % 5 == 4:
                 learner.start()
-                told, forth = learner.take()
+                encoded, projection = learner.take()
         x = step_of(kind, 60)
-        errors.append(error(round_trip(x, rows, Basis.read(told, rows, bits, forth), bits), x))
+        errors.append(error(round_trip(x, rows, Basis.read(encoded, rows, bits, projection), bits), x))
     assert errors[0] < (0.1 if bits == 2 else 1e-3)
     assert errors[1] == pytest.approx(errors[0], rel=more)
 
@@ -277,17 +270,17 @@ def test_around_another_origin_the_same_is_learned() -> None:
     rows, x = Rows(torch.Size((1024, 96)), 2, 48), correlated((1024, 96), seed=9)
     found = []
     for centers in (False, True):
-        learner = Learner({}, rows, 4)
+        learner = BasisLearner({}, rows, 4)
         for seed in range(3):
             learner.add(rows.columns(correlated((1024, 96), seed)))
             learner.fold()
             if centers:
-                before = learner.kept["origin"]
+                before = learner.state["origin"]
                 learner.center()
-                assert not torch.equal(learner.kept["origin"], before)
+                assert not torch.equal(learner.state["origin"], before)
         learner.start()
-        told, forth = learner.take()
-        found.append(round_trip(x, rows, Basis.read(told, rows, 4, forth), 4))
+        encoded, projection = learner.take()
+        found.append(round_trip(x, rows, Basis.read(encoded, rows, 4, projection), 4))
     assert error(found[1], x) == pytest.approx(error(found[0], x), rel=1e-3)
 
 
@@ -296,10 +289,10 @@ def test_any_bytes_decode_to_something() -> None:
     for seed in range(20):
         rows = rows_of((40, 48), 1.5, 8)
         assert rows is not None
-        told = torch.randint(256, (rows.learned_bytes,), dtype=torch.uint8, generator=draw)
+        encoded = torch.randint(256, (rows.basis_bytes,), dtype=torch.uint8, generator=draw)
         wire = torch.randint(256, (rows.wire_bytes(1.5),), dtype=torch.uint8, generator=draw)
         out = torch.full((40, 48), 7.0)
-        decode(wire, Basis.read(told, rows, 1.5), rows, out)
+        decode(wire, Basis.read(encoded, rows, 1.5), rows, out)
         assert not (out == 7.0).any(), seed
 
 
@@ -341,7 +334,7 @@ def test_kernels_do_what_the_reference_does(machine: str, rows: int) -> None:
     damaged = planes.clone()
     damaged[starts[2] : starts[2] + 8] = mine[starts[2] : starts[2] + 8]  # of NaN codes may be anything
     assert torch.equal(damaged, mine)
-    for wire, widths in ((planes, bits), (planes[: count - 9], bits)):  # the other says more bits than there are
+    for wire, widths in ((planes, bits), (planes[: count - 9], bits)):  # the other has more bits than there are
         back, found = torch.full((2, len(bits), rows), 12345.0)
         reference.decode_axes(wire, gains, widths, starts, values, back)
         there = [each.to(device) for each in (wire, gains, widths, starts, values, found)]
@@ -378,6 +371,6 @@ def test_rounded_products_lose_hardly_more(
     for most in (0, wires.ROUNDED_BITS):
         monkeypatch.setattr(wires, "ROUNDED_BITS", most)
         rows, basis = learned(x, bits)
-        assert basis.back.dtype == (torch.bfloat16 if most else torch.float32)
+        assert basis.reconstruction.dtype == (torch.bfloat16 if most else torch.float32)
         errors.append(error(round_trip(later, rows, basis, bits), later))
     assert errors[1] == pytest.approx(errors[0], rel=0.01)

@@ -53,7 +53,7 @@ def make_stage(kind: str, group: Any, module: nn.Module, index: int, count: int,
 
 
 class Pipeline:
-    """This worker's stages and schedule, and the same model whole."""
+    """This worker's stages and schedule, and the same model in one piece."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Pipeline:
     ) -> None:
         count = sum(map(len, placement.values()))
         self.kind, self.chunks = kind, chunks
-        self.here, self.whole = modules(count), modules(count)
+        self.here, self.full = modules(count), modules(count)
         self.indices = placement[group.rank()]
         self.worker_of = {index: worker for worker, indices in placement.items() for index in indices}
         self.stages = [
@@ -115,8 +115,8 @@ class Pipeline:
         return [each.grad for index in self.indices for each in self.here[index].parameters()]
 
     def reference(self, **kwargs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return output and loss of the whole model, with this pipeline's codec between workers; sets gradients."""
-        for module in self.whole:
+        """Return output and loss of the full model, with this pipeline's codec between workers; sets gradients."""
+        for module in self.full:
             module.zero_grad()
         output = self._run(self.kind == "8bit", kwargs)
         losses = [LOSS(part, y) for part, y in zip(output, self.y.tensor_split(self.chunks), strict=True)]
@@ -128,11 +128,11 @@ class Pipeline:
         return torch.cat(output).detach(), loss.detach()
 
     def _run(self, is_lossy: bool, kwargs: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the outputs of the whole model for each chunk."""
+        """Return the outputs of the full model for each chunk."""
         outputs = []
         for chunk, part in enumerate(self.x.tensor_split(self.chunks)):
             given = {name: value.tensor_split(self.chunks)[chunk] for name, value in kwargs.items()}
-            for index, module in enumerate(self.whole):
+            for index, module in enumerate(self.full):
                 if is_lossy and index and self.worker_of[index] != self.worker_of[index - 1]:
                     part = Through.apply(part, *map(codec, directions("8bit")), ({}, {}))
                 part = module(part, **given)
@@ -140,7 +140,7 @@ class Pipeline:
         return outputs
 
     def check_step(self, output: Any, losses: list[Tensor], **kwargs: Tensor) -> None:
-        """Compare output, losses and gradients of a step with those of the whole model."""
+        """Compare output, losses and gradients of a step with those of the full model."""
         expected, loss = self.reference(**kwargs)
         self.check_output(output, expected)
         if self.is_last:
@@ -154,7 +154,7 @@ class Pipeline:
             close(output, expected)
 
     def check_gradients(self) -> None:
-        expected = [each.grad for index in self.indices for each in self.whole[index].parameters()]
+        expected = [each.grad for index in self.indices for each in self.full[index].parameters()]
         found = self.gradients()
         assert [each is None for each in found] == [each is None for each in expected]
         for mine, plain in zip(found, expected, strict=True):

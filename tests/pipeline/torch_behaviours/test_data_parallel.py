@@ -23,7 +23,7 @@ def replicated(group: Any, kind: str, wrapper: str, schedule: Any) -> None:
     replica, worker = mesh["replica"].get_local_rank(), mesh["pipeline"].get_local_rank()
     is_looped = schedule is not pipelining.Schedule1F1B
     count, indices = (4, LOOPED[worker]) if is_looped else (2, (worker,))
-    made, whole = blocks(count), blocks(count)
+    made, full = blocks(count), blocks(count)
     if wrapper == "ddp":
         modules: list[Any] = [
             DistributedDataParallel(made[i], process_group=mesh["replica"].get_group()) for i in indices
@@ -39,10 +39,10 @@ def replicated(group: Any, kind: str, wrapper: str, schedule: Any) -> None:
         for module in modules:
             module.zero_grad()
         runner.step(*([own] if 0 in indices else []), target=target if count - 1 in indices else None)
-    LOSS(nn.Sequential(*whole)(x), y).backward()
+    LOSS(nn.Sequential(*full)(x), y).backward()
     errors = []
     for module, index in zip(modules, indices, strict=True):
-        for mine, plain in zip(module.parameters(), whole[index].parameters(), strict=True):
+        for mine, plain in zip(module.parameters(), full[index].parameters(), strict=True):
             assert plain.grad is not None
             errors.append(_error(2 * (mine.grad if wrapper == "ddp" else mine.grad.full_tensor()), plain.grad))
     assert max(errors) < (0.15 if kind == "8bit" else 1e-4)

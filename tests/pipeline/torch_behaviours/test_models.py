@@ -142,7 +142,7 @@ def test_frozen_stages(pool: Pool, schedule: Any, placement: Placement, frozen: 
 def frozen_later(group: Any, kind: str, index: int) -> None:
     pipeline = Pipeline(kind, group, LINEAR, pipelining.ScheduleGPipe, CHUNKS)
     pipeline.check_step(*pipeline.step())
-    for modules in (pipeline.here, pipeline.whole):
+    for modules in (pipeline.here, pipeline.full):
         modules[index].requires_grad_(False)
         modules[index].zero_grad()
     pipeline.zero_grad()
@@ -204,7 +204,7 @@ PAIRS: dict[str, tuple[type[Block], type[Block]]] = {
 
 
 def train_pair(group: Any, kind: str, pair: str, dtype: torch.dtype) -> list[tuple[int, int]]:
-    """Compare with the whole model; return the bytes before and after the codec of each link."""
+    """Compare with the full model; return the bytes before and after the codec of each link."""
 
     def modules(count: int) -> list[nn.Module]:
         return [made.to(dtype) for kind in PAIRS.get(pair, (Block, Block)) for made in blocks(1, kind)]
@@ -216,13 +216,13 @@ def train_pair(group: Any, kind: str, pair: str, dtype: torch.dtype) -> list[tup
         output, _ = pipeline.step()
     outputs = []
     for part in pipeline.x.chunk(CHUNKS):
-        hidden = pipeline.whole[0](part)
-        outputs.append(pipeline.whole[1](*hidden) if isinstance(hidden, list) else pipeline.whole[1](hidden))
+        hidden = pipeline.full[0](part)
+        outputs.append(pipeline.full[1](*hidden) if isinstance(hidden, list) else pipeline.full[1](hidden))
     LOSS(torch.cat(outputs), pipeline.y).backward()
     tolerance = {torch.float64: 1e-9, torch.bfloat16: 0.05}.get(dtype, 1e-4) if kind != "8bit" else 0.1
     if pipeline.is_last:
         assert _error(output, torch.cat(outputs)) <= tolerance
-    expected = [each.grad for index in pipeline.indices for each in pipeline.whole[index].parameters()]
+    expected = [each.grad for index in pipeline.indices for each in pipeline.full[index].parameters()]
     for found, plain in zip(pipeline.gradients(), expected, strict=True):
         if plain is not None:
             assert found is not None

@@ -172,7 +172,7 @@ def scaled(group: Any, kind: str, schedule: Any, placement: Placement, chunks: i
     pipeline = Pipeline(kind, group, placement, schedule, chunks, scale_grads=True)
     pipeline.step()
     pipeline.reference()
-    for module in pipeline.whole:
+    for module in pipeline.full:
         for parameter in module.parameters():
             assert parameter.grad is not None
             parameter.grad /= chunks

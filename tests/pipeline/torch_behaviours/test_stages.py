@@ -145,10 +145,10 @@ def test_memory_of_outputs(pool: Pool, schedule: Any, placement: Any, kind: str)
 
 
 def many_steps(group: Any, kind: str, schedule: Any) -> None:
-    """Parameters follow those of the whole model over twenty updates."""
+    """Parameters follow those of the full model over twenty updates."""
     placement = {"ScheduleGPipe": LINEAR, "ScheduleInterleaved1F1B": LOOPED}.get(schedule.__name__, V_SHAPED)
     pipeline = Pipeline(kind, group, placement, schedule, CHUNKS)
-    models = (pipeline.here, pipeline.whole)
+    models = (pipeline.here, pipeline.full)
     optimizers = [torch.optim.SGD(torch.nn.ModuleList(each).parameters(), lr=1e-4) for each in models]
     for _ in range(20):
         pipeline.zero_grad()
@@ -157,7 +157,7 @@ def many_steps(group: Any, kind: str, schedule: Any) -> None:
         for optimizer in optimizers:
             optimizer.step()
     for index in pipeline.indices:
-        for mine, plain in zip(pipeline.here[index].parameters(), pipeline.whole[index].parameters(), strict=True):
+        for mine, plain in zip(pipeline.here[index].parameters(), pipeline.full[index].parameters(), strict=True):
             assert float((mine - plain).detach().norm() / plain.detach().norm()) < 1e-4
 
 

@@ -44,8 +44,8 @@ def test_two_batches_are_one_of_twice_the_size(
     many, one = trained(given | TWICE), trained(given | {"batch_size": 36} | once)
     assert [step.samples for step in many.steps] == [36] * 4  # two of each epoch of 80
     for name in ("lr", "loss", "accuracy"):
-        told = [[getattr(step, name) for step in ears.steps] for ears in (many, one)]
-        assert told[0] == pytest.approx(told[1], abs=1e-5)
+        received = [[getattr(step, name) for step in ears.steps] for ears in (many, one)]
+        assert received[0] == pytest.approx(received[1], abs=1e-5)
     if given.get("parallel") == "data":  # whose replicas have other samples, and send once in a step
         assert [step.wire_bytes for step in many.steps] == [step.wire_bytes for step in one.steps]
     else:
@@ -90,11 +90,11 @@ def test_the_mean_is_over_all_labelled_positions(pool: Pool, workers: int) -> No
 
 def test_a_run_goes_on_after_any_step(tmp_path: Path) -> None:
     given = {"parallel": "none", **TWICE}
-    whole = run_toy(None, ToyTask("dropout"), RunOptions(), **given)
+    full = run_toy(None, ToyTask("dropout"), RunOptions(), **given)
     run_toy(None, ToyTask("dropout"), RunOptions(save=tmp_path, save_every=1, steps=3), **given)
     rest = run_toy(None, ToyTask("dropout"), RunOptions(resume=tmp_path), **given)
     assert [step.step for step in rest.steps] == [4]
-    assert rest.end.parameters_sha256 == whole.end.parameters_sha256
+    assert rest.end.parameters_sha256 == full.end.parameters_sha256
 
 
 def failure(group: Any, given: dict[str, Any]) -> str:
@@ -106,7 +106,7 @@ def failure(group: Any, given: dict[str, Any]) -> str:
     return ""
 
 
-def test_a_chunk_that_is_not_finite_is_told_by_its_number_in_the_step(pool: Pool) -> None:
-    for told in (failure(None, {"parallel": "none", "chunks": 3}), pool.run(failure, 2, {"compress": "none"})[0]):
-        assert "step 1" in told
-        assert "chunk 5" in told
+def test_a_chunk_that_is_not_finite_is_reported_by_its_number_in_the_step(pool: Pool) -> None:
+    for received in (failure(None, {"parallel": "none", "chunks": 3}), pool.run(failure, 2, {"compress": "none"})[0]):
+        assert "step 1" in received
+        assert "chunk 5" in received

@@ -1,4 +1,4 @@
-"""Clipping stage by stage is clipping the whole model."""
+"""Clipping stage by stage is clipping the full model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from thinpipe.train.engines.step import clip, norm_of
 def test_stages_together_clip_as_one_model(limit: float) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     model(torch.randn(5, 6)).square().sum().backward()
-    whole = copy.deepcopy(model)
-    for twin, parameter in zip(whole.parameters(), model.parameters(), strict=True):
+    full = copy.deepcopy(model)
+    for twin, parameter in zip(full.parameters(), model.parameters(), strict=True):
         twin.grad = parameter.grad.clone()  # type: ignore[union-attr]
     stages = [model[:2], model[2:]]
 
@@ -25,8 +25,8 @@ def test_stages_together_clip_as_one_model(limit: float) -> None:
     for stage in stages:
         clip(stage.parameters(), norm, limit)
 
-    assert norm == pytest.approx(float(nn.utils.clip_grad_norm_(whole.parameters(), limit)), rel=1e-6)
-    for twin, parameter in zip(whole.parameters(), model.parameters(), strict=True):
+    assert norm == pytest.approx(float(nn.utils.clip_grad_norm_(full.parameters(), limit)), rel=1e-6)
+    for twin, parameter in zip(full.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, twin.grad)
 
 

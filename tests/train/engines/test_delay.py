@@ -123,7 +123,7 @@ def clocks(notes: list[list[Note]]) -> list[dict[int, int]]:
 def test_a_step_takes_the_delays_of_its_hops(
     pool: Pool, workers: int, layout: str, hops: int, given: dict[str, Any]
 ) -> None:
-    """There and back for activations and for gradients, and nothing for words: not to clip, and not to go on."""
+    """There and back for activations and for gradients, and nothing for statistics: not to clip, and not to go on."""
     for ends in clocks(pool.run(train_noting, workers, {"layout": layout, **given})):
         for step in (
             3,
@@ -143,7 +143,7 @@ def test_no_step_has_a_collective_and_each_is_expected_before_it_begins(pool: Po
             assert "all" not in {tag for _, _, tag, _ in happened}
             expected, awaited = ([note[1:3] for note in happened if note[0] == what] for what in ("expect", "await"))
             assert len(awaited) > 1
-            assert len(expected) == (1 if step in (4, 8) else len(awaited))  # one: the words of this step
+            assert len(expected) == (1 if step in (4, 8) else len(awaited))  # one: the statistics of this step
             assert (step in (4, 8)) or sorted(expected) == sorted(awaited)
 
 

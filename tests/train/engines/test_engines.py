@@ -115,10 +115,12 @@ def test_evaluation_counts_every_sample_once(pool: Pool, tmp_path: Path, workers
     )
     model = ToyTask().build(Shape(classes=5), Source())
     model.load_state_dict({name.removeprefix("model/"): value for name, value in saved_model(tmp_path).items()})
-    whole = ToySplit(VALIDATION, 3)
-    logits = model(whole.points).detach()
-    assert ears.end.metric == pytest.approx(float((logits.argmax(1) == whole.labels).float().mean()))
-    assert ears.end.validation_loss == pytest.approx(float(functional.cross_entropy(logits, whole.labels)), abs=1e-5)
+    reference = ToySplit(VALIDATION, 3)
+    logits = model(reference.points).detach()
+    assert ears.end.metric == pytest.approx(float((logits.argmax(1) == reference.labels).float().mean()))
+    assert ears.end.validation_loss == pytest.approx(
+        float(functional.cross_entropy(logits, reference.labels)), abs=1e-5
+    )
 
 
 def test_compressed_links_carry_fewer_bytes_and_end_elsewhere(pool: Pool) -> None:

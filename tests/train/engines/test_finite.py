@@ -1,4 +1,4 @@
-"""A number that is not finite stops the run, which says where it first appeared."""
+"""A number that is not finite stops the run, and the error names where it first appeared."""
 
 from __future__ import annotations
 

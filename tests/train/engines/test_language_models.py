@@ -1,4 +1,4 @@
-"""Language models of transformers learn, cut over three workers, what they learn whole, by their own forward."""
+"""Language models of transformers learn, cut over three workers, what they learn in one piece, by their own forward."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build(kind: str) -> nn.Module:
 
 
 def batches(padded: bool) -> list[Batch]:
-    """Each with a text padded left, one padded right and two whole ones; or whole ones only, without a mask."""
+    """Each with a text padded left, one padded right and two unpadded ones; or unpadded ones only, without a mask."""
     torch.manual_seed(1)
     texts = torch.randint(10, 100, (2, SAMPLES, TOKENS + 1))  # seen again and again: there is something to learn
     made = []
@@ -78,7 +78,7 @@ def learn_cut(group: dist.ProcessGroup, kind: str, padded: bool, layout: Any) ->
     return tensors, losses
 
 
-def learn_whole(model: nn.Module, padded: bool) -> list[float]:
+def learn_complete(model: nn.Module, padded: bool) -> list[float]:
     """Losses of a model that nobody has cut, by torch's own means."""
     losses = []
     optimizer = optimizer_of([each for each in model.parameters() if each.requires_grad])
@@ -103,11 +103,11 @@ def learn_whole(model: nn.Module, padded: bool) -> list[float]:
     ],
     ids=lambda value: {True: "padded left and right", False: "packed"}.get(value, value),
 )
-def test_three_workers_learn_what_the_whole_model_does(pool: Pool, kind: str, padded: bool) -> None:
+def test_three_workers_learn_what_the_complete_model_does(pool: Pool, kind: str, padded: bool) -> None:
     layout = "linear" if kind == "llama" and padded else "client-server"
     results = pool.run(learn_cut, 3, kind, padded, layout)
-    whole = build(kind)
-    losses, parameters = learn_whole(whole, padded), dict(whole.named_parameters())
+    full = build(kind)
+    losses, parameters = learn_complete(full, padded), dict(full.named_parameters())
     found = {name: tensor for tensors, _ in results for name, tensor in tensors.items()}
     assert found.keys() == parameters.keys()
     for name, tensor in found.items():

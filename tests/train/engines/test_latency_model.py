@@ -36,9 +36,9 @@ def test_a_client_with_both_ends():
 def test_a_message_waits_for_the_one_before_it_and_not_for_its_delay():
     link = Queue("0 to 1", 8)  # 1 ms for 1 kB
     orders = {0: [Action(0, "F", 0), Action(0, "F", 1)], 1: [Action(1, "F", 0), Action(1, "F", 1)]}
-    passages = {(0, 1): LinkCost((link,), 10_000, 25.0)}
+    costs = {(0, 1): LinkCost((link,), 10_000, 25.0)}
     # 1 to compute, 10 for each message, 25 on its way, 1 to compute.
-    assert makespan(orders, lambda action: 1.0, passages) == 1 + 10 + 10 + 25 + 1
+    assert makespan(orders, lambda action: 1.0, costs) == 1 + 10 + 10 + 25 + 1
     twice = LinkCost((link, Queue("1 receives", 4)), 10_000, 25.0)  # the slower of two counts
     assert makespan(orders, lambda action: 1.0, {(0, 1): twice}) == 1 + 20 + 20 + 25 + 1
 
@@ -47,7 +47,7 @@ def test_gradients_between_activations_keep_a_server_busy():
     """RoBERTa with 8 bits over 20 Mbit/s, measured: compute and bytes take about 1700 ms, and the bound is 1754 ms."""
     placement, wire_bytes, _ = ROUND
     ways = WAN.ways(2)
-    passages = {
+    costs = {
         (source, target): LinkCost(ways[placement[source], placement[target]].queues, size, 25.0)
         for (source, target), size in wire_bytes.items()
     }
@@ -55,7 +55,7 @@ def test_gradients_between_activations_keep_a_server_busy():
 
     def took(order: str) -> float:
         orders = make_order(order, placement, 16)
-        return makespan(orders, lambda action: cost.get(action[:2], 1.5), passages)
+        return makespan(orders, lambda action: cost.get(action[:2], 1.5), costs)
 
     assert took("gpipe") > 2050  # all activations are sent before the first gradients
     assert took("1f1b:5") < 1900

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.pool import Pool
-from tests.train.engines.test_language_models import CHUNKS, SAMPLES, batches, learn_whole, optimizer_of
+from tests.train.engines.test_language_models import CHUNKS, SAMPLES, batches, learn_complete, optimizer_of
 from tests.train.engines.test_language_models import build as build_plain
 from tests.train.toy import world_in
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
@@ -46,7 +46,7 @@ def learn_cut(
         "state": len(optimizer.state),
         "links": {(each.source, each.target): each.wire_bytes for each in engine.collect_links()[0]},
         "planned": [(each.source, each.target) for each in engine.link_plans()],
-        "holdings": engine.holdings(),
+        "holdings": engine.holdings,
     }
 
 
@@ -58,7 +58,7 @@ def learn_by_peft(kind: str) -> tuple[Any, list[float]]:
     config = LoraConfig(r=4, lora_alpha=16, target_modules=ours.config.target_modules, fan_in_fan_out=kind == "gpt2")
     model = get_peft_model(build_plain(kind), config)
     model.base_model.model.load_state_dict(ours.model.state_dict())
-    return model, learn_whole(model, padded=True)
+    return model, learn_complete(model, padded=True)
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def learn_by_peft(kind: str) -> tuple[Any, list[float]]:
 def test_three_workers_learn_what_peft_does(pool: Pool, kind: str, layout: str, order: str, recompute: bool) -> None:
     results = pool.run(learn_cut, 3, kind, layout, order, recompute)
     model, losses = learn_by_peft(kind)
-    whole = dict(model.base_model.model.named_parameters())
+    full = dict(model.base_model.model.named_parameters())
     found = {name: each for result in results for name, each in result["trained"].items()}
-    assert found.keys() == {name for name, each in whole.items() if each.requires_grad}
+    assert found.keys() == {name for name, each in full.items() if each.requires_grad}
     for name, each in found.items():
-        torch.testing.assert_close(each, whole[name].detach(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(each, full[name].detach(), atol=1e-5, rtol=1e-5)
     for result in results:
         for name, each in result["frozen"].items():
-            assert torch.equal(each, whole[name])
+            assert torch.equal(each, full[name])
     assert results[0]["losses"] == pytest.approx(losses, abs=1e-5)
     assert losses[-1] < losses[0] - 0.05
 

@@ -25,14 +25,14 @@ def test_padding_does_not_count_and_every_label_counts_alike() -> None:
     logits, labels = torch.randn(4, 6, 5), torch.randint(5, (4, 6))
     labels[0, 1:], labels[2:] = IGNORED, IGNORED
     assert count_labelled(labels) == 7
-    whole = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    full = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
     right = int((logits.argmax(-1) == labels).sum())
     for chunks in (1, 2, 4):
         loss, correct = loss_in_chunks(logits, labels, chunks)
-        torch.testing.assert_close(loss, whole)
+        torch.testing.assert_close(loss, full)
         assert correct == pytest.approx(right / 7 * 4)
     summed, predictions = Loss(None, device=CPU).score(logits, labels[:3])
-    assert summed == pytest.approx(float(whole) * 7, rel=1e-6)
+    assert summed == pytest.approx(float(full) * 7, rel=1e-6)
     assert torch.equal(predictions, logits.argmax(-1)[:3])
 
 
@@ -46,9 +46,9 @@ def test_shares_of_replicas_average_to_the_mean_of_all() -> None:
         loss.begin(target, 1, labelled=count_labelled(labels), replicas=2)
         losses.append(loss(part, target))
         correct += loss.correct()
-    whole, whole_correct = loss_in_chunks(logits, labels, 1)
-    torch.testing.assert_close(torch.stack(losses).mean(), whole)
-    assert correct == pytest.approx(whole_correct)
+    full, complete_correct = loss_in_chunks(logits, labels, 1)
+    torch.testing.assert_close(torch.stack(losses).mean(), full)
+    assert correct == pytest.approx(complete_correct)
 
 
 def language_model() -> nn.Module:
@@ -61,14 +61,14 @@ def language_model() -> nn.Module:
 
 
 @pytest.mark.parametrize("piece", [1 << 26, 500, 1])
-def test_logits_in_pieces_give_the_loss_and_the_gradients_of_the_whole(piece: int) -> None:
+def test_logits_in_pieces_give_the_loss_and_the_gradients_of_all_at_once(piece: int) -> None:
     """Its head caps logits, which is the model's own code and no part of the last matrix."""
     model = language_model()
     tokens, labels = torch.randint(100, (2, 7)), torch.randint(100, (2, 7))
     labels[1, 4:] = IGNORED
     logits = model(input_ids=tokens).logits
-    whole = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    expected = torch.autograd.grad(whole, list(model.parameters()))
+    full = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    expected = torch.autograd.grad(full, list(model.parameters()))
 
     units = cut_model(model, (Meta((2, 7), torch.int64),))
     loss = Loss(units.tail, device=CPU, piece=piece)
@@ -77,7 +77,7 @@ def test_logits_in_pieces_give_the_loss_and_the_gradients_of_the_whole(piece: in
     for unit in units.units:
         values = unit(*values)
     found = loss(values, labels)
-    torch.testing.assert_close(found, whole)
+    torch.testing.assert_close(found, full)
     for gradient, other in zip(torch.autograd.grad(found, list(model.parameters())), expected, strict=True):
         torch.testing.assert_close(gradient, other, atol=1e-6, rtol=1e-5)
     assert loss.correct() == pytest.approx(int((logits.argmax(-1) == labels).sum()) / 11 * 2)

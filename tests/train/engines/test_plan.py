@@ -73,8 +73,8 @@ def test_fewer_chunks_are_on_their_way_where_memory_is_short(pool: Pool) -> None
     name, _, most = short.plan.schedule.partition(":")
     assert name == "1f1b"
     assert 3 <= int(most or 3) < 9
-    as_told = pool.run(train_toy, 2, "batchnorm", RunOptions(), GIVEN | {"schedule": short.plan.schedule})[0]
-    assert as_told.end.parameters_sha256 == short.end.parameters_sha256
+    as_given = pool.run(train_toy, 2, "batchnorm", RunOptions(), GIVEN | {"schedule": short.plan.schedule})[0]
+    assert as_given.end.parameters_sha256 == short.end.parameters_sha256
 
 
 def refused(group: Any, limit: int) -> str:
@@ -86,7 +86,7 @@ def refused(group: Any, limit: int) -> str:
 def test_too_little_memory_is_an_error_on_all_workers(pool: Pool) -> None:
     first, second = pool.run(refused, 2, 1000)
     assert first == second
-    assert first.startswith("a worker keeps 73.73 kB of chunks on their way, and memory_limit allows 1 kB. ")
+    assert first.startswith("a worker keeps 73.73 kB of chunks in flight, and memory_limit allows 1 kB. ")
 
 
 def test_one_process_has_no_chunks_on_their_way() -> None:

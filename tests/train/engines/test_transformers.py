@@ -16,14 +16,14 @@ from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.step import train_step
 from thinpipe.train.engines.units import Units, cut_model, meta_of
 from thinpipe.train.models.tiny import shrunken
-from thinpipe.train.models.weights import hollow, random_weights
+from thinpipe.train.models.weights import params_on_meta, random_weights
 from thinpipe.train.tasks.task import Batch
 
 CLASSES, CHUNK, CHUNKS, STEPS = 3, 2, 3, 3
 LR = {"sequence": 0.02, "image": 0.001}
 # Batch norms of few values make much of a rounding: so only two stages of a ResNet, and small steps.
 FACTS = {"resnet": {"depths": [2, 2], "hidden_sizes": [64, 128]}}
-# Kind, model type, and how the pipeline runs it; ``known``: cut as ``thinpipe.pipeline.units`` does.
+# Kind, model type, and how the pipeline runs it; ``known``: cut as ``thinpipe.train.models.sequential`` does.
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("sequence", "bert", {"types": True}),
     ("sequence", "roberta", {}),
@@ -61,16 +61,16 @@ def cut(kind: str, name: str, batch: Batch, *, known: bool) -> Units:
     config = shrunken(CONFIG_MAPPING[name](**FACTS.get(name, {})))
     config.num_labels, config.pad_token_id = CLASSES, 0
     builder = "AutoModelForImageClassification" if kind == "image" else "AutoModelForSequenceClassification"
-    with hollow():
+    with params_on_meta():
         model = getattr(transformers, builder).from_config(config)
 
-    def fill(model: nn.Module, names: Any) -> None:
+    def load(model: nn.Module, names: Any) -> None:
         random_weights(model, names, seed=5)
 
     if known:
-        fill(model, model.state_dict())
+        load(model, model.state_dict())
         return cut_model(model, ())
-    return cut_model(model, meta_of([tensor[:CHUNK] for tensor in batch.inputs]), fill)
+    return cut_model(model, meta_of([tensor[:CHUNK] for tensor in batch.inputs]), load)
 
 
 def learnt(engine: Engine, kind: str, *, types: bool) -> tuple[list[float], dict[str, Tensor], Tensor | None]:
@@ -112,8 +112,8 @@ def run_case(group: Any, kind: str, name: str, given: dict[str, Any]) -> Any:
     )
     if not known:  # of what is elsewhere there are no weights here
         mine = {id(each) for each in engine.parameters()}
-        assert all(each.is_meta for each in engine._whole.model.parameters() if id(each) not in mine)
-    sent = [meta for metas in engine._between[1:-1] for meta in metas]
+        assert all(each.is_meta for each in engine.partition.model.model.parameters() if id(each) not in mine)
+    sent = [meta for metas in engine.partition.between[1:-1] for meta in metas]
     assert sum(not meta.dtype.is_floating_point for meta in sent) == (0 if kind == "image" else len(sent) // 2)
     return learnt(engine, kind, types=types)
 
@@ -124,7 +124,7 @@ def run_cases(group: Any, cases: list[Any]) -> list[Any]:
 
 @pytest.mark.timeout(300)
 def test_three_workers_learn_what_one_process_does(pool: Pool) -> None:
-    """Losses, weights, running statistics, predictions; nothing but the mask travels beside states."""
+    """Losses, weights, running statistics, predictions; nothing but the mask is sent alongside states."""
     together = pool.run(run_cases, 3, CASES, limit_s=280)
     alone: dict[str, Any] = {}
     for number, (kind, name, given) in enumerate(CASES):

@@ -10,7 +10,7 @@ from torch import nn
 
 from thinpipe.train.models.adapters import Lora, adapt, adapter_names
 from thinpipe.train.models.tiny import shrunken
-from thinpipe.train.models.weights import hollow, random_weights
+from thinpipe.train.models.weights import params_on_meta, random_weights
 
 
 def built(kind: str) -> Any:
@@ -31,13 +31,13 @@ def test_defaults_of_an_architecture(kind: str, targets: list[str]) -> None:
 
 def test_a_model_has_the_same_adapters_whoever_fills_how_much_of_it() -> None:
     whole = adapt(built("llama"), Lora(rank=4), (), seed=5)
-    with hollow():
+    with params_on_meta():
         plain = built("llama")
     part = adapt(plain, Lora(rank=4), (), seed=5)
-    fill = part.fill(lambda model, names: random_weights(model, names, 5))
-    assert fill is not None
+    load = part.loader(lambda model, names: random_weights(model, names, 5))
+    assert load is not None
     mine = [name for name in part.model.state_dict() if ".layers.1." in name]
-    fill(part.model, mine)
+    load(part.model, mine)
     values, wanted = part.model.state_dict(), whole.model.state_dict()
     assert {name for name, each in values.items() if not each.is_meta} >= set(mine)
     adapters = [name for name in mine if name in adapter_names(part.model)]
@@ -46,7 +46,7 @@ def test_a_model_has_the_same_adapters_whoever_fills_how_much_of_it() -> None:
         assert torch.equal(values[name], wanted[name])
         assert values[name].any() == ("lora_A" in name)
     assert all(each.is_meta for name, each in values.items() if ".layers.0." in name)
-    fill(plain, ["model.layers.0.self_attn.q_proj.base_layer.weight"])
+    load(plain, ["model.layers.0.self_attn.q_proj.base_layer.weight"])
     twin = built("llama")
     random_weights(twin, ["model.layers.0.self_attn.q_proj.weight"], 5)
     base = plain.model.layers[0].self_attn.q_proj.base_layer

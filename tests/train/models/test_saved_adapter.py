@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from thinpipe.train.models.adapters import adapter_names
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.models.tiny import shrunken
-from thinpipe.train.models.weights import hollow, random_weights
+from thinpipe.train.models.weights import params_on_meta, random_weights
 
 TOKENS = torch.arange(10, 22).reshape(2, 6)
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -83,13 +83,13 @@ def test_a_model_computes_what_it_does_with_peft(
 
 
 def test_only_what_is_asked_for_is_read(written: Path, tmp_path: Path) -> None:
-    with hollow():
+    with params_on_meta():
         model = built("llama")
     adapted = SavedAdapter(written).put_on(model)
-    fill = adapted.fill(lambda model, names: random_weights(model, names, 0))
-    assert fill is not None
+    load = adapted.loader(lambda model, names: random_weights(model, names, 0))
+    assert load is not None
     mine = [name for name in model.state_dict() if ".layers.1." in name]
-    fill(model, mine)
+    load(model, mine)
     held = model.state_dict()
     assert {name for name in adapter_names(model) if not held[name].is_meta} == set(mine) & set(adapter_names(model))
     assert torch.equal(held[QUERY[17:].replace("A.w", "A.default.w")], load_file(written / FILE)[QUERY])
@@ -157,7 +157,7 @@ def test_what_is_refused(written: Path, tmp_path: Path, name: str) -> None:
     change, line = REFUSED[name]
     shutil.copytree(written, tmp_path / "adapter")
     change(tmp_path / "adapter")
-    with hollow():
+    with params_on_meta():
         model = built("llama")
     with pytest.raises(ValueError, match=line) as refused:
         SavedAdapter(tmp_path / "adapter").put_on(model)
@@ -167,7 +167,7 @@ def test_what_is_refused(written: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("facts", "line"),
     [
-        ({"base_model_name_or_path": ""}, "does not say which model its adapters are for: name the model with model"),
+        ({"base_model_name_or_path": ""}, "does not name the model that its adapters are for: name the"),
         ({"base_model_name_or_path": "/nowhere/llama"}, "are for /nowhere/llama, which is no folder here: name the"),
         ({"base_model_name_or_path": "os:getcwd"}, "are for os:getcwd, which is no folder here"),
         ({"base_model_name_or_path": "a/b", "revision": "v2"}, "are for a/b as of v2: get that, and name the model"),

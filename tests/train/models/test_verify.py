@@ -12,7 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from thinpipe.train.models.cut import Call, CutModel
 from thinpipe.train.models.tiny import shrunken
-from thinpipe.train.models.units import cut_into_units
+from thinpipe.train.models.unit_modules import cut_into_units
 from thinpipe.train.models.verify import Comparison, batch, build, compare, verify, verify_type
 
 EXACT = [

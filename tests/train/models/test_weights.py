@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from thinpipe.train.models.weights import hollow, load_weights, random_weights, weight_files
+from thinpipe.train.models.weights import load_weights, params_on_meta, random_weights, weight_files
 
 SIZES = {
     "hidden_size": 32,
@@ -26,8 +26,8 @@ def make(kind):
     return Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True))
 
 
-def hollow_copy(model):
-    with hollow():
+def meta_copy(model):
+    with params_on_meta():
         return type(model)(model.config)
 
 
@@ -35,7 +35,7 @@ def hollow_copy(model):
 def test_only_what_is_wanted_is_read(kind, tmp_path):
     model = make(kind)
     model.save_pretrained(tmp_path, max_shard_size="20KB")
-    copy = hollow_copy(model)
+    copy = meta_copy(model)
     assert all(parameter.is_meta for parameter in copy.parameters())
     wanted = [name for name in copy.state_dict() if ".layers.1." in name]
     load_weights(copy, tmp_path, wanted)
@@ -48,7 +48,7 @@ def test_only_what_is_wanted_is_read(kind, tmp_path):
 def test_a_whole_model_is_the_one_that_was_saved(kind, tmp_path):
     model = make(kind).eval()
     model.save_pretrained(tmp_path)
-    with hollow():
+    with params_on_meta():
         copy = type(model)(AutoConfig.from_pretrained(tmp_path))
     load_weights(copy, tmp_path, copy.state_dict())
     tokens = torch.randint(0, 99, (2, 7))
@@ -56,7 +56,7 @@ def test_a_whole_model_is_the_one_that_was_saved(kind, tmp_path):
 
 
 def test_random_weights_do_not_depend_on_who_draws_them():
-    whole, part = hollow_copy(make("tied")), hollow_copy(make("tied"))
+    whole, part = meta_copy(make("tied")), meta_copy(make("tied"))
     random_weights(whole, whole.state_dict(), seed=3)
     wanted = [name for name in part.state_dict() if ".layers.2." in name]
     random_weights(part, wanted, seed=3)
@@ -70,7 +70,7 @@ def test_random_weights_do_not_depend_on_who_draws_them():
 
 def test_files_that_do_not_fit_are_named(tmp_path):
     model = make("tied")
-    copy = hollow_copy(model)
+    copy = meta_copy(model)
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         load_weights(copy, tmp_path, copy.state_dict())
     model.save_pretrained(tmp_path, max_shard_size="20KB")
@@ -118,6 +118,6 @@ def test_files_of_weights_may_be_links_as_in_caches(tmp_path):
         blob = file.rename(file.with_name(f"{number:040x}"))
         (tmp_path / "snapshot" / file.name).symlink_to(Path("..", "blobs", blob.name))
     assert len(weight_files(tmp_path / "snapshot")) > 1
-    copy = hollow_copy(model)
+    copy = meta_copy(model)
     load_weights(copy, tmp_path / "snapshot", copy.state_dict())
     assert torch.equal(copy.model.norm.weight, model.model.norm.weight)

@@ -182,14 +182,14 @@ def spoil(folder: Path, what: str) -> None:
     [
         ("{", "config.json cannot be read as the description of a model: Expecting property name"),
         ("[]", "config.json cannot be read as the description of a model: it is no object"),
-        ('{"model_type": "roberta"}', "should say num_hidden_layers, a whole number; it says None"),
+        ('{"model_type": "roberta"}', "should have num_hidden_layers, a whole number; it has None"),
         ("safetensors", "model.safetensors cannot be read as safetensors: "),
-        ("pickle", "pytorch_model.bin cannot be read as weights of a roberta: "),
-        ("gone", "cannot be read as weights of a roberta: "),
-        ("shapes", "tensors are missing or of another shape, as roberta."),
+        ("pickle", "pytorch_model.bin cannot be read as weights: "),
+        ("gone", "has no model.safetensors. Save the model again with save_pretrained"),
+        ("shapes", " has another shape; bring the model's own"),
         ("kernel", 'attn_implementation "evil/kernel" is code of the hub'),
         ("index", "names files of its own folder, got '../good/model.safetensors'"),
-        ("special", "special_tokens_map.json cannot be read as a part of weights of a roberta: it is a pipe (FIFO)"),
+        ("special", "special_tokens_map.json cannot be read as a part of a model: it is a pipe (FIFO)"),
     ],
 )
 def test_weights(tmp_path: Path, roberta: Path, what: str, message: str) -> None:

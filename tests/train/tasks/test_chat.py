@@ -160,7 +160,7 @@ def test_what_is_no_example_is_refused_before_there_are_workers(
         (None, ROWS[:2], "line 1 has messages, and the tokenizer has no chat template .* chat_template FILE.jinja"),
         ("{% if", ROWS[:2], "line 1: the chat template does not take these messages"),
         ("{{ raise_exception('no') }}", ROWS[:2], "line 1: the chat template does not take these messages: no"),
-        (FORGETFUL, ROWS[1:3], "line 1: where message 2, an answer, begins and ends cannot be told"),
+        (FORGETFUL, ROWS[1:3], "line 1: where message 2, an answer, begins and ends cannot be found"),
     ],
 )
 def test_templates_that_do_not_fit_are_one_line(

@@ -45,8 +45,8 @@ def filled(name: str, shape: Shape, source: Source, seed: int = 3) -> nn.Module:
     """The whole model with its weights, as one process has it."""
     model = task(name).build(shape, source)
     assert all(parameter.is_meta for parameter in model.parameters())
-    fill = task(name).fill(source, seed)
-    fill(model, model.state_dict())
+    load = task(name).weight_loader(source, seed)
+    load(model, model.state_dict())
     return model.eval()
 
 
@@ -115,7 +115,7 @@ def test_texts_are_filled_up_for_a_model_that_has_no_token_for_it(tmp_path: Path
     assert (mask[:, 0] == 0).all()
     told = replace(shape, labels=None)
     model = task("texts").build(told, source)
-    units = cut_model(model, meta_of([ids, mask]), task("texts").fill(source, 0))
+    units = cut_model(model, meta_of([ids, mask]), task("texts").weight_loader(source, 0))
     assert units.units[-1].asks == ("input_ids",)
     whole = filled("texts", shape, source, 0)
     with torch.no_grad():
@@ -148,8 +148,8 @@ def test_running_statistics_are_the_folders_and_go_on_with_torchs_momentum(name:
     source = Source(data=pictures(tmp_path / "data"), model=str(folder), image_size=64)
     _, shape = task("images").load(source)
     model = task("images").build(shape, source)
-    whole = cut_model(model, meta_of([torch.zeros(2, 3, 64, 64)]), task("images").fill(source, 0))
-    whole.fill_own(whole.units)
+    whole = cut_model(model, meta_of([torch.zeros(2, 3, 64, 64)]), task("images").weight_loader(source, 0))
+    whole.load_own(whole.units)
     norms = {path: module for path, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
     for path, norm in norms.items():
         assert torch.equal(norm.running_mean, changed[f"{path}.running_mean"])
@@ -209,7 +209,7 @@ def test_a_function_makes_the_model(tmp_path: Path) -> None:
     task("images").preflight(source)
     _, shape = task("images").load(source)
     assert len(task("images").build(shape, source)) == 2
-    assert task("images").fill(source, 0) is None
+    assert task("images").weight_loader(source, 0) is None
     refused("images", replace(source, image_size=8), r"should make logits \[N, 2\] of samples; .* they raise")
     fashion = Source(data=write_fashion_mnist(tmp_path / "fashion"), model=name, image_size=16)
     refused("fashion-mnist", fashion, r"should make logits \[N, 10\] of samples; .* they return \[2, 2\]")

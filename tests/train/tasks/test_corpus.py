@@ -112,7 +112,7 @@ def test_what_a_look_at_the_beginning_tells(tmp_path):
 
 def test_a_deeply_nested_line_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + "[" * 200_000)
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: every line is an object with a text"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: brackets are nested too deeply"):
         read_documents(text_files(tmp_path))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinpipe.pipeline.units import units_of
+from thinpipe.train.models.sequential import units_of
 from thinpipe.train.tasks.task import Source
 from thinpipe.train.tasks.tasks import task
 

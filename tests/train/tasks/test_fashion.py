@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.train.tasks.written import write_fashion_mnist, write_fashion_mnist_rows, write_idx
-from thinpipe.pipeline.units import units_of
+from thinpipe.train.models.sequential import units_of
 from thinpipe.train.tasks.fashion import CLASSES
 from thinpipe.train.tasks.task import Source
 from thinpipe.train.tasks.tasks import task

@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from thinpipe.train.tasks.grammar import RULES, TOKENS, TRAIN_PAIRS, WORDS, pairs
+from thinpipe.train.tasks.grammar import RULES, TOKENS, TRAIN_PAIRS, VOCABULARY, pairs
 from thinpipe.train.tasks.roberta import SPECIAL, UNKNOWN
 from thinpipe.train.tasks.task import Data, Source, Split
 from thinpipe.train.tasks.tasks import task
@@ -39,7 +39,7 @@ def test_both_sentences_of_a_pair_have_the_same_words_in_another_order() -> None
 def test_the_rules_take_turns_and_every_word_is_used() -> None:
     made = pairs(400)
     assert Counter(pair.rule for pair in made) == dict.fromkeys(RULES, 100)
-    assert {word for pair in made for word in pair.acceptable} == set(WORDS)
+    assert {word for pair in made for word in pair.acceptable} == set(VOCABULARY)
 
 
 def test_the_sentences_are_the_same_on_every_machine() -> None:
@@ -68,5 +68,5 @@ def test_a_bag_of_words_is_right_half_of_the_time() -> None:
 
 
 def bags(ids: Tensor) -> Tensor:
-    counts = torch.zeros(len(ids), SPECIAL + len(WORDS))
+    counts = torch.zeros(len(ids), SPECIAL + len(VOCABULARY))
     return counts.scatter_add_(1, ids, torch.ones(ids.shape))

@@ -82,9 +82,9 @@ def test_bad_input_is_one_line_before_there_are_workers(spoil: object, message: 
 def loaded(folder: Path) -> None:
     _, shape = LM.load(source(folder))
     model = LM.build(shape, source(folder))
-    fill = LM.fill(source(folder), 0)
-    assert fill is not None
-    fill(model, ["model.norm.weight"])
+    load = LM.weight_loader(source(folder), 0)
+    assert load is not None
+    load(model, ["model.norm.weight"])
 
 
 @pytest.mark.parametrize(

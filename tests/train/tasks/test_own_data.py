@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.train.tasks.written import write_picture, write_roberta
-from thinpipe.pipeline.units import units_of
+from thinpipe.train.models.sequential import units_of
 from thinpipe.train.tasks.task import DataError, Source
 from thinpipe.train.tasks.tasks import task
 
@@ -128,7 +128,7 @@ def test_wrong_texts_are_named(tmp_path: Path) -> None:
         load(write_csv(tmp_path / "t.txt", "text,label", 3))
     with pytest.raises(ValueError, match="has the columns words, more, kind; it should have label"):
         load(write_csv(tmp_path / "t.csv", "words,more,kind", 3))
-    with pytest.raises(ValueError, match="all rows say 'y'"):
+    with pytest.raises(ValueError, match="all rows have 'y'"):
         load(write_csv(tmp_path / "t.csv", "text,label", 3, line="a,y"))
     with pytest.raises(ValueError, match="line 2 has more cells than the header"):
         load(write_csv(tmp_path / "t.csv", "text,label", 3, line="well, yes,y"))

@@ -18,7 +18,7 @@ from tests.train.tasks.written import (
     write_mobilenet,
     write_roberta,
 )
-from thinpipe.pipeline.units import units_of
+from thinpipe.train.models.sequential import units_of
 from thinpipe.train.tasks import hub
 from thinpipe.train.tasks.task import Batch, Source, TaskDefaults
 from thinpipe.train.tasks.tasks import task

@@ -13,7 +13,7 @@ from thinpipe.train.tasks.tasks import TASKS, task
 
 EMBEDDED = """
 import sys, torch
-from thinpipe.pipeline.units import units_of
+from thinpipe.train.models.sequential import units_of
 from thinpipe.train.tasks.task import Source
 from thinpipe.train.tasks.tasks import task
 assert not {"transformers", "sklearn", "PIL"} & set(sys.modules), "imported before a task needs it"

@@ -101,9 +101,9 @@ def test_weights_beside_a_config_are_not_read(data: Path, tmp_path: Path) -> Non
     model: Any = LM.build(shape, source)
     assert (found.companions, shape.special, shape.vocabulary) == ({}, None, 128)
     assert len(model.model.layers) == 5
-    fill = LM.fill(source, 0)
-    assert fill is not None
-    fill(model, ["model.embed_tokens.weight"])
+    load = LM.weight_loader(source, 0)
+    assert load is not None
+    load(model, ["model.embed_tokens.weight"])
     assert float(model.model.embed_tokens.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
 
 

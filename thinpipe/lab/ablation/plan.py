@@ -24,7 +24,7 @@ from typing import Any
 
 from thinpipe.codecs.recipes import RECIPES, directions, recipe_of
 from thinpipe.codecs.spec import split_specs
-from thinpipe.links.spec import encoding
+from thinpipe.links.registry import link_codec
 from thinpipe.options import Option, OptionError, flag, options_of, without_aliases, without_synonyms
 from thinpipe.system.files import read_toml
 from thinpipe.train.running import RunOptions
@@ -283,14 +283,14 @@ def _specs(text: Any) -> list[str]:
     if not isinstance(text, str):
         raise ValueError(f'a codec is named by its spec, as in "sort:8"; got {text!r}')
     if "(" in text:  # commas in parentheses do not separate specs
-        return [encoding(spec).spec for spec in split_specs(text)]
+        return [link_codec(spec).spec for spec in split_specs(text)]
     name, colon, arguments = text.partition(":")
-    return [encoding(f"{name}{colon}{argument.strip()}").spec for argument in arguments.split(",")]
+    return [link_codec(f"{name}{colon}{argument.strip()}").spec for argument in arguments.split(",")]
 
 
 def in_full(text: str) -> str:
     """Return ``sort:8`` as ``sort:6+2``; return text that is not a spec unchanged."""
     try:
-        return encoding(text).spec
+        return link_codec(text).spec
     except ValueError:
         return text

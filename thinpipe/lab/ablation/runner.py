@@ -22,8 +22,8 @@ from thinpipe.comm.signals import end_with_parent
 from thinpipe.lab.ablation.plan import Run
 from thinpipe.lab.ablation.results import Result
 from thinpipe.lab.records.record import Record
-from thinpipe.links.encoding import warm_codec
-from thinpipe.links.spec import encoding
+from thinpipe.links.link_codec import warm_codec
+from thinpipe.links.registry import link_codec
 from thinpipe.options import flag
 from thinpipe.train import data
 from thinpipe.train.running import check_devices
@@ -80,7 +80,7 @@ def compile_kernels(runs: Sequence[Run]) -> None:
     cpu = torch.device("cpu")
     on_cpu = [run.settings for run in runs if run.settings["device"] == "cpu" or not torch.cuda.is_available()]
     for spec in {str(settings[f"compress_{side}"]) for settings in on_cpu for side in ("forward", "backward")}:
-        for used in encoding(spec).codecs:
+        for used in link_codec(spec).codecs:
             warm_codec(used, _WARM_SHAPE, torch.float32, cpu)
 
 

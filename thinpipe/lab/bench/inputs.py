@@ -13,8 +13,8 @@ from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.recipes import codecs_of, directions
 from thinpipe.codecs.spec import split_specs
 from thinpipe.lab.bench.codecs.baselines import BASELINES, OfflinePCA, baseline_codec
-from thinpipe.links.learned.axes import Axes
-from thinpipe.links.spec import encoding
+from thinpipe.links.learned.pca_codec import PCACodec
+from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, Rule, between, option
 from thinpipe.system.sanitize import first_line
 from thinpipe.train.shaping import parse_links
@@ -84,8 +84,8 @@ def parse_codecs(text: str, baselines: bool = False) -> list[Codec]:
 
 
 def _codec_or_axes(spec: str) -> Codec:
-    found = encoding(spec)
-    return OfflinePCA(found.bits) if isinstance(found, Axes) else codec(spec)
+    found = link_codec(spec)
+    return OfflinePCA(found.bits) if isinstance(found, PCACodec) else codec(spec)
 
 
 def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:

@@ -111,8 +111,7 @@ def build(name: str, shapes: Shapes, *, dtype: torch.dtype, device: torch.device
         model = _model(name, shapes).to(dtype)
         labels = torch.randint(CLASSES, (shapes.batch_size,))
         if name == "roberta-base":
-            tokens = torch.randint(3, 50_000, (shapes.batch_size, shapes.tokens))  # 0 to 2 are special tokens
-            inputs = (tokens,)
+            inputs = (torch.randint(3, 50_000, (shapes.batch_size, shapes.tokens)),)  # 0 to 2 are special tokens
         else:
             inputs = (torch.randn(shapes.batch_size, 3, shapes.image_size, shapes.image_size, dtype=dtype),)
     return Workload(model=model, inputs=inputs, loss=lambda logits: nn.functional.cross_entropy(logits.float(), labels))
@@ -162,13 +161,13 @@ def build_named(source: Source, shapes: Shapes) -> tuple[nn.Module, Batch, Calla
     chosen = chosen_model(source, "causal")
     assert chosen is not None
     if isinstance(chosen, FunctionModel):
-        model, fill = chosen.build(), None
+        model, load = chosen.build(), None
         vocabulary = chosen.vocabulary_of(model, shapes.tokens)
     else:
-        model, fill = chosen.hollow(), chosen.fill(pretrained=False, seed=0)
-        vocabulary = int(chosen.config().get_text_config().vocab_size)
+        model, load = chosen.init_on_meta(), chosen.weight_loader(pretrained=False, seed=0)
+        vocabulary = chosen.vocabulary
     tokens = torch.randint(vocabulary, (shapes.batch_size, shapes.tokens + 1))
-    return model, Batch(inputs=(tokens[:, :-1].contiguous(),), labels=tokens[:, 1:].contiguous()), fill
+    return model, Batch(inputs=(tokens[:, :-1].contiguous(),), labels=tokens[:, 1:].contiguous()), load
 
 
 def _model(name: str, shapes: Shapes) -> nn.Module:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.comm.streams import HashedPieces, fill_tensors, tensor_pieces
-from thinpipe.links.spec import encoding
+from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, named
 from thinpipe.system.tensors import empty_tensor, spec_bytes, specs_of
 from thinpipe.train.checkpoints.folder import all_damaged, candidates, is_complete, load, newest_undamaged
@@ -108,7 +108,7 @@ def load_newest(run: Path, engine: Engine) -> None:
     manifest = world.together(lambda: manifest_of(read_facts(path), path))
     cuts = Cuts(manifest.first_units, first_units(engine))
     # Copies of samples are useless for other samples.
-    kinds = ("model/",) if encoding(manifest.settings.compress_forward).needs_samples else ("model/", "link/")
+    kinds = ("model/",) if link_codec(manifest.settings.compress_forward).needs_samples else ("model/", "link/")
 
     def is_wanted(key: str) -> bool:
         return key.startswith(kinds) and belongs_here(engine, cuts.moved(key))
@@ -117,7 +117,7 @@ def load_newest(run: Path, engine: Engine) -> None:
     world.together(lambda: load_model_state(engine, state))
     remembered = {cuts.moved(key): value for key, value in state.items() if key.startswith("link/")}
     if remembered:
-        engine.recall(remembered)
+        engine.load_codec_state(remembered)
 
 
 def _candidates(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
@@ -227,7 +227,7 @@ def _receive_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -
 
 
 def first_units(engine: Engine) -> tuple[int, ...]:
-    return tuple(sorted({holding.first_unit for holding in engine.holdings()}))
+    return tuple(sorted({holding.first_unit for holding in engine.holdings}))
 
 
 def _notices(

@@ -53,7 +53,7 @@ class Cuts:
 
 def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return what this worker saves. Of replicas, worker 0 alone saves model and optimizer."""
-    state = dict(engine.memory())
+    state = dict(engine.codec_state())
     for kind, value in random_state(engine.world.device).items():
         state[f"random/{engine.world.worker}/{kind}"] = value
     if engine.owns_state:
@@ -102,7 +102,7 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
         if kind == "optimizer":
             name, _, what = rest.rpartition("/")
             load_state_for(optimizer, parameters[name], what, value)
-    engine.recall({key: value for key, value in state.items() if key.startswith(("link/", "replica/"))})
+    engine.load_codec_state({key: value for key, value in state.items() if key.startswith(("link/", "replica/"))})
     mine = f"random/{engine.world.worker}/"
     set_random_state(
         {key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)}, engine.world.device
@@ -120,7 +120,7 @@ def state_bytes(engine: Engine, settings: Settings) -> int:
     if settings.parallel == "data" and settings.compress_backward != "none" and settings.error_feedback:
         # Error feedback: the compression error of each gradient.
         mine += sum(each.numel() * each.element_size() for each in engine.parameters() if each.requires_grad)
-    return mine + sum(value.numel() * value.element_size() for value in engine.memory().values())
+    return mine + sum(value.numel() * value.element_size() for value in engine.codec_state().values())
 
 
 def digest(engine: Engine) -> str:

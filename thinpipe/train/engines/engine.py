@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from thinpipe.links.counters import DeviceClock
+from thinpipe.links.link import Link
 from thinpipe.pipeline.order import Order
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.train.engines.finite import NonFiniteReport
@@ -54,11 +55,18 @@ class Engine(ABC):
     owns_state: bool  # False on replicas whose tensors worker 0 has as well
     loss: Loss  # applied to the outputs of this worker's last stage
     client_has_outcome: bool  # loss and predictions are on worker 0; otherwise they are sent there
+    holdings: tuple[Holding, ...]  # of all workers: which stages each has, and what is in them
     order: Order | None = None  # of a pipeline
+    samples: Tensor | None = None  # indices of the samples in the next step, batch after batch; set on every worker
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.updates = DeviceClock(world.device)  # time in the optimizer, since ``collect_links``
+
+    @property
+    def links(self) -> Sequence[Link]:
+        """The link ends of this worker's stages."""
+        return ()
 
     @abstractmethod
     def warm_up(self) -> None:
@@ -82,9 +90,10 @@ class Engine(ABC):
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
         """Return the input of ``loss`` for a full batch, without gradients; None if it is on another worker."""
 
-    @abstractmethod
     def takes(self, evaluation_batch: int) -> bool:
         """Return True if this worker takes part in the evaluation batch of this number."""
+        share, count = self.shares
+        return evaluation_batch % count == share
 
     @abstractmethod
     def non_finite_reports(self) -> list[NonFiniteReport]:
@@ -99,28 +108,19 @@ class Engine(ABC):
         return 0
 
     @abstractmethod
-    def memory(self) -> dict[str, Tensor]:
+    def codec_state(self) -> dict[str, Tensor]:
         """Return the state of this worker's codecs, to be saved."""
 
     @abstractmethod
-    def recall(self, memory: dict[str, Tensor]) -> None:
-        """Load the codec state that ``memory`` returned."""
-
-    @abstractmethod
-    def holdings(self) -> tuple[Holding, ...]:
-        """Return the holdings of all workers: which stages each has, and what is in them."""
-
-    @abstractmethod
-    def tell_samples(self, samples: Tensor) -> None:
-        """Set the indices of the samples in the next step, batch after batch; called on every worker."""
+    def load_codec_state(self, saved: dict[str, Tensor]) -> None:
+        """Load the codec state that ``codec_state`` returned."""
 
     def collect_links(self) -> tuple[list[LinkReport], float]:
         """Return link reports since the last call, and the ms this worker spent in codecs or blocked. A collective."""
         self.updates.reset()
         return [], 0.0
 
-    @abstractmethod
-    def check_replicas(self, step: int) -> None:
+    def check_replicas(self, step: int) -> None:  # noqa: B027
         """Raise DriftError on all workers if replicas differ after a step. A collective."""
 
     def link_plans(self) -> tuple[LinkPlan, ...]:

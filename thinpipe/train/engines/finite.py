@@ -35,27 +35,27 @@ class NotFiniteError(RuntimeError):
     """The run has produced NaN or infinity and cannot go on."""
 
 
-def explain(step: int, loss: float, non_finite_reports: Sequence[NonFiniteReport]) -> NotFiniteError:
+def explain(step: int, loss: float, reports: Sequence[NonFiniteReport]) -> NotFiniteError:
     """Return the error that names the first place in order of computation: forward, then backward from the last stage.
 
     ``loss`` may be a stand-in where its value is not received: only whether it is finite matters.
     """
-    forward = sorted(non_finite_reports, key=lambda suspicion: (suspicion["stage"], suspicion["worker"]))
-    backward = sorted(non_finite_reports, key=lambda suspicion: (-suspicion["stage"], suspicion["worker"]))
+    forward = sorted(reports, key=lambda report: (report["stage"], report["worker"]))
+    backward = sorted(reports, key=lambda report: (-report["stage"], report["worker"]))
     for kind, ordered in (("outputs", forward), ("losses", forward), ("input_gradients", backward)):
-        for suspicion in ordered:
-            chunks: list[int] = suspicion[kind]  # type: ignore[literal-required]
+        for report in ordered:
+            chunks: list[int] = report[kind]  # type: ignore[literal-required]
             if chunks:
                 what = {"outputs": "output", "losses": "loss", "input_gradients": "gradient"}[kind]
-                return _error(step, loss, f"the {what} of {_place(suspicion)}, chunk {chunks[0]}")
-    for suspicion in backward:
-        if suspicion["gradients"]:
-            return _error(step, loss, f"the gradients of {_place(suspicion)}")
+                return _error(step, loss, f"the {what} of {_place(report)}, chunk {chunks[0]}")
+    for report in backward:
+        if report["gradients"]:
+            return _error(step, loss, f"the gradients of {_place(report)}")
     return _error(step, loss, "no stage's outputs or gradients: in the loss itself")
 
 
-def _place(suspicion: NonFiniteReport) -> str:
-    return f"stage {suspicion['stage']} on worker {suspicion['worker']}"
+def _place(report: NonFiniteReport) -> str:
+    return f"stage {report['stage']} on worker {report['worker']}"
 
 
 def _error(step: int, loss: float, where: str) -> NotFiniteError:

@@ -15,8 +15,8 @@ from thinpipe.pipeline.order import Action, Order, make_order
 from thinpipe.train.shaping import Queue, Shape, Shaping
 
 Hop = tuple[int, int]  # from a stage to its neighbour
-_SLACK = 1.01  # the smallest number of chunks within 1 % of the best time is taken, to save memory
-_ENOUGH = 256  # chunks that are simulated, which takes a second for many stages: longer steps are periodic
+_TOLERANCE = 1.01  # the smallest number of chunks within 1 % of the best time is taken, to save memory
+_MAX_SIMULATED = 256  # chunks that are simulated, which takes a second for many stages: longer steps are periodic
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ def choose_order(
     ``wire_bytes`` are per chunk, ``operations`` per stage. ``fits`` returns whether an order fits into memory; if none
     fits, ``1f1b`` is returned unchanged.
     """
-    passages = link_costs(links, placement, wire_bytes, patient=True)
-    if order != "1f1b" or not any(each.delay_ms for each in passages.values()):
+    costs = link_costs(links, placement, wire_bytes, patient=True)
+    if order != "1f1b" or not any(each.delay_ms for each in costs.values()):
         return order
     load: dict[Queue, float] = defaultdict(float)
-    for each in passages.values():
+    for each in costs.values():
         for queue in each.queues:
             load[queue] += queue.wire_ms(each.wire_bytes)
     wire_ms = max(load.values())
     if wire_ms:
-        chunks = min(chunks, _ENOUGH)
+        chunks = min(chunks, _MAX_SIMULATED)
     candidates = [each for each in _candidates(len(placement), chunks) if fits(_named(each, placement))]
     if not candidates:
         return order
@@ -63,21 +63,21 @@ def choose_order(
     ]
     ms = wire_ms / max(worker_operations)
 
-    def cost(action: Action) -> float:
+    def duration(action: Action) -> float:
         return operations[action.stage] * ms * (1 if action.kind == "F" else 2) / 3
 
     took = {
-        most: makespan(make_order(_named(most, placement), placement, chunks), cost, passages) for most in candidates
+        most: makespan(make_order(_named(most, placement), placement, chunks), duration, costs) for most in candidates
     }
-    return _named(next(most for most in took if took[most] <= _SLACK * min(took.values())), placement)
+    return _named(next(most for most in took if took[most] <= _TOLERANCE * min(took.values())), placement)
 
 
 def makespan(
     orders: Mapping[int, Sequence[Action]],
-    cost: Callable[[Action], float],
-    passages: Mapping[Hop, LinkCost] | None = None,
+    duration: Callable[[Action], float],
+    costs: Mapping[Hop, LinkCost] | None = None,
 ) -> float:
-    """Return the simulated duration of an order; without passages, links take no time.
+    """Return the simulated duration of an order; without costs, links take no time.
 
     Two stages on two workers, 4 chunks, a forward takes 1, a backward 2: 3 x 4 for the work, 3 to fill and drain.
     """
@@ -98,14 +98,14 @@ def makespan(
     while any(todo.values()):
         began, worker = min(ready())
         action = todo[worker].popleft()
-        free[worker] = ended = began + cost(action)
+        free[worker] = ended = began + duration(action)
         neighbour = action.stage + (1 if action.kind == "F" else -1)
-        passage = (passages or {}).get((action.stage, neighbour))
-        if passage is not None:
-            begins = max([ended, *(left[queue] for queue in passage.queues)])
-            for queue in passage.queues:
-                left[queue] = begins + queue.wire_ms(passage.wire_bytes)
-            ended = max([ended, *(left[queue] for queue in passage.queues)]) + passage.delay_ms
+        link_cost = (costs or {}).get((action.stage, neighbour))
+        if link_cost is not None:
+            begins = max([ended, *(left[queue] for queue in link_cost.queues)])
+            for queue in link_cost.queues:
+                left[queue] = begins + queue.wire_ms(link_cost.wire_bytes)
+            ended = max([ended, *(left[queue] for queue in link_cost.queues)]) + link_cost.delay_ms
         there[Action(neighbour, action.kind, action.chunk)] = ended
     return max(free.values())
 
@@ -113,7 +113,7 @@ def makespan(
 def link_costs(
     links: Shaping | None, placement: Sequence[int], wire_bytes: Mapping[Hop, int], *, patient: bool = False
 ) -> dict[Hop, LinkCost]:
-    """Return the passage of every hop; ``patient``: with the longest delay, times three if packets are lost.
+    """Return the cost of every hop; ``patient``: with the longest delay, times three if packets are lost.
 
     TCP retransmits a lost packet one round trip later, and later packets wait for it.
     """

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from thinpipe.train.models.units import Tail
+from thinpipe.train.models.unit_modules import TailUnit
 from thinpipe.train.tasks.task import IGNORED
 
 PIECE = 1 << 26  # maximum number of logits in memory at once
@@ -25,7 +25,7 @@ PIECE = 1 << 26  # maximum number of logits in memory at once
 class Deferred(nn.Module):
     """The last unit of a language model: has the weights of the head; ``Loss`` computes the logits."""
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: TailUnit) -> None:
         super().__init__()
         self.tail = tail
 
@@ -36,7 +36,7 @@ class Deferred(nn.Module):
 class Loss:
     """The loss of logits, or of the inputs of ``head`` for them; labels are [N] classes or [N, T] tokens."""
 
-    def __init__(self, head: Tail | None, *, device: torch.device, amp: bool = False, piece: int = PIECE) -> None:
+    def __init__(self, head: TailUnit | None, *, device: torch.device, amp: bool = False, piece: int = PIECE) -> None:
         self._head, self._device, self._amp, self._piece = head, device, amp, piece
         self._share = 1.0  # weight of one labelled position in the mean over a step, times chunks
         self._right: list[Tensor] = []

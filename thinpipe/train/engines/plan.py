@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from thinpipe.links.message import checksum_bytes, is_packed, most_bytes
+from thinpipe.links.message import checksum_bytes, is_packed, max_bytes
+from thinpipe.links.registry import link_codec
 from thinpipe.links.slot import Slot
-from thinpipe.links.spec import encoding
 from thinpipe.pipeline.batchnorm import frozen_statistics
 from thinpipe.pipeline.order import Action
 from thinpipe.pipeline.partition import StageModule
@@ -100,17 +100,18 @@ def plan_link(
 ) -> LinkPlan:
     """Return the plan of the link from one stage to another; stage i is on worker i mod ``workers``."""
     source, target = stages
-    forms = [encoding(spec).forms(slot, chunks) for slot in slots]
+    codec = link_codec(spec)
+    formats = [codec.wire_formats(slot, chunks) for slot in slots]
     checksum = checksum_bytes(world.group, world.device)
     packed = [is_packed(slot.dtype, world.group, world.device) for slot in slots]
 
     def sizes(which: int) -> list[int]:
         """Return the bytes of all chunks' messages for each slot."""
-        pairs = zip(forms, packed, strict=True)
-        return [chunks * most_bytes(form[which].wire_bytes, packed=each, checksum=checksum) for form, each in pairs]
+        pairs = zip(formats, packed, strict=True)
+        return [chunks * max_bytes(each[which].wire_bytes, packed=pack, checksum=checksum) for each, pack in pairs]
 
-    learning = [encoding(spec).learning(slot, chunks) for slot in slots]
-    learned_bytes = sum(math.ceil(each.step_bytes / each.every) for each in learning)
+    schedules = [codec.basis_schedule(slot, chunks) for slot in slots]
+    learned_bytes = sum(math.ceil(each.step_bytes / each.every) for each in schedules)
     return LinkPlan(
         source=source,
         target=target,
@@ -122,11 +123,11 @@ def plan_link(
         tensor_bytes=chunks * sum(slot.tensor_bytes for slot in slots),
         wire_bytes=sum(sizes(-1)) + learned_bytes,
         integer_bytes=sum(compress(sizes(-1), packed)),
-        first_wire_bytes=sum(sizes(0)) if any(len(form) > 1 for form in forms) else None,
-        first_steps=max((each.first_steps for each in learning), default=0),
-        first_bits=max((each.first_bits for each in learning), default=0),
-        uncompressed=encoding(spec).uncompressed(slots, chunks),
-        settled_after=max((each.first_steps + each.every for each in learning if each.step_bytes), default=0),
+        first_wire_bytes=sum(sizes(0)) if any(len(each) > 1 for each in formats) else None,
+        first_steps=max((each.first_steps for each in schedules), default=0),
+        first_bits=max((each.first_bits for each in schedules), default=0),
+        uncompressed=codec.why_uncompressed(slots, chunks),
+        settled_after=max((each.first_steps + each.every for each in schedules if each.step_bytes), default=0),
         learned_bytes=learned_bytes,
     )
 

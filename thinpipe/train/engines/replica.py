@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinpipe.comm.control import waiting
 from thinpipe.ddp import DDPState, ddp_hook, ddp_state
-from thinpipe.links.encoding import warm_codec
+from thinpipe.links.link_codec import warm_codec
 from thinpipe.pipeline.batchnorm import DeferredStatistics
 from thinpipe.pipeline.partition import cut_units
 from thinpipe.train.engines.engine import Engine, NamedModule, to_device
@@ -71,20 +72,26 @@ class ReplicaEngine(Engine):
     ) -> None:
         super().__init__(world)
         self._chunks, self._amp = chunks, amp
-        whole = model if isinstance(model, Units) else cut_model(model, ())
-        (module,) = cut_units(whole.units, ())
-        whole.fill_own([module])
-        self.stages = {0: NamedModule.of(module, whole.model)}
+        self._model = cut = model if isinstance(model, Units) else cut_model(model, ())
+        (module,) = cut_units(cut.units, ())
+        cut.load_own([module])
+        self.stages = {0: NamedModule.of(module, cut.model)}
         self._module = world.to_device(module)
-        if whole.outputs is not None:
-            whole.bring(world.device)
+        if cut.outputs is not None:
+            cut.buffers_to(world.device)
         self._statistics = DeferredStatistics(module)
         self.shares = (world.worker, world.workers)
         self.owns_state = world.is_client
         self.client_has_outcome = world.workers == 1
-        self._unit_names = whole.names
-        self._whole, self._asked = whole, module.asks
-        self.loss = Loss(whole.tail, device=world.device, amp=amp)
+        held: dict[str, Any] = {
+            "first_unit": 0,
+            "units": len(cut.names),
+            "unit_names": cut.names,
+            **counts(module.parameters()),
+        }
+        self.holdings = tuple(Holding(stage=0, worker=worker, **held) for worker in range(world.workers))
+        self._side_input_names = module.asks
+        self.loss = Loss(cut.tail, device=world.device, amp=amp)
         self._hook: DDPState | None = None
         self._replica: nn.Module = module
         if world.workers > 1:
@@ -140,30 +147,27 @@ class ReplicaEngine(Engine):
 
     def _run(self, module: nn.Module, inputs: Any) -> Tensor | tuple[Tensor, ...]:
         with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=self._amp):
-            outputs: Tensor | tuple[Tensor, ...] = module(*inputs, **self._whole.side_inputs(self._asked, inputs))
+            outputs: Tensor | tuple[Tensor, ...] = module(
+                *inputs, **self._model.side_inputs(self._side_input_names, inputs)
+            )
             return outputs
-
-    def tell_samples(self, samples: Tensor) -> None:
-        """Do nothing: replicas keep no copies of samples."""
 
     def predict(self, inputs: tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
         assert inputs is not None
         with torch.no_grad():
             return self._run(self._module, to_device(inputs, self.world.device))
 
-    def takes(self, evaluation_batch: int) -> bool:
-        return evaluation_batch % self.world.workers == self.world.worker
-
     def non_finite_reports(self) -> list[NonFiniteReport]:
-        suspicion = NonFiniteReport(
-            stage=0,
-            worker=self.world.worker,
-            outputs=not_finite(self._outputs),
-            losses=not_finite(self._losses),
-            input_gradients=[],
-            gradients=not torch.tensor(sum_of_squares(self._module.parameters())).isfinite().item(),
-        )
-        return [suspicion]
+        return [
+            NonFiniteReport(
+                stage=0,
+                worker=self.world.worker,
+                outputs=not_finite(self._outputs),
+                losses=not_finite(self._losses),
+                input_gradients=[],
+                gradients=not math.isfinite(sum_of_squares(self._module.parameters())),
+            )
+        ]
 
     def sent_bytes(self) -> int:
         """Return the bytes sent, by the ring all-reduce of Gloo and NCCL: 2 (n - 1) / n of all gradients per replica.
@@ -176,7 +180,7 @@ class ReplicaEngine(Engine):
         gradients = sum(p.numel() * p.element_size() for p in self._module.parameters() if p.requires_grad)
         return self._steps * 2 * gradients * (replicas - 1) // replicas
 
-    def memory(self) -> dict[str, Tensor]:
+    def codec_state(self) -> dict[str, Tensor]:
         if self._hook is None:
             return {}
         saved = self._hook.state_dict(self._module)
@@ -188,27 +192,21 @@ class ReplicaEngine(Engine):
                 state[f"replica/{self.world.worker}/{name}/codec/{key}"] = value
         return state
 
-    def recall(self, memory: dict[str, Tensor]) -> None:
-        if self._hook is None or not memory:  # no state: saved with another number of replicas
+    def load_codec_state(self, saved: dict[str, Tensor]) -> None:
+        if self._hook is None or not saved:  # no state: saved with another number of replicas
             return
-        memory = dict(memory)
-        steps = int(memory.pop(f"replica/{self.world.worker}/steps"))
+        saved = dict(saved)
+        steps = int(saved.pop(f"replica/{self.world.worker}/steps"))
         parameters: dict[str, dict[str, Any]] = {}
-        for path, value in memory.items():
+        for path, value in saved.items():
             _, _, name, kind, *key = path.split("/", 4)
             kept = parameters.setdefault(name, {"error": None, "codec": {}})
             if kind == "error":
                 kept["error"] = value
             else:
                 kept["codec"][key[0]] = value
-        saved = {
-            "spec": self._hook.codec.spec,
-            "rank": self._hook.rank,
-            "replicas": self._hook.replicas,
-            "steps": steps,
-            "parameters": parameters,
-        }
-        self._hook.load_state_dict(saved, self._module)
+        hook = {"spec": self._hook.codec.spec, "rank": self._hook.rank, "replicas": self._hook.replicas}
+        self._hook.load_state_dict({**hook, "steps": steps, "parameters": parameters}, self._module)
 
     def check_replicas(self, step: int) -> None:
         hashes = self.world.gather(_hash(self._module.parameters()))
@@ -216,22 +214,8 @@ class ReplicaEngine(Engine):
         if apart:
             raise DriftError(
                 f"replicas have drifted apart: after step {step} the parameters of worker {', '.join(apart)} are not "
-                "those of worker 0. Gradients were changed on their way, or memory is faulty; go on from a checkpoint"
+                "those of worker 0. Gradients were changed in transit, or memory is faulty; go on from a checkpoint"
             )
-
-    def holdings(self) -> tuple[Holding, ...]:
-        counted = counts(self._module.parameters())
-        return tuple(
-            Holding(
-                stage=0,
-                worker=worker,
-                first_unit=0,
-                units=len(self._unit_names),
-                unit_names=self._unit_names,
-                **counted,
-            )
-            for worker in range(self.world.workers)
-        )
 
 
 def _hash(parameters: Iterable[nn.Parameter]) -> str:

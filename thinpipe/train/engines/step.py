@@ -57,7 +57,7 @@ def train_step(
     If a number is not finite, raise the same error on all workers, before the update.
 
     Args:
-        interrupted: returns the signal that asked this worker to stop, or 0; called once the gradients are computed.
+        interrupted: returns the signal that this worker received to stop, or 0; called once the gradients are computed.
         save_due: True if this worker, the client, requests a checkpoint after this step.
         another: True if another step follows directly, so that its receives may be posted.
     """
@@ -75,9 +75,9 @@ def train_step(
     signal = interrupted()
     flags = not math.isfinite(loss), bool(signal), save_due
     statistics.send([*squares, *flags, engine.sent_bytes() - sent, *outcome])
-    sums = statistics.result()
+    totals = statistics.result()
     waited_s = time.perf_counter() - began
-    squares, (bad_loss, stop, save, wire_bytes, *outcomes) = sums[:stages], sums[stages:]
+    squares, (bad_loss, stop, save, wire_bytes, *outcomes) = totals[:stages], totals[stages:]
     if not engine.client_has_outcome:
         loss, correct = outcomes
     is_finite = not bad_loss and all(map(math.isfinite, squares))
@@ -128,7 +128,7 @@ def _update(optimizer: torch.optim.Optimizer) -> None:
 
 
 def stop_request(world: World, interrupted: int) -> StoppedTogether | None:
-    """Return the first worker's signal that asked the run to stop, if any; the same on all workers. A collective."""
+    """Return the first worker's signal to stop the run, if any; the same on all workers. A collective."""
     numbers = world.gather(interrupted)
     signalled = [(number, worker) for worker, number in enumerate(numbers) if number]
     if not signalled:

@@ -15,12 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import StageModule, UnitCost
-from thinpipe.pipeline.units import is_known, unit_names, units_of
 from thinpipe.train.engines.loss import Deferred
 from thinpipe.train.models.cut import CutModel
-from thinpipe.train.models.units import Tail, cut_into_units
+from thinpipe.train.models.sequential import is_sequential, unit_names, units_of
+from thinpipe.train.models.unit_modules import TailUnit, cut_into_units
 
-Fill = Callable[[nn.Module, Iterable[str]], None]  # loads the values of the parameters of these names
+LoadWeights = Callable[[nn.Module, Iterable[str]], None]  # loads the values of the parameters of these names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,48 +31,52 @@ class Units:
     units: list[nn.Module]
     names: tuple[str, ...]
     outputs: list[Traced] | None = None  # of each for one chunk; None: found by running the units
-    fill: Fill | None = None  # None: the model has its weights
-    tail: Tail | None = None  # of a language model whose logits are computed by the loss
+    load: LoadWeights | None = None  # None: the model has its weights
+    tail: TailUnit | None = None  # of a language model whose logits are computed by the loss
     input_names: tuple[str, ...] = ()  # of the model, for units that take some as side inputs
 
-    def side_inputs(self, asked: Iterable[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    def side_inputs(self, names: Iterable[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the side inputs that units take in addition to the outputs of the previous unit."""
         named = dict(zip(self.input_names, inputs, strict=False))
-        return {name: named[name] for name in asked}
+        return {name: named[name] for name in names}
 
     def traced(self, inputs: Sequence[Meta], *, amp: bool, device: torch.device) -> list[Traced]:
         if self.outputs is None:
             return trace_units(self.units, inputs, amp=amp, device=device)
         return self.outputs
 
-    def bring(self, device: torch.device) -> None:
+    def buffers_to(self, device: torch.device) -> None:
         """Move the model's buffers, as rotary frequencies, to the device: its code between units computes with them."""
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = buffer.to(device)
 
-    def fill_own(self, modules: Iterable[nn.Module]) -> None:
+    def load_own(self, modules: Iterable[nn.Module]) -> None:
         """Load the values of these modules' saved tensors, and of no others; each tensor under all of its names."""
-        if self.fill is None:
+        if self.load is None:
             return
         mine = {id(tensor) for module in modules for tensor in module.state_dict(keep_vars=True).values()}
         named = self.model.state_dict(keep_vars=True)
-        self.fill(self.model, [name for name, tensor in named.items() if id(tensor) in mine])
+        self.load(self.model, [name for name, tensor in named.items() if id(tensor) in mine])
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             tensor.requires_grad_(named[name].requires_grad)  # loading replaced the parameter by a new one
 
 
-def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None, *, amp: bool = False) -> Units:
+def cut_model(model: nn.Module, inputs: Sequence[Meta], load: LoadWeights | None = None, *, amp: bool = False) -> Units:
     """Return the units of a transformers model, traced by its forward on a chunk of such inputs; else ``units_of``."""
-    if (is_known(model) and fill is None) or not hasattr(model, "base_model_prefix"):
+    if (is_sequential(model) and load is None) or not hasattr(model, "base_model_prefix"):
         known = units_of(model)
-        return Units(model=model, units=known, names=unit_names(model, known), fill=fill)
+        return Units(model=model, units=known, names=unit_names(model, known), load=load)
     example = _example(inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the dtypes of the tensors between units
         cut = CutModel(model, example)
         travelling = [meta_of(tensors) for tensors in cut.travelling(example)]
-    _check_whole_numbers(type(model).__name__, [metas[: len(metas) - len(cut.known)] for metas in travelling[:-1]])
+    own = [meta for metas in travelling[:-1] for meta in metas[: len(metas) - len(cut.shared)]]
+    if any(meta.dtype == torch.int64 for meta in own):  # can only be tokens or derived from them
+        raise ValueError(
+            f"{type(model).__name__} hands its tokens from block to block, so they would travel to the servers: not cut"
+        )
     *units, tail = cut_into_units(cut)
     deferred = _deferred(tail, travelling[-2], len(example["input_ids"]) if "input_ids" in example else None)
     if deferred is not None:
@@ -82,7 +86,7 @@ def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None
         units=[*units, deferred or tail],
         names=_names(cut),
         outputs=[Traced(metas, flops) for metas, flops in zip(travelling, cut.flops, strict=True)],
-        fill=fill,
+        load=load,
         tail=None if deferred is None else deferred.tail,
         input_names=cut.input_names,
     )
@@ -90,7 +94,7 @@ def cut_model(model: nn.Module, inputs: Sequence[Meta], fill: Fill | None = None
 
 def _deferred(tail: nn.Module, metas: Sequence[Meta], samples: int | None) -> Deferred | None:
     """Return the last unit without its logits if the model can compute logits of selected positions, else None."""
-    assert isinstance(tail, Tail)
+    assert isinstance(tail, TailUnit)
     of_all = all(meta.shape[:1] == (samples,) for meta in metas)  # no tensor that chunks share
     return Deferred(tail) if tail.cut.takes_positions and of_all and not tail.asks else None
 
@@ -119,18 +123,12 @@ def cut(model: nn.Module | Sequence[nn.Module], inputs: Mapping[str, Tensor] | N
     return list(cut_into_units(CutModel(cast(nn.Module, model), inputs)))
 
 
-def _check_whole_numbers(name: str, travelling: Sequence[Sequence[Meta]]) -> None:
-    """Raise ValueError if integer tensors, which can only be tokens or derived from them, are sent between units."""
-    if any(meta.dtype == torch.int64 for metas in travelling for meta in metas):
-        raise ValueError(f"{name} hands its tokens from block to block, so they would travel to the servers: not cut")
-
-
 def check_private(modules: Sequence[StageModule], between: Sequence[Sequence[Meta]]) -> None:
     """Raise OptionError if a stage takes side inputs but is not at an end, where the data is, or takes nothing else."""
     for index, module in enumerate(modules[1:], 1):
         if module.asks and (index < len(modules) - 1 or not between[index]):
             raise OptionError(
-                f"the model asks for {' and '.join(sorted(module.asks))} in layers that stage {index} has, so tokens "
+                f"the model uses {' and '.join(sorted(module.asks))} in layers that stage {index} has, so tokens "
                 "or images would travel to the servers: leave more layers with the client ({client_layers}), or take "
                 "another model"
             )

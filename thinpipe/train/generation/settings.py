@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from thinpipe.codecs.recipes import directions
-from thinpipe.codecs.spec import codec, needs_link
 from thinpipe.comm.membership import PATIENCE_S, member
+from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, above, between, check, like, option, shared_values
 from thinpipe.train.checkpoints.folder import check_exported
-from thinpipe.train.engines.units import Fill
 from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.models.saved_adapter import SavedAdapter
+from thinpipe.train.models.weights import LoadWeights
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.shaping import Shaping
@@ -32,12 +32,13 @@ PANELS = WHAT, CHOICE, WHERE, LINKS, OUT, MACHINES  # of the help, in this order
 def _activations(text: str) -> str:
     """Return the codec spec of activations, the only tensors that travel."""
     spec = directions(text)[0]
-    if needs_link(spec):
+    stateless = link_codec(spec).stateless_codec
+    if stateless is None:
         raise OptionError(
             f"{spec} learns from what is sent again and again, and texts are generated once: give {{compress}} a "
             f"codec that learns nothing, as in 4bit or gauss:3; got {text}"
         )
-    return codec(spec).spec
+    return stateless.spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,15 +187,14 @@ class GenerationSettings:
     def saved_adapter(self) -> SavedAdapter | None:
         return None if self.adapter is None else SavedAdapter(Path(self.adapter))
 
-    def built(self) -> tuple[nn.Module, Fill]:
-        """Return the model with its adapters, on the meta device, and the function that fills its parameters.
+    def built(self) -> tuple[nn.Module, LoadWeights]:
+        """Return the model with its adapters, on the meta device, and the function that loads its parameters.
 
         Raises ValueError if the adapters are not the model's.
         """
-        model, fill = self.pretrained.hollow(), self.pretrained.fill(pretrained=True, seed=0)
+        model, load = self.pretrained.init_on_meta(), self.pretrained.weight_loader(pretrained=True, seed=0)
         if self.saved_adapter is None:
-            return model.eval(), fill
-        adapted = self.saved_adapter.put_on(model)
-        both = adapted.fill(fill)
+            return model.eval(), load
+        both = self.saved_adapter.put_on(model).loader(load)
         assert both is not None
         return model.eval(), both

@@ -24,7 +24,7 @@ from thinpipe.codecs.base import Codec, as_bytes
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.comm.errors import ChecksumError
 from thinpipe.comm.group import Work, link_errors
-from thinpipe.links.encoding import Form
+from thinpipe.links.link_codec import WireFormat
 from thinpipe.links.message import CHECKSUM_BYTES, is_intact, seal
 from thinpipe.links.slot import Slot
 from thinpipe.train.engines.world import World
@@ -137,9 +137,9 @@ class Packing:
             else None,
         )
 
-    def _forms(self, head: Head) -> list[tuple[Slot, Form]]:
+    def _forms(self, head: Head) -> list[tuple[Slot, WireFormat]]:
         slots = [Slot(torch.Size((head.texts, head.tokens, *each.shape)), each.dtype) for each in self.states]
-        return [(slot, Form.of(slot, self.codec) if head.encoded else Form(None, slot.tensor_bytes)) for slot in slots]
+        return [(slot, WireFormat.of(slot, self.codec if head.encoded else None)) for slot in slots]
 
     def _parts(self, message: Tensor, head: Head) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
         count = head.texts * head.tokens

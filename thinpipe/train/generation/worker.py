@@ -16,7 +16,7 @@ from thinpipe.comm.backend import CPU
 from thinpipe.comm.control import ACTIVITY
 from thinpipe.comm.group import DisagreementError
 from thinpipe.comm.membership import print_remote
-from thinpipe.links.encoding import warm_codec
+from thinpipe.links.link_codec import warm_codec
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.train.engines.same_files import check_same_files
@@ -28,7 +28,7 @@ from thinpipe.train.generation.wire import CONTROL_BYTES, Kind, Limits, Packing,
 from thinpipe.train.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, check_states
 from thinpipe.train.models.forward import takes
 from thinpipe.train.models.pretrained import PretrainedModel, quiet
-from thinpipe.train.models.units import Head
+from thinpipe.train.models.unit_modules import HeadUnit
 from thinpipe.train.tasks.sources import identity
 from thinpipe.version import __version__
 
@@ -139,7 +139,7 @@ class _Part:
         inputs = [Meta(EXAMPLE, torch.int64)] * (2 if takes(model, "attention_mask") else 1)
         cut = cut_model(model, inputs, fill)
         first, me = cut.units[0], world.worker
-        assert isinstance(first, Head)
+        assert isinstance(first, HeadUnit)
         self.cut, self._device = first.cut, world.device
         states = check_states(self.cut)
         traced = cut.traced(inputs, amp=False, device=CPU)
@@ -155,10 +155,10 @@ class _Part:
         self.blocks = range(bounds[1], bounds[-1]) if world.is_client else range(bounds[me], bounds[me + 1])
         modules = cut_units(cut.units, cuts)
         mine = stages_of(me, world.workers, "client-server")
-        cut.fill_own(modules[index] for index in mine)
+        cut.load_own(modules[index] for index in mine)
         for index in mine:
             world.to_device(modules[index])
-        cut.bring(world.device)
+        cut.buffers_to(world.device)
 
         def packing(worker: int) -> Packing:
             slots = tuple(Slot(tensor.shape[2:], tensor.dtype) for tensor in states[bounds[worker + 1]])

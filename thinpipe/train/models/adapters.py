@@ -6,7 +6,7 @@ A layer that gets an adapter is wrapped in place:
                                                 ....q_proj.lora_A.default.weight
                                                 ....q_proj.lora_B.default.weight
 
-The model remains a transformers model and is cut as any other. Its own weights are filled under their plain names, with
+The model remains a transformers model and is cut as any other. Its own weights are loaded under their plain names, with
 the adapters removed for that time. Adapter weights are drawn from the seed and the layer's name alone, so they do not
 depend on how the model is cut. peft is imported only when adapters are used.
 """
@@ -15,24 +15,23 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.options import OptionError
 from thinpipe.train.models.blocks import candidates
-from thinpipe.train.models.save import ModelForm, TensorFile, saved_files
-from thinpipe.train.models.weights import hollow
+from thinpipe.train.models.save import ModelForm, empty_like, saved_files
+from thinpipe.train.models.weights import LoadWeights, materialize, open_tensors, params_on_meta, set_parameter
 
-Fill = Callable[[nn.Module, Iterable[str]], None]
 ALL = "all-linear"  # target for all linear layers; the same name as in peft
 MOST_RANK = 4096
 _NAME = "default"  # name of the adapter; peft's default
@@ -62,22 +61,22 @@ class Adapted:
     seed: int
     saved: Path | None = None  # file to read the adapters and a classifier's head from; None: drawn at random
 
-    def fill(self, fill: Fill | None) -> Fill | None:
-        """Return a function that fills plain and adapter parameters, given the one that fills the plain model."""
-        if fill is None or self.config is None:
-            return fill
+    def loader(self, load: LoadWeights | None) -> LoadWeights | None:
+        """Return a function that loads plain and adapter parameters, given the one that loads the plain model."""
+        if load is None or self.config is None:
+            return load
 
-        def fill_both(model: nn.Module, names: Iterable[str]) -> None:
+        def load_both(model: nn.Module, names: Iterable[str]) -> None:
             own = set(adapter_names(model) if self.saved is None else exported_names(model))
             wanted = set(names)
             with without_adapters(model):
-                fill(model, [plain_name(name) for name in sorted(wanted - own)])
+                load(model, [plain_name(name) for name in sorted(wanted - own)])
             if self.saved is None:
                 draw(model, wanted & own, self.seed)
             else:
                 load_adapters(model, wanted & own, self.saved)
 
-        return fill_both
+        return load_both
 
 
 def adapt(model: nn.Module, lora: Lora | None, frozen: Iterable[str], seed: int) -> Adapted:
@@ -87,7 +86,7 @@ def adapt(model: nn.Module, lora: Lora | None, frozen: Iterable[str], seed: int)
     train.
     """
     config = None if lora is None else _add(model, lora)
-    if config is not None and not is_hollow(model):
+    if config is not None and not is_on_meta(model):
         draw(model, adapter_names(model), seed)
     parameters = {plain_name(name): each for name, each in model.named_parameters(remove_duplicate=False)}
     for pattern in frozen:
@@ -176,23 +175,13 @@ def draw(model: nn.Module, wanted: Iterable[str], seed: int) -> None:
         if not mine:
             continue
         for owner, module in layer.named_modules():
-            for name, empty in module._parameters.items():
-                if empty is not None and empty.is_meta and f"{owner}.{name}" in mine:
-                    filled = torch.zeros(empty.shape, dtype=empty.dtype)
-                    module._parameters[name] = nn.Parameter(filled, requires_grad=empty.requires_grad)
+            materialize(module, [name for name in module._parameters if f"{owner}.{name}" in mine])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rounding_key(seed, *f"{path}.lora".encode()))  # not the weights' seed
             layer.reset_lora_parameters(_NAME, True)
 
 
-@contextmanager
-def open_adapters(file: Path) -> Iterator[Any]:
-    """Open the tensors that peft saved, memory-mapped; raise ValueError if the file is not readable as such."""
-    try:
-        with safe_open(file, framework="pt") as saved:
-            yield saved
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} cannot be read as adapters: {error}; bring the file that peft wrote") from None
+open_adapters = partial(open_tensors, what="adapters", remedy="bring the file that peft wrote")
 
 
 def load_adapters(model: nn.Module, wanted: Iterable[str], file: Path) -> None:
@@ -201,10 +190,8 @@ def load_adapters(model: nn.Module, wanted: Iterable[str], file: Path) -> None:
         for name in sorted(wanted):
             path, _, last = name.rpartition(".")
             module = model.get_submodule(path)
-            before = module._parameters[last]
-            assert before is not None
-            values = saved.get_tensor(saved_name(name)).to(before.dtype, copy=True)  # not mapped pages
-            module._parameters[last] = nn.Parameter(values, requires_grad=before.requires_grad)
+            dtype = module.get_parameter(last).dtype
+            set_parameter(module, last, saved.get_tensor(saved_name(name)).to(dtype, copy=True))  # not mapped pages
 
 
 class AdapterForm(ModelForm):
@@ -216,18 +203,12 @@ class AdapterForm(ModelForm):
         self._config.base_model_name_or_path, self._config.inference_mode = base, True
         self._config.target_modules = sorted(self._config.target_modules)  # a set, whose order changes between runs
         self.name, self.twin = type(model).__name__, None
-        kept = set(exported_names(model))
-        self.held = self.tensors = {
-            name: torch.empty(each.shape, dtype=each.dtype, device="meta")
-            for name, each in model.named_parameters()
-            if name in kept
-        }
+        parameters = dict(model.named_parameters())
+        self.held = self.tensors = {name: empty_like(parameters[name]) for name in exported_names(model)}
         self._kept = {name: name for name in self.held}
         self.groups = {name: [name] for name in self.held}
-        self.files = {ADAPTER_FILE: TensorFile(self.converted(self.held), {"format": "pt"})}
-        self.file_of = dict.fromkeys(self.converted(self.held), ADAPTER_FILE)
-        self.parameters = sum(each.numel() for each in self.held.values())
-        self.bytes = self.files[ADAPTER_FILE].bytes
+        made = self.converted(self.held)
+        self._set_files({ADAPTER_FILE: made}, dict.fromkeys(made, ADAPTER_FILE))
 
     def converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors under the names that peft saves."""
@@ -243,11 +224,11 @@ def inject(model: nn.Module, config: Any) -> None:
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with hollow() if is_hollow(model) else nullcontext():
+        with params_on_meta() if is_on_meta(model) else nullcontext():
             inject_adapter_in_model(config, model)
 
 
-def is_hollow(model: nn.Module) -> bool:
+def is_on_meta(model: nn.Module) -> bool:
     return any(each.is_meta for each in model.parameters())
 
 
@@ -294,7 +275,7 @@ def heads_of(model: Any) -> list[str]:
     ]
 
 
-def _targets(model: Any, asked: tuple[str, ...]) -> tuple[list[str], list[nn.Module]]:
+def _targets(model: Any, requested: tuple[str, ...]) -> tuple[list[str], list[nn.Module]]:
     """Return the layers that get an adapter, by the names that peft takes, and the layer modules."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
     from transformers.pytorch_utils import Conv1D
@@ -312,14 +293,14 @@ def _targets(model: Any, asked: tuple[str, ...]) -> tuple[list[str], list[nn.Mod
         if not isinstance(layer, nn.Conv2d) and not (kind in _FUSED and path.endswith(f".{_NOT_CALLED}"))
     ]
     known = sorted({path.rpartition(".")[2] for path in inside})
-    for name in asked:
+    for name in requested:
         if name != ALL and not _matching([name], inside):
             raise OptionError(
                 f"{{lora_target}} names layers in the blocks of {type(model).__name__}: {ALL}, or some of "
                 f"{', '.join(known)}; got {name}"
             )
-    wanted = _matching(asked or tuple(USUAL.get(kind, ())), inside)
-    if ALL in asked or not wanted:
+    wanted = _matching(requested or tuple(USUAL.get(kind, ())), inside)
+    if ALL in requested or not wanted:
         wanted = list(dict.fromkeys([*wanted, *linear]))
     if not wanted:
         names = f": name some with {{lora_target}}, of {', '.join(known)}" if known else ""

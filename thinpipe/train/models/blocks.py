@@ -15,7 +15,7 @@ SHARED = ("attention_mask",)  # inputs that all workers may receive
 
 
 class UncuttableError(ValueError):
-    """A model that cannot be cut; the message says where and why."""
+    """A model that cannot be cut; the message names the place and the reason."""
 
 
 def in_order(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Module]:

@@ -2,32 +2,41 @@
 
 Only values that the following units need and cannot compute travel between units: hidden states, rarely more, and the
 shared inputs (the attention mask). Every worker computes the other arguments of a block (its mask, rotary embeddings,
-window) by running the model's own forward with symbolic tensors (``unknown``). A value is identified by its origin:
-("in", k, i) is leaf i of the arguments of block k, computed by the model's code in front of it; ("out", k, i) is leaf i
-of the return value of block k; ("input", 0, i) is input i itself, where later code uses it. Inputs do not travel: a
-unit that uses one (``asks``) receives it as an argument, so the worker that holds that unit needs the inputs. A value
-that a run needs and does not have stays unknown and raises an error; it is never guessed.
+window) by running the model's own forward with symbolic tensors (``symbolic``). A ``Value`` is identified by its
+origin. Model inputs do not travel: a unit that uses one (``asks``) receives it as a keyword argument, so the worker
+that holds that unit needs the inputs. A value that a run needs and does not have stays symbolic and raises an error; it
+is never guessed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 
 from thinpipe.train.models.blocks import SHARED, UncuttableError, device_of, in_order
+from thinpipe.train.models.flops import flop_counter
 from thinpipe.train.models.forward import run_until, shapes_returned, takes, without_cache, without_values
 from thinpipe.train.models.symbolic import SymbolicValueError, is_symbolic, symbolic_like
-from thinpipe.train.models.weights import zeros_for_hollow
+from thinpipe.train.models.weights import zeros_for_meta
 
-Value = tuple[str, int, int]  # "in" or "out", block, leaf; or "input", 0, input number
+
+class Value(NamedTuple):
+    """A tensor by its origin: a leaf of a block's arguments or of its return value, or an input of the model.
+
+    An argument has the block that is first called with it. Sorted values are in the order in which they are sent.
+    """
+
+    kind: Literal["argument", "input", "output"]
+    block: int  # 0 for an input
+    leaf: int  # the number of an input
+
+
 Values = dict[Value, Tensor]
 
 
@@ -54,7 +63,7 @@ class Returned:
 
     def filled(self, block: int, values: Values, device: torch.device) -> Any:
         leaves = [
-            values.get(("out", block, i), symbolic_like(leaf, device)) if isinstance(leaf, Tensor) else leaf
+            values.get(Value("output", block, i), symbolic_like(leaf, device)) if isinstance(leaf, Tensor) else leaf
             for i, leaf in enumerate(self.leaves)
         ]
         return pytree.tree_unflatten(leaves, self.spec)
@@ -77,30 +86,30 @@ class CutModel:
         self.model = model
         without_cache(model)
         self.input_names = tuple(inputs)
-        self.known = tuple(name for name in inputs if name in SHARED)
+        self.shared = tuple(name for name in inputs if name in SHARED)
         self.shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()]
         self.blocks = in_order(model, inputs)
         self._kept: dict[Any, tuple[dict[str, Tensor], Trace]] = {}
         # Some classifiers have the argument too, with logits of texts.
         generates: Any = getattr(model, "can_generate", None)
         self.takes_positions = takes(model, "logits_to_keep") and generates is not None and bool(generates())
-        self.logits: Tensor  # without values
-        with zeros_for_hollow(model):
+        with zeros_for_meta(model):
             self._example = trace = self.trace(inputs)
-            self.early = self._early(trace, inputs)
-            self.live, self.asked = self._liveness(trace, inputs)
-            self.parts, self.flops = self._parts(inputs)
+            self.from_head = self._from_head(trace, inputs)
+            self.live, self.side_inputs = self._liveness(trace, inputs)
+            parts, self.in_no_unit = self._parts()
+            self.parts, self.flops, self.logits = self._used(parts, inputs)
 
     # Runs
 
     def inputs_without_values(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         device = device_of(inputs.values())
-        return {name: each if name in self.known else symbolic_like(each, device) for name, each in inputs.items()}
+        return {name: each if name in self.shared else symbolic_like(each, device) for name, each in inputs.items()}
 
     def trace(self, inputs: Mapping[str, Tensor]) -> Trace:
         """Return the arguments of all blocks for these inputs; of the inputs, only values of shared ones are used."""
         key = (device_of(inputs.values()), *((name, tuple(tensor.shape)) for name, tensor in inputs.items()))
-        shared = {name: inputs[name] for name in self.known}
+        shared = {name: inputs[name] for name in self.shared}
         kept = self._kept.get(key)
         if kept is not None and all(_same(kept[0][name], shared[name]) for name in shared):
             return kept[1]
@@ -115,7 +124,7 @@ class CutModel:
         hidden = self.inputs_without_values(inputs)
         # Keyed by identity; keeping the tensor keeps its id from being reused.
         made: dict[int, tuple[Value, Tensor]] = {
-            id(tensor): (("input", 0, i), tensor) for i, (name, tensor) in enumerate(hidden.items())
+            id(tensor): (Value("input", 0, i), tensor) for i, (name, tensor) in enumerate(hidden.items())
         }
 
         def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -125,7 +134,7 @@ class CutModel:
             values: dict[int, Value] = {}
             for i, leaf in enumerate(leaves):
                 if is_symbolic(leaf) or isinstance(leaf, nn.Parameter):
-                    values[i] = made.setdefault(id(leaf), (("in", number, i), leaf))[0]
+                    values[i] = made.setdefault(id(leaf), (Value("argument", number, i), leaf))[0]
             trace.calls.append(Call(leaves, spec, values))
             if returns is None:
                 result, flops = self._shapes_returned(number, args, kwargs)
@@ -136,7 +145,7 @@ class CutModel:
                 result = returns[number].filled(number, {}, device)
             for i, leaf in enumerate(pytree.tree_leaves(result)):
                 if is_symbolic(leaf):
-                    made[id(leaf)] = (("out", number, i), leaf)
+                    made[id(leaf)] = (Value("output", number, i), leaf)
             return result
 
         last = len(self.blocks) - 1
@@ -166,7 +175,7 @@ class CutModel:
         """Return what a block returns and its FLOPs, which are counted for the example only."""
         if self._kept:
             return shapes_returned(self.blocks[number], args, kwargs), 0
-        with _flop_counter() as counter:
+        with flop_counter() as counter:
             return shapes_returned(self.blocks[number], args, kwargs), counter.get_total_flops()
 
     def between(
@@ -179,8 +188,8 @@ class CutModel:
         """
         trace = self.trace(inputs)
         device = device_of(values.values())
-        first = min((block for kind, block, _ in values if kind == "out"), default=-1)
-        known = {name: values[value] for i, name in enumerate(inputs) if (value := ("input", 0, i)) in values}
+        first = min((block for kind, block, _ in values if kind == "output"), default=-1)
+        known = {name: values[value] for i, name in enumerate(inputs) if (value := Value("input", 0, i)) in values}
         with without_values(device) as with_weights:
 
             def on_call(number: int, args: Any, kwargs: Any) -> Any:
@@ -201,14 +210,14 @@ class CutModel:
 
         def collect(number: int, leaves: list[Any]) -> None:
             for value in wanted:
-                if value[1] == number and not is_symbolic(leaves[value[2]]):
-                    found[value] = leaves[value[2]]
+                if value.block == number and not is_symbolic(leaves[value.leaf]):
+                    found[value] = leaves[value.leaf]
 
         def on_call(number: int, args: Any, kwargs: Any) -> Any:
             collect(number, pytree.tree_leaves((args, kwargs)))
             return trace.returns[number].filled(number, {}, device)
 
-        last = max((block for _, block, _ in wanted), default=0)
+        last = max((value.block for value in wanted), default=0)
         with without_values(device) as with_weights:
             with_weights()
             collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))
@@ -216,23 +225,26 @@ class CutModel:
 
     # Assignment of modules to units
 
-    def _parts(self, inputs: Mapping[str, Tensor]) -> tuple[list[list[nn.Module]], list[int]]:
-        """Return the modules that the code before each block and after the last one uses, and each unit's FLOPs.
+    def _parts(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """Return the largest modules without a block inside, and modules that are in no unit: no weights, or a block.
 
-        These are the largest modules without a block inside, so that all their submodules are included.
+        The former are the largest so that all their submodules are included.
         """
         blocks = {id(block) for block in self.blocks}
         inside = {id(module) for module in self.model.modules() if blocks & {id(each) for each in module.modules()}}
-        containers = [module for module in self.model.modules() if id(module) in inside and id(module) not in blocks]
-        parts = [
-            child
-            for container in containers
-            for child in container.children()
-            if id(child) not in inside  # nor a block
-        ]
+        containers = [module for module in self.model.modules() if id(module) in inside - blocks]
+        parts = [child for container in containers for child in container.children() if id(child) not in inside]
         parts += [_own(container) for container in containers if container._parameters]
         bare = [part for part in parts if not part.state_dict()]
-        self.in_no_unit = [*containers, *(module for part in bare for module in part.modules())]
+        return parts, [*containers, *(module for part in bare for module in part.modules())]
+
+    def _used(
+        self, parts: Sequence[nn.Module], inputs: Mapping[str, Tensor]
+    ) -> tuple[list[list[nn.Module]], list[int], Tensor]:
+        """Return the parts that the code before each block and after the last one uses, each unit's FLOPs, and logits.
+
+        The logits are symbolic.
+        """
         owner = {id(tensor): part for part in parts for tensor in (*part.parameters(), *part.buffers())}
         used: list[dict[int, nn.Module]] = [{} for _ in range(len(self.blocks) + 1)]
         segment = 0
@@ -250,20 +262,21 @@ class CutModel:
             return trace.returns[number].filled(number, needed, device)
 
         # The code that computes the logits may use values of inputs.
-        known = {name: inputs[name] for name in self.asked[-1]}
+        given = self.inputs_without_values(inputs) | {name: inputs[name] for name in self.side_inputs[-1]}
         needed = {value: zeros for value, zeros in _returned(trace, device).items() if value in self.live[-1]}
         flops = [0]  # cumulative: at each block's call, and at the end
-        with without_values(device, on_tensor), _flop_counter() as counter:
-            self.logits = run_until(self.model, self.blocks, self.inputs_without_values(inputs) | known, on_call, None)
+        with without_values(device, on_tensor), flop_counter() as counter:
+            logits = run_until(self.model, self.blocks, given, on_call, None)
         head, *glue, tail = (after - before for before, after in pairwise([*flops, counter.get_total_flops()]))
         blocks_flops = [own + more for own, more in zip(trace.flops, [*glue, 0], strict=True)]
-        return [list(modules.values()) for modules in used], [head, *blocks_flops, tail]
+        return [list(modules.values()) for modules in used], [head, *blocks_flops, tail], logits
 
     # Values that travel
 
-    def _early(self, trace: Trace, inputs: Mapping[str, Tensor]) -> set[Value]:
+    def _from_head(self, trace: Trace, inputs: Mapping[str, Tensor]) -> set[Value]:
         """Return arguments of later blocks that the head can compute: per-layer embeddings, a decoder's input."""
-        wanted = {value for call in trace.calls for value in call.values.values() if value[0] == "in" and value[1] > 0}
+        called = {value for call in trace.calls for value in call.values.values()}
+        wanted = {value for value in called if value.kind == "argument" and value.block > 0}
         with torch.no_grad():
             return set(self.from_inputs(wanted, inputs)) if wanted else set()
 
@@ -274,33 +287,34 @@ class CutModel:
         count = len(self.blocks)
         live: list[set[Value]] = [set() for _ in range(count + 1)]
         live[count] = needed = self._needs(trace, inputs, None)
-        asked = [needed]  # per unit, from the last to the first
+        used = [needed]  # per unit, from the last to the first
         for boundary in range(count - 1, -1, -1):
             later = {value for value in live[boundary + 1] | needed if self._made_at(value) <= boundary}
             called = set(trace.calls[boundary].values.values())
             live[boundary] = later | called
-            asked.append(called if boundary == count - 1 else called | needed)
+            used.append(called if boundary == count - 1 else called | needed)
             needed = self._needs(trace, inputs, boundary) if self.is_glued(boundary, trace) else set()
-        travel = [tuple(sorted(value for value in values if value[0] != "input")) for values in live]
-        asked.append(set())  # of the head, which receives all inputs
-        names = [[self.input_names[i] for kind, _, i in sorted(values) if kind == "input"] for values in asked]
+        travel = [tuple(sorted(value for value in values if value.kind != "input")) for values in live]
+        used.append(set())  # of the head, which receives all inputs
+        names = [[self.input_names[i] for kind, _, i in sorted(values) if kind == "input"] for values in used]
         return travel, [tuple(each) for each in reversed(names)]
 
     def _made_at(self, value: Value) -> int:
         """Return the first boundary at which a value is available."""
-        kind, block, _ = value
-        return block + 1 if kind == "out" else 0 if value in self.early else block
+        if value.kind == "output":
+            return value.block + 1
+        return 0 if value in self.from_head else value.block
 
     def _needs(self, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> set[Value]:
         """Return the values and inputs that the code before a block needs (None: the code that computes the logits)."""
         last = len(self.blocks) if until is None else until
         device = device_of(inputs.values())
-        returned = {value: zeros for value, zeros in _returned(trace, device).items() if value[1] < last}
+        returned = {value: zeros for value, zeros in _returned(trace, device).items() if value.block < last}
         given: Values = {
-            ("input", 0, i): tensor for i, (name, tensor) in enumerate(inputs.items()) if name not in self.known
+            Value("input", 0, i): tensor for i, (name, tensor) in enumerate(inputs.items()) if name not in self.shared
         }
         # Most often the output of the preceding block is enough, and the larger sets need not be tried.
-        before = {value: tensor for value, tensor in returned.items() if value[1] == last - 1}
+        before = {value: tensor for value, tensor in returned.items() if value.block == last - 1}
         for values in (before, before | given, returned | given):
             if self._is_enough(values, trace, inputs, until):
                 for value in list(values):
@@ -311,71 +325,36 @@ class CutModel:
         raise UncuttableError(f"{where} depends on more than inputs and what blocks return")
 
     def _is_enough(self, values: Values, trace: Trace, inputs: Mapping[str, Tensor], until: int | None) -> bool:
-        with torch.no_grad():
-            try:
-                found = self.between(
-                    values, inputs, until, slice(-1, None) if until is None and self.takes_positions else None
-                )
-            except (SymbolicValueError, NotImplementedError):
-                return False
+        last = slice(-1, None) if until is None and self.takes_positions else None
+        try:
+            with torch.no_grad():
+                found = self.between(values, inputs, until, last)
+        except (SymbolicValueError, NotImplementedError):
+            return False
         if until is None:
             return not is_symbolic(found)
-        return not any(is_symbolic(found[i]) for i in self.made_for(until, trace))
+        return not any(is_symbolic(found[i]) for i in self.glue_arguments(until, trace))
 
-    def made_for(self, number: int, trace: Trace) -> dict[int, Value]:
+    def glue_arguments(self, number: int, trace: Trace) -> dict[int, Value]:
         """Return the leaves of a block's arguments that the code between it and the preceding block computes."""
-        values = trace.calls[number].values
-        return {i: value for i, value in values.items() if value[:2] == ("in", number) and value not in self.early}
+        values = trace.calls[number].values.items()
+        return {i: value for i, value in values if value[:2] == ("argument", number) and value not in self.from_head}
 
     def is_glued(self, number: int, trace: Trace) -> bool:
         """Return True if the model computes something between this block and the preceding one."""
-        return number > 0 and bool(self.made_for(number, trace))
+        return number > 0 and bool(self.glue_arguments(number, trace))
 
     def travelling(self, inputs: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """Return what each unit returns for inputs of the example's shapes: tensors on the meta device."""
         trace = self.trace(inputs)
-        like = {"in": lambda k, i: trace.calls[k].leaves[i], "out": lambda k, i: trace.returns[k].leaves[i]}
-        shared = [inputs[name] for name in self.known]
-        return [[like[kind](k, i) for kind, k, i in live] + shared for live in self.live] + [[self.logits]]
+        shared = [inputs[name] for name in self.shared]
 
+        def like(value: Value) -> Tensor:
+            held = trace.calls if value.kind == "argument" else trace.returns
+            leaf: Tensor = held[value.block].leaves[value.leaf]
+            return leaf
 
-_ATTENTION = (
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-)
-
-
-def _flop_counter() -> FlopCounterMode:
-    """Return a FLOP counter that also covers grouped matrix products and attention with shared key heads.
-
-    Torch's own counts neither; and it hooks modules to attribute FLOPs, which fails on some models' return values.
-    """
-    formulas: dict[Any, Any] = {getattr(torch.ops.aten, name): _attention_flops for name in _ATTENTION}
-    counter = FlopCounterMode(display=False, custom_mapping={**formulas, torch.ops.aten._grouped_mm: _grouped_flops})
-    counter.mod_tracker = _Nowhere()  # type: ignore[assignment]
-    return counter
-
-
-class _Nowhere:
-    """A replacement of torch's ``ModuleTracker`` (seen on 2.11 and 2.13) that attributes everything to one module."""
-
-    parents = ("Global",)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-def _grouped_flops(tokens: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
-    return 2 * math.prod(tokens) * experts[-1]
-
-
-def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+        return [[*map(like, live), *shared] for live in self.live] + [[self.logits]]
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -392,7 +371,7 @@ def _own(container: nn.Module) -> nn.Module:
 def _returned(trace: Trace, device: torch.device) -> Values:
     """Return all return values of blocks, as zeros."""
     return {
-        ("out", block, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+        Value("output", block, i): torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
         for block, returned in enumerate(trace.returns)
         for i, leaf in enumerate(returned.leaves)
         if is_symbolic(leaf)

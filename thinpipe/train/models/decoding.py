@@ -4,7 +4,7 @@
 
   (1)  generate calls the model's forward
   (2)  the first remote block is called:
-       the travelling values are sent         ------>  (3)  the model's forward, run with unknown tokens, gives the
+       the travelling values are sent         ------>  (3)  the model's forward, run with symbolic tokens, gives the
                                                             blocks' other arguments: masks, positions, the cache
        and the results received               <------  (4)  the blocks compute
   (5)  the last remote block returns them, and generate chooses a token
@@ -19,17 +19,17 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from thinpipe.train.models.blocks import UncuttableError
-from thinpipe.train.models.cut import CutModel, Returned, Values
+from thinpipe.train.models.cut import CutModel, Returned, Value, Values
 from thinpipe.train.models.forward import intercepted, takes
 from thinpipe.train.models.symbolic import symbolic
-from thinpipe.train.models.tiny import WORDS
+from thinpipe.train.models.tiny import ORDINARY_TOKENS
 from thinpipe.train.models.verify import drop_weights
 
 EXAMPLE = 2, 8  # texts and tokens of the example that is used to cut a model
@@ -55,9 +55,9 @@ def check_states(cut: CutModel) -> list[list[Tensor]]:
     found = []
     for boundary, (values, tensors) in enumerate(zip(cut.live, cut.travelling(_example(cut.model)), strict=False)):
         states = tensors[: len(values)]
-        if boundary < len(cut.blocks) and cut.asked[boundary + 1]:  # of the units; the head is the first
+        if boundary < len(cut.blocks) and cut.side_inputs[boundary + 1]:  # of the units; the head is the first
             problem = f"gives its tokens to block {boundary}, and they stay with the client"
-        elif any(kind == "in" and block > 0 for kind, block, _ in values):
+        elif any(kind == "argument" and block > 0 for kind, block, _ in values):
             problem = f"computes something in front of block {boundary}, which generating would leave out"
         elif any(state.shape[:2] != EXAMPLE or not state.is_floating_point() for state in states):
             problem = f"hands more than states of tokens to block {boundary}"
@@ -131,7 +131,7 @@ class ServedBlocks:
         for number in self.blocks:
             args, kwargs = calls[number].filled(values)
             leaves = pytree.tree_leaves(cut.blocks[number](*args, **kwargs))
-            values |= {("out", number, i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+            values |= {Value("output", number, i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         for number, block in enumerate(cut.blocks):
             if number not in self.blocks:
                 count_tokens(self._cache, block, step.states[0])
@@ -150,9 +150,9 @@ def blocks_elsewhere(cut: CutModel, blocks: range, elsewhere: Elsewhere) -> Iter
         given.update(kwargs)
         values.clear()
 
-    def note(kind: str, number: int, tree: Any) -> None:
+    def note(kind: Literal["argument", "output"], number: int, tree: Any) -> None:
         leaves = enumerate(pytree.tree_leaves(tree))
-        values.update({(kind, number, i): leaf for i, leaf in leaves if isinstance(leaf, Tensor)})
+        values.update({Value(kind, number, i): leaf for i, leaf in leaves if isinstance(leaf, Tensor)})
 
     def hand_over() -> None:
         states = tuple(values[value] for value in cut.live[blocks.start])
@@ -165,17 +165,17 @@ def blocks_elsewhere(cut: CutModel, blocks: range, elsewhere: Elsewhere) -> Iter
             for i, leaf in enumerate(returns[number].leaves):
                 if isinstance(leaf, Tensor):  # used nowhere else; expanded zeros take no memory
                     zero = torch.zeros((), dtype=leaf.dtype, device=states[0].device)
-                    values.setdefault(("out", number, i), zero.expand(leaf.shape))
+                    values.setdefault(Value("output", number, i), zero.expand(leaf.shape))
 
     def on_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         block = cut.blocks[number]
         if number not in blocks:
-            note("in", number, (args, kwargs))
+            note("argument", number, (args, kwargs))
             result = type(block).forward(block, *args, **kwargs)
-            note("out", number, result)
+            note("output", number, result)
             return result
         if number == blocks.start:
-            note("in", number, (args, kwargs))
+            note("argument", number, (args, kwargs))
             hand_over()
         states = values[cut.live[blocks.start][0]]
         count_tokens(given[cache_name(cut.model)], block, states)
@@ -192,7 +192,7 @@ def blocks_elsewhere(cut: CutModel, blocks: range, elsewhere: Elsewhere) -> Iter
 def check_generates(model: nn.Module) -> None:
     """Raise UncuttableError unless a small model generates the same with its blocks on two servers as uncut."""
     torch.manual_seed(0)
-    tokens = torch.randint(WORDS.start, WORDS.stop, (2, 6))
+    tokens = torch.randint(ORDINARY_TOKENS.start, ORDINARY_TOKENS.stop, (2, 6))
     mask = torch.ones_like(tokens)
     mask[0, :3] = 0
     name = type(model).__name__
@@ -222,7 +222,7 @@ def check_generates(model: nn.Module) -> None:
         raise UncuttableError(f"{name} does not generate in pieces: {type(error).__name__}: {error}") from error
     if not torch.equal(found, wanted):
         step = int((found != wanted).flatten(1).any(1).nonzero()[0]) + 1 if found.shape == wanted.shape else 1
-        raise UncuttableError(f"{name} does not generate in pieces what it does whole: token {step} differs")
+        raise UncuttableError(f"{name} does not generate in pieces what it does uncut: token {step} differs")
 
 
 def _ids(modules: Iterable[nn.Module]) -> set[int]:

@@ -12,9 +12,8 @@ from thinpipe.options import OptionError
 from thinpipe.system.files import read_json
 
 WHAT = "the description of a model"
-MOST_MODULES = (
-    20_000  # per kind: Doge has 16,384 experts, the deepest models a thousand layers; each takes milliseconds
-)
+# Per kind: Doge has 16,384 experts, the deepest models a thousand layers; each takes milliseconds.
+MOST_MODULES = 20_000
 _COUNTS = re.compile(r"(layers?|blocks?|depths?|experts|groups|stages)$")
 _IMPLEMENTATION = "_implementation"
 _SHOWN = 60  # characters of a value
@@ -22,12 +21,18 @@ _SHOWN = 60  # characters of a value
 
 def read_description(file: Path, *, trusted: bool) -> dict[str, Any]:
     """Return the config; raise ValueError if it is invalid, names untrusted code, or declares too many modules."""
-    facts = read_json(file, WHAT)
-    if not isinstance(facts, dict):
-        raise ValueError(f"{file} cannot be read as {WHAT}: it is no object; bring the model's own")
+    facts = read_object(file, WHAT)
     check_counts(str(file), facts)
     if not trusted:
         _check_code(file, facts)
+    return facts
+
+
+def read_object(file: Path, what: str, remedy: str = "bring the model's own") -> dict[str, Any]:
+    """Return the object in a JSON file; raise ValueError if it has something else."""
+    facts = read_json(file, what)
+    if not isinstance(facts, dict):
+        raise ValueError(f"{file} cannot be read as {what}: it is no object; {remedy}")
     return facts
 
 

@@ -68,13 +68,13 @@ def run_until(
     """Return the (args, kwargs) of the call of block ``until``, or the logits if that is None."""
     call: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
-    def heard(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def stop_or_call(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if number == until:
             call.append((args, kwargs))
             raise _Reached
         return on_call(number, args, kwargs)
 
-    with intercepted(blocks, heard):
+    with intercepted(blocks, stop_or_call):
         try:
             logits = call_model(model, inputs)
         except _Reached:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.options import OptionError
+from thinpipe.system.sanitize import first_line
 from thinpipe.train.models.pretrained import check_cut, read_tokenizer
 
 _FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -34,7 +35,7 @@ def import_object(name: str, rule: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise OptionError(f"{rule}; {name!r} cannot be imported: {error}") from None
     except Exception as error:  # the user's module may raise anything
-        raise OptionError(f"{rule}; {name!r} cannot be imported: {said(error)}") from None
+        raise OptionError(f"{rule}; {name!r} cannot be imported: {error_text(error)}") from None
 
 
 def import_function(name: str, rule: str) -> Callable[..., Any]:
@@ -68,13 +69,20 @@ class FunctionModel:
             "of units or a model of transformers",
         )
 
+    def fitted_to(self, tokenizer: Any) -> FunctionModel:
+        return self
+
+    def check_weights(self, *, pretrained: bool = True) -> None:
+        """Raise ValueError unless the function can be imported: it makes its own weights."""
+        self.function()
+
     def build(self) -> nn.Module:
         """Return a transformers model, or an nn.Sequential of the units."""
         function = self.function()
         try:
             made = function()
         except Exception as error:
-            raise ValueError(f"{self.name} was called without arguments and raised {said(error)}") from None
+            raise ValueError(f"{self.name} was called without arguments and raised {error_text(error)}") from None
         if isinstance(made, list | tuple) and made and all(isinstance(unit, nn.Module) for unit in made):
             made = nn.Sequential(*made)
         if not isinstance(made, nn.Sequential) and not is_of_transformers(made):
@@ -103,7 +111,7 @@ class FunctionModel:
         if is_of_transformers(made):
             config: Any = made.config
             if config.num_labels != classes:
-                raise ValueError(f"{self.name} tells {config.num_labels} classes apart, and the data has {classes}")
+                raise ValueError(f"{self.name} has {config.num_labels} classes, and the data has {classes}")
             check_cut(config, type(made)._from_config, kind)  # type: ignore[attr-defined]
             return
         given = ", ".join(str(list(each.shape)) for each in inputs)
@@ -121,7 +129,7 @@ def _shapes_of(made: Any, values: tuple[Any, ...], rule: str) -> list[list[int] 
                 found = unit(*values)
                 values = found if isinstance(found, tuple) else (found,)
     except Exception as error:
-        raise ValueError(f"{rule} they raise {said(error)}") from None
+        raise ValueError(f"{rule} they raise {error_text(error)}") from None
     finally:
         made.train()
     return [list(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in values]
@@ -136,7 +144,7 @@ def _kind(made: Any) -> str:
     return f"a {type(made).__name__}" + (f" with a {type(other).__name__} in it" if other is not None else "")
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return an exception of foreign code as one line."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"

@@ -11,10 +11,9 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from thinpipe.system.files import read_json
-from thinpipe.train.models.weights import weight_files
+from thinpipe.train.models.weights import open_tensors, weight_files
 
 _SKETCHED = 8  # values per tensor
 _UNRELATED = ("_name_or_path", "transformers_version")  # fields of a config that only record its origin
@@ -39,18 +38,15 @@ def folder_identity(folder: Path, *, weights: bool) -> dict[str, str]:
 def _sketch(folder: Path) -> str:
     lines = []
     for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118, it is no dict
-                    tensor = file.get_slice(name)
-                    shape = tensor.get_shape()
-                    line = f"{name} {tensor.get_dtype()} {shape}".encode()
-                    if shape and all(shape):
-                        first = tensor[(*[slice(0, 1)] * (len(shape) - 1), slice(0, _SKETCHED))]
-                        line += first.contiguous().view(torch.uint8).numpy().tobytes()
-                    lines.append(line)
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} cannot be read: {error}") from None
+        with open_tensors(path) as file:
+            for name in file.keys():  # noqa: SIM118, it is no dict
+                tensor = file.get_slice(name)
+                shape = tensor.get_shape()
+                line = f"{name} {tensor.get_dtype()} {shape}".encode()
+                if shape and all(shape):
+                    first = tensor[(*[slice(0, 1)] * (len(shape) - 1), slice(0, _SKETCHED))]
+                    line += first.contiguous().view(torch.uint8).numpy().tobytes()
+                lines.append(line)
     return _short(b"\n".join(sorted(lines)))
 
 

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from torch import nn
 
 from thinpipe.options import OptionError
 from thinpipe.system.files import check_folder, errors_named
+from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.models.decoding import check_generates
 from thinpipe.train.models.description import WHAT, check_counts, read_description
 from thinpipe.train.models.tiny import LAYERS, shrunken
 from thinpipe.train.models.verify import TRAINING, batch, compare, types_of
-from thinpipe.train.models.weights import hollow, load_weights, random_weights, weight_files
+from thinpipe.train.models.weights import BRING, LoadWeights, load_weights, params_on_meta, random_weights, weight_files
 
 # Kind, as in ``verify.KINDS`` -> transformers class that builds it, and its description in error messages.
 _BUILDERS = {
@@ -31,12 +33,8 @@ _BUILDERS = {
     "image": ("AutoModelForImageClassification", "classifiers of images"),
 }
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "spiece.model"),
 )
 ADAPTER = "adapter_config.json"  # in a folder that peft wrote
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # tokens that begin, end and pad a text
@@ -48,6 +46,7 @@ class PretrainedModel:
 
     folder: Path | None  # None: use ``model_type``
     kind: str
+    option: str = "model"  # that names the folder, for error messages
     model_type: str | None = None  # transformers model type, as in "llama", instead of a folder
     changes: Mapping[str, Any] = field(default_factory=dict)  # overrides of the config
     tokens: Mapping[str, Any] = field(default_factory=dict)  # overrides that follow from a tokenizer
@@ -63,10 +62,11 @@ class PretrainedModel:
         return str(self.folder) if self.folder is not None else f"the model type {self.model_type}"
 
     def config(self) -> Any:
-        config = self._of_type() if self.folder is None else self._of_folder(self.folder)
-        described = config.get_text_config()
+        """Return a new copy of the config with all overrides; its file is read once per process."""
+        config = self._of_type() if self.folder is None else self._of_folder()
+        text = config.get_text_config()
         for name, value in self.tokens.items():
-            setattr(described, name, value)
+            setattr(text, name, value)
         if self.classes is not None:
             config.num_labels = self.classes
             config.problem_type = "single_label_classification"
@@ -74,6 +74,23 @@ class PretrainedModel:
             config.id2label = dict(enumerate(self.labels))
             config.label2id = {label: number for number, label in enumerate(self.labels)}
         return config
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that the model has embeddings for."""
+        return int(self.config().get_text_config().vocab_size)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the contents of the folder's config.json."""
+        file = self._config_file()
+        return _read_facts(file, _version(file), trusted=self.trusted)
+
+    def number(self, name: str) -> int:
+        """Return a number of config.json; raise ValueError if it has none of this name."""
+        value = self.facts().get(name)
+        if type(value) is not int or value < 0:
+            raise ValueError(f"the config.json of {self.name} should have {name}, a whole number; it has {value!r}")
+        return value
 
     def _of_type(self) -> Any:
         from transformers import AutoConfig
@@ -85,39 +102,32 @@ class PretrainedModel:
             with errors_named(self._changed(), WHAT, "give other values"):
                 return AutoConfig.for_model(self.model_type, **self.changes)
 
-    def _of_folder(self, folder: Path) -> Any:
-        from transformers import AutoConfig
-
-        file = self._described(folder)
-        facts = read_description(file, trusted=self.trusted)
-        self._check_kind(file, facts)
-        with errors_named(file, WHAT, "bring the model's own"), quiet():
-            config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=self.trusted)
+    def _of_folder(self) -> Any:
+        file, facts = self._config_file(), self.facts()
+        code, (builder, models) = facts.get("auto_map"), _BUILDERS[self.kind]
+        known = facts.get("model_type") in types_of(self.kind)
+        if not known and not (isinstance(code, dict) and builder in code):
+            found = repr(facts.get("model_type"))
+            raise ValueError(f"{models} of transformers are trained here; {file} describes a {found}")
+        config = copy.deepcopy(_read_config(file, _version(file), trusted=self.trusted))
         if self.changes:
             self._check_changes(config)
-            with errors_named(self._changed(), WHAT, "give other values"):
+            with errors_named(self._changed(), WHAT, "give other values"), quiet():
                 name, config = config._name_or_path, type(config)(**{**facts, **self.changes})
             config._name_or_path = name  # where its code is, if that comes with it
         return config
 
-    def _described(self, folder: Path) -> Path:
-        """Return the file with the config."""
-        check_folder(folder, "a model")
-        file = folder / "config.json"
+    def _config_file(self) -> Path:
+        assert self.folder is not None
+        file = self.folder / "config.json"
         if file.is_file():
             return file
-        option, rest = "model" if self.has_weights else "config", f"no {file.name}"
-        if (folder / ADAPTER).is_file():
-            rest = "adapters alone: evaluate and generate take it as {adapter}, for all else export it with {merge}"
-        raise OptionError(f"{{{option}}} is a folder that save_pretrained wrote, and {folder} has {rest}")
-
-    def _check_kind(self, file: Path, facts: Mapping[str, Any]) -> None:
-        code, (builder, words) = facts.get("auto_map"), _BUILDERS[self.kind]
-        known = facts.get("model_type") in types_of(self.kind)
-        if not known and not (isinstance(code, dict) and builder in code):
-            raise ValueError(
-                f"{words} of transformers are trained here; {file} describes a {facts.get('model_type')!r}"
-            )
+        if self.folder.is_dir():
+            check_folder(self.folder, "a model")
+        problem = f"no {file.name}"
+        if (self.folder / ADAPTER).is_file():
+            problem = "adapters alone: evaluate and generate take it as {adapter}, for all else export it with {merge}"
+        raise OptionError(f"{{{self.option}}} is a folder that save_pretrained wrote, and {self.folder} has {problem}")
 
     def _check_changes(self, config: Any) -> None:
         unknown = [name for name in self.changes if not hasattr(config, name)]
@@ -136,7 +146,7 @@ class PretrainedModel:
 
     def tokenizer(self) -> Any:
         folder = self.tokenizer_folder or self.folder
-        assert folder is not None, "has_tokenizer is asked first"
+        assert folder is not None, "check has_tokenizer first"
         return read_tokenizer(folder, trusted=self.trusted)
 
     @property
@@ -153,12 +163,19 @@ class PretrainedModel:
         """Return the same model for a tokenizer with ``vocabulary`` tokens and these begin, end and padding tokens."""
         return replace(self, tokens={"vocab_size": vocabulary, **dict(zip(SPECIAL, special, strict=True))})
 
+    def fitted_to(self, tokenizer: Any) -> PretrainedModel:
+        """Return the model for this tokenizer; raise ValueError if it has its own vocabulary with fewer tokens."""
+        if self.follows_tokenizer:
+            return self.fitted(len(tokenizer), special_tokens(tokenizer))
+        check_vocabulary(len(tokenizer), self.vocabulary, str(self.tokenizer_folder or self.name))
+        return self
+
     def check_weights(self, *, pretrained: bool = True) -> None:
         """Raise ValueError unless every tensor fits into memory and, where weights are read, their files are there."""
         self._check_sizes()
         if pretrained and self.has_weights:
             assert self.folder is not None
-            self._described(self.folder)
+            self._config_file()
             weight_files(self.folder)
 
     def _check_sizes(self) -> None:
@@ -170,34 +187,37 @@ class PretrainedModel:
             if "meta" in str(error):  # code that reads values, which the meta device has not; it runs on real tensors
                 return
             raise
-        sizes = {
-            name: each.numel() * each.element_size()
-            for name, each in (*model.named_parameters(), *model.named_buffers())
-        }
-        largest = max(sizes, key=sizes.__getitem__)
-        check_fits(f"{self._changed()}: its tensor {largest}", sizes[largest], "describe another")
+        tensors = dict((*model.named_parameters(), *model.named_buffers()))
+        largest = max(tensors, key=lambda name: tensors[name].nbytes)
+        check_fits(f"{self._changed()}: its tensor {largest}", tensors[largest].nbytes, "describe another")
 
-    def hollow(self) -> nn.Module:
+    def init_on_meta(self) -> nn.Module:
         """Return the model on the meta device, without weights."""
-        with hollow(), quiet():
+        with params_on_meta(), quiet():
             return self._built(self.config())
 
-    def fill(self, *, pretrained: bool, seed: int) -> Callable[[nn.Module, Iterable[str]], None]:
-        """Return a function that fills parameters of the model, by name, from the folder or at random.
+    def weight_loader(self, *, pretrained: bool, seed: int | None) -> LoadWeights:
+        """Return a function that loads parameters of the model, by name, from the folder or at random.
 
-        A classifier's head is also random if the folder has none, or one for other classes.
+        A classifier's head is also random if the folder has none, or one for other classes. Without a seed, random
+        values come from torch's generator.
         """
-        folder = self.folder if pretrained and self.has_weights else None
-        head_seed = None if self.kind == "causal" else seed
+        draw: LoadWeights = partial(random_weights, seed=seed)
+        folder = self.folder
+        if not pretrained or not self.has_weights or folder is None:
+            return draw
 
-        def fill(model: nn.Module, names: Iterable[str]) -> None:
-            if folder is not None:
-                with quiet():
-                    load_weights(model, folder, names, head_seed)
-            else:
-                random_weights(model, names, seed)
+        def load(model: nn.Module, names: Iterable[str]) -> None:
+            with quiet():
+                load_weights(model, folder, names, None if self.kind == "causal" else draw)
 
-        return fill
+        return load
+
+    def with_weights(self) -> nn.Module:
+        """Return the complete model with its weights; a head that the folder does not have is random."""
+        model = self.init_on_meta()
+        self.weight_loader(pretrained=True, seed=None)(model, list(model.state_dict()))
+        return model.eval()
 
     def generation_config(self, model: Any) -> Any:
         """Return the model's own generation config: which tokens end a text, what is not repeated."""
@@ -206,17 +226,13 @@ class PretrainedModel:
         file = None if self.folder is None else self.folder / "generation_config.json"
         if file is None or not file.is_file():
             return copy.deepcopy(model.generation_config)
-        with errors_named(file, "how a model generates", "bring the model's own"):
+        with errors_named(file, "how a model generates", BRING):
             return GenerationConfig.from_pretrained(str(self.folder), local_files_only=True)
 
     def check_generates(self) -> None:
         """Raise ValueError unless a small copy generates the same in pieces as uncut; takes seconds, before a run."""
-        config = self.config()
-        small = shrunken(config)
-        small._name_or_path = config._name_or_path
         with torch.random.fork_rng(devices=[]), quiet():
-            torch.manual_seed(0)
-            check_generates(self._built(small).eval())
+            check_generates(_small_copy(self.config(), self._built).eval())
 
     def check_cut(self) -> None:
         """Raise ValueError unless all tensors fit into memory and a small copy computes the same in units as uncut."""
@@ -226,8 +242,9 @@ class PretrainedModel:
         except RuntimeError as error:  # raised by code that mixes dtypes
             if self.dtype == "float32":
                 raise
-            said = str(error).partition("\n")[0]
-            raise OptionError(f"the code of {self.name} does not go with {{dtype}} {self.dtype}: {said}") from None
+            raise OptionError(
+                f"the code of {self.name} does not go with {{dtype}} {self.dtype}: {first_line(error)}"
+            ) from None
 
     def _built(self, config: Any) -> nn.Module:
         import transformers
@@ -253,6 +270,31 @@ def read_tokenizer(folder: Path, *, trusted: bool) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusted)
 
 
+@lru_cache(maxsize=8)
+def _read_facts(file: Path, version: tuple[int, ...], *, trusted: bool) -> Mapping[str, Any]:
+    """Return the contents of a config.json; ``version`` tells the contents of one path apart."""
+    check_folder(file.parent, "a model")
+    return read_description(file, trusted=trusted)
+
+
+@lru_cache(maxsize=8)
+def _read_config(file: Path, version: tuple[int, ...], *, trusted: bool) -> Any:
+    """Return transformers' config of a folder that was checked."""
+    from transformers import AutoConfig
+
+    with errors_named(file, WHAT, BRING), quiet():
+        return AutoConfig.from_pretrained(str(file.parent), local_files_only=True, trust_remote_code=trusted)
+
+
+def _version(file: Path) -> tuple[int, ...]:
+    status = file.stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def special_tokens(tokenizer: Any) -> list[int | None]:
+    return [getattr(tokenizer, name) for name in SPECIAL]
+
+
 def check_vocabulary(known: int, embedded: int, where: str) -> None:
     """Raise ValueError if a tokenizer has more tokens than the model has embeddings."""
     if known > embedded:
@@ -264,11 +306,8 @@ def check_vocabulary(known: int, embedded: int, where: str) -> None:
 
 def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None:
     """Raise ValueError unless a small copy of the described model computes the same in units as uncut."""
-    small = shrunken(config)
-    small._name_or_path = config._name_or_path
     with torch.random.fork_rng(devices=[]), quiet():
-        torch.manual_seed(0)
-        model = build(small).train(small.model_type in TRAINING)
+        model = _small_copy(config, build).train(config.model_type in TRAINING)
         made = batch(model, kind)
         dtype = next(model.parameters()).dtype
         inputs = {name: each.to(dtype) if each.is_floating_point() else each for name, each in made.items()}
@@ -276,6 +315,14 @@ def check_cut(config: Any, build: Callable[[Any], nn.Module], kind: str) -> None
     if not compared.is_exact or compared.needs_weights_elsewhere is not None:
         where = compared.first_difference or compared.needs_weights_elsewhere or "its gradients"
         raise ValueError(f"{type(model).__name__} cannot be cut: in units it computes something else ({where})")
+
+
+def _small_copy(config: Any, build: Callable[[Any], nn.Module]) -> nn.Module:
+    """Return a small model of the same structure, with weights from torch's generator, which is seeded."""
+    small = shrunken(config)
+    small._name_or_path = config._name_or_path
+    torch.manual_seed(0)
+    return build(small)
 
 
 @contextmanager

@@ -7,6 +7,9 @@
 
 So the folder is either complete or absent. A model that transformers cannot build from a config is saved as weights
 alone.
+
+Private names of transformers used in this module, seen on 5.17 and 5.22: ``core_model_loading``,
+``all_tied_weights_keys``, ``_keys_to_ignore_on_save``.
 """
 
 from __future__ import annotations
@@ -30,28 +33,19 @@ from torch import Tensor, nn
 
 from thinpipe.system.files import read_bytes, read_folder, sync
 from thinpipe.train.models.pretrained import quiet
-from thinpipe.train.models.weights import hollow
+from thinpipe.train.models.weights import params_on_meta
 
 SHARD_BYTES = 5_000_000_000  # maximum file size, unless one tensor is larger: transformers' long-standing default
 _PATTERN, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
 _PARTIAL = ".thinpipe-export"  # next to the folder, until it is complete
 # The names in safetensors.
 _DTYPES = {
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.uint64: "U64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.uint32: "U32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int16: "I16",
-    torch.uint16: "U16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
+    getattr(torch, name): short
+    for name, short in (
+        *(("float64", "F64"), ("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16"), ("bool", "BOOL")),
+        *((f"{kind}{bits}", f"{kind[0].upper()}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+        *(("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")),
+    )
 }
 
 
@@ -65,18 +59,20 @@ class ModelForm:
         self.twin = _twin(model)  # None: transformers would not build this model from its config
         self._kept = _kept_names(model)
         skipped = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-        self.held = {name: _empty(tensor) for name, tensor in model.state_dict().items()}
+        self.held = {name: empty_like(tensor) for name, tensor in model.state_dict().items()}
         kept = dict.fromkeys(self._kept.values())
         self.tensors = {name: self.held[name] for name in kept if name not in skipped}  # without duplicates
         self.groups = self._grouped()
         made = {name: tensor for names in self.groups.values() for name, tensor in self._made(names).items()}
         most = shard_bytes if self.twin is not None else sys.maxsize  # an index is transformers' own format
         split = split_torch_state_dict_into_shards(made, filename_pattern=_PATTERN, max_shard_size=most)
-        self.files = {
-            file: TensorFile({name: made[name] for name in names}, {"format": "pt"})
-            for file, names in split.filename_to_tensors.items()
-        }
-        self.file_of, self._totals = dict(split.tensor_to_filename), dict(split.metadata)
+        files = {file: {name: made[name] for name in names} for file, names in split.filename_to_tensors.items()}
+        self._set_files(files, dict(split.tensor_to_filename))
+        self._totals = dict(split.metadata)
+
+    def _set_files(self, files: Mapping[str, Mapping[str, Tensor]], file_of: dict[str, str]) -> None:
+        self.files = {file: TensorFile(tensors, {"format": "pt"}) for file, tensors in files.items()}
+        self.file_of = file_of
         self.parameters = sum(tensor.numel() for tensor in self.tensors.values())
         self.bytes = sum(file.bytes for file in self.files.values())
 
@@ -92,7 +88,7 @@ class ModelForm:
             raise ValueError(f"{self.name} has no tensor {name}: this is of another model")
         if (list(shape), dtype) != (list(wanted.shape), wanted.dtype):
             raise ValueError(
-                f"{name} of {self.name} is {_words(wanted.shape, wanted.dtype)}, and {_words(shape, dtype)} came: this "
+                f"{name} of {self.name} is {_shown(wanted.shape, wanted.dtype)}, and {_shown(shape, dtype)} came: this "
                 "is of another model"
             )
 
@@ -123,16 +119,13 @@ class ModelForm:
         groups: dict[str, list[str]] = defaultdict(list)
         for name in self.tensors:
             groups[_block(name)].append(name)
-        whole = self._made(self.tensors)
-        apart = {name: tensor for names in groups.values() for name, tensor in self._made(names).items()}
-        same = {name: tensor.shape for name, tensor in whole.items()} == {
-            name: tensor.shape for name, tensor in apart.items()
-        }
-        return dict(groups) if same else {"": list(self.tensors)}
+        together = {name: tensor.shape for name, tensor in self._made(self.tensors).items()}
+        apart = {name: tensor.shape for names in groups.values() for name, tensor in self._made(names).items()}
+        return dict(groups) if together == apart else {"": list(self.tensors)}
 
     def _made(self, names: Iterable[str]) -> dict[str, Tensor]:
         made = self.converted({name: self.tensors[name] for name in names})
-        return {name: _empty(tensor) for name, tensor in made.items()}  # not a view, whose storage has other sizes
+        return {name: empty_like(tensor) for name, tensor in made.items()}  # not a view, whose storage has other sizes
 
 
 class ModelFolder:
@@ -229,22 +222,24 @@ class ModelFolder:
 
 def partial_path(path: Path) -> Path:
     """Return where a folder is written until it is complete: on the same file system, under a hidden name."""
-    whole = path.resolve()
-    return whole.with_name(f".{whole.name}{_PARTIAL}")
+    complete = path.resolve()
+    return complete.with_name(f".{complete.name}{_PARTIAL}")
 
 
 def check_new_folder(path: Path) -> None:
     """Raise ValueError unless a folder can get this name: existing content is never replaced."""
-    rule = "a model is written into a new folder"
+    problem = None
     try:
         if os.path.ismount(path):
-            raise ValueError(f"{rule}, and {path} is a mounted disk; name a folder in it")
-        if path.is_dir() and any(path.iterdir()):
-            raise ValueError(f"{rule}, and {path} is there and not empty; name another, or remove it")
-        if os.path.lexists(path) and not path.is_dir():
-            raise ValueError(f"{rule}, and {path} is something else; name another")
+            problem = "is a mounted disk; name a folder in it"
+        elif path.is_dir() and any(path.iterdir()):
+            problem = "is there and not empty; name another, or remove it"
+        elif os.path.lexists(path) and not path.is_dir():
+            problem = "is something else; name another"
     except OSError as error:
-        raise ValueError(f"{rule}, and {path} cannot be one: {error.strerror}; name another") from None
+        problem = f"cannot be one: {error.strerror}; name another"
+    if problem is not None:
+        raise ValueError(f"a model is written into a new folder, and {path} {problem}")
 
 
 def saved_files(save: Callable[[str], object]) -> dict[str, bytes]:
@@ -264,7 +259,7 @@ def _twin(model: Any) -> Any:
     """Return the model that its config describes, on the meta device; None if that computes something else."""
     if not hasattr(model, "base_model_prefix"):
         return None
-    with torch.random.fork_rng(devices=[]), hollow(), quiet():
+    with torch.random.fork_rng(devices=[]), params_on_meta(), quiet():
         twin = type(model)(deepcopy(model.config))
     if _computation(twin) != _computation(model):
         return None
@@ -298,11 +293,11 @@ def _block(name: str) -> str:
     return found[0] if found else name
 
 
-def _empty(tensor: Tensor) -> Tensor:
+def empty_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
-def _words(shape: Sequence[int], dtype: torch.dtype) -> str:
+def _shown(shape: Sequence[int], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from torch import nn
 
 from thinpipe.options import OptionError
-from thinpipe.system.files import check_regular, read_json
+from thinpipe.system.files import check_regular
+from thinpipe.system.sanitize import first_line
 from thinpipe.train.models.adapters import (
     ADAPTER_FILE,
     MOST_RANK,
@@ -25,27 +26,29 @@ from thinpipe.train.models.adapters import (
     exported_names,
     heads_of,
     inject,
-    is_hollow,
+    is_on_meta,
     load_adapters,
     open_adapters,
     saved_name,
 )
 from thinpipe.train.models.blocks import candidates
+from thinpipe.train.models.description import read_object
 from thinpipe.train.models.function import is_function_name
 from thinpipe.train.models.pretrained import ADAPTER, has_tokenizer
 
 _DESCRIPTION = "the description of adapters"
 # Fields of a config: those that define the computation, which are passed to peft; and those that do not affect it.
-_TOLD = (
+_USED = (
     *("r", "lora_alpha", "lora_dropout", "use_rslora", "fan_in_fan_out"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
 )
-_SILENT = (
+_UNUSED = (
     *("peft_type", "peft_version", "task_type", "auto_mapping", "inference_mode"),
     *("base_model_name_or_path", "revision", "init_lora_weights", "modules_to_save"),
 )
 # Initializations that leave the model's own weights unchanged.
 _DRAWN = (True, False, None, "gaussian", "orthogonal", "eva")
+_MERGE = "merge them into the model with peft (merge_and_unload), and take that"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -71,7 +74,7 @@ class SavedAdapter:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def put_on(self, model: nn.Module, *, with_head: bool = True) -> Adapted:
-        """Insert the adapter layers in place; on the meta device if the model is there: see ``Adapted.fill``.
+        """Insert the adapter layers in place; on the meta device if the model is there: see ``Adapted.loader``.
 
         ``with_head``: the model already has a classifier's head for its final number of classes.
         """
@@ -84,11 +87,10 @@ class SavedAdapter:
         try:
             inject(model, config)
         except Exception as error:  # peft does not validate all values and may raise anything
-            said = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise OptionError(self._unfit(model, said.rstrip("."))) from None
+            raise OptionError(self._unfit(model, first_line(error))) from None
         config.modules_to_save = heads  # set only now: earlier, peft would replace the heads by copies
         self._check_tensors(model, with_head=with_head)
-        if not is_hollow(model):
+        if not is_on_meta(model):
             load_adapters(model, exported_names(model), self._file)
         return Adapted(model, config, seed=0, saved=self._file)
 
@@ -108,24 +110,21 @@ class SavedAdapter:
                     f"{each.name}"
                 )
             check_regular(each, "a part of adapters")
-        facts = read_json(file, _DESCRIPTION)
-        if not isinstance(facts, dict):
-            raise ValueError(f"{file} cannot be read as {_DESCRIPTION}: it is no object; bring the one that peft wrote")
+        facts = read_object(file, _DESCRIPTION, "bring the one that peft wrote")
         kind, usual = facts.get("peft_type"), LoraConfig()
         if kind != "LORA":
             raise OptionError(f"{{adapter}} takes adapters of LoRA; {file} describes {kind!r}: take the merged model")
         others = {
             name: value
             for name, value in facts.items()
-            if name not in _TOLD + _SILENT and value and value != getattr(usual, name, None)
+            if name not in _USED + _UNUSED and value and value != getattr(usual, name, None)
         }
         if facts.get("init_lora_weights") not in _DRAWN:
             others["init_lora_weights"] = facts["init_lora_weights"]  # changed the model's own weights too
         if others:
             name, value = next(iter(others.items()))
             raise OptionError(
-                f"{{adapter}} takes plain adapters of LoRA; those of {file} have {name} {str(value)[:40]}: merge them "
-                "into the model with peft (merge_and_unload), and take that"
+                f"{{adapter}} takes plain adapters of LoRA; those of {file} have {name} {str(value)[:40]}: {_MERGE}"
             )
         rank = facts.get("r")
         if type(rank) is not int or not 1 <= rank <= MOST_RANK:
@@ -146,16 +145,16 @@ class SavedAdapter:
         if unknown:
             raise OptionError(
                 f"{{adapter}} takes adapters, and the head of a classifier; {self.folder} has all of {unknown[0]} too "
-                "(modules_to_save): merge them into the model with peft (merge_and_unload), and take that"
+                f"(modules_to_save): {_MERGE}"
             )
         heads = [name for name in heads if name in saved]
-        told = {name: facts[name] for name in _TOLD if facts.get(name) is not None}
-        if heads and not isinstance(told.get("exclude_modules"), str):
+        given = {name: facts[name] for name in _USED if facts.get(name) is not None}
+        if heads and not isinstance(given.get("exclude_modules"), str):
             inside = tuple(f"{name}." for name in heads)
             within = [path for path, _ in model.named_modules() if f"{path}.".startswith(inside)]
-            told["exclude_modules"] = [*told.get("exclude_modules", ()), *within]  # as peft does
+            given["exclude_modules"] = [*given.get("exclude_modules", ()), *within]  # as peft does
         try:
-            return LoraConfig(**told, modules_to_save=heads or None)
+            return LoraConfig(**given, modules_to_save=heads or None)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.folder / ADAPTER} cannot be read as {_DESCRIPTION}: {error}") from None
 
@@ -164,8 +163,7 @@ class SavedAdapter:
         outside = [path for path in adapter_layers(model) if not path.startswith(blocks)]
         if outside:
             raise OptionError(
-                f"{{adapter}} takes adapters on the blocks of a model; {self.folder} has one on {outside[0]}: merge "
-                "them into the model with peft (merge_and_unload), and take that"
+                f"{{adapter}} takes adapters on the blocks of a model; {self.folder} has one on {outside[0]}: {_MERGE}"
             )
         adapters, held = set(adapter_names(model)), dict(model.named_parameters())
         wanted = {saved_name(name): name for name in exported_names(model)}
@@ -194,7 +192,7 @@ class SavedAdapter:
         name, revision = facts.get("base_model_name_or_path"), facts.get("revision")
         remedy = "name the model with {model}"
         if not isinstance(name, str) or not name:
-            raise OptionError(f"{self.folder} does not say which model its adapters are for: {remedy}")
+            raise OptionError(f"{self.folder} does not name the model that its adapters are for: {remedy}")
         if Path(name).is_dir():
             return str(Path(name).resolve())
         # A function must be named by the user: a folder from elsewhere runs no code here.

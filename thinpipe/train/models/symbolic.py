@@ -52,14 +52,14 @@ class SymbolicTensor(Tensor):
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"Unknown({self.dtype}, {tuple(self.shape)})"
+        return f"SymbolicTensor({self.dtype}, {tuple(self.shape)})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return propagate(func, args, kwargs or {})
 
 
-# Storage -> a tensor that was known until unknown values were written into it; kept alive, so that its address is not
+# Storage -> a tensor that was known until symbolic values were written into it; kept alive, so that its address is not
 # reused.
 _written: dict[int, Tensor] = {}
 
@@ -83,7 +83,7 @@ def symbolic_like(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class SymbolicMode(TorchDispatchMode):
-    """A dispatch mode for a forward: operations on missing weights return unknown tensors instead of failing."""
+    """A dispatch mode for a forward: operations on missing weights return symbolic tensors instead of failing."""
 
     weights = False  # True: weights on this worker count as known
 
@@ -118,19 +118,19 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
     if func in _INDEXED:  # a known mask: the number of selected elements is known too
         args = (args[0], _without_masks(args[1]), *args[2:])
         leaves, structure = pytree.tree_flatten((args, kwargs))
-    asked = kwargs.get("device")
-    if isinstance(asked, torch.device):
-        claimed = asked
-    question = (func, structure, tuple(map(_described, leaves)))
-    answer = _answers.get(question)
-    if answer is not None:
-        return pytree.tree_map(lambda each: each.made(claimed) if isinstance(each, _Shape) else each, answer)
+    requested = kwargs.get("device")
+    if isinstance(requested, torch.device):
+        claimed = requested
+    key = (func, structure, tuple(map(_described, leaves)))
+    known = _results.get(key)
+    if known is not None:
+        return pytree.tree_map(lambda each: each.made(claimed) if isinstance(each, _Shape) else each, known)
     metas, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))
-    if asked is not None:
+    if requested is not None:
         meta_kwargs["device"] = torch.device("meta")
     result = func(*metas, **meta_kwargs)
     _note_writes(func, args, kwargs)
-    # A tensor changed in place stays the same object; its values are unknown from now on.
+    # A tensor changed in place stays the same object; its values are symbolic from now on.
     same = {id(meta): leaf for meta, leaf in zip(pytree.tree_leaves((metas, meta_kwargs)), leaves, strict=False)}
 
     def wrap(value: Any) -> Any:
@@ -145,9 +145,9 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
     if not func._schema.is_mutable and not any(
         each is leaf for each in pytree.tree_leaves(wrapped) for leaf in tensors
     ):
-        if len(_answers) >= _MOST_ANSWERS:
-            _answers.clear()
-        _answers[question] = pytree.tree_map(lambda each: _Shape.of(each) if isinstance(each, Tensor) else each, result)
+        if len(_results) >= _MOST_RESULTS:
+            _results.clear()
+        _results[key] = pytree.tree_map(lambda each: _Shape.of(each) if isinstance(each, Tensor) else each, result)
     return wrapped
 
 
@@ -169,8 +169,8 @@ class _Shape:
 
 # Cache of the results of operations without side effects, by their arguments: torch takes a fraction of a millisecond
 # to infer them in Python, and every chunk runs the same hundreds. Cleared when full: growing texts add new entries.
-_answers: dict[Any, Any] = {}
-_MOST_ANSWERS = 10_000
+_results: dict[Any, Any] = {}
+_MOST_RESULTS = 10_000
 
 
 def _described(leaf: Any) -> Any:
@@ -187,7 +187,7 @@ def _without_masks(indices: Any) -> list[Any]:
 
 
 def _note_writes(func: Any, args: Any, kwargs: Any) -> None:
-    """Mark known tensors that unknown values are written into, and all their views, as unknown."""
+    """Mark known tensors that symbolic values are written into, and all their views, as symbolic."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[number] if number < len(args) else kwargs.get(argument.name)
@@ -203,7 +203,7 @@ def _to_meta(value: Any) -> Any:
 
 
 def _known(func: Any, args: Any, kwargs: Any, device: torch.device) -> Tensor:
-    """Return a constant tensor with the shape, dtype and device of the unknown one, or the requested device."""
+    """Return a constant tensor with the shape, dtype and device of the symbolic one, or the requested device."""
     first, *rest = args
     like = torch.empty((), dtype=first.dtype, device=kwargs.get("device") or device).expand(first.shape)
     return func(like, *rest, **{name: value for name, value in kwargs.items() if name != "device"})

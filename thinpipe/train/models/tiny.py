@@ -14,15 +14,14 @@ from typing import Any
 LAYERS = 4  # enough for two layers of each of two kinds
 HEADS, HEAD, HIDDEN, WIDE = 4, 16, 64, 96  # a quarter of a head is still a pair of dimensions to rotate
 VOCABULARY, POSITIONS, WINDOW, RANK = 128, 64, 4, 8
-WORDS = range(10, 100)  # token ids without a special meaning in a small copy
+ORDINARY_TOKENS = range(10, 100)  # token ids without a special meaning in a small copy
 
 Values = dict[str, Any]
 
 
 def shrunken(config: Any) -> Any:
     """Return a small copy of a transformers config."""
-    values = _shrunken(config.to_dict())
-    made = type(config)(**values)
+    made = type(config)(**_shrunken(config.to_dict()))
     made._attn_implementation = config._attn_implementation
     return made
 
@@ -30,9 +29,7 @@ def shrunken(config: Any) -> Any:
 def _shrunken(values: Values) -> Values:
     """Return the same for a config as a dictionary, including nested configs."""
     kept = _kept_layers(values)
-    small = {name: _small(name, value, values, kept) for name, value in values.items()}
-    for name in _LEFT_OUT:
-        small.pop(name, None)
+    small = {name: _small(name, value, values, kept) for name, value in values.items() if name not in _LEFT_OUT}
     return small | _CORRECTIONS.get(values.get("model_type", ""), {})
 
 
@@ -113,14 +110,13 @@ def _overrides(per_layer: Mapping[Any, Any] | None) -> dict[int, Values]:
 
 def _per_layer(value: Any, values: Values, kept: list[int]) -> Any:
     """Return the overrides of some layers, with the original ratio to the model's sizes."""
-    return {
-        new: {
-            name: max(1, _small_size(name, values[name], values) * own // values[name]) if type(own) is int else own
-            for name, own in _overrides(value)[old].items()
-        }
-        for new, old in enumerate(kept)
-        if old in _overrides(value)
-    }
+
+    def small(name: str, own: Any) -> Any:
+        return max(1, _small_size(name, values[name], values) * own // values[name]) if type(own) is int else own
+
+    given = _overrides(value)
+    layers = {new: given[old] for new, old in enumerate(kept) if old in given}
+    return {new: {name: small(name, own) for name, own in layer.items()} for new, layer in layers.items()}
 
 
 # Sizes
@@ -167,11 +163,11 @@ def _small_hidden(value: int, values: Values) -> int:
 
 def _small_token(value: int, values: Values) -> int:
     """Return a special token's id: small ids stay, the rest move to the end of the vocabulary and remain distinct."""
-    if value < WORDS.start:
+    if value < ORDINARY_TOKENS.start:
         return value
     given = [each for name, each in values.items() if re.search(_TOKEN, name)]
     tokens = {token for each in given for token in (each if isinstance(each, list) else [each])}
-    large = sorted(token for token in tokens if type(token) is int and token >= WORDS.start)
+    large = sorted(token for token in tokens if type(token) is int and token >= ORDINARY_TOKENS.start)
     return min(_first(values, "vocab_size") or VOCABULARY, VOCABULARY) - 1 - large.index(value)
 
 
@@ -247,19 +243,17 @@ def _small_rope(rope: Values, values: Values) -> Values:
     """Return rotary embedding parameters unchanged, except for lists with a number per pair of head dimensions."""
     given = _first(values, "head_dim")
     head = HEAD if given is None else _small_head(given, values)
-    small: Values = {}
-    for name, value in rope.items():
+
+    def small(name: str, value: Any) -> Any:
         if isinstance(value, dict):
-            small[name] = _small_rope(value, values)
-        elif name == "mrope_section":
-            small[name] = [head // 2 - 2 * (head // 8), head // 8, head // 8]
-        elif name in ("short_factor", "long_factor"):
-            small[name] = value[: int(head * rope.get("partial_rotary_factor", 1)) // 2]
-        elif name == "original_max_position_embeddings":
-            small[name] = min(value, POSITIONS // 4)
-        else:
-            small[name] = value
-    return small
+            return _small_rope(value, values)
+        if name == "mrope_section":
+            return [head // 2 - 2 * (head // 8), head // 8, head // 8]
+        if name in ("short_factor", "long_factor"):
+            return value[: int(head * rope.get("partial_rotary_factor", 1)) // 2]
+        return min(value, POSITIONS // 4) if name == "original_max_position_embeddings" else value
+
+    return {name: small(name, value) for name, value in rope.items()}
 
 
 # Model type -> values that no rule covers.

@@ -27,8 +27,8 @@ from thinpipe.train.models.blocks import UncuttableError
 from thinpipe.train.models.cut import CutModel
 from thinpipe.train.models.forward import call_model, run_until, takes
 from thinpipe.train.models.symbolic import SymbolicValueError
-from thinpipe.train.models.tiny import WORDS, shrunken
-from thinpipe.train.models.units import cut_into_units
+from thinpipe.train.models.tiny import ORDINARY_TOKENS, shrunken
+from thinpipe.train.models.unit_modules import cut_into_units
 
 Outcome = Literal["exact", "different", "refused", "not buildable"]
 KINDS = {
@@ -39,13 +39,7 @@ KINDS = {
 LIMIT_S = 40.0  # of processor time per type; most take one second
 PROCESSES = 2
 
-_INDEXER = {
-    "indexer_n_heads": 2,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 256,
-    "indexer_budget": 8,
-    "indexer_compress_ratio": 2,
-}
+_INDEXER = dict(indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=256, indexer_budget=8, indexer_compress_ratio=2)
 # Model type -> values missing in its default config, without which no model can be built, or none worth testing.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [9, 18, 27]},
@@ -68,7 +62,7 @@ _NO_MODEL = {
     "musicgen": "its tokens are codes of sound, several rows a sample",
     "musicgen_melody": "its tokens are codes of sound, several rows a sample",
     "pp_lcnet": "returns no logits",
-    "shieldgemma2": "takes a text beside the image",
+    "shieldgemma2": "takes a text in addition to the image",
     "siglip2": "takes patches of images, not images",
 }
 TRAINING = ("levit", "reformer")  # unless in training mode, they keep results between runs
@@ -93,14 +87,13 @@ def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = 
     """Run the model uncut, in units, and ``alone`` blocks alone (None: all); UncuttableError if it cannot be cut."""
     unused = copy.deepcopy(model)  # some models keep tensors of their last run
     cut = CutModel(model, inputs)
-    wanted, seen = _run_whole(cut, inputs)
+    wanted, seen = _run_uncut(cut, inputs)
     gradients = _gradients(model, wanted)
     values: tuple[Tensor, ...] = tuple(inputs.values())
     first, given = None, []
     for number, unit in enumerate(cut_into_units(cut)):
         given.append(tuple(value.clone() for value in values))  # blocks may modify their inputs
-        output = unit(*values, **_asked(unit, inputs))
-        values = output if isinstance(output, tuple) else (output,)
+        values = _run_unit(unit, values, inputs)
         if first is None and number < len(cut.blocks) and not _equal(cut, number, values, inputs, seen[number]):
             first = f"block {number} is called with other values"
     found = _gradients(model, values[0])
@@ -115,7 +108,7 @@ def compare(model: nn.Module, inputs: Mapping[str, Tensor], alone: int | None = 
     )
 
 
-def _run_whole(cut: CutModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, list[Any]]]:
+def _run_uncut(cut: CutModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, list[Any]]]:
     """Return the logits of the uncut model, and the arguments of its blocks."""
     seen: dict[int, list[Any]] = {}
 
@@ -126,8 +119,9 @@ def _run_whole(cut: CutModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dic
     return run_until(cut.model, cut.blocks, inputs, on_call, None), seen
 
 
-def _asked(unit: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: inputs[name] for name in unit.asks}
+def _run_unit(unit: Any, values: tuple[Tensor, ...], inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    output = unit(*values, **{name: inputs[name] for name in unit.asks})
+    return output if isinstance(output, tuple) else (output,)
 
 
 def _equal(
@@ -156,9 +150,7 @@ def _gradients(model: nn.Module, logits: Tensor) -> dict[str, Tensor]:
 
 
 def _difference(one: Tensor | None, other: Tensor | None) -> float:
-    if one is None or other is None:
-        return float("inf")
-    if one.shape != other.shape:
+    if one is None or other is None or one.shape != other.shape:
         return float("inf")
     return float((one.detach().double() - other.detach().double()).abs().max()) if one.numel() else 0.0
 
@@ -177,7 +169,7 @@ def _run_alone(
         unit, values = cut_into_units(cut)[number + 1], given[number + 1]
         drop_weights(alone, {id(parameter) for parameter in unit.parameters()})
         try:
-            found = unit(*values, **_asked(unit, inputs))
+            found = _run_unit(unit, values, inputs)
         except Exception as error:
             return f"block {number} alone: {error}"
         if not all(map(torch.equal, found, given[number + 2])):
@@ -239,36 +231,36 @@ def _begin() -> None:
 
 def verify_type(kind: str, name: str) -> Verified:
     """Build the smallest model of a type and compare its units with it."""
-    began, model_class = time.perf_counter(), types_of(kind)[name]
+    began, model = time.perf_counter(), types_of(kind)[name]
+    outcome, reason, blocks = _outcome(kind, name)
+    seconds = time.perf_counter() - began
+    return Verified(kind=kind, type=name, model=model, outcome=outcome, reason=reason, blocks=blocks, seconds=seconds)
 
-    def verified(outcome: Outcome, reason: str = "", blocks: int | None = None) -> Verified:
-        seconds = time.perf_counter() - began
-        return Verified(
-            kind=kind, type=name, model=model_class, outcome=outcome, reason=reason, blocks=blocks, seconds=seconds
-        )
 
+def _outcome(kind: str, name: str) -> tuple[Outcome, str, int | None]:
+    """Return the outcome, its reason in one line, and the number of blocks."""
     if name in _NO_MODEL:
-        return verified("not buildable", _NO_MODEL[name])
+        return "not buildable", _NO_MODEL[name], None
     try:
         with _time_limit():
             model, inputs = build(kind, name)
             with torch.no_grad():
                 call_model(model, inputs)
     except Exception as error:
-        return verified("not buildable", _one_line(error))
+        return "not buildable", _one_line(error), None
     try:
         with _time_limit():
             found = compare(model, inputs, alone=2)
     except (UncuttableError, SymbolicValueError) as error:
-        return verified("refused", _one_line(error))
+        return "refused", _one_line(error), None
     except Exception as error:
-        return verified("refused", f"{type(error).__name__}: {_one_line(error)}")
+        return "refused", f"{type(error).__name__}: {_one_line(error)}", None
     if not found.is_exact:
         where = found.first_difference or f"logits by {found.logits:.1g}, gradients by {found.gradients:.1g}"
-        return verified("different", where, found.blocks)
+        return "different", where, found.blocks
     if found.needs_weights_elsewhere is not None:
-        return verified("refused", found.needs_weights_elsewhere, found.blocks)
-    return verified("exact", "", found.blocks)
+        return "refused", found.needs_weights_elsewhere, found.blocks
+    return "exact", "", found.blocks
 
 
 def build(kind: str, name: str) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -309,8 +301,8 @@ def batch(model: Any, kind: str) -> dict[str, Tensor]:
         height, width = (size, size) if isinstance(size, int) else size
         shape = (2, getattr(config, "num_channels", 3), height, width)
         return {"pixel_values": torch.randn(shape, generator=generator)}
-    last = min(WORDS.stop, getattr(config.get_text_config(), "vocab_size", None) or WORDS.stop)
-    tokens = torch.randint(WORDS.start, last, (3, 12), generator=generator)
+    last = min(ORDINARY_TOKENS.stop, getattr(config.get_text_config(), "vocab_size", None) or ORDINARY_TOKENS.stop)
+    tokens = torch.randint(ORDINARY_TOKENS.start, last, (3, 12), generator=generator)
     mask = torch.ones_like(tokens)
     mask[0, 8:] = mask[1, :3] = 0
     end = getattr(config, "eos_token_id", None)

@@ -20,10 +20,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from thinpipe.options import OptionError
 from thinpipe.system.files import read_jsonl, read_text
+from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.tasks.corpus import HELD_OUT
 from thinpipe.train.tasks.lm import LanguageModel, Made, Model
-from thinpipe.train.tasks.sources import MODEL_OPTIONS
+from thinpipe.train.tasks.sources import MODEL_OPTIONS, data_file
 from thinpipe.train.tasks.task import IGNORED, Batch, Source
 
 _MARKED = re.compile(r"\{%-?\s*generation\b")  # a template that marks answers itself
@@ -59,8 +60,8 @@ class Chat(LanguageModel):
         found = model.tokenizer()
         if not found.is_fast:
             raise ValueError(
-                f"answers are found by the places of tokens in a text, and the tokenizer of {model.name} does not tell "
-                "them: bring a fast one (tokenizer.json)"
+                "answers are found by the places of tokens in a text, which the tokenizer of "
+                f"{model.name} does not return: bring a fast one (tokenizer.json)"
             )
         if source.chat_template is not None:
             found.chat_template = read_text(source.chat_template, "a chat template")
@@ -68,7 +69,7 @@ class Chat(LanguageModel):
 
     def read(self, source: Source) -> list[list[Line]]:
         """Return the lines of the data, and those of the validation file if one was given."""
-        return [_read(path, option) for option, path in _files(source)]
+        return [_read(path) for _, path in _files(source)]
 
     def splits(self, source: Source, read: list[list[Line]], tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
         found, kept = [], []
@@ -98,7 +99,7 @@ class Text:
 
     text: str
     answers: Sequence[tuple[int, int]]  # character ranges
-    is_whole: bool  # True: has all special tokens; otherwise the tokenizer adds them
+    has_special: bool  # True: it has all special tokens; otherwise the tokenizer adds them
 
 
 @dataclass(frozen=True)
@@ -114,23 +115,21 @@ class Encoded:
     def of(example: Text, tokenizer: Any, tokens: int) -> Encoded:
         """Return an example as at most ``tokens`` tokens."""
         made = tokenizer(
-            example.text, add_special_tokens=not example.is_whole, return_offsets_mapping=True, verbose=False
+            example.text, add_special_tokens=not example.has_special, return_offsets_mapping=True, verbose=False
         )
         ids, places = list(made["input_ids"]), list(made["offset_mapping"])
         # A token belongs to an answer if some of its characters do: a token is predicted as a unit.
         answers = [any(first < end and last > start for start, end in example.answers) for first, last in places]
         eos = tokenizer.eos_token_id
-        if not example.is_whole and eos is not None:
+        if not example.has_special and eos is not None:
             if ids[-1:] != [eos] or places[-1][0] < places[-1][1]:  # the tokenizer adds none
                 ids, places, answers = [*ids, eos], [*places, (0, 0)], [*answers, True]
             answers[-1] = True
         answers[:1] = [False]  # there is nothing before it to predict it from
         ids, answers, is_cut = ids[:tokens], answers[:tokens], len(ids) > tokens
-        marks = set(tokenizer.all_special_ids)
-        said = [
-            place for token, place, is_one in zip(ids, places, answers, strict=False) if is_one and token not in marks
-        ]
-        size = len("".join(example.text[first:last] for first, last in _apart(said)).encode())
+        special = set(tokenizer.all_special_ids)
+        labelled = [places[i] for i, token in enumerate(ids) if answers[i] and token not in special]
+        size = len("".join(example.text[first:last] for first, last in _apart(labelled)).encode())
         return Encoded(torch.tensor(ids, dtype=torch.int32), torch.tensor(answers), size, is_cut)
 
 
@@ -160,7 +159,6 @@ class Examples:
         return sum(each.text_bytes for each in self.examples)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """Return the examples of these numbers, without random augmentation."""
         chosen = [self.examples[index] for index in indices.tolist()]
         ids = self._padded([each.ids.long() for each in chosen], self.fill)
         # The label of a position is the following token.
@@ -177,8 +175,8 @@ class Examples:
         }
 
     def _padded(self, rows: Sequence[Tensor], value: int) -> Tensor:
-        whole = pad_sequence([rows[0].new_empty(self.length), *rows], batch_first=True, padding_value=value)
-        return whole[1:].contiguous()
+        padded = pad_sequence([rows[0].new_empty(self.length), *rows], batch_first=True, padding_value=value)
+        return padded[1:].contiguous()
 
 
 def _notices(found: Sequence[Encoded], kept: Sequence[Encoded], tokens: int, length: int) -> list[str]:
@@ -200,18 +198,15 @@ def _notices(found: Sequence[Encoded], kept: Sequence[Encoded], tokens: int, len
 
 
 def _files(source: Source) -> list[tuple[str, Path]]:
-    """Return the files that a source names, with the option of each."""
-    if source.data is None:
-        raise OptionError("task chat needs {data} FILE.jsonl; none was given")
-    files = [("data", source.data)]
-    return files if source.validation is None else [*files, ("validation", source.validation)]
+    """Return the files that a source names, with the option of each; raise OptionError if one is not there."""
+    given = [("data", source.data), ("validation", source.validation)]
+    return [
+        (name, data_file(path, "chat", name, ".jsonl")) for name, path in given if path is not None or name == "data"
+    ]
 
 
-def _read(path: Path, option: str) -> list[Line]:
+def _read(path: Path) -> list[Line]:
     """Return all examples; raise ValueError that names the first invalid line."""
-    if not path.is_file() or path.suffix != ".jsonl":
-        got = "another kind" if path.exists() else "not there"
-        raise OptionError(f"task chat needs {{{option}}} FILE.jsonl; {path} is {got}")
     lines = []
     for number, row in read_jsonl(path, "conversations in JSON lines"):
         problem = _problem(row)
@@ -254,38 +249,31 @@ def _shown(value: Any) -> str:
 
 
 def _text_of(path: Path, line: Line, tokenizer: Any) -> Text:
-    found = _made_of(path, line, tokenizer)
+    """Return an example as a text; raise ValueError that names the line if that fails."""
+    number, row = line
+    where = f"{path}, line {number}"
+    if "messages" not in row:
+        start, end = len(row["prompt"]), len(row["prompt"]) + len(row["completion"])
+        found = Text(row["prompt"] + row["completion"], [(start, end)], has_special=False)
+    elif not tokenizer.chat_template:
+        raise OptionError(
+            f"{where} has messages, and the tokenizer has no chat template to make a text of them: give "
+            "one with {chat_template} FILE.jinja, or lines with prompt and completion"
+        )
+    else:
+        # The part after the last answer has no labels.
+        last = max(place for place, message in enumerate(row["messages"]) if message["role"] == "assistant")
+        try:
+            found = _rendered(row["messages"][: last + 1], row.get("tools"), tokenizer)
+        except OptionError as error:
+            raise OptionError(f"{where}: {error.args[0]}") from None
+        except Exception as error:  # a template may raise anything
+            raise ValueError(f"{where}: the chat template does not take these messages: {first_line(error)}") from None
     try:
         found.text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{path}, line {line[0]} has half a character (a lone surrogate): correct it") from None
+        raise ValueError(f"{where} has half a character (a lone surrogate): correct it") from None
     return found
-
-
-def _made_of(path: Path, line: Line, tokenizer: Any) -> Text:
-    number, row = line
-    if "messages" not in row:
-        prompt, completion = row["prompt"], row["completion"]
-        return Text(prompt + completion, [(len(prompt), len(prompt) + len(completion))], is_whole=False)
-    if not tokenizer.chat_template:
-        raise OptionError(
-            f"{path}, line {number} has messages, and the tokenizer has no chat template to make a text of them: give "
-            "one with {chat_template} FILE.jinja, or lines with prompt and completion"
-        )
-    # The part after the last answer has no labels.
-    messages = row["messages"]
-    last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
-    try:
-        return _rendered(messages[: last + 1], row.get("tools"), tokenizer)
-    except _UnclearError as error:
-        raise OptionError(f"{path}, line {number}: {error.args[0]}") from None
-    except Exception as error:  # a template may raise anything
-        said = next((each.strip() for each in str(error).splitlines() if each.strip()), type(error).__name__)
-        raise ValueError(f"{path}, line {number}: the chat template does not take these messages: {said}") from None
-
-
-class _UnclearError(OptionError):
-    """An error for a text in which the answers cannot be located."""
 
 
 def _rendered(messages: Sequence[Mapping[str, Any]], tools: Any, tokenizer: Any) -> Text:
@@ -295,30 +283,24 @@ def _rendered(messages: Sequence[Mapping[str, Any]], tools: Any, tokenizer: Any)
     conversation before it, rendered with the generation prompt.
     """
 
-    def text(count: int, *, asked: bool = False) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages[:count]), tools=tools, tokenize=False, add_generation_prompt=asked
-            )
-        )
+    def text(count: int, *, prompt: bool = False) -> str:
+        render = tokenizer.apply_chat_template
+        return str(render(list(messages[:count]), tools=tools, tokenize=False, add_generation_prompt=prompt))
 
-    whole = text(len(messages))
+    complete = text(len(messages))
     if _MARKED.search(tokenizer.get_chat_template(tools=tools)):
-        return Text(whole, _marked(messages, tools, tokenizer), is_whole=True)
+        return Text(complete, _marked(messages, tools, tokenizer), has_special=True)
     answers = []
-    for place, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = text(place, asked=True) if place else ""
-        after = text(place + 1)
-        if not (after.startswith(before) and whole.startswith(after) and len(after) > len(before)):
-            raise _UnclearError(
-                f"where message {place + 1}, an answer, begins and ends cannot be told, since the chat template writes "
-                "what is before it otherwise once it is there: give a template with {% generation %} marks "
+    for place in (place for place, message in enumerate(messages) if message["role"] == "assistant"):
+        before, after = text(place, prompt=True) if place else "", text(place + 1)
+        if not (after.startswith(before) and complete.startswith(after) and len(after) > len(before)):
+            raise OptionError(
+                f"where message {place + 1}, an answer, begins and ends cannot be found, since the chat template "
+                "writes what is before it otherwise once it is there: give a template with {% generation %} marks "
                 "({chat_template}), or lines with one answer each"
             )
         answers.append((len(before), len(after)))
-    return Text(whole, answers, is_whole=True)
+    return Text(complete, answers, has_special=True)
 
 
 def _marked(messages: Sequence[Mapping[str, Any]], tools: Any, tokenizer: Any) -> list[tuple[int, int]]:

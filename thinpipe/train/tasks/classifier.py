@@ -12,35 +12,43 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.options import OptionError
-from thinpipe.system.files import read_json
+from thinpipe.system.sanitize import first_line
 from thinpipe.train.models.cut import CutModel
+from thinpipe.train.models.description import read_object
 from thinpipe.train.models.function import FunctionModel
-from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel, check_vocabulary
-from thinpipe.train.tasks.mobilenet import with_plain_statistics
+from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel
+from thinpipe.train.tasks.model_task import Model, ModelTask
 from thinpipe.train.tasks.pictures import HALF, Colours, to_model
-from thinpipe.train.tasks.sources import DESCRIBING_OPTIONS, chosen_model, reject_unused_options
-from thinpipe.train.tasks.task import Shape, Source, Task
+from thinpipe.train.tasks.sources import DESCRIBING_OPTIONS, checkpoint_of, chosen_model, reject_unused_options
+from thinpipe.train.tasks.task import Shape, Source
 
-Model = PretrainedModel | FunctionModel
 _WEIGHTS = "a model that is named has its own size and weights"
 IMAGE_PROCESSOR = "preprocessor_config.json"
 _PROCESSOR = "the description of a model's images"
 _USUAL_SIZE = 224  # pixels, if neither the model nor its folder gives a size
 
 
-class ClassifierTask(Task):
+class ClassifierTask(ModelTask):
     """The common part of tasks that have their own model and can also train any other."""
 
     kind: ClassVar[Literal["sequence", "image"]]
-    sizes: ClassVar[tuple[str, ...]]  # fields of Source that set the size of samples, and the tokenizer
+    own_type: ClassVar[str]  # model type of the task's own model
+    checkpoint: str | None  # repository of the hub with its public weights
+    sizes: ClassVar[tuple[str, ...]]  # fields of Source: the size of samples, and perhaps the tokenizer
     places: ClassVar[tuple[str, ...]] = ("data",)  # fields of Source that locate samples
 
     def model(self, source: Source) -> Model | None:
-        """Return the model that the source names; None if the task's own is trained."""
         if source.model is None and source.config is None:
             return None
         reject_unused_options(self.name, source, (*self.places, *DESCRIBING_OPTIONS, *self.sizes, "samples"), _WEIGHTS)
         return chosen_model(source, self.kind)
+
+    def own_checkpoint(self, source: Source) -> PretrainedModel | None:
+        """Return the checkpoint to start from, or None; raise ValueError for invalid options."""
+        reject_unused_options(self.name, source, (*self.places, "weights", self.sizes[0], "width", "samples"))
+        return checkpoint_of(
+            source, task=self.name, kind=self.kind, model_type=self.own_type, checkpoint=self.checkpoint
+        )
 
     def check_options(self, source: Source) -> None:
         """Raise ValueError for invalid options or for missing weights."""
@@ -51,41 +59,22 @@ class ClassifierTask(Task):
         model = self.model(source)
         if model is None:
             return self.own_units(source)
-        if isinstance(model, FunctionModel):
-            model.function()
-            return None
         model.check_weights(pretrained=source.pretrained)
-        self.check_size(model, source)
+        if isinstance(model, PretrainedModel):
+            self.check_size(model, source)
         return None
 
-    def build(self, shape: Shape, source: Source) -> nn.Module:
-        """Return the task's own model, or the named one: on the meta device, unless a function builds it."""
-        model = self.model(replace(source, tokenizer=None))  # only the client has it
-        if model is None:
-            return self.own_model(shape, source)
-        if isinstance(model, FunctionModel):
-            return with_plain_statistics(model.build())
-        made = replace(model, classes=shape.classes, labels=shape.labels)
-        if shape.special is not None:
-            assert shape.vocabulary is not None
-            made = made.fitted(shape.vocabulary, shape.special)
-        return with_plain_statistics(made.hollow())
-
-    def fill(self, source: Source, seed: int) -> Any:
-        model = self.model(replace(source, tokenizer=None))
-        return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
-
-    def hollow(self, source: Source) -> nn.Module | None:
-        model = self.model(source)
-        return model.hollow() if isinstance(model, PretrainedModel) else None
+    def weight_bytes(self, source: Source) -> int:
+        has_own = self.model(source) is None and self.own_checkpoint(source) is None
+        return self.own_bytes(1.0 if source.width is None else source.width) if has_own else 0
 
     @abstractmethod
     def own_units(self, source: Source) -> int:
         """Return the number of units of the task's own model; raise ValueError for invalid options."""
 
     @abstractmethod
-    def own_model(self, shape: Shape, source: Source) -> nn.Module:
-        """Return the task's own model with its weights."""
+    def own_bytes(self, width: float) -> int:
+        """Return a lower bound of the bytes of the own model's random weights."""
 
     @abstractmethod
     def check_size(self, model: PretrainedModel, source: Source) -> None:
@@ -113,18 +102,14 @@ def padded_tokenizer(model: Model) -> Any:
 
 def fitted(model: PretrainedModel, tokenizer: Any, shape: Shape) -> tuple[PretrainedModel, Shape]:
     """Return the model fitted to this tokenizer, and its shape; raise ValueError if they do not match."""
-    described = model.config().get_text_config()
-    vocabulary, special = int(described.vocab_size), [getattr(described, name, None) for name in SPECIAL]
-    if model.follows_tokenizer:
-        vocabulary, special = len(tokenizer), [getattr(tokenizer, name) for name in SPECIAL]
-    check_vocabulary(len(tokenizer), vocabulary, str(model.tokenizer_folder or model.name))
-    special[-1] = tokenizer.pad_token_id
-    return model.fitted(vocabulary, special), replace(shape, vocabulary=vocabulary, special=special)
+    text = model.fitted_to(tokenizer).config().get_text_config()
+    special = [*(getattr(text, name, None) for name in SPECIAL[:-1]), tokenizer.pad_token_id]
+    return model.fitted(int(text.vocab_size), special), replace(shape, vocabulary=int(text.vocab_size), special=special)
 
 
 def check_positions(model: PretrainedModel, tokens: int) -> None:
     """Raise OptionError if texts are longer than the model has learned positions for."""
-    for name, module in model.hollow().named_modules():
+    for name, module in model.init_on_meta().named_modules():
         learned = isinstance(module, nn.Embedding) and ("pos" in name or name.endswith("wpe"))
         if learned:
             before = int(getattr(module, "offset", 0))  # positions that stand for no token
@@ -167,9 +152,7 @@ def _described_format(model: PretrainedModel) -> ImageFormat:
     file = None if model.folder is None else model.folder / IMAGE_PROCESSOR
     if file is None or not file.is_file():
         return ImageFormat(size=described)
-    facts = read_json(file, _PROCESSOR)
-    if not isinstance(facts, dict):
-        raise ValueError(f"{file} cannot be read as {_PROCESSOR}: it is no object; bring the model's own")
+    facts = read_object(file, _PROCESSOR)
     cut = facts.get("crop_size") if facts.get("do_center_crop", True) else None
     size = _edge(file, cut) or _edge(file, facts.get("size")) or described
     if facts.get("do_normalize") is False:
@@ -206,13 +189,13 @@ def _three(file: Path, name: str, values: Any, default: tuple[float, ...]) -> tu
 
 def check_images(model: PretrainedModel, size: int) -> None:
     """Raise OptionError if the model's code does not take images of this size."""
-    made = model.hollow()
+    made = model.init_on_meta()
     try:
         CutModel(made, {"pixel_values": torch.zeros(2, 3, size, size, dtype=getattr(torch, model.dtype))})
     except (ValueError, RuntimeError, NotImplementedError) as error:
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise OptionError(
-            f"{model.name} does not take images of {size} x {size} pixels in three colours ({{image_size}}): {said}"
+            f"{model.name} does not take images of {size} x {size} pixels in three colours ({{image_size}}): "
+            f"{first_line(error)}"
         ) from None
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.options import OptionError
+from thinpipe.system.files import parse_json_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.tasks.hub import PublicData, load_public, load_saved
 from thinpipe.train.tasks.options import HUB
@@ -102,19 +102,19 @@ def _splits(data: Path, option: str) -> list[Any]:
     if name == str(data):
         there = {path.stem.split("-")[0] for path in data.rglob("*.parquet")} | {path.name for path in data.iterdir()}
         own = [split for split in _OWN_SPLITS if split in there][:1]
-        whole = load_saved(data, ("train", *own))
+        found = load_saved(data, ("train", *own))
     else:
         repository, part = "/".join(name.split("/")[:2]), "/".join(name.split("/")[2:]) or None
         if repository.count("/") != 1 or not all(repository.split("/")):
             raise OptionError(f"{{{option}}} hub:org/name, or hub:org/name/part, is a data set of the hub; got {data}")
-        whole = load_public("lm", PublicData(repository=repository, part=part))
-    if "train" not in whole:
-        raise OptionError(f"{{{option}}} {data} has no split `train`; it has {', '.join(whole)}")
-    for rows in whole.values():
+        found = load_public("lm", PublicData(repository=repository, part=part))
+    if "train" not in found:
+        raise OptionError(f"{{{option}}} {data} has no split `train`; it has {', '.join(found)}")
+    for rows in found.values():
         if "text" not in rows.column_names:
-            found = ", ".join(rows.column_names)
-            raise OptionError(f"{{{option}}} {data}: texts are in a column `text`; it has {found}")
-    return [whole["train"], *([whole[split] for split in _OWN_SPLITS if split in whole][:1])]
+            columns = ", ".join(rows.column_names)
+            raise OptionError(f"{{{option}}} {data}: texts are in a column `text`; it has {columns}")
+    return [found["train"], *([found[split] for split in _OWN_SPLITS if split in found][:1])]
 
 
 def _texts(data: Path, rows: Any) -> list[str]:
@@ -129,15 +129,13 @@ def _suffix(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
-def read_documents(files: Iterable[Path]) -> list[str]:
+def read_documents(files: Sequence[Path]) -> list[str]:
     """Return the non-empty texts of all files; raise ValueError that names the first file that is not text."""
     documents: list[str] = []
-    count = 0
     for path in files:
-        count += 1
         text = _read(path)
         documents += _lines(path, text) if _suffix(path) == ".jsonl" else [text]
-    return _check_some(documents, count)
+    return _check_some(documents, len(files))
 
 
 def _check_some(documents: Sequence[str], files: int) -> list[str]:
@@ -168,25 +166,19 @@ def _lines(path: Path, text: str) -> list[str]:
     """Return the field ``text`` of every line of JSON."""
     documents = []
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)["text"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            document = None
-        if not isinstance(document, str):
-            raise ValueError(f'{path}, line {number}: every line is an object with a text, as in {{"text": "..."}}')
-        documents.append(document)
+        if line.strip():
+            row = parse_json_line(path, number, line)
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                raise ValueError(f'{path}, line {number}: every line is an object with a text, as in {{"text": "..."}}')
+            documents.append(row["text"])
     return documents
 
 
 def held_out(documents: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return training and validation texts: every 20th document validates, or the end of each if there are few."""
     if len(documents) >= _FEW:
-        train = [text for number, text in enumerate(documents) if number % HELD_OUT]
-        return train, list(documents[::HELD_OUT])
-    cuts = [len(text) - len(text) // HELD_OUT for text in documents]
-    pairs = list(zip(documents, cuts, strict=True))
+        return [text for number, text in enumerate(documents) if number % HELD_OUT], list(documents[::HELD_OUT])
+    pairs = [(text, len(text) - len(text) // HELD_OUT) for text in documents]
     return [text[:cut] for text, cut in pairs], [text[cut:] for text, cut in pairs]
 
 
@@ -243,13 +235,12 @@ class Windows:
         return max((len(self.stream) - 1) // self.tokens, 0)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """Return the windows of these numbers; they have no padding, so no mask, and no random augmentation."""
+        """Return the windows of these numbers; they have no padding, so no mask."""
         places = indices[:, None] * self.tokens + torch.arange(self.tokens + 1)
         rows = self.stream[places].long()
         return Batch(inputs=(rows[:, :-1].contiguous(),), labels=rows[:, 1:].contiguous())
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
-        """Return all tokens."""
         return {"texts": self.stream[: len(self) * self.tokens + 1].numpy().tobytes()}
 
 
@@ -260,13 +251,12 @@ def _encode(tokenizer: Any, batch: Sequence[str], end: list[int]) -> list[list[i
 
 def _bytes_before(token: int, encoded: Sequence[tuple[str, int]], tokenizer: Any) -> int:
     """Return the number of text bytes of the first ``token`` tokens; the end token of a document has none."""
-    ends = list(accumulate(count for _, count in encoded))
-    whole = sum(end <= token for end in ends)  # number of complete pieces
-    size = sum(len(piece.encode()) for piece, _ in encoded[:whole])
-    if whole == len(encoded):
-        return size
-    inside = token - (ends[whole - 1] if whole else 0)
-    return size + len(_beginning(encoded[whole][0], inside, tokenizer).encode())
+    size = 0
+    for piece, count in encoded:
+        if count > token:
+            return size + len(_beginning(piece, token, tokenizer).encode())
+        size, token = size + len(piece.encode()), token - count
+    return size
 
 
 def _beginning(piece: str, tokens: int, tokenizer: Any) -> str:

@@ -45,7 +45,6 @@ class FashionMnist(PublicImages):
         lr_schedule="cosine",
         warmup=0.1,
         weight_decay=5e-4,
-        client_layers=(1, 1),
     )
 
     def preflight(self, source: Source) -> int | None:
@@ -53,8 +52,8 @@ class FashionMnist(PublicImages):
         if folder is None:
             return super().preflight(source)
         for split in FILES:
-            for file, dimensions in _files(folder, split):
-                _shape(file, dimensions)
+            for file in _files(folder, split):
+                _shape(file)
         return super(PublicImages, self).preflight(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
@@ -94,24 +93,23 @@ def _idx_folder(folder: Path | None) -> Path | None:
     return folder if next(folder.rglob("*.parquet"), None) is None else None
 
 
-def _files(folder: Path, split: str) -> list[tuple[Path, int]]:
-    """Return the files of images and of labels, each with its number of dimensions; plain or compressed."""
-    names = [(f"{FILES[split]}-images-idx3-ubyte", 3), (f"{FILES[split]}-labels-idx1-ubyte", 1)]
+def _files(folder: Path, split: str) -> tuple[Path, Path]:
+    """Return the files of images and of labels; plain or compressed."""
     found = []
-    for name, dimensions in names:
+    for name in (f"{FILES[split]}-images-idx3-ubyte", f"{FILES[split]}-labels-idx1-ubyte"):
         file = next((each for each in (folder / name, folder / f"{name}.gz") if each.exists()), None)
         if file is None:
             raise ValueError(
                 f"{folder} has no {name} or {name}.gz; Fashion-MNIST is four such files, or a folder as on the hub: "
                 f"{_REMEDY}"
             )
-        found.append((file, dimensions))
-    return found
+        found.append(file)
+    return found[0], found[1]
 
 
 def _idx_images(folder: Path, split: str, made: ImageFormat) -> Images:
-    (pictures, _), (kinds, _) = _files(folder, split)
-    images, labels = _read(pictures, 3).unsqueeze(1), _read(kinds, 1).long()
+    pictures, kinds = _files(folder, split)
+    images, labels = _read(pictures).unsqueeze(1), _read(kinds).long()
     if len(images) != len(labels):
         raise ValueError(
             f"{kinds} has {len(labels)} labels, and {pictures.name} has {len(images)} images: they are not of one "
@@ -123,12 +121,9 @@ def _idx_images(folder: Path, split: str, made: ImageFormat) -> Images:
     return tiny_images(lambda indices: _framed(images[indices]), labels, made.prepare)
 
 
-def _open(file: Path) -> Any:
-    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
-
-
-def _shape(file: Path, dimensions: int) -> tuple[int, ...]:
+def _shape(file: Path) -> tuple[int, ...]:
     """Return the shape in the header: two zeros, the type, the number of dimensions, then big-endian 32-bit sizes."""
+    dimensions = 3 if "idx3" in file.name else 1
     check_regular(file, _WHAT, _REMEDY)
     with errors_named(file, _WHAT, _REMEDY), _open(file) as opened:
         header = opened.read(4 + 4 * dimensions)
@@ -142,11 +137,15 @@ def _shape(file: Path, dimensions: int) -> tuple[int, ...]:
     return sizes
 
 
-def _read(file: Path, dimensions: int) -> Tensor:
-    sizes = _shape(file, dimensions)
+def _open(file: Path) -> Any:
+    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
+
+
+def _read(file: Path) -> Tensor:
+    sizes = _shape(file)
     expected = math.prod(sizes)
     with errors_named(file, _WHAT, _REMEDY), _open(file) as opened:
-        opened.read(4 + 4 * dimensions)
+        opened.read(4 + 4 * len(sizes))
         values = opened.read(expected + 1)  # limits what a damaged file can decompress to
     if len(values) != expected:
         there = "more" if len(values) > expected else f"only {len(values)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from os import cpu_count, walk
 from pathlib import Path
 
@@ -103,15 +102,22 @@ def _some_of_each(root: Path, classes: list[str], labels: Tensor) -> None:
 
 def _split(root: Path, classes: list[str], made: ImageFormat) -> Images:
     found = {name: _pictures(root / name) for name in classes if (root / name).is_dir()}
-    empty = [name for name, files in found.items() if not files]
+    empty = ", ".join(str(root / name) for name, files in found.items() if not files)
     if empty:
-        raise ValueError(f"no pictures in {', '.join(str(root / name) for name in empty)}; known are {_endings()}")
+        raise ValueError(f"no pictures in {empty}; known are {' '.join(sorted(ENDINGS))}")
     files = [file for each in found.values() for file in each]
+
+    def names(indices: Tensor) -> list[str]:
+        chosen = [files[index] for index in indices.tolist()]
+        return [f"{file.relative_to(root)} {file.stat().st_size}" for file in chosen]
+
     with ThreadPoolExecutor(cpu_count() or 1) as pool:  # reading and decoding release the GIL
         for _ in pool.map(check_picture, files):
             pass
     labels = torch.tensor([classes.index(name) for name, each in found.items() for _ in each])
-    return framed_images(partial(_chosen, files), labels, made.size, made.prepare, partial(_names, root, files))
+    return framed_images(
+        lambda indices: [files[index] for index in indices.tolist()], labels, made.size, made.prepare, names
+    )
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -122,15 +128,3 @@ def _pictures(folder: Path) -> list[Path]:
 
     found = (Path(root) / name for root, folders, files in walk(folder, onerror=refuse) for name in (*folders, *files))
     return sorted(file for file in found if file.suffix.lower() in ENDINGS)
-
-
-def _chosen(files: list[Path], indices: Tensor) -> list[Path]:
-    return [files[index] for index in indices.tolist()]
-
-
-def _names(root: Path, files: list[Path], indices: Tensor) -> list[str]:
-    return [f"{file.relative_to(root)} {file.stat().st_size}" for file in _chosen(files, indices)]
-
-
-def _endings() -> str:
-    return " ".join(sorted(ENDINGS))

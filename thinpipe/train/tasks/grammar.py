@@ -41,7 +41,7 @@ MET = ("saw", "heard", "followed", "liked")  # take an object; past tense, so th
 PREPOSITIONS = ("near", "behind", "beside")
 ADJECTIVES = ("old", "young", "small")
 AFTER = ("today", "here", "again")
-WORDS = (
+VOCABULARY = (
     *("the", "this", "these", "no", "ever", "that"),
     *(form for pair in (*ANIMALS, *IS) for form in pair),
     *(*REFLEXIVES, *STATES, *SLEPT, *MET, *PREPOSITIONS, *ADJECTIVES, *AFTER),
@@ -80,13 +80,13 @@ class _Writer:
     def pair(self, rule: str) -> Pair:
         """Return an acceptable sentence and one that breaks this rule."""
         if rule == "order":
-            words, _ = self._sentences(RULES[self._below(3)])
-            places = [place for place, word in enumerate(words) if word in ("the", "this", "these", "no")]
+            sentence, _ = self._sentences(RULES[self._below(3)])
+            places = [place for place, word in enumerate(sentence) if word in ("the", "this", "these", "no")]
             article = self._one_of(places)
-            broken = [*words[:article], words[article + 1], words[article], *words[article + 2 :]]
+            broken = [*sentence[:article], sentence[article + 1], sentence[article], *sentence[article + 2 :]]
         else:
-            words, broken = self._sentences(rule)
-        return Pair(rule=rule, acceptable=tuple(words), unacceptable=tuple(broken))
+            sentence, broken = self._sentences(rule)
+        return Pair(rule=rule, acceptable=tuple(sentence), unacceptable=tuple(broken))
 
     def _sentences(self, rule: str) -> tuple[list[str], list[str]]:
         """Return an acceptable sentence, and one in which the subject and another noun phrase are swapped.
@@ -159,7 +159,6 @@ class Grammar(Task):
         warmup=0.1,
         weight_decay=0.01,
         clip_norm=1.0,
-        client_layers=(1, 1),
     )
 
     def preflight(self, source: Source) -> int:
@@ -169,7 +168,7 @@ class Grammar(Task):
     def load(self, source: Source) -> tuple[Data, Shape]:
         """Return the same sentences on every machine; both of a pair are on the same side of the split."""
         tokens = self._check(source)
-        tokenizer = WordTokenizer(WORDS)
+        tokenizer = WordTokenizer(VOCABULARY)
         made = pairs(TRAIN_PAIRS + VALIDATION_PAIRS)
         data = Data(
             train=at_most(_held(made[:TRAIN_PAIRS], tokenizer, tokens), source.samples),
@@ -197,6 +196,6 @@ class Grammar(Task):
 
 
 def _held(made: list[Pair], tokenizer: WordTokenizer, tokens: int) -> Texts:
-    sentences = [(" ".join(words),) for pair in made for words in (pair.acceptable, pair.unacceptable)]
+    sentences = [(" ".join(sentence),) for pair in made for sentence in (pair.acceptable, pair.unacceptable)]
     ids, mask = tokenizer.encode(sentences, tokens)
     return Texts(ids=ids, mask=mask, labels=torch.tensor([1, 0]).repeat(len(made)))

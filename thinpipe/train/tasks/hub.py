@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -25,6 +25,7 @@ from torch import Tensor
 from thinpipe.comm.membership import member
 from thinpipe.options import OptionError
 from thinpipe.system.files import check_folder, check_regular, errors_named
+from thinpipe.system.sanitize import first_line
 
 PROBE_S = 3.0
 _DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")  # config, tokenizer, index of the weights
@@ -63,25 +64,12 @@ def load_public(task: str, data: PublicData) -> Any:
         ) from None
 
 
-def load_checkpoint(task: str, checkpoint: str, load: Callable[..., Any], **options: Any) -> Any:
-    """Return what a transformers function loads from a checkpoint; raise OptionError within seconds if it fails."""
-    try:
-        return load(checkpoint, local_files_only=not reachable(), **options)
-    except OSError as error:
-        folder = checkpoint.split("/")[1]
-        raise OptionError(
-            f"task {task}: the checkpoint {checkpoint} {_not_here(error)}. Where there is a network, run\n"
-            f"  hf download {checkpoint} --local-dir {folder}\n"
-            f"bring the folder to every machine that trains, and give {{weights}} {folder}; "
-            f"or train from random weights with {{no_pretrained}}"
-        ) from None
-
-
 @cache
-def fetch_model(name: str, option: str, *, weights: bool, code: bool) -> Path:
+def fetch_model(name: str, option: str, *, weights: bool, code: bool, task: str | None = None) -> Path:
     """Return the folder of a repository's files in the hub's cache; raise OptionError within seconds if not available.
 
-    ``weights``: include its safetensors files; ``code``: include programs that come with it.
+    ``weights``: include its safetensors files; ``code``: include programs that come with it; ``task``: the task whose
+    default the repository is, which may also have pickled weights.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
@@ -89,24 +77,37 @@ def fetch_model(name: str, option: str, *, weights: bool, code: bool) -> Path:
     if member() is not None:
         disable_progress_bars()  # every worker would show them
     patterns = [*_DESCRIBING, *(["*.safetensors"] if weights else []), *(["*.py"] if code else [])]
+    # Subfolders of the repository are for other programs.
+    download = partial(snapshot_download, name, ignore_patterns=["*/*"], local_files_only=not reachable())
     try:
-        return Path(
-            # Subfolders of the repository are for other programs.
-            snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"], local_files_only=not reachable())
-        )
+        folder = Path(download(allow_patterns=patterns))
+        if task is not None and not any(folder.glob("*.safetensors")):
+            folder = Path(download(allow_patterns=[*patterns, "pytorch_model.bin"]))
     except (OSError, ValueError) as error:  # not cached, not available, or no name of the hub
-        folder, nor = name.split("/")[-1], " and no model type of transformers" if option == "config" else ""
-        raise OptionError(
-            f"{{{option}}} {name} is no folder here{nor}, and as a name of the hub it {_not_here(error)}; where there "
-            f"is a network, run `hf download {name} --local-dir {folder}`, bring the folder to every machine, and give "
-            f"{{{option}}} {folder}"
-        ) from None
+        raise OptionError(_missing_model(name, option, task, _not_here(error))) from None
+    return folder
+
+
+def _missing_model(name: str, option: str, task: str | None, reason: str) -> str:
+    folder = name.split("/")[-1]
+    if task is not None:
+        return (
+            f"task {task}: the checkpoint {name} {reason}. Where there is a network, run\n"
+            f"  hf download {name} --local-dir {folder}\n"
+            f"bring the folder to every machine that trains, and give {{{option}}} {folder}; "
+            f"or train from random weights with {{no_pretrained}}"
+        )
+    nor = " and no model type of transformers" if option == "config" else ""
+    return (
+        f"{{{option}}} {name} is no folder here{nor}, and as a name of the hub it {reason}; where there "
+        f"is a network, run `hf download {name} --local-dir {folder}`, bring the folder to every machine, and give "
+        f"{{{option}}} {folder}"
+    )
 
 
 def _not_here(error: Exception) -> str:
     if reachable():
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return f"could not be downloaded ({said})"
+        return f"could not be downloaded ({first_line(error)})"
     return f"is not on this machine, and {_host()[0]} cannot be reached"
 
 
@@ -140,8 +141,8 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _host() -> tuple[str, int]:
-    way = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or os.environ.get("HF_ENDPOINT")
-    parts = urlsplit(way or "https://huggingface.co")
+    names = ("HTTPS_PROXY", "https_proxy", "HF_ENDPOINT")
+    parts = urlsplit(next(filter(None, map(os.environ.get, names)), "https://huggingface.co"))
     return parts.hostname or "huggingface.co", parts.port or (80 if parts.scheme == "http" else 443)
 
 
@@ -172,14 +173,18 @@ def load_saved(path: Path, splits: tuple[str, ...], part: str | None = None) -> 
     return {split: found[split] for split in splits}
 
 
-def columns_of(path: Path | None, data: PublicData, rows: Any, names: tuple[str, ...]) -> None:
-    """Raise ValueError if a split lacks one of these columns."""
-    missing = [name for name in names if name not in rows.column_names]
-    if missing:
-        raise ValueError(
-            f"{path or data.repository} should have the columns {', '.join(names)}, as {data.repository} has; "
-            f"it has {', '.join(rows.column_names)}"
-        )
+def public_splits(
+    task: str, data: PublicData, path: Path | None, splits: tuple[str, ...], columns: tuple[str, ...]
+) -> list[Any]:
+    """Return the rows of these splits, which stay on disk; raise ValueError if one lacks a column."""
+    found = load_public(task, data) if path is None else load_saved(path, splits, data.part)
+    for rows in (found[split] for split in splits):
+        if not set(columns) <= set(rows.column_names):
+            raise ValueError(
+                f"{path or data.repository} should have the columns {', '.join(columns)}, as {data.repository} has; "
+                f"it has {', '.join(rows.column_names)}"
+            )
+    return [found[split] for split in splits]
 
 
 def class_numbers(where: Path | str, column: str, values: Sequence[Any]) -> Tensor:
@@ -202,7 +207,7 @@ def _saved_by_datasets(path: Path) -> dict[str, Any]:
     datasets = datasets_library()
     for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
         check_folder(folder, "a data set that save_to_disk wrote")
-    with errors_named(path, "a data set that save_to_disk wrote", "bring the whole folder, or name another"):
+    with errors_named(path, "a data set that save_to_disk wrote", "bring the complete folder, or name another"):
         return dict(datasets.load_from_disk(str(path)))
 
 

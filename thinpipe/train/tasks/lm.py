@@ -7,19 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from thinpipe.options import OptionError
-from thinpipe.train.models.function import FunctionModel, is_of_transformers
-from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel, check_cut, check_vocabulary
+from thinpipe.train.models.function import is_of_transformers
+from thinpipe.train.models.pretrained import PretrainedModel, check_cut, check_vocabulary, special_tokens
 from thinpipe.train.models.save import copied_files, saved_files
 from thinpipe.train.tasks.corpus import Windows, batches, check_texts, read_texts
+from thinpipe.train.tasks.model_task import Model, ModelTask
 from thinpipe.train.tasks.sources import MODEL_OPTIONS, chosen_model, positive, reject_unused_options
 from thinpipe.train.tasks.splits import at_most
-from thinpipe.train.tasks.task import Data, Shape, Source, Split, Task, TaskDefaults
+from thinpipe.train.tasks.task import Data, Shape, Source, Split, TaskDefaults
 
 TOKENS = 256
-Model = PretrainedModel | FunctionModel
 VOCABULARY = 8192  # of a trained tokenizer
 END = "<|endoftext|>"
 
@@ -33,7 +32,7 @@ class Made:
     notices: Sequence[str] = ()
 
 
-class LanguageModel(Task):
+class LanguageModel(ModelTask):
     """Every token but the first is predicted from those before it."""
 
     name = "lm"
@@ -53,19 +52,16 @@ class LanguageModel(Task):
         warmup=0.05,
         weight_decay=0.01,
         clip_norm=1.0,
-        client_layers=(1, 1),
     )
 
     def preflight(self, source: Source) -> int | None:
         model = self.model(source)
-        if isinstance(model, FunctionModel):
-            model.function()
-        else:
+        if isinstance(model, PretrainedModel):
             _check_positions(model, self._tokens(source))
-            model.check_weights(pretrained=source.pretrained)
+        model.check_weights(pretrained=source.pretrained)
         tokenizer = self.tokenizer(model, source)
         if tokenizer is not None:
-            _fitted(model, tokenizer)
+            model.fitted_to(tokenizer)
         self.check_data(source, tokenizer)
         return None
 
@@ -76,11 +72,11 @@ class LanguageModel(Task):
         if isinstance(model, PretrainedModel):
             _check_positions(model, tokens)
         tokenizer = self.tokenizer(model, source)
-        model = model if tokenizer is None else _fitted(model, tokenizer)
+        model = model if tokenizer is None else model.fitted_to(tokenizer)
         read = self.read(source)
         if tokenizer is None:
             tokenizer = train_tokenizer(read[0], source.vocabulary or VOCABULARY)
-            model = _fitted(model, tokenizer)
+            model = model.fitted_to(tokenizer)
         vocabulary, takes_masks = self._check_model(model, len(tokenizer), tokens)
         made = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks)
         follows = isinstance(model, PretrainedModel) and model.follows_tokenizer
@@ -91,7 +87,7 @@ class LanguageModel(Task):
             companions=saved_files(tokenizer.save_pretrained) if follows else {},
             notices=made.notices,
         )
-        special = _special(tokenizer) if follows else None
+        special = special_tokens(tokenizer) if follows else None
         return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
 
     def check_data(self, source: Source, tokenizer: Any) -> None:
@@ -125,24 +121,6 @@ class LanguageModel(Task):
                 )
         return Made(windows[0], windows[1])
 
-    def build(self, shape: Shape, source: Source) -> nn.Module:
-        """Return the model on the meta device; one that a function builds has its own weights."""
-        model = self._without_tokenizer(source)
-        if isinstance(model, PretrainedModel):
-            if shape.special is not None:
-                assert shape.vocabulary is not None
-                model = model.fitted(shape.vocabulary, shape.special)
-            return model.hollow()
-        return model.build()
-
-    def fill(self, source: Source, seed: int) -> Any:
-        model = self._without_tokenizer(source)
-        return model.fill(pretrained=source.pretrained, seed=seed) if isinstance(model, PretrainedModel) else None
-
-    def hollow(self, source: Source) -> nn.Module | None:
-        model = self._without_tokenizer(source)
-        return model.hollow() if isinstance(model, PretrainedModel) else None
-
     def companions(self, source: Source) -> Mapping[str, bytes]:
         model = self.model(source)
         tokenizer = self.tokenizer(model, source)
@@ -167,13 +145,12 @@ class LanguageModel(Task):
             )
         if source.vocabulary is not None and not model.trains_tokenizer:
             raise OptionError(
-                "{vocabulary} is of a tokenizer that is trained, with {config} where none lies beside it, and here "
+                "{vocabulary} is of a tokenizer that is trained, with {config} of a folder without one, and here "
                 "there is one: leave it out"
             )
         return model
 
-    def _without_tokenizer(self, source: Source) -> Model:
-        """Return the same model on any worker: only the client has data and tokenizer."""
+    def model_without_data(self, source: Source) -> Model:
         return self.model(replace(source, tokenizer=None, vocabulary=None), reads=False)
 
     def _tokens(self, source: Source) -> int:
@@ -186,7 +163,7 @@ class LanguageModel(Task):
         """
         if isinstance(model, PretrainedModel):
             model.check_cut()
-            return int(model.config().get_text_config().vocab_size), True
+            return model.vocabulary, True
         with torch.random.fork_rng(devices=[]):
             made = model.build()
         vocabulary = model.vocabulary_of(made, tokens)
@@ -194,21 +171,6 @@ class LanguageModel(Task):
         if is_of_transformers(made):
             check_cut(made.config, type(made)._from_config, "causal")  # type: ignore[attr-defined]
         return vocabulary, is_of_transformers(made)
-
-
-def _fitted(model: Model, tokenizer: Any) -> Model:
-    """Return the model fitted to a tokenizer; raise ValueError if it has its own weights and too few embeddings."""
-    if isinstance(model, FunctionModel):
-        return model
-    if model.follows_tokenizer:
-        return model.fitted(len(tokenizer), _special(tokenizer))
-    embedded = int(model.config().get_text_config().vocab_size)
-    check_vocabulary(len(tokenizer), embedded, str(model.tokenizer_folder or model.name))
-    return model
-
-
-def _special(tokenizer: Any) -> Sequence[int | None]:
-    return [getattr(tokenizer, name) for name in SPECIAL]
 
 
 def _check_positions(model: PretrainedModel, tokens: int) -> None:

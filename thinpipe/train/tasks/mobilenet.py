@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from thinpipe.train.tasks.checkpoint import Weights
 from thinpipe.train.tasks.task import Shape
 
 MOBILENET_MODULES = ("transformers.models.mobilenet_v2.modeling_mobilenet_v2",)
@@ -49,15 +48,6 @@ def new_mobilenet(shape: Shape, width: float, *, small: bool | None = None) -> n
             nn.init.kaiming_normal_(module.weight, mode="fan_out")
             if small and module.dilation != (1, 1):
                 module.dilation = module.padding = (1, 1)
-    return with_plain_statistics(model)
-
-
-def pretrained_mobilenet(shape: Shape, weights: Weights) -> nn.Module:
-    """Return a checkpoint's MobileNetV2, with a new classifier if the classes differ."""
-    from transformers import MobileNetV2ForImageClassification
-
-    model = weights.load(MobileNetV2ForImageClassification, shape.classes)
-    model.dropout = nn.Dropout(DROPOUT)
     return with_plain_statistics(model)
 
 

@@ -47,7 +47,7 @@ def framed_images(
         read=lambda indices: read_pictures(files(indices), frame),
         labels=labels,
         prepare=lambda images: prepare(_middle(images, size)),
-        augment=partial(_window, size=size),
+        augment=lambda images, random: flip(crop_and_resize(images, size, random), random),
         names=names,
     )
 
@@ -97,23 +97,16 @@ def check_picture(file: Path) -> None:
     check_regular(file, "a picture", REMEDY)
     with errors_named(file, "a picture", REMEDY), Image.open(file) as picture:  # rejects too many pixels
         end = _ENDS.get(picture.format or "")
-        if end is None or not _last_bytes(file).rstrip(b"\0").endswith(end):
+        with file.open("rb") as opened:
+            opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+            tail = opened.read()
+        if end is None or not tail.rstrip(b"\0").endswith(end):
             picture.load()
-
-
-def _last_bytes(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-        return opened.read()
 
 
 def _middle(images: Tensor, size: int) -> Tensor:
     edge = (images.shape[-1] - size) // 2  # 0 if the size is right already
     return images[..., edge : edge + size, edge : edge + size]
-
-
-def _window(images: Tensor, random: torch.Generator, *, size: int) -> Tensor:
-    return flip(crop_and_resize(images, size, random), random)
 
 
 @dataclass(frozen=True, kw_only=True)

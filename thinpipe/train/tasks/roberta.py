@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.options import OptionError
-from thinpipe.train.tasks.checkpoint import Weights
 from thinpipe.train.tasks.task import Shape
 
 START, PADDING, END, UNKNOWN = range(4)  # as in RoBERTa
@@ -74,23 +73,16 @@ def new_roberta(shape: Shape, size: Size, width: float | None = None) -> nn.Modu
     return RobertaForSequenceClassification(config)
 
 
-def pretrained_roberta(shape: Shape, weights: Weights) -> nn.Module:
-    """Return a checkpoint's RoBERTa, with a new classifier."""
-    from transformers import RobertaForSequenceClassification
-
-    return weights.load(RobertaForSequenceClassification, shape.classes)
-
-
 class WordTokenizer:
     """A word-level tokenizer with RoBERTa's special tokens; unknown words share one id."""
 
-    def __init__(self, words: Iterable[str]) -> None:
-        self._numbers = {word: SPECIAL + place for place, word in enumerate(words)}
+    def __init__(self, vocabulary: Iterable[str]) -> None:
+        self._numbers = {word: SPECIAL + place for place, word in enumerate(vocabulary)}
 
     @classmethod
     def of_texts(cls, texts: Iterable[str], most: int) -> WordTokenizer:
         """Return a tokenizer of the ``most`` most frequent words of these texts."""
-        counts = Counter(word for text in texts for word in _words(text))
+        counts = Counter(word for text in texts for word in _split(text))
         return cls(sorted(counts, key=lambda word: (-counts[word], word))[:most])
 
     @property
@@ -105,7 +97,7 @@ class WordTokenizer:
         """
         ids = torch.full((len(texts), tokens), PADDING, dtype=torch.int64)
         for row, parts in zip(ids, texts, strict=True):
-            numbers = [[self._numbers.get(word, UNKNOWN) for word in _words(part)] for part in parts]
+            numbers = [[self._numbers.get(word, UNKNOWN) for word in _split(part)] for part in parts]
             while sum(map(len, numbers)) + 2 * len(numbers) > tokens:
                 max(numbers, key=len).pop()
             line = [number for part in numbers for number in (END, *part, END)]
@@ -113,5 +105,5 @@ class WordTokenizer:
         return ids, (ids != PADDING).to(torch.int64)
 
 
-def _words(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return _WORD.findall(text.lower())

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _DEFAULT = Source()
 
 
+@lru_cache(maxsize=8)
 def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel | None:
     """Return the model of a kind ("causal", "sequence", "image") that a source names, not yet read; None if none."""
     tokenizer = None if source.tokenizer is None else _folder(source.tokenizer, "tokenizer", source, weights=False)
@@ -51,6 +53,7 @@ def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel |
     return PretrainedModel(
         None if is_type else _folder(source.config, "config", source, weights=False),
         kind,
+        option="config",
         model_type=source.config if is_type else None,
         changes=parse_changes(source.config_set or ""),
         has_weights=False,
@@ -58,6 +61,27 @@ def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel |
         trusted=source.trust_remote_code,
         dtype=source.dtype,
     )
+
+
+def checkpoint_of(
+    source: Source, *, task: str, kind: str, model_type: str, checkpoint: str | None
+) -> PretrainedModel | None:
+    """Return the checkpoint that a task's own model starts from: {weights}, or one of the hub; None: random weights."""
+    if source.weights is None and (checkpoint is None or not source.pretrained):
+        return None
+    if source.width is not None:
+        raise OptionError("{width} is for random weights, a checkpoint has its own: leave it or add {no_pretrained}")
+    folder = source.weights
+    if folder is None:
+        assert checkpoint is not None
+        folder = fetch_model(checkpoint, "weights", weights=True, code=False, task=task)
+    model = PretrainedModel(folder, kind, option="weights")
+    found = model.facts().get("model_type")
+    if found != model_type:
+        raise ValueError(
+            f"task {task} takes weights of a {model_type}; {source.weights or checkpoint} are of a {found}"
+        )
+    return model
 
 
 def _folder(name: str, option: str, source: Source, *, weights: bool) -> Path:
@@ -132,6 +156,15 @@ def reject_unused_options(task: str, source: Source, taken: Iterable[str], why: 
 def option(name: str) -> str:
     """Return the placeholder of a field of ``Source`` in error messages."""
     return "{no_pretrained}" if name == "pretrained" else f"{{{name}}}"
+
+
+def data_file(path: Path | None, task: str, option: str, *suffixes: str) -> Path:
+    """Return the file that an option names; raise OptionError unless it is there and has one of these suffixes."""
+    if path is None or path.suffix.lower() not in suffixes or not path.is_file():
+        got = "none was given" if path is None else f"{path} is {'another kind' if path.exists() else 'not there'}"
+        wanted = " or ".join(f"FILE{suffix}" for suffix in suffixes)
+        raise OptionError(f"task {task} needs {{{option}}} {wanted}; {got}")
+    return path
 
 
 def check_tokens(tokens: int, texts: int) -> None:

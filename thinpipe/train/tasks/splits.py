@@ -30,14 +30,12 @@ class Images:
         return len(self.labels)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """Return the images of these numbers, augmented if there is a seed."""
         images = self.read(indices)
         if augment_seed is not None:
             images = self.augment(images, torch.Generator().manual_seed(augment_seed))
         return Batch(inputs=(self.prepare(images),), labels=self.labels[indices])
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
-        """Return the labels, and file names if images come from files."""
         files = {} if self.names is None else {"files": "\n".join(self.names(indices)).encode(errors="surrogateescape")}
         return {"labels": self.labels[indices].numpy().tobytes(), **files}
 
@@ -55,11 +53,9 @@ class Texts:
         return len(self.labels)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """Return the texts of these numbers."""
         return Batch(inputs=tuple(each[indices] for each in self._tokens()), labels=self.labels[indices])
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
-        """Return the labels and all tokens."""
         tokens = b"".join(each[indices].numpy().tobytes() for each in self._tokens())
         return {"labels": self.labels[indices].numpy().tobytes(), "texts": tokens}
 
@@ -78,11 +74,9 @@ class Part:
         return len(self.indices)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        """Return the samples of these numbers of the part."""
         return self.whole.batch(self.indices[indices], augment_seed=augment_seed)
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
-        """Return the description of these samples by the full split."""
         return self.whole.describe(self.indices[indices]) if isinstance(self.whole, Described) else {}
 
 
@@ -95,8 +89,7 @@ def at_most(split: Split, samples: int | None) -> Split:
         return split
     if samples < 1:
         raise ValueError(f"a number of samples is at least 1, got {samples}")
-    drawn = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:samples]
-    drawn = drawn.sort().values
+    drawn = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:samples].sort().values
     if isinstance(split, Part):
         return Part(whole=split.whole, indices=split.indices[drawn])
     return Part(whole=split, indices=drawn)

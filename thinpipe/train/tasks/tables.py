@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from thinpipe.options import OptionError
 from thinpipe.system.files import read_data, read_jsonl
 from thinpipe.train.tasks.roberta import SMALL
+from thinpipe.train.tasks.sources import data_file
 from thinpipe.train.tasks.splits import split_fifth
 from thinpipe.train.tasks.task import Data, Metric, Shape, Source, TaskDefaults
 from thinpipe.train.tasks.text import DEFAULTS, TextTask
@@ -61,7 +61,6 @@ class TextTable(TextTask):
         warmup=0.1,
         weight_decay=0.01,
         clip_norm=1.0,
-        client_layers=(1, 1),
     )
     model_defaults = replace(DEFAULTS, epochs=5, clip_norm=1.0, client_layers=(1, 1))
 
@@ -114,8 +113,8 @@ def _read_table(path: Path | None, option: str) -> _Table:
     columns = _columns(path, list(rows[0][1]))
     cells = [_cells(path, line, (*columns, LABEL)) for line in rows]
     if not any(text.strip() for *each, _ in cells for text in each):
-        nothing = f"{path}, line {rows[0][0]} and every other have no {' and no '.join(columns)}"
-        raise ValueError(f"{nothing}; fill them in")
+        missing = " and no ".join(columns)
+        raise ValueError(f"{path}, line {rows[0][0]} and every other have no {missing}; fill them in")
     return _Table(path, columns, [number for number, _ in rows], cells)
 
 
@@ -129,19 +128,21 @@ def _check_labelled_alike(validation: _Table, table: _Table, names: Sequence[str
     known = set(names)
     for line, (*_, label) in zip(validation.lines, validation.cells, strict=True):
         if label not in known:
-            shown = ", ".join(names)
             raise ValueError(
                 f"{validation.path}, line {line}: no row of {table.path}, to train with, has the label "
-                f"{label[:_SHOWN]!r}; its labels are {shown if len(shown) <= _SHOWN else shown[:_SHOWN] + ' ...'}"
+                f"{label[:_SHOWN]!r}; its labels are {_shortened(names)}"
             )
+
+
+def _shortened(names: Sequence[str]) -> str:
+    shown = ", ".join(names)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ..."
 
 
 def _reader(path: Path | None, option: str) -> Callable[[], Iterator[Line]]:
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
-    if path is None or path.suffix.lower() not in readers or not path.is_file():
-        got = "none was given" if path is None else f"{path} is {'another kind' if path.exists() else 'not there'}"
-        raise OptionError(f"task texts needs {{{option}}} FILE.csv or FILE.jsonl; {got}")
-    return partial(readers[path.suffix.lower()], path)
+    file = data_file(path, "texts", option, *readers)
+    return partial(readers[file.suffix.lower()], file)
 
 
 def _read_csv(path: Path) -> Iterator[Line]:
@@ -179,9 +180,8 @@ def _columns(path: Path | None, found: list[str]) -> tuple[str, ...]:
         if LABEL in found and all(name in found for name in columns):
             return columns
     known = "; ".join(", ".join(columns) for columns in TEXT_COLUMNS)
-    names = ", ".join(found)
     raise ValueError(
-        f"{path} has the columns {names if len(names) <= _SHOWN else names[:_SHOWN] + ' ...'}; it should have {LABEL}, "
+        f"{path} has the columns {_shortened(found)}; it should have {LABEL}, "
         f"and one or two texts, their columns named as in one of: {known}. The first line of a .csv names them, "
         f"separated by commas"
     )
@@ -198,7 +198,7 @@ def _cells(path: Path | None, line: Line, names: tuple[str, ...]) -> list[str]:
             cell.encode()
         except UnicodeEncodeError:
             raise ValueError(f"{path}, line {number}: {name} has half a character (a lone surrogate)") from None
-    if not math.isfinite(_number(cells[-1]) or 0.0):
+    if not math.isfinite(_number(cells[-1], 0.0)):
         raise ValueError(
             f"{path}, line {number}: a label is a word or a finite number; it is {cells[-1]}, as programs write "
             f"what is missing. Fill it in, or remove the line"
@@ -208,7 +208,7 @@ def _cells(path: Path | None, line: Line, names: tuple[str, ...]) -> list[str]:
 
 def _check_labels(path: Path | None, names: list[str], rows: int) -> None:
     if len(names) < 2:
-        raise ValueError(f"{path} should have two different labels or more; all rows say {names[0]!r}")
+        raise ValueError(f"{path} should have two different labels or more; all rows have {names[0]!r}")
     if len(names) == rows > _FEW_ROWS:
         raise ValueError(
             f"{path}: labels are classes, each of several rows; all {rows} rows have a label of their own, "
@@ -218,12 +218,11 @@ def _check_labels(path: Path | None, names: list[str], rows: int) -> None:
 
 def _label_order(label: str) -> tuple[float, str]:
     """Return a sort key: numbers by value, then other labels alphabetically."""
-    number = _number(label)
-    return float("inf") if number is None else number, label
+    return _number(label, math.inf), label
 
 
-def _number(label: str) -> float | None:
+def _number(label: str, default: float) -> float:
     try:
         return float(label)
     except ValueError:
-        return None
+        return default

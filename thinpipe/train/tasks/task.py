@@ -151,14 +151,14 @@ class Task(ABC):
     def build(self, shape: Shape, source: Source) -> nn.Module:
         """Build the model on every worker, with random weights from torch's generator or with a checkpoint's.
 
-        It is one that ``thinpipe.pipeline.units`` can cut, or any transformers model.
+        It is an ``nn.Sequential``, whose children are the units, or any transformers model.
         """
 
-    def fill(self, source: Source, seed: int) -> Callable[[nn.Module, Iterable[str]], None] | None:
-        """Return a function that fills parameters of the model, by name; None if ``build`` has filled them."""
+    def weight_loader(self, source: Source, seed: int) -> Callable[[nn.Module, Iterable[str]], None] | None:
+        """Return a function that loads parameters of the model, by name; None if ``build`` has loaded them."""
         return None
 
-    def hollow(self, source: Source) -> nn.Module | None:
+    def init_on_meta(self, source: Source) -> nn.Module | None:
         """Return the model on the meta device for its names; None if that needs data."""
         return None
 

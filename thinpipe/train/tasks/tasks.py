@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from thinpipe.options import OptionError, nearest
-from thinpipe.train.models.function import import_object, is_function_name, said
+from thinpipe.train.models.function import error_text, import_object, is_function_name
 from thinpipe.train.tasks.chat import Chat
 from thinpipe.train.tasks.digits import Digits
 from thinpipe.train.tasks.fashion import FASHION_MNIST
@@ -49,7 +49,7 @@ def _own_task(name: str) -> Task:
     try:
         made = kind()
     except Exception as error:  # the user's constructor may raise anything, or a method is missing
-        raise OptionError(f"{rule} that is made without arguments; {name} raised {said(error)}") from None
+        raise OptionError(f"{rule} that is made without arguments; {name} raised {error_text(error)}") from None
     attributes = {"name": str, "summary": str, "metric": str, "defaults": TaskDefaults}
     wrong = [each for each, type_ in attributes.items() if not isinstance(getattr(made, each, None), type_)]
     if wrong:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from thinpipe.train.models.function import FunctionModel
 from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.models.save import saved_files
-from thinpipe.train.tasks.checkpoint import Weights
 from thinpipe.train.tasks.classifier import (
     ClassifierTask,
     check_length,
@@ -22,18 +21,9 @@ from thinpipe.train.tasks.classifier import (
     ordered_names,
     padded_tokenizer,
 )
-from thinpipe.train.tasks.hub import PublicData, class_names, class_numbers, columns_of, load_public, load_saved
-from thinpipe.train.tasks.roberta import (
-    BASE,
-    ENDS,
-    ROBERTA_MODULES,
-    Size,
-    WordTokenizer,
-    new_roberta,
-    pretrained_roberta,
-    roberta_bytes,
-)
-from thinpipe.train.tasks.sources import check_tokens, positive, reject_unused_options
+from thinpipe.train.tasks.hub import PublicData, class_names, class_numbers, public_splits
+from thinpipe.train.tasks.roberta import BASE, ENDS, ROBERTA_MODULES, Size, WordTokenizer, new_roberta, roberta_bytes
+from thinpipe.train.tasks.sources import check_tokens, positive
 from thinpipe.train.tasks.splits import Texts, at_most
 from thinpipe.train.tasks.task import Data, Metric, Shape, Source, TaskDefaults
 
@@ -61,29 +51,25 @@ class TextTask(ClassifierTask):
     """The common part of text classification: options, tokens, RoBERTa unless another model is named."""
 
     kind = "sequence"
+    own_type = "roberta"
     sizes = ("tokens", "tokenizer")
     defaults = DEFAULTS
     modules = ROBERTA_MODULES
     checkpoint: str | None = CHECKPOINT
     size: Size = BASE  # of a model from scratch
 
-    def check(self, source: Source) -> Weights | None:
-        """Return the checkpoint to start from, or None; raise ValueError for invalid options."""
-        reject_unused_options(self.name, source, (*self.places, "weights", "tokens", "width", "samples"))
-        return Weights.of(source, task=self.name, kind="roberta", checkpoint=self.checkpoint)
-
     def own_units(self, source: Source) -> int:
-        weights = self.check(source)
+        weights = self.own_checkpoint(source)
         return ENDS + (self.size.layers if weights is None else weights.number("num_hidden_layers"))
 
-    def own_model(self, shape: Shape, source: Source) -> nn.Module:
-        """Return the model with the checkpoint's weights, or random ones."""
-        weights = self.check(source)
-        return new_roberta(shape, self.size, source.width) if weights is None else pretrained_roberta(shape, weights)
+    def own_bytes(self, width: float) -> int:
+        return roberta_bytes(self.size, width)
 
-    def weight_bytes(self, source: Source) -> int:
-        own = self.model(source) is None and self.check(source) is None
-        return roberta_bytes(self.size, source.width) if own else 0
+    def own_model(self, shape: Shape, source: Source) -> nn.Module:
+        weights = self.own_checkpoint(source)
+        if weights is None:
+            return new_roberta(shape, self.size, source.width)
+        return replace(weights, classes=shape.classes).with_weights()
 
     def check_size(self, model: PretrainedModel, source: Source) -> None:
         check_positions(model, self._tokens(source))
@@ -96,7 +82,7 @@ class TextTask(ClassifierTask):
         model = self.model(source)
         if model is not None:
             return saved_files(padded_tokenizer(model).save_pretrained)
-        weights = self.check(source)
+        weights = self.own_checkpoint(source)
         return {} if weights is None else saved_files(weights.tokenizer().save_pretrained)
 
     def tokenized(
@@ -132,10 +118,10 @@ class TextTask(ClassifierTask):
             model, shape = fitted(model, tokenizer, shape)
             model.check_cut()  # here, so that it is checked on several machines too
             return encoded, shape
-        weights = self.check(source)
+        weights = self.own_checkpoint(source)
         if weights is None:
-            words = WordTokenizer.of_texts((text for row in parts[0] for text in row), VOCABULARY)
-            return [words.encode(rows, tokens) for rows in parts], replace(shape, vocabulary=words.vocabulary)
+            by_word = WordTokenizer.of_texts((text for row in parts[0] for text in row), VOCABULARY)
+            return [by_word.encode(rows, tokens) for rows in parts], replace(shape, vocabulary=by_word.vocabulary)
         tokenizer = weights.tokenizer()
         check_length(tokens, weights.number("max_position_embeddings") - weights.number("pad_token_id") - 1)
         encoded = [_encode(tokenizer, rows, tokens)[:2] for rows in parts]
@@ -167,11 +153,7 @@ class Glue(TextTask):
     def _splits(self, source: Source) -> list[Any]:
         """Return the rows of both parts, which stay on disk."""
         public = PublicData(repository="nyu-mll/glue", part=self.name)
-        names = ("train", "validation")
-        whole = load_saved(source.data, names, public.part) if source.data else load_public(self.name, public)
-        for name in names:
-            columns_of(source.data, public, whole[name], (*self.texts, "label"))
-        return [whole[name] for name in names]
+        return public_splits(self.name, public, source.data, ("train", "validation"), (*self.texts, "label"))
 
     def _rows(self, where: Path | str, rows: Any) -> tuple[Rows, Tensor]:
         texts = list(zip(*(rows[name][:] for name in self.texts), strict=True))

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from thinpipe.train.models.function import FunctionModel
 from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.models.save import copied_files
-from thinpipe.train.tasks.checkpoint import Weights
 from thinpipe.train.tasks.classifier import (
     IMAGE_PROCESSOR,
     ClassifierTask,
@@ -22,24 +21,17 @@ from thinpipe.train.tasks.classifier import (
     image_format,
     ordered_names,
 )
-from thinpipe.train.tasks.hub import (
-    PublicData,
-    class_names,
-    class_numbers,
-    columns_of,
-    datasets_library,
-    load_public,
-    load_saved,
-)
+from thinpipe.train.tasks.hub import PublicData, class_names, class_numbers, datasets_library, public_splits
 from thinpipe.train.tasks.mobilenet import (
+    DROPOUT,
     MOBILENET_MODULES,
     UNITS,
     mobilenet_bytes,
     new_mobilenet,
-    pretrained_mobilenet,
+    with_plain_statistics,
 )
 from thinpipe.train.tasks.pictures import framed_images, read_pictures, tiny_images
-from thinpipe.train.tasks.sources import positive, reject_unused_options
+from thinpipe.train.tasks.sources import positive
 from thinpipe.train.tasks.splits import Images, at_most
 from thinpipe.train.tasks.task import Data, DataError, Metric, Shape, Source, TaskDefaults
 
@@ -61,6 +53,7 @@ class ImageTask(ClassifierTask):
     """The common part of image classification: options, size, MobileNetV2 unless another model is named."""
 
     kind = "image"
+    own_type = "mobilenet_v2"
     sizes = ("image_size",)
     metric: Metric = "accuracy"
     defaults = DEFAULTS
@@ -68,15 +61,13 @@ class ImageTask(ClassifierTask):
     checkpoint: str | None = CHECKPOINT
     usual_size = IMAGE_SIZE
 
-    def check(self, source: Source) -> Weights | None:
-        """Return the checkpoint to start from, or None; raise ValueError for invalid options."""
-        reject_unused_options(self.name, source, (*self.places, "weights", "image_size", "width", "samples"))
-        return Weights.of(source, task=self.name, kind="mobilenet_v2", checkpoint=self.checkpoint)
-
     def own_units(self, source: Source) -> int:
-        self.check(source)
+        self.own_checkpoint(source)
         self.image_format(source)
         return UNITS
+
+    def own_bytes(self, width: float) -> int:
+        return mobilenet_bytes(width)
 
     def image_format(self, source: Source) -> ImageFormat:
         """Return the image format of the model."""
@@ -104,16 +95,13 @@ class ImageTask(ClassifierTask):
         if isinstance(model, FunctionModel):
             model.check_classes(images.batch(torch.tensor([0, 0])).inputs, classes, self.kind)
 
-    def weight_bytes(self, source: Source) -> int:
-        own = self.model(source) is None and self.check(source) is None
-        return mobilenet_bytes(1.0 if source.width is None else source.width) if own else 0
-
     def own_model(self, shape: Shape, source: Source) -> nn.Module:
-        """Return the model with the checkpoint's weights, or random ones."""
-        weights = self.check(source)
-        if weights is not None:
-            return pretrained_mobilenet(shape, weights)
-        return new_mobilenet(shape, 1.0 if source.width is None else source.width)
+        weights = self.own_checkpoint(source)
+        if weights is None:
+            return new_mobilenet(shape, 1.0 if source.width is None else source.width)
+        model = replace(weights, classes=shape.classes).with_weights()
+        model.dropout = nn.Dropout(DROPOUT)
+        return with_plain_statistics(model)
 
     def companions(self, source: Source) -> Mapping[str, bytes]:
         model = self.model(source)
@@ -151,11 +139,8 @@ class PublicImages(ImageTask):
 
     def splits(self, source: Source) -> list[Any]:
         """Return the rows of both parts, which stay on disk."""
-        names = ("train", self.validation)
-        whole = load_saved(source.data, names, self.data.part) if source.data else load_public(self.name, self.data)
-        for name in names:
-            columns_of(source.data, self.data, whole[name], (self.picture, self.label))
-        return [whole[name] for name in names]
+        columns = (self.picture, self.label)
+        return public_splits(self.name, self.data, source.data, ("train", self.validation), columns)
 
     def images(self, source: Source, rows: Any, made: ImageFormat) -> Images:
         labels = class_numbers(source.data or self.data.repository, self.label, rows[self.label][:])

@@ -11,7 +11,7 @@ from thinpipe.lab.bench.codecs.codec_columns import relative_squared_error
 from thinpipe.lab.bench.codecs.codec_options import CodecBenchOptions
 from thinpipe.lab.bench.codecs.measure import measure_codecs
 from thinpipe.lab.bench.inputs import parse_codecs
-from thinpipe.links.learned.transform import rows_of
+from thinpipe.links.learned.row_layout import rows_of
 
 
 def test_without_bitsandbytes_the_error_names_the_extra(monkeypatch):
@@ -73,7 +73,7 @@ def test_what_was_learned_is_in_the_bytes():
     shape, axes = torch.Size([32, 64, 64]), OfflinePCA(2.0)
     rows = rows_of(shape, 2.0, 1)
     more = axes.wire_bytes(shape, torch.float32) - rows.wire_bytes(2.0)
-    assert more == -(-rows.learned_bytes // rows.every(2.0, 1)) > 0
+    assert more == -(-rows.basis_bytes // rows.every(2.0, 1)) > 0
 
 
 def test_made_tensors_are_measured_with_the_axes_of_another_draw():

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.base import Codec, as_bytes, as_dtype
-from thinpipe.links.learned import transform as axes
-from thinpipe.links.learned.principal import Learner
+from thinpipe.links.learned.learner import BasisLearner
+from thinpipe.links.learned.row_layout import Rows, rows_of
+from thinpipe.links.learned.transform import Basis, decode, encode
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class OfflinePCA(Codec):
     """PCA transform coding (``axes:B``) without a link; its size includes the basis, averaged over steps."""
 
     bits: float
-    _bases: dict[torch.Size, axes.Basis] = field(default_factory=dict, compare=False, repr=False)
+    _bases: dict[torch.Size, Basis] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def spec(self) -> str:
@@ -93,31 +94,31 @@ class OfflinePCA(Codec):
 
     def takes(self, shape: torch.Size) -> bool:
         """Return True if tensors of a shape can be transformed; a link uses another codec otherwise."""
-        return axes.rows_of(shape, self.bits, 1) is not None
+        return rows_of(shape, self.bits, 1) is not None
 
     def learn(self, x: Tensor) -> None:
         """Estimate the PCA basis from a tensor and use it for all tensors of its shape."""
         rows, kept = self._rows(x.shape), dict[str, Tensor]()
-        learner = Learner(kept, rows, self.bits)
+        learner = BasisLearner(kept, rows, self.bits)
         learner.add(rows.columns(x))
         learner.fold()
         learner.start()
-        update, forth = learner.take()
-        self._bases[x.shape] = axes.Basis.read(update, rows, self.bits, forth)
+        encoded, projection = learner.take()
+        self._bases[x.shape] = Basis.read(encoded, rows, self.bits, projection)
 
     def float_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         rows = self._rows(shape)
-        return rows.wire_bytes(self.bits) + math.ceil(rows.learned_bytes / rows.every(self.bits, 1))
+        return rows.wire_bytes(self.bits) + math.ceil(rows.basis_bytes / rows.every(self.bits, 1))
 
     def encode_floats(self, x: Tensor, wire: Tensor, state: MutableMapping[str, Tensor] | None, key: int = 0) -> None:
         rows = self._rows(x.shape)
-        axes.encode(rows.columns(x), self._bases[x.shape], rows, wire[: rows.wire_bytes(self.bits)])
+        encode(rows.columns(x), self._bases[x.shape], rows, wire[: rows.wire_bytes(self.bits)])
 
     def decode_floats(self, wire: Tensor, out: Tensor) -> None:
         rows = self._rows(out.shape)
-        axes.decode(wire[: rows.wire_bytes(self.bits)], self._bases[out.shape], rows, out)
+        decode(wire[: rows.wire_bytes(self.bits)], self._bases[out.shape], rows, out)
 
-    def _rows(self, shape: torch.Size) -> axes.Rows:
-        rows = axes.rows_of(shape, self.bits, 1)
+    def _rows(self, shape: torch.Size) -> Rows:
+        rows = rows_of(shape, self.bits, 1)
         assert rows is not None
         return rows

@@ -25,12 +25,12 @@ from thinpipe.lab.netem.network import thin_network
 from thinpipe.lab.records.record import Record, Row, columns_of
 from thinpipe.launch.workers import run_workers
 from thinpipe.links.counters import LinkEnd
-from thinpipe.links.encoding import warm_codec
 from thinpipe.links.link import Link
+from thinpipe.links.link_codec import warm_codec
 from thinpipe.links.recv import RecvLink
+from thinpipe.links.registry import link_codec
 from thinpipe.links.send import SendLink
 from thinpipe.links.slot import Route, Slot
-from thinpipe.links.spec import encoding
 from thinpipe.pipeline.report import gather_links
 from thinpipe.train.engines.world import join_world
 from thinpipe.train.shaping import Shaping, link_text, list_facts
@@ -106,7 +106,7 @@ class _Ends:
         for source in (0, 1) if both_ways else (0,):
             kind = SendLink if worker == source else RecvLink
             route = Route(source, 1 - source, worker == source, device, None, peer=1 - worker)
-            end = kind(encoding(spec), route, [])
+            end = kind(link_codec(spec), route, [])
             end.configure([Slot.of(self._tensor)], 1)
             if both_ways and isinstance(end, RecvLink):
                 end.trace = True  # a worker that is still encoding does not notice the arrival of a message
@@ -135,6 +135,7 @@ class _Ends:
         receives = [link for link in self._links if isinstance(link, RecvLink)]
         for link in self._links:
             link.begin_step(step)
+            link.codec.begin_step(step, training=True)
             link.events.clear()
         for receive in receives:
             receive.post()

@@ -34,12 +34,11 @@ from thinpipe.lab.bench.pipeline.worlds import Networks, make_worlds, networks_o
 from thinpipe.lab.records.record import Record, Row
 from thinpipe.launch.workers import run_workers
 from thinpipe.links.counters import DeviceClock
+from thinpipe.links.registry import link_codec
 from thinpipe.links.slot import Slot
-from thinpipe.links.spec import at_once, encoding
 from thinpipe.pipeline.partition import StageModule, UnitCost, measure_units
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.pipeline.shaped_stage import TorchStage
-from thinpipe.pipeline.units import units_of
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.finite import Checked
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
@@ -47,6 +46,7 @@ from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.step import train_step
 from thinpipe.train.engines.units import Units, cut_model, meta_of
 from thinpipe.train.engines.world import World, join_world
+from thinpipe.train.models.sequential import units_of
 from thinpipe.train.shaping import list_facts
 from thinpipe.train.tasks.task import Batch
 
@@ -152,7 +152,7 @@ class _Trainer:
         self._peak_bytes = peak_extra_bytes(first_steps, device=world.device)
         parameters = list(self._engine.parameters())
         self._parameter_bytes = sum(each.numel() * each.element_size() for each in parameters)
-        is_built = not isinstance(model, Units) or model.fill is None
+        is_built = not isinstance(model, Units) or model.load is None
         if self._peak_bytes is not None and world.device.type == "cpu" and is_built:
             self._peak_bytes += self._parameter_bytes  # allocated before the measurement
         self._engine.collect_links()  # discard the counters of the first steps
@@ -203,7 +203,9 @@ class _Trainer:
             torch.cuda.synchronize(self._world.device)
 
     def _compute_ms(self) -> dict[int, tuple[float, float]]:
-        return self._engine.compute_ms() if isinstance(self._engine, PipelineEngine) else {}
+        stages = self._engine.training_stages if isinstance(self._engine, PipelineEngine) else ()
+        times = {stage.stage_index: stage.compute_ms() for stage in stages}
+        return {index: (ms["forward"], ms["backward"]) for index, ms in times.items()}
 
     def _alone_ms(self) -> float:
         """Return the time of forward and backward of a replica, without the exchange of gradients."""
@@ -257,7 +259,7 @@ def _make_engine(
         costs=costs,
     )
     forward, backward = directions(variant.compress)
-    links = Links(forward=at_once(forward), backward=backward, shaping=variant.link)
+    links = Links(forward=link_codec(forward).immediate_spec, backward=backward, shaping=variant.link)
     chunk = meta_of([part.chunk(variant.chunks)[0] for part in batch.inputs])
     kind = PipelineEngine if variant.stage is None else TorchStageEngine
     return kind(model, chunk, cutting, links, world)
@@ -266,7 +268,7 @@ def _make_engine(
 def _warm_codecs(variant: Variant, device: torch.device) -> None:
     """Compile the kernels of codecs, so that the memory of compilation is not counted as that of a step."""
     for spec in () if variant.compress is None else set(directions(variant.compress)):
-        encoding(spec).warm_up(Slot(torch.Size((64, 1024)), torch.float32), variant.chunks or 1, device)
+        link_codec(spec).warm_up(Slot(torch.Size((64, 1024)), torch.float32), variant.chunks or 1, device)
 
 
 class _Timed(TorchStage):
@@ -276,7 +278,6 @@ class _Timed(TorchStage):
         super().__init__(*args, **kwargs)
         self.clocks = {kind: DeviceClock(self.device) for kind in ("forward", "backward")}
         self.links: list[Any] = []
-        self.needs_samples = False
 
     def compute_ms(self) -> dict[str, float]:
         return {kind: clock.total_ms() for kind, clock in self.clocks.items()}
@@ -308,12 +309,6 @@ class TorchStageEngine(PipelineEngine):
     def compute(self, *batches: Batch | None) -> tuple[float, float]:
         self._steps += len(batches)
         return super().compute(*batches)
-
-    def expect_step(self) -> None:
-        """Do nothing: torch's stage posts a receive when it waits for it."""
-
-    def cancel_prefetch(self) -> None:
-        """Do nothing: no receives are posted in advance."""
 
     def collect_links(self) -> tuple[list[LinkReport], float]:
         super().collect_links()

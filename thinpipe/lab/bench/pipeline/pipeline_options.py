@@ -14,7 +14,7 @@ from thinpipe.codecs.spec import split_specs
 from thinpipe.lab.bench.inputs import COUNT, HOW, MOST_REPEATS, WHAT, find_device, shared
 from thinpipe.lab.bench.models import CUTTABLE, Shapes, check_named, least_bytes
 from thinpipe.lab.netem.network import check_launch
-from thinpipe.links.spec import check_directions, encoding
+from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, Rule, check, option, pair
 from thinpipe.pipeline.order import ORDERS, Order, is_order
 from thinpipe.pipeline.partition import Layout
@@ -220,14 +220,14 @@ class PipelineBenchOptions:
     def _codecs(self) -> Iterator[Codec]:
         """Yield the codecs of both directions of each value of ``compress``."""
         for text in self.compress:
-            if text.startswith("delta("):
+            forward, backward = map(link_codec, directions(text))
+            if forward.needs_samples:
                 raise OptionError(
                     f"{text} sends changes of a sample since the last epoch, but here all steps have the same batch: "
                     "measure it with thinpipe train, or use another codec"
                 )
-            check_directions(*directions(text))
-            for spec in directions(text):
-                yield from encoding(spec).codecs
+            backward.check_direction("backward")
+            yield from (*forward.codecs, *backward.codecs)
 
     def _senders(self) -> Iterator[tuple[str, Literal["torch"] | None]]:
         """Yield the pairs of codec and stage: torch's stage sends uncompressed, thinpipe's with each codec."""
@@ -235,7 +235,7 @@ class PipelineBenchOptions:
             yield "none", "torch"
         if "thinpipe" in self.stages:
             for text in self.compress:
-                yield text if text in RECIPES else encoding(text).spec, None
+                yield text if text in RECIPES else link_codec(text).spec, None
 
     def variants(self) -> list[Variant]:
         """Return the rows in the order of the tables: each kind of parallelism, number of workers and link."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thinpipe.links.learned import blas
-from thinpipe.links.learned.blas import one_thread
+from thinpipe.links.learned import pca
+from thinpipe.links.learned.pca import one_thread
 
 
 class Library:
@@ -24,7 +24,7 @@ class Library:
 
 def test_one_thread_until_the_last_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
-    monkeypatch.setattr(blas, "_numpys", lambda: library)
+    monkeypatch.setattr(pca, "_numpys", lambda: library)
     with one_thread():
         assert library.given == [6, 1]
         with pytest.raises(np.linalg.LinAlgError), one_thread():
@@ -36,7 +36,7 @@ def test_one_thread_until_the_last_one_leaves(monkeypatch: pytest.MonkeyPatch) -
 def test_openblas_of_a_wheel_is_found() -> None:
     if "openblas" not in np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]:  # type: ignore[index]
         pytest.skip("NumPy has another library")
-    library = blas._numpys()
+    library = pca._numpys()
     before = library.get_num_threads()
     with one_thread():
         assert library.get_num_threads() == 1

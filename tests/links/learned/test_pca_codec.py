@@ -13,12 +13,12 @@ import thinpipe
 from tests.links.learned.test_transform import correlated, error
 from thinpipe.codecs.kernels import select
 from thinpipe.codecs.spec import codec
-from thinpipe.links.encoding import RAW_BELOW, Encoding
-from thinpipe.links.learned.axes import FIRST, START, Axes
-from thinpipe.links.learned.principal import LEAD, is_due
-from thinpipe.links.learned.transform import rows_of
+from thinpipe.links.learned.learner import LEAD, is_due
+from thinpipe.links.learned.pca_codec import FIRST, START, PCACodec
+from thinpipe.links.learned.row_layout import rows_of
+from thinpipe.links.link_codec import RAW_BELOW, LinkCodec
+from thinpipe.links.registry import check_directions, link_codec
 from thinpipe.links.slot import Route, Slot
-from thinpipe.links.spec import check_directions, encoding, once
 
 CPU = torch.device("cpu")
 CHUNKS, SHAPE = 4, (256, 48)
@@ -35,13 +35,13 @@ class Link:
         self.sizes: list[list[int]] = []  # of the chunks of each step
         self.steps = 0
 
-    def _end(self, spec: str, sends: bool) -> Encoding:
-        end = encoding(spec)
+    def _end(self, spec: str, sends: bool) -> LinkCodec:
+        end = link_codec(spec)
         end.attach(Route(0, 1, sends, CPU, None))
         return end
 
     @property
-    def ends(self) -> tuple[Encoding, Encoding]:
+    def ends(self) -> tuple[LinkCodec, LinkCodec]:
         return self.sender, self.receiver
 
     def configure(self, shapes: tuple[tuple[int, ...], ...], chunks: int = CHUNKS) -> None:
@@ -52,16 +52,17 @@ class Link:
         """Tensors of all chunks, one after the other; what arrives of them."""
         self.steps += 1
         for end in self.ends:
-            end.begin_step(self.steps)
-            end.begin_traffic(training)
+            end.begin_step(self.steps, training)
         chunks, received = self.sender.chunks, [torch.full_like(each, 7.0) for each in tensors]
-        expected = [[self.receiver.form(chunk, index) for index in range(len(tensors))] for chunk in range(chunks)]
+        expected = [
+            [self.receiver.wire_format(chunk, index) for index in range(len(tensors))] for chunk in range(chunks)
+        ]
         self.sizes.append([])
         for chunk in range(chunks):
             for index, tensor in enumerate(tensors):
-                form = self.sender.form(chunk, index)
+                form = self.sender.wire_format(chunk, index)
                 assert form == expected[chunk][index]
-                assert form.wire_bytes <= self.receiver.most_bytes(index)
+                assert form.wire_bytes <= self.receiver.max_bytes(index)
                 assert not form.raw
                 wire = torch.full((form.wire_bytes,), 0xAA, dtype=torch.uint8)
                 self.sender.encode(chunk, index, tensor.chunk(chunks)[chunk], wire)
@@ -98,7 +99,7 @@ def test_first_at_eight_bits_then_at_two_and_sizes_are_known_from_shapes_and_ste
         x = batch(seed)
         errors.append(error(link.step(x)[0], x))
     plain, first = ROWS.wire_bytes(2), FIRST.wire_bytes(SHAPE, torch.float32)
-    part = -(-ROWS.learned_bytes // CHUNKS)
+    part = -(-ROWS.basis_bytes // CHUNKS)
     due = [step for step in range(30) if is_due(step, ROWS, 2, CHUNKS, 0)]
     assert due == [1, 6, 11, 16, 21, 26]  # then every 5; after 2 and 4 there is no time for it
     expected = [(first if step < 2 + LEAD else plain) + (part if step - LEAD in due else 0) for step in range(30)]
@@ -108,16 +109,16 @@ def test_first_at_eight_bits_then_at_two_and_sizes_are_known_from_shapes_and_ste
     tile = codec("tile:2")
     assert max(errors[2 + LEAD :]) < 0.3 * error(tile.decode(tile.encode(x), torch.empty_like(x)), x)
     slot = Slot(torch.Size(SHAPE), torch.float32)
-    assert [form.wire_bytes for form in encoding("axes:2").forms(slot, CHUNKS)] == [first, plain]
-    assert encoding("axes:2+now").learning(slot, CHUNKS) == (CHUNKS * part, 5, 2 + LEAD, 8)
-    assert encoding("axes:2").learning(slot, CHUNKS) == (CHUNKS * part, 5, START + 1 + LEAD, 8)
+    assert [form.wire_bytes for form in link_codec("axes:2").wire_formats(slot, CHUNKS)] == [first, plain]
+    assert link_codec("axes:2+now").basis_schedule(slot, CHUNKS) == (CHUNKS * part, 5, 2 + LEAD, 8)
+    assert link_codec("axes:2").basis_schedule(slot, CHUNKS) == (CHUNKS * part, 5, START + 1 + LEAD, 8)
 
 
-def test_unless_told_to_begin_now_it_waits_until_a_model_has_settled() -> None:
+def test_without_now_it_waits_until_a_model_has_settled() -> None:
     link = Link("axes:2")
     for seed in range(START + LEAD + 3):
         link.step(batch(seed))
-    part = -(-ROWS.learned_bytes // CHUNKS)
+    part = -(-ROWS.basis_bytes // CHUNKS)
     plain, first = ROWS.wire_bytes(2), FIRST.wire_bytes(SHAPE, torch.float32)
     assert [sizes[0] for sizes in link.sizes] == [first] * (START + LEAD) + [first + part, plain, plain]
 
@@ -153,35 +154,35 @@ def test_evaluations_use_the_axes_and_leave_no_trace() -> None:
 
 @pytest.mark.parametrize("stopped", range(1, 8))
 def test_what_was_saved_goes_on_to_the_bit(stopped: int) -> None:
-    whole, rest = Link(), Link()
+    reference, rest = Link(), Link()
     for seed in range(stopped):
-        whole.step(batch(seed))
-    rest.load(whole.state())
+        reference.step(batch(seed))
+    rest.load(reference.state())
     for seed in range(stopped, stopped + 4):
-        assert torch.equal(*(link.step(batch(seed))[0] for link in (whole, rest)))
-    assert rest.sizes == whole.sizes[stopped:]
-    assert same(whole.state(), rest.state())
+        assert torch.equal(*(link.step(batch(seed))[0] for link in (reference, rest)))
+    assert rest.sizes == reference.sizes[stopped:]
+    assert same(reference.state(), rest.state())
 
 
 def test_a_state_with_moments_apart_is_read_and_what_was_learned_travels_at_once() -> None:
     """As states were when learning had one step for it."""
-    whole, rest = Link(), Link()
+    reference, rest = Link(), Link()
     for seed in range(2):
-        whole.step(batch(seed))
-    state = whole.state()
+        reference.step(batch(seed))
+    state = reference.state()
     assert state["sent"]["0.steps"].tolist() == [2, LEAD]
     state["sent"]["0.steps"][1] = 1
     sizes = ROWS.groups, ROWS.size
     products, mean = state["forward"].pop("0.moments").split([sizes[0] * sizes[1] ** 2, sizes[0] * sizes[1]])
     state["forward"] |= {"0.products": products.view(*sizes, -1), "0.mean": mean.view(*sizes, 1)}
     rest.load(state)
-    for link in (whole, rest):
+    for link in (reference, rest):
         link.step(batch(2))
-    assert torch.equal(rest.state()["forward"]["0.moments"], whole.state()["forward"]["0.moments"])
+    assert torch.equal(rest.state()["forward"]["0.moments"], reference.state()["forward"]["0.moments"])
     for seed in range(3, 2 + LEAD):
-        whole.step(batch(seed))
-    assert rest.sizes == whole.sizes[1 + LEAD :]
-    assert torch.equal(rest.state()["sent"]["0.known"], whole.state()["sent"]["0.known"])
+        reference.step(batch(seed))
+    assert rest.sizes == reference.sizes[1 + LEAD :]
+    assert torch.equal(rest.state()["sent"]["0.known"], reference.state()["sent"]["0.known"])
 
 
 @pytest.mark.parametrize("start", [0, START])
@@ -247,13 +248,13 @@ def test_not_finite_in_not_finite_out_and_learning_goes_on() -> None:
 
 
 def test_small_tensors_and_integers_travel_as_they_are() -> None:
-    end = encoding("axes:1")
+    end = link_codec("axes:1")
     for shape, dtype in [
         ((RAW_BELOW // 64 - 1, 16), torch.float32),
         ((64, 64), torch.int64),
         ((1 << 14,), torch.float32),
     ]:
-        forms = end.forms(Slot(torch.Size(shape), dtype), CHUNKS)
+        forms = end.wire_formats(Slot(torch.Size(shape), dtype), CHUNKS)
         assert len(forms) == 1
         assert forms[0].raw == (len(shape) > 1)
 
@@ -273,7 +274,7 @@ def test_a_step_calls_no_kernel_that_a_warm_up_has_not_called(monkeypatch: pytes
 
     for name in ("find_gains", "encode_axes", "decode_axes", "fold_moments", "encode_tile", "decode_tile"):
         monkeypatch.setattr(kernels, name, noting(name))
-    encoding("axes:2").warm_up(Slot(torch.Size(SHAPE), torch.float32), CHUNKS, CPU)
+    link_codec("axes:2").warm_up(Slot(torch.Size(SHAPE), torch.float32), CHUNKS, CPU)
     warm = set(called)
     called.clear()
     link = Link()
@@ -284,7 +285,7 @@ def test_a_step_calls_no_kernel_that_a_warm_up_has_not_called(monkeypatch: pytes
 
 
 def test_warm_up_touches_nothing() -> None:
-    end = encoding("axes:2")
+    end = link_codec("axes:2")
     end.warm_up(Slot(torch.Size(SHAPE), torch.float32), CHUNKS, CPU)
     assert end.state_dict() == {} == end.shared_state_dict()
 
@@ -293,15 +294,15 @@ def test_warm_up_touches_nothing() -> None:
     ("written", "canonical"), [("axes:2", "axes:2"), (" axes:1.50", "axes:1.5"), ("axes:.5 + now", "axes:0.5+now")]
 )
 def test_specs(written: str, canonical: str) -> None:
-    found = encoding(written)
-    assert isinstance(found, Axes)
-    assert found.spec == once(written) == canonical
+    found = link_codec(written)
+    assert isinstance(found, PCACodec)
+    assert found.spec == link_codec(written).evaluation_spec == canonical
 
 
 @pytest.mark.parametrize("spec", ["axes:0.4", "axes:9", "axes:", "axes:two", "axes:nan", "axes:2+", "axes:2+soon"])
-def test_what_makes_no_sense_is_told_the_rule(spec: str) -> None:
+def test_errors_of_invalid_specs_name_the_rule(spec: str) -> None:
     with pytest.raises(ValueError, match=r"makes no sense: .*from 0.5 to 8, as in axes:2 or axes:1.5"):
-        encoding(spec)
+        link_codec(spec)
 
 
 def test_gradients_are_refused() -> None:
@@ -311,7 +312,7 @@ def test_gradients_are_refused() -> None:
 
 
 @pytest.mark.parametrize("use", [thinpipe.codec, thinpipe.ddp_state], ids=["codec", "ddp"])
-def test_outside_a_link_it_says_where_it_belongs(use: object) -> None:
+def test_outside_a_link_the_error_names_where_it_belongs(use: object) -> None:
     assert callable(use)
-    with pytest.raises(ValueError, match=r"axes:2 learns from what a link carries .* here take gauss:2"):
+    with pytest.raises(ValueError, match=r"axes:2 learns from what a link carries\b.* here take gauss:2"):
         use("axes:2")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thinpipe.links.encoding import RAW_BELOW
+from thinpipe.links.link_codec import RAW_BELOW
+from thinpipe.links.registry import link_codec
 from thinpipe.links.slot import Slot
-from thinpipe.links.spec import encoding
 
 SMALL = Slot(torch.Size([RAW_BELOW // 4 - 1]), torch.float32)
 LARGE = Slot(torch.Size([16, RAW_BELOW // 4]), torch.float32)
@@ -16,7 +16,7 @@ MASK = Slot(torch.Size([RAW_BELOW]), torch.int64)
 
 @pytest.mark.parametrize("spec", ["tile:8", "axes:4", "delta(kmeans:2)"])
 def test_small_floats(spec: str) -> None:
-    reason = encoding(spec).uncompressed([SMALL, MASK])
+    reason = link_codec(spec).why_uncompressed([SMALL, MASK])
     assert reason is not None
     assert "the largest tensor of a chunk has 4092 bytes" in reason
     assert f"{spec} encodes tensors of 4096 bytes and more" in reason
@@ -24,12 +24,12 @@ def test_small_floats(spec: str) -> None:
 
 def test_floats_that_no_codec_encodes() -> None:
     complex_slot = Slot(LARGE.shape, torch.complex64)
-    assert encoding("tile:8").uncompressed([complex_slot]) == "tile:8 encodes no complex64"
+    assert link_codec("tile:8").why_uncompressed([complex_slot]) == "tile:8 encodes no complex64"
 
 
 def test_floats_that_do_not_shrink() -> None:
     slot = Slot(LARGE.shape, torch.float16)
-    assert encoding("fp16").uncompressed([slot]) == f"fp16 would not make {slot} smaller"
+    assert link_codec("fp16").why_uncompressed([slot]) == f"fp16 would not make {slot} smaller"
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_floats_that_do_not_shrink() -> None:
     ],
 )
 def test_nothing_to_say(spec: str, slots: list[Slot]) -> None:
-    assert encoding(spec).uncompressed(slots) is None
+    assert link_codec(spec).why_uncompressed(slots) is None

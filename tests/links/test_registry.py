@@ -1,14 +1,16 @@
-"""delta(SPEC) as a spec: what parses, what it is called, and what it is told where it does not belong."""
+"""delta(SPEC) as a spec: what parses, its canonical form, and the error where it does not belong."""
 
 import pytest
 import torch
 
 import thinpipe
-from thinpipe.codecs.spec import split_specs
+from thinpipe.codecs.spec import codec, split_specs
 from thinpipe.lab.ablation.plan import expand_codecs
 from thinpipe.lab.bench.inputs import parse_codecs
 from thinpipe.links.delta import DEFAULT_FIRST
-from thinpipe.links.spec import encoding, once
+from thinpipe.links.link_codec import CodecAdapter
+from thinpipe.links.registry import LINK_CODECS, link_codec
+from thinpipe.links.slot import Route, Slot
 
 
 @pytest.mark.parametrize(
@@ -21,21 +23,21 @@ from thinpipe.links.spec import encoding, once
     ],
 )
 def test_one_canonical_form(written, canonical):
-    found = encoding(written)
+    found = link_codec(written)
     assert found.spec == canonical
-    assert encoding(canonical).codecs == found.codecs
+    assert link_codec(canonical).codecs == found.codecs
 
 
 @pytest.mark.parametrize("spec", ["sort:6+2", thinpipe.codec("sort:8")])
 def test_a_codec_is_what_sends_every_tensor(spec):
-    assert encoding(spec).spec == "sort:6+2"
-    assert encoding(spec).codecs == (thinpipe.codec("sort:8"),)
-    assert once(spec) == "sort:6+2"
+    assert link_codec(spec).spec == "sort:6+2"
+    assert link_codec(spec).codecs == (thinpipe.codec("sort:8"),)
+    assert link_codec(spec).evaluation_spec == "sort:6+2"
 
 
 def test_what_is_sent_once_goes_through_the_first_codec():
-    assert once("delta(tile:2)") == DEFAULT_FIRST.spec
-    assert once("delta(tile:2,first=fp16)") == "fp16"
+    assert link_codec("delta(tile:2)").evaluation_spec == DEFAULT_FIRST.spec
+    assert link_codec("delta(tile:2,first=fp16)").evaluation_spec == "fp16"
 
 
 @pytest.mark.parametrize(
@@ -57,9 +59,9 @@ def test_what_is_sent_once_goes_through_the_first_codec():
         ("delta(uniform:2,first=fp16,first=bf16)", "is not first=SPEC"),
     ],
 )
-def test_what_makes_no_sense_is_told_the_rule(spec, reason):
+def test_errors_of_invalid_specs_name_the_rule(spec, reason):
     with pytest.raises(ValueError, match="makes no sense") as error:
-        encoding(spec)
+        link_codec(spec)
     assert reason in str(error.value)
     assert "as in delta(kmeans:2) or delta(kmeans:2,first=fp16)" in str(error.value)
 
@@ -104,7 +106,7 @@ def test_without_a_colon_it_is_listed_among_those_there_are():
     ],
     ids=["codec", "ddp", "bench"],
 )
-def test_outside_a_link_it_says_where_it_belongs(use):
+def test_outside_a_link_the_error_names_where_it_belongs(use):
     with pytest.raises(ValueError, match=r"delta\(uniform:2\) sends changes against copies .* here take uniform:2"):
         use("delta(uniform:2)")
 
@@ -128,3 +130,52 @@ def test_plans_take_it_forward():
         {"compress-forward": "delta(sort:1+1,first=fp16)", "compress-backward": backward}
         for backward in ("sort:6+2", "sort:3+1")
     ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "evaluation", "immediate", "needs_samples", "needs_basis"),
+    [
+        ("tile:4", "tile:4/256", "tile:4/256", False, False),
+        ("delta(tile:2,first=fp16)", "fp16", "delta(tile:2/256,first=fp16)", True, False),
+        ("axes:2", "axes:2", "axes:2+now", False, True),
+        ("axes:2+now", "axes:2+now", "axes:2+now", False, True),
+    ],
+)
+def test_a_link_codec_answers_for_itself(spec, evaluation, immediate, needs_samples, needs_basis):
+    found = link_codec(spec)
+    names = [found.evaluation_spec, found.immediate_spec]
+    assert names == [link_codec(each).spec for each in (evaluation, immediate)]
+    assert (found.needs_samples, found.needs_basis) == (needs_samples, needs_basis)
+
+
+def test_a_further_link_codec_is_one_class_and_one_entry(monkeypatch):
+    class Halved(CodecAdapter):
+        """A link codec from outside, with the fewest methods: the defaults of the base class do the rest."""
+
+        @classmethod
+        def parse(cls, spec, *, samples, copies_in):
+            return cls(codec(spec.partition(":")[2]))
+
+        @property
+        def spec(self):
+            return f"halved:{super().spec}"
+
+    monkeypatch.setitem(LINK_CODECS, "halved", Halved)
+    found = link_codec(" halved:fp16 ")
+    assert found.spec == found.evaluation_spec == found.immediate_spec == "halved:fp16"
+    found.check_direction("backward")
+    assert not found.needs_samples
+    assert not found.needs_basis
+    slot = Slot(torch.Size((64, 64)), torch.float32)
+    found.attach(Route(0, 1, True, torch.device("cpu"), None))
+    found.configure([slot], 2)
+    found.begin_step(1, training=True)
+    assert [each.wire_bytes for each in found.wire_formats(slot)] == [found.max_bytes(0)] == [2 * 64 * 64]
+    wire, x = torch.empty(found.max_bytes(0), dtype=torch.uint8), torch.randn(64, 64)
+    found.encode(0, 0, x, wire)
+    out = torch.empty_like(x)
+    found.decode(0, 0, wire, out)
+    assert torch.equal(out, x.half().float())
+    assert found.shared_state_dict() == {}
+    assert found.reserved_bytes() == 0
+    assert found.state_dict() == {"steps": torch.tensor(1)}

@@ -13,14 +13,14 @@ from thinpipe.train.models.symbolic import is_symbolic, symbolic
 
 
 def cut_into_units(cut: CutModel) -> list[_Unit]:
-    return [Head(cut), *(Block(cut, number) for number in range(len(cut.blocks))), Tail(cut)]
+    return [HeadUnit(cut), *(BlockUnit(cut, number) for number in range(len(cut.blocks))), TailUnit(cut)]
 
 
 class _Unit(nn.Module):
     def __init__(self, cut: CutModel, number: int, segment: int) -> None:
         super().__init__()
         self._cut = [cut]  # in a list, so that the full model is not a submodule of the unit
-        self.asks = cut.asked[number]  # names of the inputs that are passed to it by keyword
+        self.asks = cut.side_inputs[number]  # names of the inputs that are passed to it by keyword
         self.parts = nn.ModuleList(cut.parts[segment])
 
     def train(self, mode: bool = True) -> _Unit:
@@ -36,11 +36,11 @@ class _Unit(nn.Module):
     def split(
         self, boundary: int, tensors: Sequence[Tensor], given: Mapping[str, Tensor]
     ) -> tuple[Values, dict[str, Tensor]]:
-        """Return the values that travelled or were passed, and the inputs, of which only shared ones have values."""
+        """Return the values received or given as side inputs, and the model inputs; only shared ones have values."""
         live = self.cut.live[boundary]
         values = dict(zip(live, tensors, strict=False))
-        values |= {("input", 0, self.cut.input_names.index(name)): given[name] for name in self.asks}
-        shared = dict(zip(self.cut.known, tensors[len(live) :], strict=True))
+        values |= {Value("input", 0, self.cut.input_names.index(name)): given[name] for name in self.asks}
+        shared = dict(zip(self.cut.shared, tensors[len(live) :], strict=True))
         return values, self._inputs(shared, next(iter(values.values())))
 
     def _inputs(self, shared: dict[str, Tensor], states: Tensor) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class _Unit(nn.Module):
         return inputs
 
 
-class Head(_Unit):
+class HeadUnit(_Unit):
     """The model's code up to its first block."""
 
     def __init__(self, cut: CutModel) -> None:
@@ -64,12 +64,12 @@ class Head(_Unit):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         cut = self.cut
         inputs = dict(zip(cut.input_names, tensors, strict=True))
-        called = {value for value in cut.trace(inputs).calls[0].values.values() if value[0] == "in"}
-        values = cut.from_inputs(called | cut.early, inputs)
-        return (*(values[value] for value in cut.live[0]), *(inputs[name] for name in cut.known))
+        called = {value for value in cut.trace(inputs).calls[0].values.values() if value.kind == "argument"}
+        values = cut.from_inputs(called | cut.from_head, inputs)
+        return (*(values[value] for value in cut.live[0]), *(inputs[name] for name in cut.shared))
 
 
-class Block(_Unit):
+class BlockUnit(_Unit):
     """One block, and the model's code between it and the next one."""
 
     def __init__(self, cut: CutModel, number: int) -> None:
@@ -86,16 +86,16 @@ class Block(_Unit):
         trace = cut.trace(inputs)
         args, kwargs = trace.calls[number].filled(values)
         returned = pytree.tree_leaves(self.block(*args, **kwargs))
-        values |= {("out", number, i): leaf for i, leaf in enumerate(returned) if isinstance(leaf, Tensor)}
+        values |= {Value("output", number, i): leaf for i, leaf in enumerate(returned) if isinstance(leaf, Tensor)}
         following = number + 1
         if following < len(cut.blocks) and cut.is_glued(following, trace):
             leaves = cut.between(values, inputs, following)
-            values |= {value: leaves[i] for i, value in cut.made_for(following, trace).items()}
+            values |= {value: leaves[i] for i, value in cut.glue_arguments(following, trace).items()}
         shared = tensors[len(cut.live[number]) :]
         return (*(_known(values, value, following) for value in cut.live[following]), *shared)
 
 
-class Tail(_Unit):
+class TailUnit(_Unit):
     """The model's code after its last block, which returns logits."""
 
     def __init__(self, cut: CutModel) -> None:

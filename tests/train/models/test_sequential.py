@@ -1,13 +1,16 @@
-"""Units: the pieces of known models, which put together compute the model."""
+"""Units of known models: put together they compute the model, and the same as the traced units."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
 from thinpipe.pipeline.partition import Layout, StageModule, choose_cuts, cut_units
-from thinpipe.pipeline.units import unit_names, units_of
+from thinpipe.train.engines.units import cut
+from thinpipe.train.models.sequential import unit_names, units_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -86,3 +89,16 @@ def test_roberta_stages_compute_the_model_with_its_mask(layout: Layout) -> None:
     assert len(units) == 5
     modules = cut_units(units, choose_cuts(5, 2, layout))
     torch.testing.assert_close(chain(modules, ids, mask), model(ids, attention_mask=mask).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [mobilenet, resnet, roberta])
+def test_traced_units_compute_the_same_bits(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    if make is roberta:
+        inputs = {"input_ids": torch.randint(3, 50, (4, 12)), "attention_mask": torch.ones(4, 12, dtype=torch.int64)}
+        inputs["attention_mask"][1:3, 7:] = 0
+    else:
+        inputs = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    listed, traced = (chain([StageModule(units)], *inputs.values()) for units in (units_of(model), cut(model, inputs)))
+    assert torch.equal(listed, traced)
