@@ -26,7 +26,7 @@ from thinpipe.comm.backend import Capabilities, new_group, register_backend
 from thinpipe.train.engines.world import World, join_world
 from thinpipe.train.evaluation import evaluate_model
 from thinpipe.train.generation.prompts import Prompt
-from thinpipe.train.generation.settings import Settings as GenerationSettings
+from thinpipe.train.generation.settings import GenerationSettings
 from thinpipe.train.generation.worker import generate
 from thinpipe.train.running import RunOptions
 from thinpipe.train.worker import train
