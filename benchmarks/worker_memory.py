@@ -104,7 +104,8 @@ def train(model: Path, text: Path, steps: int) -> None:
 
 def measure(folder: Path, steps: int, mapped: bool) -> dict[str, int]:
     """One worker's figures, in bytes."""
-    from thinpipe.system.meter import peak_bytes, peak_extra_bytes
+    from thinpipe.lab.bench.meter import peak_extra_bytes
+    from thinpipe.system.sizes import peak_bytes
 
     large, small, text = folder / "large", folder / "small", folder / "text.txt"
     train(small, text, steps)
@@ -112,7 +113,7 @@ def measure(folder: Path, steps: int, mapped: bool) -> dict[str, int]:
         peak_extra_bytes(lambda: None)  # gives back what is free, and leaves glibc as it found it
         before = resident_bytes()
         train(large, text, steps)
-        return {"peak": (peak_bytes() or 0) - before}
+        return {"peak": (peak_bytes(torch.device("cpu")) or 0) - before}
     peak = peak_extra_bytes(lambda: train(large, text, steps))
     assert peak is not None
     saved, optimizers = Saved(), list[torch.optim.Optimizer]()

@@ -30,17 +30,23 @@ ALLOWED = {
     # trainer
     "thinpipe.train": _TRAINER,
     "thinpipe.train.models": {"thinpipe.train.models", "thinpipe.comm.signals", "thinpipe.system", *_CODECS},
-    "thinpipe.train.tasks": {"thinpipe.train.tasks", "thinpipe.train.models", "thinpipe.system"},
+    "thinpipe.train.tasks": {
+        "thinpipe.train.tasks",
+        "thinpipe.train.models",
+        "thinpipe.comm.membership",
+        "thinpipe.system",
+    },
     "thinpipe.train.engines": {
         "thinpipe.train.engines",
         "thinpipe.train.models",
+        "thinpipe.train.shaping",
         "thinpipe.train.tasks.task",
         *_LIBRARY,
     },
     # lab
     "thinpipe.lab": {"thinpipe.lab", *_TRAINER},
     "thinpipe.lab.records": {"thinpipe.lab.records", "thinpipe.system"},
-    "thinpipe.lab.netem": {"thinpipe.lab.netem", "thinpipe.comm"},
+    "thinpipe.lab.netem": {"thinpipe.lab.netem", "thinpipe.comm", "thinpipe.train.shaping"},
     # command line
     "thinpipe.cli": {"thinpipe.cli", "thinpipe.lab", *_TRAINER},
     "thinpipe.cli.app": {"thinpipe.cli", "thinpipe.launch.forking", *_TRAINER},  # verbs and workers, by string
@@ -48,6 +54,9 @@ ALLOWED = {
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 _BY_STRING = re.compile(r"thinpipe(\.\w+)+(?=:\w+$|$)")
+# Who communicates: all others go through thinpipe.comm. torch's stages and schedules only compute.
+COMMUNICATES = ("thinpipe.comm", "thinpipe.links", "thinpipe.ddp")
+PIPELINING = "torch.distributed.pipelining"
 # What a training step calls, and on whom; None: on anything.
 STEP_CALLS = {"backward": None, "zero_grad": None, "step": {"optimizer", "schedule", "trainer"}}
 
@@ -75,6 +84,21 @@ def imports(source: str) -> set[str]:
 def is_module(name: str) -> bool:
     path = PACKAGE.parent.joinpath(*name.split("."))
     return name.split(".")[0] == "thinpipe" and (path.is_dir() or path.with_suffix(".py").is_file())
+
+
+def distributed(source: str) -> list[str]:
+    """Return what a source takes from torch.distributed: imports, those by string included, and attributes."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            found += [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+        elif isinstance(node, ast.Attribute):
+            found.append(re.sub(r"^dist\.", "torch.distributed.", ast.unparse(node)))
+    return sorted({name for name in found if re.match(r"torch\.distributed(\.|$)", name)})
 
 
 def step_calls(source: str) -> list[str]:
@@ -143,3 +167,38 @@ def test_the_check_sees_training_steps():
         *("loss().backward(", "self._optimizer.step(", "schedule.step(", "m.zero_grad(")
     ]
     assert any(step_calls(path.read_text()) for path in (PACKAGE / "train" / "engines").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_only_comm_and_links_communicate(path):
+    """A backend that encrypts, reconnects or counts is one package's business."""
+    module = module_name(path)
+    if any(is_within(module, package) for package in COMMUNICATES):
+        return
+    names = distributed(path.read_text())
+    if is_within(module, "thinpipe.pipeline"):
+        names = [name for name in names if not is_within(name, PIPELINING)]
+    assert names == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import torch.distributed as dist", ["torch.distributed"]),
+        ("from torch import distributed", ["torch.distributed"]),
+        ("from torch.distributed import pipelining", [PIPELINING]),
+        ("from torch.distributed.algorithms import join", ["torch.distributed.algorithms.join"]),
+        ("importlib.import_module('torch.distributed.nn')", ["torch.distributed.nn"]),
+        ("__import__('torch.distributed')", ["torch.distributed"]),
+        ("if torch.distributed.is_initialized(): pass", ["torch.distributed", "torch.distributed.is_initialized"]),
+        (
+            "def f(group: dist.ProcessGroup): dist.barrier()",
+            ["torch.distributed.ProcessGroup", "torch.distributed.barrier"],
+        ),
+        ("import torch.distributions", []),
+        ('"""Built on torch.distributed."""', []),
+    ],
+)
+def test_the_check_sees_communication(source, found):
+    assert distributed(source) == found
+    assert any(distributed(path.read_text()) for path in (PACKAGE / "comm").glob("*.py"))

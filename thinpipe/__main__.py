@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from thinpipe.comm.errors import debugging, ended_by, leave, tell_system
+from thinpipe.comm.errors import debugging, ended_by, leave, print_os_error
 from thinpipe.extras import missing_extra
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     except OSError as error:
         if debugging():
             raise
-        code = tell_system(error)
+        code = print_os_error(error)
     # All output is complete. An ordinary exit would take a second with torch in memory, die silently of a signal that
     # arrives meanwhile, and abort if a thread of gloo still needs Python.
     for number in numbers:

@@ -18,11 +18,11 @@ Every replica decodes the same messages and adds them in the same order, so resu
 import atexit
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -147,6 +147,21 @@ def ddp_state(
     """
     spec = directions(spec)[1] if isinstance(spec, str) else spec
     return DDPState(codec(spec), process_group, error_feedback, seed)
+
+
+def torch_hook(
+    name: Literal["fp16", "bf16", "powersgd"], process_group: dist.ProcessGroup | None, *, powersgd_start: int
+) -> tuple[Any, Callable[..., Any]]:
+    """Return the state and the hook of one of torch's own hooks, to compare with: arguments of ``register_comm_hook``.
+
+    PowerSGD compresses from iteration ``powersgd_start`` + 1 on.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if name == "powersgd":
+        state = powerSGD_hook.PowerSGDState(process_group, start_powerSGD_iter=powersgd_start)
+        return state, powerSGD_hook.powerSGD_hook
+    return process_group, getattr(default_hooks, f"{name}_compress_hook")
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

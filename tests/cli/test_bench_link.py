@@ -6,10 +6,10 @@ from typer.testing import CliRunner
 from tests.plots import drawn, shown
 from tests.scripts import run_script
 from thinpipe.cli.app import app
-from thinpipe.comm.shaping import parse_link
 from thinpipe.lab.netem.network import missing_for_networks
 from thinpipe.lab.records.record import Record
 from thinpipe.links.message import CHECKSUM_BYTES
+from thinpipe.train.shaping import parse_link
 
 needs_namespaces = pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
 SIZE, MBIT_PER_S, LATE_S = 250_000, 20, 0.3

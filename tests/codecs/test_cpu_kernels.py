@@ -169,7 +169,7 @@ def run(code: str, **environment: str) -> list[str]:
 PEAKS = """
 from tests.codecs.helpers import content
 import thinpipe
-from thinpipe.system.meter import peak_extra_bytes
+from thinpipe.lab.bench.meter import peak_extra_bytes
 for kind in ("relu6", "laplace"):
     x = content(kind, LARGE)
     for spec in SPECS:

@@ -1,22 +1,49 @@
-"""A backend from outside, as a test's stand-in for an encrypted one: it counts messages and passes them on to gloo."""
+"""A backend from outside, as a test's stand-in for an encrypted one: it counts messages and passes them on to gloo.
+
+This module is imported before a worker joins the others, so its audit hook records all of Python's sockets; those of
+C++ (gloo, torch's store) are seen as descriptors of the process.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 
 from tests.train.toy import Ears, ToyTask, settings_for
-from thinpipe.comm.backend import Capabilities, register_backend
-from thinpipe.train.engines.world import join_world
+from thinpipe.comm.backend import Capabilities, new_group, register_backend
+from thinpipe.train.engines.world import World, join_world
+from thinpipe.train.evaluation import evaluate_model
+from thinpipe.train.generation.prompts import Prompt
+from thinpipe.train.generation.settings import GenerationSettings
+from thinpipe.train.generation.worker import generate
 from thinpipe.train.running import RunOptions
 from thinpipe.train.worker import train
 
 COUNTS: Counter[str] = Counter()  # operation -> calls
+OPENED: list[str] = []  # connections and listening sockets that Python opened
+_GLOO = dist.ProcessGroupGloo  # only this module may create it
+
+
+class NoGloo:
+    """In the place of gloo where torch creates groups."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise AssertionError("gloo was created")
+
+
+GLOO_FORBIDDEN = mock.patch.object(dist.distributed_c10d, "ProcessGroupGloo", NoGloo)
 
 
 class CountingGroup(dist.ProcessGroup):
@@ -24,7 +51,7 @@ class CountingGroup(dist.ProcessGroup):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._gloo = _GLOO(store, rank, size, timeout)
 
     def getBackendName(self) -> str:
         return "counting"
@@ -42,6 +69,12 @@ class CountingGroup(dist.ProcessGroup):
         return self._gloo.allgather(outputs, inputs)
 
 
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event in ("socket.connect", "socket.bind", "socket.sendto"):
+        OPENED.append(event)
+
+
+sys.addaudithook(_audit)
 dist.Backend.register_backend("counting", CountingGroup, devices=["cpu"])
 dist.Backend.register_backend("unannounced", CountingGroup, devices=["cpu"])
 register_backend(
@@ -49,16 +82,73 @@ register_backend(
 )
 
 
-def train_counted() -> tuple[str, dict[str, int], int]:
-    """Train the toy; return the hash of its parameters, the operations counted, and how many groups there are."""
+@dataclass(frozen=True)
+class Counted:
+    """What one worker saw of a training run, an evaluation and a generation."""
+
+    rank: int
+    result: Any  # of the client: the hash of the parameters, the loss, the tokens
+    counts: dict[str, dict[str, int]]  # by phase: operation -> calls
+    groups: int
+    opened: list[str]  # by Python, before and after joining
+    new_sockets: int  # of any library, after joining
+
+
+def run_counted(folder: Path) -> Counted:
+    """Train the toy with checkpoints of the client, evaluate the run, and generate with the model in ``folder``."""
+    with GLOO_FORBIDDEN:
+        before = _sockets()
+        world = join_world("cpu")
+        result, counts = {}, {}
+        for phase in (_train, _evaluate, _generate):
+            COUNTS.clear()
+            result[phase.__name__] = phase(world, folder)
+            counts[phase.__name__] = dict(COUNTS)
+        return Counted(world.worker, result, counts, len(_world.pg_map), list(OPENED), len(_sockets() - before))
+
+
+def _train(world: World, folder: Path) -> str:
     ears = Ears()
-    train(ToyTask(), settings_for(ToyTask(), None, workers=2), RunOptions(), join_world("cpu"), lambda: ears)
-    return ears.end.parameters_sha256 if ears.end else "", dict(COUNTS), len(_world.pg_map)
+    running = RunOptions(save=folder / "run" / str(world.worker), save_local=True)
+    train(ToyTask(), settings_for(ToyTask(), None, workers=2), running, world, lambda: ears)
+    return ears.end.parameters_sha256 if ears.end else ""
+
+
+def _evaluate(world: World, folder: Path) -> float:
+    settings = settings_for(ToyTask(), None, workers=2)
+    return evaluate_model(ToyTask(), settings, world, run=folder / "run" / "0", part="validation").found.loss
+
+
+def _generate(world: World, folder: Path) -> list[list[int]]:
+    settings = GenerationSettings(model=str(folder), workers=2, max_new_tokens=4, device="cpu")
+    prompts = [Prompt("", [1, 2, 3])] if world.is_client else None
+    runs = generate(settings, world, prompts, lambda number, text, tokens: None, lambda tokenizer: None)
+    return [tokens for run in runs for tokens in run.tokens]
+
+
+def _sockets() -> set[str]:
+    """Return the sockets that this process has open."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {target for target in found if target.startswith("socket:")}
+
+
+def create_groups() -> tuple[list[str], str, str]:
+    """Return the backends of new groups, and the errors of one that would not encrypt and of one created by torch."""
+    names = [dist.get_backend(new_group(ranks)) for ranks in (None, range(2))]
+    with GLOO_FORBIDDEN:
+        return names, _error_of(lambda: new_group(backend="gloo")), _error_of(lambda: dist.new_group(backend="gloo"))
 
 
 def join_unannounced() -> str:
+    return _error_of(lambda: join_world("cpu"))
+
+
+def _error_of(call: Callable[[], Any]) -> str:
     try:
-        join_world("cpu")
-    except ValueError as error:
+        call()
+    except (ValueError, AssertionError) as error:
         return str(error)
-    return "joined"
+    return "no error"

@@ -1,4 +1,4 @@
-"""The control channel: who is silent is named, and then given up; who ends says why, and all hear it."""
+"""The control channel: silent workers are reported, then the run is aborted; every worker receives the first cause."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Worker:
     """A worker with a control channel of its own, and what came of it."""
 
     def __init__(self, rank: int, connections: dict[int, socket.socket], patience_s: float = PATIENCE_S) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.causes: list[str] = []
         self.ended = threading.Event()
-        self.control = Control(rank, connections, patience_s=patience_s, say=self.said.append, end=self.end)
+        self.control = Control(rank, connections, patience_s=patience_s, report=self.lines.append, end=self.end)
 
     def end(self, cause: str) -> None:
         self.causes.append(cause)
@@ -55,19 +55,19 @@ def test_a_silent_worker_is_named_and_then_given_up() -> None:
     client = Worker(0, {1: mine})
     theirs.sendall(json.dumps(BEAT).encode() + b"\n")
     until(client.ended.is_set)
-    assert client.said[0].startswith("waiting for worker 1, silent for")
-    assert "(last: step 40, stage 1 forward)" in client.said[0]
+    assert client.lines[0].startswith("waiting for worker 1, silent for")
+    assert "(last: step 40, stage 1 forward)" in client.lines[0]
     assert client.causes[0].startswith("worker 1 has been silent for")
-    assert "end" in json.loads(theirs.recv(1 << 16).splitlines()[-1])  # it is told, should it come back
+    assert "end" in json.loads(theirs.recv(1 << 16).splitlines()[-1])  # sent to it as well, should it come back
 
 
 def test_one_that_comes_back_is_welcome() -> None:
     mine, theirs = socket.socketpair()
     client = Worker(0, {1: mine}, patience_s=60)
-    until(lambda: client.said)
+    until(lambda: client.lines)
     theirs.sendall(json.dumps(BEAT).encode() + b"\n")
-    until(lambda: len(client.said) > 1)
-    assert client.said[1].startswith("worker 1 is back after")
+    until(lambda: len(client.lines) > 1)
+    assert client.lines[1].startswith("worker 1 is back after")
     assert not client.ended.is_set()
     client.control.close()
 
@@ -125,7 +125,7 @@ def test_a_closed_connection_is_a_worker_that_is_gone() -> None:
     assert client.causes == ["worker 1 is gone: it closed the connection, no heartbeat yet"]
 
 
-def test_a_worker_that_says_goodbye_is_not() -> None:
+def test_a_worker_that_closes_the_channel_is_not_gone() -> None:
     mine, theirs = socket.socketpair()
     client, server = Worker(0, {1: mine}), Worker(1, {0: theirs})
     server.control.close()
@@ -157,7 +157,7 @@ def test_a_line_without_end_is_not_kept() -> None:
         return client.control._peers[1].gone
 
     until(gone_after_more)
-    assert len(client.control._peers[1].heard) <= 3 << 16
+    assert len(client.control._peers[1].received) <= 3 << 16
     until(client.ended.is_set)
 
 
@@ -172,7 +172,7 @@ def test_a_channel_that_fails_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -
     assert client.causes[0].startswith("worker 0: the control channel failed: ")
 
 
-def test_a_thread_that_spins_beside_a_waiting_worker_is_no_work() -> None:
+def test_a_spinning_thread_of_a_waiting_worker_is_no_progress() -> None:
     before, stop = Activity().status()["cpu_s"], threading.Event()
 
     def spin() -> None:
@@ -237,7 +237,7 @@ def test_a_connection_that_fails_is_named_with_its_error() -> None:
     assert client.causes == ["worker 1 is gone: connection reset by peer (ECONNRESET), last: step 40, stage 1 forward"]
 
 
-def test_a_cause_is_sent_whole_to_a_peer_that_has_not_read_for_long() -> None:
+def test_a_cause_is_sent_completely_to_a_peer_that_has_not_read_for_long() -> None:
     mine, theirs = socket.socketpair()
     mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's minimum: some lines
     client = Worker(0, {1: mine}, patience_s=60)

@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def exchange(folder: str) -> int:
-    """Send numbers to each other until a file says that it is enough; return how many were exchanged."""
+    """Send numbers to each other until a file requests the end; return how many were exchanged."""
     count = torch.zeros(1)
     while True:
         over = torch.tensor([float(Path(folder, "over").exists())])
@@ -89,4 +89,4 @@ def test_a_cut_for_good_ends_the_run_at_its_patience(tmp_path: Path) -> None:
         set_link(network, "down")
         job.wait()
     silent = [f"has been silent for {PATIENCE_S + late:.0f} s" for late in (LATE_S, LATE_S + 1, LATE_S + 2)]
-    assert any(words in job.error for words in silent), job.error
+    assert any(message in job.error for message in silent), job.error

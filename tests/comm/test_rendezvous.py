@@ -1,4 +1,4 @@
-"""Workers that meet: all of them, nobody else, and not for ever."""
+"""The rendezvous: all workers, no strangers, and a timeout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from thinpipe.comm import rendezvous
 from thinpipe.comm.errors import LinkError, WorkerError
-from thinpipe.comm.rendezvous import Patience, bounded, make_store, meet, own_address_towards
+from thinpipe.comm.rendezvous import Patience, bounded, connect_control, make_store, own_address_towards
 
 LOOPBACK = "127.0.0.1"
 
@@ -25,13 +25,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def patience(seconds: float = 20, said: list[str] | None = None) -> Patience:
-    return Patience(seconds, [].append if said is None else said.append)
+def patience(seconds: float = 20, lines: list[str] | None = None) -> Patience:
+    return Patience(seconds, [].append if lines is None else lines.append)
 
 
 def join_in_thread(store: Any, rank: int, size: int, found: dict[int, Any]) -> threading.Thread:
     def join() -> None:
-        found[rank] = meet(store, rank, size, LOOPBACK, patience())
+        found[rank] = connect_control(store, rank, size, LOOPBACK, patience())
 
     thread = threading.Thread(target=join, daemon=True)
     thread.start()
@@ -70,10 +70,10 @@ def test_strangers_are_not_let_in() -> None:
 
 def test_who_is_missing_is_named_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "WARN_S", 0.3)
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(LinkError, match=r"1 of 3 workers are here, workers 1, 2 have not come, 1 s after the start"):
-        meet(dist.HashStore(), 0, 3, LOOPBACK, Patience(1.0, said.append))
-    assert said[0].startswith("1 of 3 workers are here, workers 1, 2 have not come")
+        connect_control(dist.HashStore(), 0, 3, LOOPBACK, Patience(1.0, lines.append))
+    assert lines[0].startswith("1 of 3 workers are here, workers 1, 2 have not come")
 
 
 def test_a_client_that_is_missing_is_named_and_then_given_up() -> None:
@@ -82,7 +82,7 @@ def test_a_client_that_is_missing_is_named_and_then_given_up() -> None:
         make_store(1, 2, LOOPBACK, port, Patience(1.0, [].append))
 
 
-def test_the_store_listens_where_it_was_told_to_and_nowhere_else() -> None:
+def test_the_store_listens_at_the_given_address_only() -> None:
     port = free_port()
     store = make_store(0, 2, LOOPBACK, port, patience()).store
     other = make_store(1, 2, LOOPBACK, port, patience()).store
@@ -159,7 +159,7 @@ def test_junk_in_place_of_the_address_is_one_line(junk: bytes) -> None:
     store = dist.HashStore()
     store.set(rendezvous._KEY, junk)
     with pytest.raises(LinkError, match="something else writes to its port"):
-        meet(store, 1, 2, LOOPBACK, patience())
+        connect_control(store, 1, 2, LOOPBACK, patience())
 
 
 def test_an_answer_from_something_else_is_one_line_within_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,12 +187,12 @@ def test_a_name_that_stays_unknown_is_one_line() -> None:
         own_address_towards("nowhere.invalid", patience(0.5))
 
 
-def test_those_who_came_hear_who_did_not() -> None:
+def test_workers_that_came_report_those_that_did_not() -> None:
     store, errors = dist.HashStore(), {}
 
     def join(rank: int) -> None:
         try:
-            meet(store, rank, 3, LOOPBACK, patience(1.0))
+            connect_control(store, rank, 3, LOOPBACK, patience(1.0))
         except LinkError as error:
             errors[rank] = str(error)
 

@@ -91,7 +91,7 @@ def test_nothing_listens_beyond_loopback() -> None:
 
 
 def test_asks_how_many_workers() -> None:
-    with pytest.raises(ValueError, match="how many workers"):
+    with pytest.raises(ValueError, match="the number of workers is 1 or more, got None"):
         run_workers(rank_and_size, 10)
 
 
@@ -118,7 +118,7 @@ def test_a_server_that_is_killed_is_named() -> None:
         pytest.param("disagree", ['forward codec: "uniform:8" on worker 0; "uniform:4" on worker 1'], id="disagree"),
     ],
 )
-def test_one_failure_ends_all_and_says_why(scenario: str, messages: list[str]) -> None:
+def test_one_failure_ends_all_with_its_cause(scenario: str, messages: list[str]) -> None:
     with pytest.raises(WorkerError) as error:
         run_workers(train, scenario, workers=2)
     assert not local_workers()

@@ -19,7 +19,7 @@ from thinpipe.system.files import (
     read_jsonl,
     read_text,
     read_toml,
-    written_whole,
+    replace_file,
 )
 
 NESTED = "[" * 100_000
@@ -81,7 +81,7 @@ def test_what_does_not_parse_is_named(tmp_path: Path, read: Callable[..., Any], 
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "9" * 400])
-def test_numbers_that_no_float_can_be_are_refused_where_asked(tmp_path: Path, number: str) -> None:
+def test_numbers_that_are_not_finite_floats_are_rejected_on_request(tmp_path: Path, number: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(number)
     assert "cannot be read as a table: " in error_of(read_json, path, finite=True)
@@ -117,7 +117,7 @@ def write_sparse(path: Path, size: int, beginning: bytes = b"") -> None:
 
 
 @pytest.mark.parametrize("read", [read_text, read_json, read_toml])
-def test_what_is_parsed_as_a_whole_has_a_limit(tmp_path: Path, read: Callable[..., Any]) -> None:
+def test_files_that_are_parsed_in_one_piece_have_a_limit(tmp_path: Path, read: Callable[..., Any]) -> None:
     write_sparse(tmp_path / "t", 1 << 40)
     assert "t cannot be read as a table: it has 1.1 TB, more than 1" in error_of(read, tmp_path / "t")
 
@@ -167,7 +167,7 @@ def test_what_is_written_is_on_disk_before_it_gets_its_name(tmp_path: Path, monk
     path.write_text("old")
     synced: list[tuple[str, str]] = []
     monkeypatch.setattr(files, "sync", lambda each: synced.append((each.suffix, path.read_text())))
-    with written_whole(path) as temporary:
+    with replace_file(path) as temporary:
         temporary.write_text("new")
     assert synced == [(".json", "old"), (tmp_path.suffix, "new")]
 
@@ -182,8 +182,8 @@ def test_new_folders_are_on_disk_in_those_above(tmp_path: Path, monkeypatch: pyt
     assert len(synced) == 2
 
 
-def test_errors_of_libraries_are_told_in_one_line_whatever_they_are() -> None:
-    for error, told in (
+def test_errors_of_libraries_are_reported_in_one_line() -> None:
+    for error, message in (
         (KeyError(1785425525), "KeyError 1785425525"),
         (RuntimeError("it broke.\nIn C++ here\nand there"), "it broke"),
         (PermissionError(13, "Permission denied", "other"), "other: Permission denied"),
@@ -194,4 +194,4 @@ def test_errors_of_libraries_are_told_in_one_line_whatever_they_are() -> None:
             errors_named("x", "a picture"),
         ):
             raise error
-        assert str(caught.value) == f"x cannot be read as a picture: {told}; replace it, or name another"
+        assert str(caught.value) == f"x cannot be read as a picture: {message}; replace it, or name another"

@@ -1,4 +1,4 @@
-"""Sizes as users write them; what does not fit into memory is told with both sizes."""
+"""Sizes as users write them; what does not fit into memory is reported with both sizes."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_what_is_no_size(text):
         parse_size(text)
 
 
-def test_more_than_there_is_says_both_sizes(monkeypatch):
+def test_more_than_the_memory_reports_both_sizes(monkeypatch):
     monkeypatch.setattr(sizes, "memory_bytes", lambda device: 2_000_000_000)
     check_fits("a tensor", 2_000_000_000, "take less")
     with pytest.raises(ValueError, match="a tensor takes 3 GB or more, and this machine has 2 GB; take less"):

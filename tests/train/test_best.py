@@ -169,7 +169,7 @@ def test_a_manifest_of_an_earlier_version_has_no_best(tmp_path: Path, scripted: 
     facts = read_facts(newest(tmp_path))
     del facts["progress"]["best"], facts["habits"]["keep_best"]
     manifest = manifest_of(facts, tmp_path)
-    assert (manifest.progress.best, manifest.habits.keep_best) == (None, False)
+    assert (manifest.progress.best, manifest.options.keep_best) == (None, False)
 
 
 def test_only_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:

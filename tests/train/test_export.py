@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from tests.pool import Pool
 from tests.train.toy import Ears, ToyTask, run_toy, saved_model, settings_for, world_in
 from thinpipe.cli.app import app
+from thinpipe.comm.streams import HashedPieces
 from thinpipe.train import worker
 from thinpipe.train.checkpoints.folder import checkpoints
-from thinpipe.train.checkpoints.part import HashedPieces
 from thinpipe.train.checkpoints.saving import UnsavedError
 from thinpipe.train.export import Export
 from thinpipe.train.loop import Loop

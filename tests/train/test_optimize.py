@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from thinpipe.system.meter import peak_extra_bytes
+from thinpipe.lab.bench.meter import peak_extra_bytes
 from thinpipe.train.optimize import SLICE, learning_rate, make_optimizer
 
 PEAK, STEPS = 0.3, 40

@@ -12,11 +12,11 @@ import torch
 
 from tests.pool import Pool
 from tests.train.toy import Ears, ToyTask, run_toy, saved_model, train_toy
-from thinpipe.comm.shaping import parse_link
 from thinpipe.train.checkpoints.folder import checkpoints, load, newest
 from thinpipe.train.checkpoints.manifest import read_manifest
 from thinpipe.train.resolve import resolve_for_resume
 from thinpipe.train.running import RunOptions
+from thinpipe.train.shaping import parse_link
 
 
 def train(pool: Pool, workers: int, kind: str, running: RunOptions, given: dict[str, Any]) -> Ears:
@@ -158,7 +158,7 @@ def test_links_between_the_same_units_remember_and_the_others_are_told(pool: Poo
     before = load(newest(tmp_path), lambda name: name.startswith("link/"))
     seen = pool.run(_recalled, 2, RunOptions(resume=tmp_path, steps=6), given)[0]
     assert seen.notices == [
-        "saved with 3 workers, goes on with 2: the end will not be the same to the bit; dropped: what codecs "
+        "saved with 3 workers, goes on with 2: results will not be bit-identical; dropped: what codecs "
         "remembered of the link before unit 3, the random state of worker 2"
     ]
     # Of two workers, the client has stages 0 and 2: what was stage 3, behind unit 5, is 2 now.

@@ -139,7 +139,7 @@ def test_saved_by_the_client_alone_a_run_goes_on_to_the_bit(pool: Pool, tmp_path
     saved = newest(tmp_path / "0")
     manifest = read_manifest(saved)
     assert [part.name for part in manifest.parts] == [f"part-{worker}.safetensors" for worker in range(workers)]
-    assert manifest.habits.save_local
+    assert manifest.options.save_local
     for part in manifest.parts:
         verify_part(saved, part)
     rest = pool.run(train_apart, workers, tmp_path, {"save_local": True, "goes_on": True}, given)[0]
@@ -244,7 +244,7 @@ def _save_too_much(group: Any, directory: Path) -> str | None:
         directory,
         world,
         settings=settings_for(ToyTask(), group),
-        habits=SaveOptions(save_local=True),
+        options=SaveOptions(save_local=True),
         first_units=(0, 1, 5),
         data={},
         expected_bytes=[1000, 1000],

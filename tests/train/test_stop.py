@@ -155,7 +155,7 @@ def test_the_clients_clock_says_when_to_save(
     names = pool.run(train_by_clock, 2, RunOptions(save=tmp_path, save_every=every, keep=9, keep_best=False), step_s)[0]
     assert names == [f"step-{step:08d}" for step in steps]
     assert [path.name for path in checkpoints(tmp_path)] == names
-    assert read_manifest(newest(tmp_path)).habits.save_every == every
+    assert read_manifest(newest(tmp_path)).options.save_every == every
 
 
 @pytest.mark.parametrize("interval", [0, -1, "0s", "10", "10m", "min", "1e9h", "", "1.2345s"])

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tests.train.toy import ToyTask, run_toy
 from thinpipe.train.engines.world import SetupError
 from thinpipe.train.running import Capture, RunOptions
-from thinpipe.train.watchers import written_beside
+from thinpipe.train.watchers import replace_or_warn
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
 ) -> None:
     path = tmp_path / "step.png"
     path.write_text("old")
-    with written_beside("{trace}", path) as temporary:
+    with replace_or_warn("{trace}", path) as temporary:
         temporary.write_text("half")
         raise error
     (line,) = capsys.readouterr().err.splitlines()
@@ -36,20 +36,20 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
 
 def test_a_directory_that_went_away_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gone" / "c.safetensors"
-    with written_beside("{capture}", path) as temporary:
+    with replace_or_warn("{capture}", path) as temporary:
         save_file({"a": torch.ones(3)}, temporary)
     assert capsys.readouterr().err.startswith(f"thinpipe: capture {path} is not written, the run goes on: ")
 
 
 def test_the_temporary_name_ends_as_the_file_does_so_that_writers_know_the_format(tmp_path: Path) -> None:
-    with written_beside("{trace}", tmp_path / "step.png") as temporary:
+    with replace_or_warn("{trace}", tmp_path / "step.png") as temporary:
         assert temporary.suffix == ".png"
         temporary.write_text("all")
     assert (tmp_path / "step.png").read_text() == "all"
 
 
 def test_a_bug_is_not_hidden(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), written_beside("{trace}", tmp_path / "step.png"):
+    with pytest.raises(KeyError), replace_or_warn("{trace}", tmp_path / "step.png"):
         raise KeyError("bug")
 
 

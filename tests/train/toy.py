@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinpipe.comm.group import Group
 from thinpipe.train.checkpoints.folder import load, newest
 from thinpipe.train.engines.world import World
 from thinpipe.train.events import Epoch, Finished, Plan, Step
@@ -126,7 +127,7 @@ class Ears:
 def world_in(group: Any) -> World:
     """A worker of the tests' pool; without a group, the test itself."""
     rank, size = (0, 1) if group is None else (group.rank(), group.size())
-    return World(worker=rank, workers=size, device=torch.device("cpu"), group=group, control_group=group)
+    return World(worker=rank, workers=size, device=torch.device("cpu"), group=group, control=Group.of(group))
 
 
 def settings_for(task: Task, group: Any, **given: Any) -> Settings:

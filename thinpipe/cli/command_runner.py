@@ -20,7 +20,7 @@ import typer
 
 from thinpipe.cli.replicas import worker_errors
 from thinpipe.cli.terminal import one_line_errors
-from thinpipe.comm.membership import COMPLETE, become_member, member, say_remote
+from thinpipe.comm.membership import COMPLETE, become_member, member, print_remote
 from thinpipe.options import OptionError, read
 from thinpipe.system.files import OutputError
 from thinpipe.system.sanitize import printable
@@ -122,7 +122,7 @@ def run_once(show: Callable[[Any], int], main: Callable[..., Any], *args: Any, *
     elif is_client():
         raise typer.Exit(show(outcome.result))
     else:
-        say_remote(COMPLETE)
+        print_remote(COMPLETE)
     raise typer.Exit(outcome.code)
 
 

@@ -15,10 +15,10 @@ from thinpipe.cli.command_runner import CommandOptions, is_client, resolving
 from thinpipe.cli.terminal import one_line_errors, takes
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.comm.membership import member
-from thinpipe.comm.shaping import link_facts
 from thinpipe.train.events import Listener
 from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.settings import Settings
+from thinpipe.train.shaping import link_facts
 from thinpipe.train.tasks.panels import PANELS, link_option, output_option
 
 

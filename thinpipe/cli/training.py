@@ -14,7 +14,7 @@ import typer
 from thinpipe.cli.command_runner import is_client, start
 from thinpipe.cli.export import export_run
 from thinpipe.comm.errors import Interrupted, Terminated, WorkerError, ended_by, leave
-from thinpipe.comm.membership import COMPLETE, member, say_remote
+from thinpipe.comm.membership import COMPLETE, member, print_remote
 from thinpipe.system.sanitize import printable
 from thinpipe.train.checkpoints.folder import checkpoints, newest, newest_manifest
 from thinpipe.train.checkpoints.part import DamagedError, verify_part
@@ -65,7 +65,7 @@ def run_with_restarts(
             began = running if outcome.code != 2 else None  # 2: invalid options; the run did not begin
             if outcome.code:
                 return _report(outcome.code, outcome.message, began)
-            say_remote(COMPLETE)
+            print_remote(COMPLETE)
             return 0
     raise AssertionError("the last restart returns")
 

@@ -10,7 +10,9 @@ An unregistered backend is an error: a fallback to another one could send data u
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -22,9 +24,7 @@ CPU = torch.device("cpu")
 class Capabilities:
     """The capabilities of a backend."""
 
-    tags: (
-        bool  # messages are matched by tag: receives can be posted ahead, and sends and receives complete in any order
-    )
+    tags: bool  # messages are matched by tag: receives can be posted ahead, and complete in any order
     host_memory: bool  # sends from and receives into host memory only
     short_receive: bool  # a message may be shorter than the receive that was posted for it
     preconnected: bool  # every pair of workers is connected once ``init_process_group`` returns
@@ -55,9 +55,18 @@ def capabilities(name: str) -> Capabilities:
 
 def capabilities_of(group: dist.ProcessGroup | None, device: torch.device) -> Capabilities:
     """Return the capabilities of a group's backend for a device; a group may have one backend per device type."""
+    return capabilities(_backends(group).get(device.type, dist.get_backend(group)))
+
+
+def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
+    """Return the backend of a group for each device type."""
     config = str(dist.get_backend_config(group))
-    names = dict(part.split(":") for part in config.split(",") if ":" in part)
-    return capabilities(names.get(device.type, dist.get_backend(group)))
+    return dict(part.split(":") for part in config.split(",") if ":" in part)
+
+
+def is_preconnected() -> bool:
+    """Return True if the default group opens no connections later, whatever the device."""
+    return all(name in _BACKENDS and _BACKENDS[name].preconnected for name in _backends(None).values())
 
 
 def wire_device(group: dist.ProcessGroup | None, device: torch.device) -> torch.device:
@@ -65,17 +74,29 @@ def wire_device(group: dist.ProcessGroup | None, device: torch.device) -> torch.
     return CPU if capabilities_of(group, device).host_memory else device
 
 
-def host_group() -> dist.ProcessGroup | None:
-    """Return a group for tensors in host memory: the default one (None) if it can, else a new one. A collective.
+def default_backend(device: torch.device) -> str:
+    """Return the backend of new groups for a device: the default group's, or gloo if that has no host memory."""
+    name = _backends(None).get(device.type, dist.get_backend())
+    return name if device.type != "cpu" or capabilities(name).host_memory else "gloo"
 
-    A group with only NCCL gets a gloo group in addition: gloo is not encrypted either.
+
+def new_group(
+    ranks: Sequence[int] | None = None, *, backend: str | None = None, timeout: timedelta | None = None
+) -> dist.ProcessGroup:
+    """Create a process group of these ranks, by default of all, for tensors in host memory. A collective of all.
+
+    ``backend``: of tensors elsewhere. Raise ValueError if the default group encrypts what this one would not.
     """
-    if capabilities_of(None, CPU).host_memory:
-        return None
-    if capabilities_of(None, CPU).encrypted:
+    name, present = backend or default_backend(CPU), _backends(None).values()
+    encrypted = sorted(each for each in present if capabilities(each).encrypted)
+    if encrypted and name not in present and not capabilities(name).encrypted:
         raise ValueError(
-            f"backend {dist.get_backend()!r} encrypts and carries no tensors in host memory; gloo, which would carry "
-            "them, does not encrypt. Initialize the process group with an encrypted backend for the CPU as well, as in "
-            "'cpu:NAME,cuda:NAME'"
+            f"backend {encrypted[0]!r} encrypts, and a group of {name!r} would send in the clear. Initialize the "
+            "process group with an encrypted backend for the CPU too, as in 'cpu:NAME,cuda:NAME', or name that backend"
         )
-    return dist.new_group(backend="gloo")
+    return dist.new_group(None if ranks is None else list(ranks), backend=name, timeout=timeout)
+
+
+def host_group() -> dist.ProcessGroup | None:
+    """Return a group for tensors in host memory: the default one (None) if it can, else a new one. A collective."""
+    return None if capabilities_of(None, CPU).host_memory else new_group()

@@ -143,11 +143,11 @@ class Peer:
     """The other end of one connection."""
 
     connection: socket.socket
-    heard: bytes = b""  # the beginning of its next line
+    received: bytes = b""  # the beginning of its next line
     unsent: bytes = b""  # the end of the last lines to it: its receive buffer, and the send buffer here, are full
     status: dict[str, Any] = field(default_factory=dict)
     silent_s: float = 0.0
-    told_s: float = 0.0  # its silence when it was last reported
+    reported_s: float = 0.0  # its silence when it was last reported
     gone: bool = False
 
     def where(self) -> str:
@@ -175,12 +175,12 @@ class Control:
         connections: Mapping[int, socket.socket],
         *,
         patience_s: float,
-        say: Callable[[str], None],
+        report: Callable[[str], None],  # prints a line
         end: Callable[[str], Any],  # ends this process; called from the thread
     ) -> None:
         self.rank, self.patience_s = rank, patience_s
         self.cause: str | None = None  # why the run ends, received from another worker
-        self._say, self._end = say, end
+        self._report, self._end = report, end
         self._peers = {number: Peer(connection) for number, connection in connections.items()}
         self._known, self._closed = threading.Event(), threading.Event()
         self._sending = threading.Lock()  # the main thread sends the cause, the control thread everything else
@@ -226,7 +226,7 @@ class Control:
         ticked = time.monotonic()
         while not self._closed.is_set():
             for key, _ in selector.select(TICK_S / 4):
-                if not self._hear(key.data):
+                if not self._receive(key.data):
                     selector.unregister(key.fileobj)
             now = time.monotonic()
             if now - ticked >= TICK_S:
@@ -252,9 +252,9 @@ class Control:
         peer.silent_s += seconds
         if peer.silent_s >= self.patience_s + LATE_S:
             self._finish(f"worker {number} has been silent for {peer.silent_s:.0f} s ({peer.where()})")
-        elif peer.silent_s >= max(WARN_S, 2 * peer.told_s):
-            peer.told_s = peer.silent_s
-            self._say(f"waiting for worker {number}, silent for {peer.silent_s:.0f} s ({peer.where()})")
+        elif peer.silent_s >= max(WARN_S, 2 * peer.reported_s):
+            peer.reported_s = peer.silent_s
+            self._report(f"waiting for worker {number}, silent for {peer.silent_s:.0f} s ({peer.where()})")
 
     def _count_standstill(self, seconds: float) -> None:
         """Abort the run if all workers have waited for each other for too long, (3)."""
@@ -278,7 +278,7 @@ class Control:
         self.announce(cause)
         self._end(cause)
 
-    def _hear(self, number: int) -> bool:
+    def _receive(self, number: int) -> bool:
         """Read the lines that a peer has sent; return False if no more will follow."""
         peer, how = self._peers[number], "it closed the connection"
         try:
@@ -288,26 +288,26 @@ class Control:
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, type(error).__name__)
             received, how = b"", f"{(error.strerror or str(error)).lower()} ({name})"
-        *lines, peer.heard = (peer.heard + received).split(b"\n")
-        if len(peer.heard) > _LONGEST:
+        *lines, peer.received = (peer.received + received).split(b"\n")
+        if len(peer.received) > _LONGEST:
             received, how = b"", f"it sent a line of more than {_LONGEST} bytes"
         if not received:
             peer.gone = True
-            self._learn(f"worker {number} is gone: {how}, {peer.where()}", number)
+            self._adopt(f"worker {number} is gone: {how}, {peer.where()}", number)
             return False
-        if peer.told_s:
-            self._say(f"worker {number} is back after {peer.silent_s:.0f} s")
-        peer.silent_s = peer.told_s = 0.0
-        return all([self._take(number, peer, line) for line in lines])
+        if peer.reported_s:
+            self._report(f"worker {number} is back after {peer.silent_s:.0f} s")
+        peer.silent_s = peer.reported_s = 0.0
+        return all([self._process(number, peer, line) for line in lines])
 
-    def _take(self, number: int, peer: Peer, line: bytes) -> bool:
+    def _process(self, number: int, peer: Peer, line: bytes) -> bool:
         try:
             message = json.loads(line)
             if "bye" in message:
                 peer.gone = True
                 return False
             if "end" in message:
-                self._learn(one_line(str(message["end"])[:2000]), number)
+                self._adopt(one_line(str(message["end"])[:2000]), number)
             else:
                 peer.status = {
                     "step": int(message["step"]),
@@ -320,7 +320,7 @@ class Control:
             pass  # a damaged line: the next one arrives within a second
         return True
 
-    def _learn(self, cause: str, source: int) -> None:
+    def _adopt(self, cause: str, source: int) -> None:
         if self.cause is not None:
             return
         self.cause = cause

@@ -62,11 +62,11 @@ def leave(code: int) -> NoReturn:
         except BrokenPipeError:
             continue  # the reader has closed the pipe
         except OSError as error:
-            code = code or tell_system(error)
+            code = code or print_os_error(error)
     os._exit(code)
 
 
-def tell_system(error: OSError) -> int:
+def print_os_error(error: OSError) -> int:
     """Print an OSError, such as a write to a full disk, in one line; return the exit code."""
     with suppress(OSError):
         os.write(2, f"thinpipe: {describe(error)}\n".encode())
@@ -92,15 +92,15 @@ def describe(error: BaseException) -> str:
     error = root_of(error)
     if isinstance(error, Interrupted):
         return f"ended by {signal.Signals(error.number).name}"
-    words = " ".join(str(error).split())
-    if not words:
+    message = " ".join(str(error).split())
+    if not message:
         frame = traceback.extract_tb(error.__traceback__)[-1:]
-        words = "no words, raised at " + (f"{frame[0].filename}:{frame[0].lineno}" if frame else "an unknown place")
-    if isinstance(error, MemoryError) or any(sign in words for sign in _OUT_OF_MEMORY):
-        return f"out of memory: {type(error).__name__}: {words}"
+        message = "no message, raised at " + (f"{frame[0].filename}:{frame[0].lineno}" if frame else "an unknown place")
+    if isinstance(error, MemoryError) or any(sign in message for sign in _OUT_OF_MEMORY):
+        return f"out of memory: {type(error).__name__}: {message}"
     if isinstance(error, (LinkError, ChecksumError, WorkerError)):
-        return words
-    return f"{type(error).__name__}: {words}"
+        return message
+    return f"{type(error).__name__}: {message}"
 
 
 def note_cause(error: BaseException, cause: str) -> None:

@@ -16,14 +16,15 @@ import torch
 import torch.distributed as dist
 
 from thinpipe.comm.addresses import address_and_port, address_of, address_towards, interface_with
+from thinpipe.comm.backend import is_preconnected
 from thinpipe.comm.control import ACTIVITY, Control
 from thinpipe.comm.errors import LinkError, note_cause
-from thinpipe.comm.exchange import needing_peers
-from thinpipe.comm.rendezvous import MasterStore, Patience, bounded, make_store, meet, own_address_towards
+from thinpipe.comm.group import link_errors
+from thinpipe.comm.rendezvous import MasterStore, Patience, bounded, connect_control, make_store, own_address_towards
 from thinpipe.options import OptionError
 from thinpipe.system.sanitize import printable
 
-COMPLETE = "the run is complete"  # for say_remote
+COMPLETE = "the run is complete"  # for print_remote
 PATIENCE_S = 60.0  # default time to wait for a silent worker
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -81,16 +82,16 @@ def set_member(rank: int, size: int, *, machine: int, local: tuple[int, int], ma
     }
 
 
-def say(words: str) -> None:
+def print_line(line: str) -> None:
     """Print a line on stderr; parts of it may come from peers."""
-    print(f"thinpipe: {printable(words)}", file=sys.stderr, flush=True)
+    print(f"thinpipe: {printable(line)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def joined(
     backend: str | None = None,
     *,
-    meeting_file: str | None = None,
+    store_file: str | None = None,
     patience_s: float = PATIENCE_S,
     end: Callable[[str], Any],
 ) -> Iterator[Control]:
@@ -98,7 +99,7 @@ def joined(
 
     Args:
         backend: by default NCCL if every worker has its own GPU, else gloo.
-        meeting_file: file store through which workers of one machine connect, instead of over a network.
+        store_file: file store through which workers of one machine connect, instead of over a network.
         patience_s: seconds to wait for a missing or silent worker.
         end: terminates this process and reports the cause; called from a thread.
     """
@@ -110,26 +111,26 @@ def joined(
     if "OMP_NUM_THREADS" not in os.environ:  # all workers on all cores are slower than each on its share
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // me.local_size))
     # Workers of one machine share a terminal: messages of one that waits for the client are enough.
-    quiet = meeting_file is not None and me.rank > 1
-    tell: Callable[[str], None] = (lambda words: None) if quiet else say
-    patience = Patience(patience_s, tell)
+    quiet = store_file is not None and me.rank > 1
+    report: Callable[[str], None] = (lambda line: None) if quiet else print_line
+    patience = Patience(patience_s, report)
 
     def join() -> tuple[MasterStore, dict[int, socket.socket]]:
-        found = _find_store(me, meeting_file, patience)
-        return found, meet(found.store, me.rank, me.size, own_address(), patience)
+        found = _find_store(me, store_file, patience)
+        return found, connect_control(found.store, me.rank, me.size, own_address(), patience)
 
     master_store, connections = bounded(join, patience)
-    control = Control(me.rank, connections, patience_s=patience_s, say=tell, end=end)
+    control = Control(me.rank, connections, patience_s=patience_s, report=report, end=end)
     ACTIVITY.note("connecting to the other workers")
     # Torch then waits until all are connected: an idle worker would exit while others still connect to it.
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
     try:
-        chosen = _connect(backend, own_gpu, master_store.store, me)
-        if chosen == "gloo":  # NCCL opens more connections to the store for new groups
+        _connect(backend, own_gpu, master_store.store, me)
+        if is_preconnected():  # NCCL opens more connections to the store for new groups
             master_store.stop_listening()
         ACTIVITY.note("starting")
         master = address_and_port(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        say_remote(f"joined worker 0 at {master} as worker {me.rank} of {me.size}")
+        print_remote(f"joined worker 0 at {master} as worker {me.rank} of {me.size}")
         yield control
     except BaseException as error:
         # Keep the group: otherwise the others would see the lost connection before the cause.
@@ -141,28 +142,27 @@ def joined(
     control.close()
 
 
-def say_remote(words: str) -> None:
+def print_remote(line: str) -> None:
     """Print a line on the first worker of a machine without the client, which shows no progress or results."""
     me = member()
     launched = multiprocessing.parent_process() is not None  # by the client's command, whose terminal it shares
     if me is not None and me.machine > 0 and me.local_rank == 0 and not launched:
-        say(words)
+        print_line(line)
 
 
-def _connect(backend: str | None, own_gpu: bool, store: dist.Store, me: Member) -> str:
-    """Create the process group; return the backend that all workers chose."""
+def _connect(backend: str | None, own_gpu: bool, store: dist.Store, me: Member) -> None:
+    """Create the default process group with the backend that all workers choose."""
     try:
-        with needing_peers("connecting"):
+        with link_errors("connecting"):
             chosen = backend or ("nccl" if _all_have(own_gpu, store, me) else "gloo")
             dist.init_process_group(chosen, store=store, rank=me.rank, world_size=me.size)
     except (ValueError, MemoryError) as error:  # of gloo, which parses the contents of the store
         raise LinkError(f"the store has no addresses of workers, something else writes to its port ({error})") from None
-    return chosen
 
 
-def _find_store(me: Member, meeting_file: str | None, patience: Patience) -> MasterStore:
-    if meeting_file is not None:
-        return MasterStore(dist.FileStore(meeting_file, me.size))
+def _find_store(me: Member, store_file: str | None, patience: Patience) -> MasterStore:
+    if store_file is not None:
+        return MasterStore(dist.FileStore(store_file, me.size))
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if "GLOO_SOCKET_IFNAME" not in os.environ:
         # gloo would resolve this machine's name, often to 127.0.0.1, which the others cannot reach.

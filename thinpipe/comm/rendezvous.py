@@ -40,30 +40,41 @@ _HELLO_BYTES, _HELLO_S = 200, 1.0  # the longest hello, and how long one may tak
 _MOST_PENDING, _BACKLOG = 64, 256  # connections without a complete hello, and connections not accepted yet
 _POLL_S = 0.2
 _GIVE_UP_S = 3.0
-_MISSING, _MOST_SAID = b"-", 1000  # marks a message about missing workers, and its maximal length
+_MISSING, _MISSING_BYTES = b"-", 1000  # marks a message about missing workers, and its maximal length
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 
 
 class Patience:
     """A timeout that reports waiting after WARN_S, at twice that and so on, and raises an error at its end."""
 
-    def __init__(self, seconds: float, say: Say) -> None:
-        self._seconds, self._say = seconds, say
+    def __init__(self, seconds: float, report: Callable[[str], None]) -> None:
+        self._seconds, self._report = seconds, report
         self._began, self._next = time.monotonic(), WARN_S
 
     def left(self) -> float:
         return self._began + self._seconds - time.monotonic()
 
-    def wait(self, words: str, remedy: str, grace_s: float = 0.0) -> None:
+    def wait(self, problem: str, remedy: str, grace_s: float = 0.0) -> None:
         """Return while there is time left, report long waits, then raise LinkError; call it in a polling loop."""
         waited = time.monotonic() - self._began
         if waited >= self._seconds + grace_s:
-            raise LinkError(f"{words}, {waited:.0f} s after the start: {remedy}")
+            raise LinkError(f"{problem}, {waited:.0f} s after the start: {remedy}")
         if waited >= self._next:
-            self._say(f"{words}, {waited:.0f} s after the start")
+            self._report(f"{problem}, {waited:.0f} s after the start")
             self._next *= 2
+
+    def retry(self, attempt: Callable[[], T], explain: Callable[[OSError], tuple[str, str]]) -> T:
+        """Return what ``attempt`` returns; after an OSError, try again while there is time left.
+
+        ``explain`` returns the problem and the remedy.
+        """
+        while True:
+            try:
+                return attempt()
+            except OSError as error:
+                self.wait(*explain(error))
+            time.sleep(_POLL_S)
 
 
 def bounded(call: Callable[[], T], patience: Patience) -> T:
@@ -90,17 +101,15 @@ def bounded(call: Callable[[], T], patience: Patience) -> T:
 
 def own_address_towards(host: str, patience: Patience) -> str:
     """Return the local address used to reach worker 0; wait until its name resolves and a route exists."""
-    while True:
-        try:
-            return address_towards(host)
-        except socket.gaierror as error:
-            problem = f"the name {host} of worker 0 cannot be resolved ({error.strerror})"
-            remedy = "correct {master}, or give the IP address of worker 0 in place of the name"
-        except OSError as error:
-            problem = f"there is no route to worker 0 at {host} ({error.strerror})"
-            remedy = "look at the interfaces and routes of this machine (ip address, ip route)"
-        patience.wait(problem, named(remedy))
-        time.sleep(_POLL_S)
+
+    def explain(error: OSError) -> tuple[str, str]:
+        if isinstance(error, socket.gaierror):
+            remedy = named("correct {master}, or give the IP address of worker 0 in place of the name")
+            return f"the name {host} of worker 0 cannot be resolved ({error.strerror})", remedy
+        remedy = "look at the interfaces and routes of this machine (ip address, ip route)"
+        return f"there is no route to worker 0 at {host} ({error.strerror})", remedy
+
+    return patience.retry(lambda: address_towards(host), explain)
 
 
 @dataclass(frozen=True)
@@ -140,16 +149,8 @@ def make_store(rank: int, size: int, host: str, port: int, patience: Patience) -
         return MasterStore(
             dist.TCPStore(host, port, size, is_master=True, master_listen_fd=listener, **options), listener
         )
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=2).close()
-            break
-        except OSError as error:
-            patience.wait(
-                f"worker 0 does not answer at {address} ({error.strerror or error})",
-                "start it there with rank 0, and let this machine through its firewall",
-            )
-            time.sleep(_POLL_S)
+    remedy = "start it there with rank 0, and let this machine through its firewall"
+    _connect(host, port, patience, remedy).close()
     timeout = timedelta(seconds=max(patience.left(), 1))
     try:
         return MasterStore(dist.TCPStore(host, port, size, is_master=False, timeout=timeout, **options))
@@ -159,7 +160,9 @@ def make_store(rank: int, size: int, host: str, port: int, patience: Patience) -
         ) from None
 
 
-def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patience) -> dict[int, socket.socket]:
+def connect_control(
+    store: dist.Store, rank: int, size: int, address: str, patience: Patience
+) -> dict[int, socket.socket]:
     """Return the connections of the control channel, by the worker at the other end, (2) and (3)."""
     if size == 1:
         return {}
@@ -174,14 +177,15 @@ def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patien
         hello = json.dumps({"worker": rank, "secret": str(facts["secret"])}).encode() + b"\n"
     except (ValueError, KeyError, TypeError, RecursionError):
         raise LinkError("the store of worker 0 has no address of it: something else writes to its port") from None
-    connection = _connect(host, port, patience)
-    while (answer := _greet(connection, hello, patience)) == b"":
+    remedy = "let this machine through its firewall, or name the right interface in GLOO_SOCKET_IFNAME"
+    connection = _connect(host, port, patience, remedy)
+    while (answer := _send_hello(connection, hello, patience)) == b"":
         # Worker 0 drops the oldest connections when it has too many: this one's hello may not have arrived yet.
         connection.close()
         patience.wait("worker 0 closes the connection", f"is there another worker {rank}?", _GIVE_UP_S)
         time.sleep(_POLL_S)
         try:
-            connection = socket.create_connection((host, port), timeout=max(min(patience.left(), 5.0), _POLL_S))
+            connection = _open(host, port, patience)
         except OSError:
             raise LinkError("worker 0 has gone while workers were still missing; look for its error") from None
     if answer == _MISSING:
@@ -189,7 +193,7 @@ def meet(store: dist.Store, rank: int, size: int, address: str, patience: Patien
     return {0: connection}
 
 
-def _greet(connection: socket.socket, hello: bytes, patience: Patience) -> bytes:
+def _send_hello(connection: socket.socket, hello: bytes, patience: Patience) -> bytes:
     """Send the hello and return the answer: a line end, _MISSING, or nothing if the connection is closed."""
     try:
         connection.sendall(hello)
@@ -212,7 +216,7 @@ class _Hello:
     received: bytes = b""
 
 
-class _Entrance:
+class _HelloServer:
     """The listening socket of the client, which receives all hellos concurrently: none delays another."""
 
     def __init__(self, listener: socket.socket, secret: str, size: int) -> None:
@@ -279,18 +283,18 @@ class _Entrance:
 def _receive_all(store: dist.Store, size: int, address: str, patience: Patience) -> dict[int, socket.socket]:
     secret = secrets.token_hex(16)
     with listen(address, 0, backlog=_BACKLOG) as listener:
-        entrance = _Entrance(listener, secret, size)
+        server = _HelloServer(listener, secret, size)
         store.set(_KEY, json.dumps({"host": address, "port": listener.getsockname()[1], "secret": secret}))
         try:
-            while len(entrance.found) < size - 1:
-                entrance.poll()
-                _wait_for_missing(entrance.found, size, patience)
+            while len(server.found) < size - 1:
+                server.poll()
+                _wait_for_missing(server.found, size, patience)
         finally:
-            entrance.close()
-    for connection in entrance.found.values():
+            server.close()
+    for connection in server.found.values():
         connection.setblocking(True)
         connection.sendall(b"\n")
-    return entrance.found
+    return server.found
 
 
 def _wait_for_missing(found: dict[int, socket.socket], size: int, patience: Patience) -> None:
@@ -312,12 +316,12 @@ def _wait_for_missing(found: dict[int, socket.socket], size: int, patience: Pati
 
 def _line(connection: socket.socket) -> str:
     """Return the message of worker 0 about missing workers."""
-    heard = b""
+    line = b""
     connection.settimeout(_HELLO_S)
     with suppress(OSError):
-        while not heard.endswith(b"\n") and len(heard) < _MOST_SAID and (received := connection.recv(_MOST_SAID)):
-            heard += received
-    return one_line(heard[:_MOST_SAID].decode(errors="replace")) or "worker 0 has given up"
+        while not line.endswith(b"\n") and len(line) < _MISSING_BYTES and (received := connection.recv(_MISSING_BYTES)):
+            line += received
+    return one_line(line[:_MISSING_BYTES].decode(errors="replace")) or "worker 0 has given up"
 
 
 def _worker_of(hello: bytes, secret: str) -> int | None:
@@ -330,13 +334,14 @@ def _worker_of(hello: bytes, secret: str) -> int | None:
         return None
 
 
-def _connect(host: str, port: int, patience: Patience) -> socket.socket:
-    while True:
-        try:
-            return socket.create_connection((host, port), timeout=max(min(patience.left(), 5.0), _POLL_S))
-        except OSError as error:
-            patience.wait(
-                f"worker 0 does not answer at {one_line(address_and_port(host, port))} ({error.strerror or error})",
-                "let this machine through its firewall, or name the right interface in GLOO_SOCKET_IFNAME",
-            )
-            time.sleep(_POLL_S)
+def _connect(host: str, port: int, patience: Patience, remedy: str) -> socket.socket:
+    """Return a connection to worker 0; wait until it listens."""
+    address = one_line(address_and_port(host, port))
+    return patience.retry(
+        lambda: _open(host, port, patience),
+        lambda error: (f"worker 0 does not answer at {address} ({error.strerror or error})", remedy),
+    )
+
+
+def _open(host: str, port: int, patience: Patience) -> socket.socket:
+    return socket.create_connection((host, port), timeout=max(min(patience.left(), 5.0), _POLL_S))

@@ -14,12 +14,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
+from typing import Any, TypeVar
 
 from thinpipe.comm.control import ACTIVITY, GRACE_S
 from thinpipe.comm.errors import Interrupted
-from thinpipe.comm.membership import say
+from thinpipe.comm.membership import print_line
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -58,6 +59,9 @@ class RaisedSignal(Noted):
         super().__call__(number, frame)
         if first:
             raise Interrupted(number)
+
+
+Handler = TypeVar("Handler", bound=Noted)
 
 
 @contextmanager
@@ -127,7 +131,7 @@ def _watch(pipe: int, launched: bool) -> int:
             return number
         if not announced and now - began > REPEAT_S:
             announced = True
-            say(f"stopping after the step under way; {SECOND}")
+            print_line(f"stopping after the step under way; {SECOND}")
         if stops_after_step and ACTIVITY.done != finished:
             finished, finished_at = ACTIVITY.done, now
         patience_s = max(STUCK_S, STUCK_STEPS * ACTIVITY.longest_step_s) if stops_after_step else GRACE_S
@@ -135,21 +139,30 @@ def _watch(pipe: int, launched: bool) -> int:
             return number
 
 
+def ignored_signals() -> frozenset[int]:
+    """Return the signals of ENDING that this process ignores (nohup)."""
+    return frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN)
+
+
 @contextmanager
-def noted_signals() -> Iterator[Noted]:
+def handled_signals(handler: Handler, takes: Callable[[Any], bool]) -> Iterator[Handler]:
+    """Handle the signals of ENDING whose present handler ``takes`` accepts; none outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield handler
+        return
+    numbers = [number for number in ENDING if takes(signal.getsignal(number))]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield handler
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def noted_signals() -> AbstractContextManager[Noted]:
     """Record the signals that would end this worker instead of raising them.
 
     So all workers can stop after the same step. Signals that are ignored, or that would end the process immediately
-    without ``raise_signals``, keep their handlers; so do all outside the main thread.
+    without ``raise_signals``, keep their handlers.
     """
-    noted = Noted()
-    if threading.current_thread() is not threading.main_thread():
-        yield noted
-        return
-    taken = [number for number in ENDING if callable(signal.getsignal(number))]
-    before = {number: signal.signal(number, noted) for number in taken}
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handled_signals(Noted(), callable)

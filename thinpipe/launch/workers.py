@@ -22,8 +22,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
@@ -31,13 +31,15 @@ from typing import Any, Protocol
 
 from thinpipe.comm.control import GRACE_S
 from thinpipe.comm.errors import Interrupted, Terminated, WorkerError, debugging, is_secondary, leave, noted_cause
-from thinpipe.comm.membership import PATIENCE_S, joined, member, say, set_member
+from thinpipe.comm.membership import PATIENCE_S, joined, member, print_line, set_member
 from thinpipe.comm.signals import (
     ENDING,
     REPEAT_S,
     SECOND,
     RaisedSignal,
     end_with_parent,
+    handled_signals,
+    ignored_signals,
     raise_signals,
     unblock_signals,
 )
@@ -69,16 +71,16 @@ class _Worker:
         """True if its process exists; if the server was killed, multiprocessing reports living workers as dead."""
         return lives(self.process.pid)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Receive the worker's result or error, or note that its process has died."""
         try:
-            good, word = self.results.recv() if self.results.poll() else (False, None)
+            succeeded, report = self.results.recv() if self.results.poll() else (False, None)
         except (EOFError, OSError):
-            good, word = False, None
-        if good:
-            self.result = (word,)
-        elif word is not None:
-            self.cause, self.code, self.is_secondary = word
+            succeeded, report = False, None
+        if succeeded:
+            self.result = (report,)
+        elif report is not None:
+            self.cause, self.code, self.is_secondary = report
         elif not self.lives:
             self.process.join(GRACE_S)
             self.cause, self.code = _end_of(self.process.exitcode)
@@ -108,13 +110,13 @@ def run_workers(
     me = member()
     if me is not None:
         if workers not in (None, me.size):
-            raise ValueError(f"this is one of {me.size} workers, but {workers} were asked for; leave one of them out")
+            raise ValueError(f"this is one of {me.size} workers, but {workers} were requested; leave one of them out")
         if network is not None:
             raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
         mine = _arguments(args, private, me.rank)
         return [_join(function, mine, me.rank, backend, patience_s, end or _end_here)]
     if workers is None or workers < 1:
-        raise ValueError(f"how many workers? got {workers}; ask for 1 or more, or start this under torchrun")
+        raise ValueError(f"the number of workers is 1 or more, got {workers}; give it, or start this under torchrun")
     import_ahead()
     folder = temporary_folder()
     job = _Job(
@@ -125,11 +127,11 @@ def run_workers(
         backend=backend,
         patience_s=patience_s,
         folder=folder,
-        meeting_file=str(Path(folder) / f"meeting-{next(_serial)}"),
-        ignored=frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN),
+        store_file=str(Path(folder) / f"store-{next(_serial)}"),
+        ignored=ignored_signals(),
         environment=dict(os.environ),
     )
-    with _signals_raised() as signals:
+    with handled_signals(RaisedSignal(), lambda handler: handler is not signal.SIG_IGN) as signals:
         started: list[_Worker] = []
         try:
             for rank in range(workers):
@@ -144,7 +146,7 @@ def run_workers(
             _end(started, signal.SIGTERM)
             raise
         finally:
-            Path(job.meeting_file).unlink(missing_ok=True)
+            Path(job.store_file).unlink(missing_ok=True)
     return [worker.result[0] for worker in started if worker.result is not None]
 
 
@@ -157,8 +159,7 @@ def _join(
 ) -> Any:
     """Call the function as a worker that was started elsewhere."""
     if threading.current_thread() is threading.main_thread():
-        ignored = frozenset(number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN)
-        raise_signals(leave, ignored)
+        raise_signals(leave, ignored_signals())
     end_with_parent()
     try:
         with joined(backend, patience_s=patience_s, end=end):
@@ -213,11 +214,11 @@ def _listen(workers: Sequence[_Worker], seconds: float | None, also: int | None 
     for worker in workers:
         if not worker.ended:
             ends |= {worker.results: worker, worker.process.sentinel: worker}
-    heard = connection.wait([*ends, *([] if also is None else [also])], seconds)
-    for ready in heard:
-        if ready in ends and not ends[ready].ended:
-            ends[ready].hear()
-    return heard
+    ready = connection.wait([*ends, *([] if also is None else [also])], seconds)
+    for each in ready:
+        if each in ends and not ends[each].ended:
+            ends[each].receive()
+    return ready
 
 
 def _end(workers: Sequence[_Worker], number: int | None) -> None:
@@ -236,7 +237,7 @@ def _end(workers: Sequence[_Worker], number: int | None) -> None:
     for worker in workers:
         worker.process.join(GRACE_S)
         if not worker.ended:
-            worker.hear()
+            worker.receive()
 
 
 def _stop(workers: Sequence[_Worker], number: int, signals: RaisedSignal) -> None:
@@ -248,7 +249,7 @@ def _stop(workers: Sequence[_Worker], number: int, signals: RaisedSignal) -> Non
             _signal(workers, signal.SIGKILL)
         if not announced and time.monotonic() - began > REPEAT_S:
             announced = True
-            say(f"waiting for the workers to stop; {SECOND}")
+            print_line(f"waiting for the workers to stop; {SECOND}")
         _listen(workers, 0.05)
         time.sleep(0.02)
     _end(workers, None)
@@ -290,22 +291,6 @@ def _end_of(code: int | None) -> tuple[str, int]:
     return f"ended without a result, exit code {code}", 1
 
 
-@contextmanager
-def _signals_raised() -> Iterator[RaisedSignal]:
-    """Raise the first of SIGINT, SIGTERM and SIGHUP as an exception; later ones must not interrupt its handling."""
-    handler = RaisedSignal()
-    if threading.current_thread() is not threading.main_thread():
-        yield handler
-        return
-    taken = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in taken}
-    try:
-        yield handler
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
 class Network(Protocol):
     """A virtual network with a place for every worker."""
 
@@ -328,7 +313,7 @@ class _Job:
     backend: str | None
     patience_s: float
     folder: str  # temporary folder of the launcher
-    meeting_file: str
+    store_file: str
     ignored: frozenset[int]  # signals
     environment: dict[str, str]  # of the launcher, which may have changed it since the server was started
 
@@ -350,7 +335,7 @@ def _work(job: _Job, rank: int, sender: connection.Connection) -> None:
             machine = rank
             backend = backend or "gloo"  # NCCL would bypass the network through shared memory
         set_member(rank, job.workers, machine=machine, local=local, master=("127.0.0.1", "0"))
-        options: dict[str, Any] = {"meeting_file": job.meeting_file, "patience_s": job.patience_s}
+        options: dict[str, Any] = {"store_file": job.store_file, "patience_s": job.patience_s}
         with joined(backend, end=report.failed, **options):
             result = job.function(*job.args)
         report.done(result)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining import _utils
 
+from thinpipe.system.tensors import dtype_name, dtype_named
+
 # True if shapes can be inferred without pickles; otherwise stages must be given their shapes.
 CAN_INFER = hasattr(_utils, "_StageForwardMeta")
 
@@ -74,11 +76,8 @@ def _tensor(meta: Any) -> list[Any]:
             f"stages find the shapes of plain tensors by themselves, got {type(meta).__name__}; "
             "give the stage its shapes, as input_args and output_args"
         )
-    return [list(meta.shape), list(meta.stride), str(meta.dtype).removeprefix("torch."), meta.requires_grad]
+    return [list(meta.shape), list(meta.stride), dtype_name(meta.dtype), meta.requires_grad]
 
 
 def _meta(shape: list[int], stride: list[int], dtype: str, requires_grad: bool) -> Any:
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"the neighbour sends tensors of a type that torch does not know: {dtype!r}")
-    return _utils._TensorMeta(torch.Size(shape), tuple(stride), found, bool(requires_grad))
+    return _utils._TensorMeta(torch.Size(shape), tuple(stride), dtype_named(dtype), bool(requires_grad))

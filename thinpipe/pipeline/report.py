@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from thinpipe.comm.backend import wire_device
-from thinpipe.comm.exchange import gather, needing_peers
+from thinpipe.comm.group import Group
 from thinpipe.links.counters import LinkEnd, Stamp, now
 from thinpipe.links.link import Link
 from thinpipe.pipeline.stage import PipelineStage
@@ -79,47 +77,44 @@ def reset_counters(stages: Sequence[PipelineStage]) -> None:
 def gather_ends(stages: Sequence[PipelineStage]) -> list[LinkEnd]:
     """Return the link ends of all workers: counters, and stamps in the time of worker 0. A collective."""
     links = [link for stage in stages for link in stage.links]
-    return gather_links(links, stages[0].group, stages[0].device)
+    return gather_links(links, Group.of(stages[0].group, stages[0].device))
 
 
-def gather_links(links: Sequence[Link], group: dist.ProcessGroup | None, device: torch.device) -> list[LinkEnd]:
+def gather_links(links: Sequence[Link], group: Group) -> list[LinkEnd]:
     """Return the link ends of links without a stage. A collective of ``group``, which may differ from the links'."""
-    offset = clock_offset(group, device)
-    everyone = gather([link.end().to_json(offset) for link in links], group, device)
-    return [LinkEnd.from_json(told, worker) for worker, ends in enumerate(everyone) for told in ends]
+    offset = clock_offset(group)
+    everyone = group.gather([link.end().to_json(offset) for link in links])
+    return [LinkEnd.from_json(end, worker) for worker, ends in enumerate(everyone) for end in ends]
 
 
-def clock_offset(group: dist.ProcessGroup | None, device: torch.device) -> float:
+def clock_offset(group: Group) -> float:
     """Return the seconds to add to this worker's clock to get worker 0's. A collective.
 
     The error is half a round trip; on one machine all processes read one clock, and there is none.
     """
-    machines = gather(machine_id(), group, device)
-    device = wire_device(group, device)
-    worker, offset, quickest = dist.get_rank(group), 0.0, float("inf")
+    machines = group.gather(machine_id())
+    worker, offset, quickest = group.rank, 0.0, float("inf")
     for other, machine in enumerate(machines):
         if machine is not None and machine == machines[0]:
             continue
         for _ in range(_PINGS if worker in (0, other) and other else 0):
             began = now()
-            theirs = _ping(other if worker == 0 else 0, worker == 0, group, device)
+            theirs = _ping(group, other if worker == 0 else 0, replies=worker == 0)
             ended = now()
             if worker and ended - began < quickest:
                 quickest, offset = ended - began, theirs - (began + ended) / 2
     return offset
 
 
-def _ping(other: int, answers: bool, group: dist.ProcessGroup | None, device: torch.device) -> float:
+def _ping(group: Group, peer: int, *, replies: bool) -> float:
     """Request another worker's time, or reply to such a request; return the time received."""
-    stamp = torch.zeros(1, dtype=torch.float64, device=device)
-    with needing_peers("comparing clocks"):
-        if answers:
-            dist.recv(stamp, group=group, group_src=other)
-            stamp.fill_(now())
-            dist.send(stamp, group=group, group_dst=other)
-        else:
-            dist.send(stamp, group=group, group_dst=other)
-            dist.recv(stamp, group=group, group_src=other)
+    stamp = torch.zeros(1, dtype=torch.float64, device=group.wire_device)
+    if replies:
+        group.receive(stamp, peer)
+        group.send(stamp.fill_(now()), peer)
+    else:
+        group.send(stamp, peer)
+        group.receive(stamp, peer)
     return float(stamp)
 
 
@@ -144,15 +139,15 @@ def transfer_s(sent: Stamp, received: Stamp) -> float:
 
 
 def _merge(send: LinkEnd, receive: LinkEnd) -> LinkReport:
-    wait = transfer = whole_s = 0.0
-    whole_bytes = 0
+    wait = transfer = complete_s = 0.0
+    complete_bytes = 0
     for sent, received in match(send, receive):
         late = min(max(sent.start - received.start, 0.0), received.end - received.start)
         wait += late
         transfer += received.end - received.start - late
         if received.arrived is not None or sent.start >= received.start:
-            whole_s += transfer_s(sent, received)
-            whole_bytes += received.wire_bytes
+            complete_s += transfer_s(sent, received)
+            complete_bytes += received.wire_bytes
     mine, theirs = receive.counters, send.counters
     return LinkReport(
         source=send.source,
@@ -168,5 +163,5 @@ def _merge(send: LinkEnd, receive: LinkEnd) -> LinkReport:
         blocked_ms=mine.blocked_ms,
         wait_ms=wait * 1e3,
         transfer_ms=transfer * 1e3,
-        link_mb_per_s=whole_bytes / whole_s / 1e6 if whole_s > 0 else None,
+        link_mb_per_s=complete_bytes / complete_s / 1e6 if complete_s > 0 else None,
     )

@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
 from thinpipe.comm.backend import capabilities_of, wire_device
-from thinpipe.comm.exchange import hear, tell
+from thinpipe.comm.group import Group, P2POp
 from thinpipe.links.recv import RecvLink
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline import metadata
@@ -31,9 +30,10 @@ from thinpipe.pipeline.siblings import agree, indices_here
 from thinpipe.pipeline.stage_links import LinkOptions, StageLinks
 
 NOTHING = torch.empty(0)  # in place of a receive buffer of torch
+TorchStage = pipelining.PipelineStage  # for stages of other packages, which do not name torch.distributed
 
 
-class ShapedStage(pipelining.PipelineStage):
+class ShapedStage(TorchStage):
     """A stage that configures its links as soon as torch knows the shapes of the tensors to be sent."""
 
     def __init__(
@@ -120,12 +120,14 @@ class ShapedStage(pipelining.PipelineStage):
         return tensor
 
     def _send_meta(self, meta: Any, dst_stage: int) -> None:
-        tell(metadata.to_json(meta), self.group, self.stage_index_to_group_rank[dst_stage], self.device)
+        Group.of(self.group, self.device).send_json(metadata.to_json(meta), self.stage_index_to_group_rank[dst_stage])
 
     def _recv_meta(self, src_stage: int) -> Any:
-        return metadata.from_json(hear(self.group, self.stage_index_to_group_rank[src_stage], self.device))
+        return metadata.from_json(
+            Group.of(self.group, self.device).receive_json(self.stage_index_to_group_rank[src_stage])
+        )
 
-    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+    def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
         # torch 2.11 sends to both neighbours so that NCCL connects: also to itself in V schedules, and with tensors on
         # the GPU; gloo supports neither. Groups of gloo are connected from the start.
         if capabilities_of(self.group, self.device).preconnected:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from thinpipe.comm import exchange
+from thinpipe.comm.group import Group
 
 if TYPE_CHECKING:
     from thinpipe.pipeline.linked_stage import LinkedStage
@@ -58,4 +58,4 @@ def agree(stage: ShapedStage, facts: Iterable[dict[str, Any]]) -> dict[str, Any]
     Raises an error on all workers if they differ.
     """
     known = dict(itertools.chain.from_iterable(each.items() for each in facts))
-    return exchange.agree(known, stage.group, stage.device)
+    return Group.of(stage.group, stage.device).agree(known)

@@ -31,7 +31,6 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -39,6 +38,7 @@ from torch.utils.checkpoint import checkpoint
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import DEFAULT_RECIPE
 from thinpipe.comm.control import ACTIVITY
+from thinpipe.comm.group import P2POp
 from thinpipe.links.counters import DeviceClock, Event, now
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
 from thinpipe.pipeline.local_stage import LocalStage
@@ -89,11 +89,11 @@ class PipelineStage(LocalStage):
 
     # (4) to (7): its actions
 
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         self.begin()
         return self.links.forward_recv.recv_ops(fwd_chunk_id) if self.links.forward_recv else []
 
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
         return self.links.backward_recv.recv_ops(bwd_chunk_id) if self.links.backward_recv and self.has_backward else []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ class PipelineStage(LocalStage):
         again = frozen_statistics(self.submod)
         return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **kwargs)
 
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         if self.links.forward_send:
             operations = self.links.forward_send.send(fwd_chunk_id, self.fwd_cache[fwd_chunk_id][0])
             self.count_action()
@@ -175,7 +175,7 @@ class PipelineStage(LocalStage):
         self._release(bwd_chunk_id)
         self.count_action()
 
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
         if not self.has_backward or self.is_first:
             return []
         if self.links.backward_send:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from thinpipe.comm.exchange import gather
+from thinpipe.comm.group import Group
 from thinpipe.pipeline.report import clock_offset, gather_ends, match
 from thinpipe.pipeline.stage import PipelineStage
 
@@ -59,12 +59,12 @@ def gather_step(stages: Sequence[PipelineStage]) -> list[Bar]:
     If arrivals were not traced, a transfer is drawn until its chunk was used if the receiver waited for it, and left
     out otherwise: its end is not known.
     """
-    group, device = stages[0].group, stages[0].device
-    offset = clock_offset(group, device)
+    group = Group.of(stages[0].group, stages[0].device)
+    offset = clock_offset(group)
     mine = [asdict(event) for stage in stages for event in stage.links.events]
     bars = [
         (worker, event["kind"], event["stage"], event["chunk"], event["start"] + shift, event["end"] + shift)
-        for worker, (shift, events) in enumerate(gather([offset, mine], group, device))
+        for worker, (shift, events) in enumerate(group.gather([offset, mine]))
         for event in events
     ]
     ends = gather_ends(stages)

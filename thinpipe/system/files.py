@@ -233,7 +233,7 @@ def check_writable(path: Path) -> None:
     if path.exists() and not path.is_file():  # renaming onto /dev/null would replace it
         raise ValueError(f"{path}: results go to a file, this is a device or a pipe; name another")
     try:
-        temporary = temporary_beside(path)
+        temporary = temporary_name(path)
         temporary.touch(exist_ok=False)
         temporary.unlink()
     except OSError as error:
@@ -247,9 +247,9 @@ class OutputError(OSError):
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; if the block ends without an error, move it to ``path``, synced to disk."""
-    temporary = temporary_beside(path)
+    temporary = temporary_name(path)
     try:
         yield temporary
         sync(temporary)  # before the rename: a crash must not leave an empty file in the place of the old one
@@ -260,7 +260,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def temporary_beside(path: Path) -> Path:
+def temporary_name(path: Path) -> Path:
     """Return a name on the same file system, so that renaming is atomic, with the same suffix, for format detection."""
     return path.with_name(f".{os.getpid()}.tmp.{path.name}")
 

@@ -1,4 +1,4 @@
-"""Sizes in bytes: parsing, formatting, and checks against the memory of the machine before allocation."""
+"""Sizes in bytes: parsing, formatting, the memory of this process, and checks of that of the machine."""
 
 from __future__ import annotations
 
@@ -42,6 +42,24 @@ def memory_bytes(device: str = "cpu") -> int:
         return min(machine, int(_CONTAINER.read_text()))
     except (OSError, ValueError):  # no such limit, or "max"
         return machine
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Return the peak memory of this process so far, on the GPU or resident; None if it cannot be measured."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        return status_bytes("VmHWM")
+    except (OSError, LookupError):
+        return None
+
+
+def status_bytes(name: str) -> int:
+    """Return a size of /proc/self/status; raise OSError or LookupError if the system has none."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return 1024 * int(line.split()[1])
+    raise LookupError(name)
 
 
 def check_fits(what: str, needed: int, remedy: str, device: str = "cpu") -> None:

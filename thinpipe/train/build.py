@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from thinpipe.comm.backend import CPU
-from thinpipe.comm.exchange import DisagreementError, agree
-from thinpipe.comm.membership import say_remote
+from thinpipe.comm.group import DisagreementError
+from thinpipe.comm.membership import print_remote
 from thinpipe.train.checkpoints.folder import companions_of
 from thinpipe.train.data import Facts
 from thinpipe.train.engines.engine import Engine
@@ -72,7 +71,7 @@ def prepare(
         )
     )
     engine = _make_engine(adapted, task, settings, running, world, facts)
-    say_remote(describe_held(engine.holdings, world.worker))
+    print_remote(describe_held(engine.holdings, world.worker))
     if running.export is None:
         return Prepared(engine, None, rebuild)
     if exported is not None and adapted.config is not None and not running.merge:
@@ -125,7 +124,7 @@ def check_agreement(facts: Mapping[str, Any], world: World) -> dict[str, Any]:
     """Return the facts that any worker has given; raise SetupError if workers, or their versions, differ in one."""
     versions = {"torch version": torch.__version__, "thinpipe version": __version__}
     try:
-        return agree({**facts, **versions}, world.control_group, CPU)
+        return world.control.agree({**facts, **versions})
     except DisagreementError as error:
         raise SetupError(str(error)) from None
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from thinpipe.options import OptionError, read
 from thinpipe.system.files import read_folder
 from thinpipe.train.checkpoints.best import follow_best
-from thinpipe.train.checkpoints.folder import companions_of, newest_whole
+from thinpipe.train.checkpoints.folder import companions_of, newest_undamaged
 from thinpipe.train.checkpoints.manifest import Manifest
 from thinpipe.train.checkpoints.part import DamagedError
 from thinpipe.train.export import Export
@@ -81,7 +81,7 @@ def prepare_export(run: Path, directory: Path, moved: Mapping[str, Any], *, merg
     run = follow_best(run)
     check_saved("RUN", run)
     check_new_folder(directory)  # before checkpoints are read, which takes a while
-    path, manifest, damages = newest_whole(run)
+    path, manifest, damages = newest_undamaged(run)
     settings = resolve_for_resume(read(Settings, moved), manifest.settings)
     settings.check_export(merge=merge)
     task = find_task(settings.task)

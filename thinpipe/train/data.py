@@ -27,6 +27,7 @@ from xxhash import xxh3_128
 from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import choose_cuts
 from thinpipe.system.sizes import check_fits
+from thinpipe.system.tensors import dtype_named, spec_of
 from thinpipe.train.engines.same_files import check_same_files
 from thinpipe.train.engines.units import Meta, meta_of
 from thinpipe.train.engines.world import SetupError, World
@@ -52,12 +53,12 @@ class Facts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON, without the class names: no model needs them for training."""
-        inputs = [[list(meta.shape), str(meta.dtype).removeprefix("torch.")] for meta in self.inputs]
+        inputs = [spec_of(meta) for meta in self.inputs]
         return asdict(self) | {"inputs": inputs, "shape": asdict(replace(self.shape, labels=None))}
 
     @staticmethod
     def from_json(facts: dict[str, Any]) -> Facts:
-        inputs = tuple(Meta(tuple(shape), getattr(torch, dtype)) for shape, dtype in facts["inputs"])
+        inputs = tuple(Meta(tuple(shape), dtype_named(dtype)) for shape, dtype in facts["inputs"])
         return Facts(Shape(**facts["shape"]), facts["train_samples"], facts["validation_samples"], inputs)
 
 

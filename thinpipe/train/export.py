@@ -16,19 +16,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from thinpipe.comm.control import ACTIVITY
+from thinpipe.comm.streams import HashedPieces, fill_tensors, tensor_pieces
 from thinpipe.system.sizes import size_text
+from thinpipe.system.tensors import dtype_named, empty_tensor, spec_bytes, specs_of
 from thinpipe.train.checkpoints.manifest import Progress
-from thinpipe.train.checkpoints.part import (
-    HashedPieces,
-    filled,
-    receive_pieces,
-    send_pieces,
-    tensor_pieces,
-)
 from thinpipe.train.checkpoints.state import model_tensors
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.models.adapters import (
@@ -188,9 +182,7 @@ class Exporter:
         self.path = "" if export is None else str(export.directory)
         self.bytes = 0 if export is None else export.bytes
         self.notices = [] if export is None or export.notice is None else [export.notice]
-        self._announced: list[dict[str, Any]] = self._world.gather(
-            {name: [list(each.shape), str(each.dtype).removeprefix("torch.")] for name, each in self._mine().items()}
-        )
+        self._announced: list[dict[str, Any]] = self._world.gather(specs_of(self._mine()))
         self._rest: dict[str, Tensor] = {}
         if export is not None:
             self._check(export.form)
@@ -207,7 +199,7 @@ class Exporter:
         """Raise ValueError unless the tensors that workers announce are the model's; this bounds what is received."""
         for theirs in self._announced:
             for name, (shape, dtype) in theirs.items():
-                form.check(name, shape, getattr(torch, dtype))
+                form.check(name, shape, dtype_named(dtype))
 
     def export(self, progress: Progress) -> str | None:
         """Export the model; return None, or one line why it failed, the same on all workers. A collective."""
@@ -216,9 +208,7 @@ class Exporter:
             for stage in self._engine.stages.values():
                 merge(stage.module)  # in place, without more memory; they are not needed separately any more
         if self._export is None:
-            pieces = HashedPieces(tensor_pieces(self._mine().values()))
-            send_pieces(pieces, 0, self._world)
-            self._world.gather(pieces.hexdigest())
+            self._world.gather(self._world.control.send_pieces(tensor_pieces(self._mine().values()), 0))
             return self._agreed(None)
         received = [HashedPieces(self._receive(worker)) for worker in range(1, self._world.workers)]
         hashes: list[str] = []
@@ -243,18 +233,14 @@ class Exporter:
         return self._agreed(problem)
 
     def _receive(self, worker: int) -> Iterator[Tensor]:
-        size = sum(
-            math.prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in self._announced[worker].values()
-        )
-        return receive_pieces(size, worker, self._world)
+        return self._world.control.receive_pieces(sum(map(spec_bytes, self._announced[worker].values())), worker)
 
     def _tensors(self, received: list[HashedPieces]) -> Iterator[tuple[str, Tensor]]:
         yield from self._rest.items()
         yield from self._mine().items()
         coming = []
         for theirs, pieces in zip(self._announced[1:], received, strict=True):
-            empty = (torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in theirs.values())
-            coming.append(zip(theirs, filled(empty, pieces), strict=True))
+            coming.append(zip(theirs, fill_tensors(map(empty_tensor, theirs.values()), pieces), strict=True))
         # Round-robin: over slow links one worker's tensors take longer than torch's timeout for another worker's send.
         for in_turn in zip_longest(*coming):
             yield from (each for each in in_turn if each is not None)

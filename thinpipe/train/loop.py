@@ -12,7 +12,7 @@ from thinpipe.comm.control import ACTIVITY
 from thinpipe.comm.errors import StoppedTogether
 from thinpipe.comm.signals import Noted
 from thinpipe.links.counters import STAMPS
-from thinpipe.system.meter import peak_bytes
+from thinpipe.system.sizes import peak_bytes
 from thinpipe.train.batches import Samples
 from thinpipe.train.checkpoints.best import improves
 from thinpipe.train.checkpoints.interval import SaveTimer
@@ -48,7 +48,7 @@ class Loop:
         self.saver, self.watchers = saver, watchers
         self.listener: Listener | None = None
         self.unsaved: str | None = None  # why there is no checkpoint of the last step
-        self._timer = None if saver is None else SaveTimer(saver.habits.save_every, plan.steps_per_epoch)
+        self._timer = None if saver is None else SaveTimer(saver.options.save_every, plan.steps_per_epoch)
         self.usage = Usage(
             engine,
             forward=settings.compress_forward,
@@ -189,8 +189,8 @@ class Loop:
 
     def _is_time_to_evaluate(self, step: int) -> bool:
         every = self.plan.evaluate_every
-        is_asked = every is not None and step % every == 0
-        return is_asked or step % self.plan.steps_per_epoch == 0 or step == self.plan.last_step
+        is_requested = every is not None and step % every == 0
+        return is_requested or step % self.plan.steps_per_epoch == 0 or step == self.plan.last_step
 
     def _is_save_due_after(self, step: int) -> bool:
         return self._timer is not None and self._timer.is_due_after(step)
@@ -199,7 +199,7 @@ class Loop:
         """Return True if the client keeps this model as the best so far. A collective."""
         if self.saver is None:
             return False
-        return bool(self.engine.world.gather(self.saver.habits.keep_best and improves(self.progress))[0])
+        return bool(self.engine.world.gather(self.saver.options.keep_best and improves(self.progress))[0])
 
     def _save(self, saver: Saver, *, is_best: bool) -> str | None:
         """Save; return why there is no checkpoint of this step, if so. The run continues, and the next save retries."""

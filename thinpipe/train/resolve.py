@@ -163,7 +163,7 @@ def _resolve_run(given: dict[str, Any], run: dict[str, Any]) -> tuple[Settings, 
     settings = resolve_for_resume(given, manifest.settings)
     folder = resume.parent if candidates(resume) == [resume] else resume
     check_save_folder(save or folder, resume)
-    saved_options = {"save": folder, "resume": resume} | asdict(manifest.habits)
+    saved_options = {"save": folder, "resume": resume} | asdict(manifest.options)
     return settings, RunOptions(**(saved_options | run))
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from thinpipe.comm.membership import PATIENCE_S, member
-from thinpipe.comm.shaping import Shaping, parse_links
 from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, Rule, between, check, shared_values
 from thinpipe.system.sizes import parse_size
 from thinpipe.train.checkpoints.best import follow_best
 from thinpipe.train.checkpoints.interval import INTERVAL, parse_interval
 from thinpipe.train.settings import Settings
+from thinpipe.train.shaping import Shaping, parse_links
 from thinpipe.train.tasks.options import COUNT
 from thinpipe.train.tasks.panels import link_option, machine_option, output_option, save_option, training_option
 

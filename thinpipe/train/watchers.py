@@ -12,25 +12,24 @@ full, the next captured step retries with all tensors.
 from __future__ import annotations
 
 import json
-import math
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.codecs.base import as_bytes
-from thinpipe.comm.exchange import needing_peers
+from thinpipe.comm.membership import print_line
+from thinpipe.comm.streams import fill_tensors, tensor_pieces
 from thinpipe.links.link import Link
 from thinpipe.options import OptionError, named
 from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
-from thinpipe.system.files import written_whole
+from thinpipe.system.files import replace_file
+from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import size_text
+from thinpipe.system.tensors import empty_tensor, spec_bytes, specs_of
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.pipeline import PipelineEngine
 from thinpipe.train.engines.world import World
@@ -92,7 +91,7 @@ class StepTrace:
         for link in self._engine.links:
             link.trace = False
         if self._engine.world.is_client:
-            with written_beside("{trace}", self._path) as temporary:
+            with replace_or_warn("{trace}", self._path) as temporary:
                 (draw if self._path.suffix == ".png" else write_chrome_trace)(bars, temporary)
 
 
@@ -103,32 +102,32 @@ class StepCapture:
     """
 
     def __init__(
-        self, asked: Capture, settings: Settings, engine: PipelineEngine, *, first_step: int, last_step: int
+        self, capture: Capture, settings: Settings, engine: PipelineEngine, *, first_step: int, last_step: int
     ) -> None:
-        self._path, self._chunks, self._engine = asked.path, asked.chunks, engine
+        self._path, self._chunks, self._engine = capture.path, capture.chunks, engine
         self._origin = {"thinpipe": __version__, "settings": json.dumps(settings.to_json())}
         self._mine: dict[str, Tensor] = {}  # of the current step
         self._step = 0
-        if asked.chunks > settings.chunks:
-            raise OptionError(f"a step has {settings.chunks} chunks, {{capture_chunks}} asks for {asked.chunks}")
-        steps = asked.steps or tuple(sorted({max(1, round(part * last_step)) for part in _SPREAD}))
+        if capture.chunks > settings.chunks:
+            raise OptionError(f"a step has {settings.chunks} chunks, {{capture_chunks}} asks for {capture.chunks}")
+        steps = capture.steps or tuple(sorted({max(1, round(part * last_step)) for part in _SPREAD}))
         if max(steps) > last_step:
             raise OptionError(f"this run ends with step {last_step}, {{capture_steps}} asks for {max(steps)}")
         self.steps = {step for step in steps if step > first_step}
         # Captured by the same run before it was interrupted.
         self._kept = self._read(first_step) if first_step and engine.world.is_client else {}
         lost = sorted({step for step in steps if step <= first_step} - set(map(_step_of, self._kept)))
-        if asked.steps is not None and lost and engine.world.is_client:
+        if capture.steps is not None and lost and engine.world.is_client:
             raise OptionError(
                 f"this run goes on after step {first_step}, {{capture_steps}} asks for step {lost[0]}, and "
-                f"{asked.path} does not have it; ask for later ones"
+                f"{capture.path} does not have it; ask for later ones"
             )
-        self.file_bytes = len(steps) * asked.chunks * engine.partition.float_bytes_per_chunk()
-        if self.file_bytes > asked.limit:
+        self.file_bytes = len(steps) * capture.chunks * engine.partition.float_bytes_per_chunk()
+        if self.file_bytes > capture.limit:
             raise OptionError(
-                f"{{capture}} would write {size_text(self.file_bytes)}: {len(steps)} steps, {asked.chunks} chunks of "
+                f"{{capture}} would write {size_text(self.file_bytes)}: {len(steps)} steps, {capture.chunks} chunks of "
                 f"each, {size_text(engine.partition.float_bytes_per_chunk())} a chunk; {{capture_limit}} allows "
-                f"{size_text(asked.limit)}. Ask for fewer steps or chunks, or allow more"
+                f"{size_text(capture.limit)}. Ask for fewer steps or chunks, or allow more"
             )
 
     def begin(self, step: int) -> bool:
@@ -147,7 +146,7 @@ class StepCapture:
         self._kept |= _gather_at_client(self._mine, self._engine.world, most=self.file_bytes)
         self._mine = {}
         if self._engine.world.is_client:
-            with written_beside("{capture}", self._path) as temporary:
+            with replace_or_warn("{capture}", self._path) as temporary:
                 save_file(self._kept, temporary, metadata=self._origin)
 
     def _keep(self, link: Link, chunk: int, slot: int, tensor: Tensor) -> None:
@@ -181,27 +180,22 @@ def _gather_at_client(mine: dict[str, Tensor], world: World, most: int) -> dict[
 
     ``most`` is the total size of a run's captures: a tensor announced as larger is rejected.
     """
-    described = {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in mine.items()}
-    everyone = world.gather(described)
+    everyone = world.gather(specs_of(mine))
     if not world.is_client:
-        with needing_peers("sending captured tensors"):
-            for tensor in mine.values():
-                dist.send(as_bytes(tensor), group=world.control_group, group_dst=0)
+        world.control.send_pieces(tensor_pieces(mine.values()), 0)
         return {}
     gathered = dict(mine)
-    for worker, theirs in enumerate(everyone[1:], start=1):
-        for name, (shape, dtype) in theirs.items():
-            size = math.prod(shape) * getattr(torch, dtype).itemsize
-            if size > most:
-                raise ValueError(f"worker {worker} announced a captured tensor of {size} bytes, {most} are the most")
-            gathered[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-            with needing_peers("receiving captured tensors"):
-                dist.recv(as_bytes(gathered[name]), group=world.control_group, group_src=worker)
+    for worker, specs in enumerate(everyone[1:], start=1):
+        size = sum(map(spec_bytes, specs.values()))
+        if size > most:
+            raise ValueError(f"worker {worker} announced captured tensors of {size} bytes, {most} are the most")
+        pieces = world.control.receive_pieces(size, worker)
+        gathered |= zip(specs, fill_tensors(map(empty_tensor, specs.values()), pieces), strict=True)
     return gathered
 
 
 @contextmanager
-def written_beside(option: str, path: Path) -> Iterator[Path]:
+def replace_or_warn(option: str, path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; the file is put at ``path`` complete, or not at all.
 
     If writing to the disk fails, print a warning that names ``option``, as in {trace}, and continue the run.
@@ -209,8 +203,7 @@ def written_beside(option: str, path: Path) -> Iterator[Path]:
     from safetensors import SafetensorError  # raised for a full disk
 
     try:
-        with written_whole(path) as temporary:
+        with replace_file(path) as temporary:
             yield temporary
     except (OSError, SafetensorError) as error:
-        line = str(error).partition("\n")[0]
-        print(f"thinpipe: {named(option)} {path} is not written, the run goes on: {line}", file=sys.stderr, flush=True)
+        print_line(f"{named(option)} {path} is not written, the run goes on: {first_line(error)}")

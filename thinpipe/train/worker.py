@@ -237,7 +237,7 @@ def _saver(
         running.save,
         engine.world,
         settings=settings,
-        habits=SaveOptions(**{each.name: getattr(running, each.name) for each in fields(SaveOptions)}),
+        options=SaveOptions(**{each.name: getattr(running, each.name) for each in fields(SaveOptions)}),
         first_units=first_units(engine),
         data=samples,
         expected_bytes=expected_bytes,

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from tests.preloaded import Program
 from tests.processes import processes_of
-from thinpipe.comm.shaping import parse_link, shaping_of
 from thinpipe.lab.netem import network
 from thinpipe.lab.netem.network import Network, check_links, missing_for_networks, thin_network
 from thinpipe.launch.workers import WorkerError, run_workers
+from thinpipe.train.shaping import parse_link, shaping_of
 
 ROOT = Path(__file__).parents[3]
 LACKS = missing_for_networks(parse_link("1ms"))
@@ -28,7 +28,7 @@ BYTES = 250_000
 HOLD = """
 import sys, time
 from thinpipe.lab.netem.network import thin_network
-from thinpipe.comm.shaping import parse_link
+from thinpipe.train.shaping import parse_link
 with thin_network(parse_link(sys.argv[1]), workers=2) as one, thin_network(parse_link(sys.argv[2]), workers=2) as other:
     print(*one.namespaces, *other.namespaces, flush=True)
     if "busy" in sys.argv:

@@ -10,13 +10,13 @@ from torch import nn
 
 from tests.pool import Pool
 from tests.train.toy import FEATURES, ToyTask, train_toy
-from thinpipe.comm.shaping import parse_link
 from thinpipe.options import OptionError
 from thinpipe.pipeline.order import make_order
 from thinpipe.train.engines.plan import Holding, describe_held, kept_bytes, peak_activation_bytes
 from thinpipe.train.engines.world import SetupError
 from thinpipe.train.resolve import resolve
 from thinpipe.train.running import RunOptions
+from thinpipe.train.shaping import parse_link
 
 KB = 4 * 256  # a row of 256 floats
 

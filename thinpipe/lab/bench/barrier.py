@@ -1,30 +1,17 @@
-"""A barrier that separates measurements and never times out in practice."""
+"""The group whose barriers separate measurements; it never times out in practice."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
-import torch.distributed as dist
-
-from thinpipe.comm.backend import CPU
-from thinpipe.comm.exchange import gather
+from thinpipe.comm.backend import new_group
+from thinpipe.comm.group import Group
 
 # A worker without a part in a measurement waits until it is over. The death of a worker is still detected immediately,
 # because its connections close.
 WAIT = timedelta(days=1)
 
 
-class Barrier:
-    """A gloo process group of all workers that serves only as a barrier; its timeout is a day."""
-
-    def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=WAIT)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values (JSON) of all workers once all have called this."""
-        return gather(value, self._group, CPU)
-
-    def wait(self) -> None:
-        """Return once all workers have called this."""
-        self.gather(None)
+def barrier_group() -> Group:
+    """Return a group of all workers with a timeout of a day. A collective."""
+    return Group.of(new_group(timeout=WAIT))

@@ -12,11 +12,12 @@ from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
 from thinpipe.codecs.recipes import codecs_of, directions
 from thinpipe.codecs.spec import split_specs
-from thinpipe.comm.shaping import parse_links
 from thinpipe.lab.bench.codecs.baselines import BASELINES, OfflinePCA, baseline_codec
 from thinpipe.links.learned.pca_codec import PCACodec
 from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, Rule, between, option
+from thinpipe.system.sanitize import first_line
+from thinpipe.train.shaping import parse_links
 
 PANELS = WHAT, HOW, RESULTS = "What is measured", "How it is measured", "Output"  # panels of the help, in this order
 MOST_THREADS, MOST_REPEATS = 1024, 1_000_000_000
@@ -101,6 +102,5 @@ def find_device(text: str, codecs: Sequence[Codec]) -> torch.device:
             if isinstance(each, KernelCodec):
                 each.kernels_on(device)
     except (RuntimeError, AssertionError) as error:  # torch raises AssertionError if it was built without CUDA
-        reason = str(error).partition("\n")[0]
-        raise OptionError(f"{rule}; {text}: {reason}") from None
+        raise OptionError(f"{rule}; {text}: {first_line(error)}") from None
     return device

@@ -36,11 +36,11 @@ from types import FrameType
 from typing import IO, Any
 
 from thinpipe.comm.membership import member
-from thinpipe.comm.shaping import Shaping, Way, shaping_of
 from thinpipe.comm.signals import signals_blocked
 from thinpipe.lab.netem import forwarder
 from thinpipe.lab.netem.forwarder import CLONE_NEWNET, NAMESPACES
 from thinpipe.options import OptionError
+from thinpipe.train.shaping import Shaping, Way, shaping_of
 
 INTERFACE = "thinpipe"  # interface of each worker, the only one in its namespace apart from loopback
 _TUN = Path("/dev/net/tun")

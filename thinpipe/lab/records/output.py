@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from thinpipe.lab.records.record import Record
-from thinpipe.system.files import OutputError, written_whole
+from thinpipe.system.files import OutputError, replace_file
 
 
 def write_or_print(record: Record, path: Path) -> None:
@@ -22,7 +22,7 @@ def write_or_print(record: Record, path: Path) -> None:
 def write_output(path: Path, write: Callable[[Path], object]) -> None:
     """Call ``write`` with a temporary path, move the file to ``path``, and report it on stderr."""
     try:
-        with written_whole(path) as temporary:
+        with replace_file(path) as temporary:
             write(temporary)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_type_hints
 
 from thinpipe.lab.records.environment import environment
 from thinpipe.options import from_facts
-from thinpipe.system.files import read_json, written_whole
+from thinpipe.system.files import read_json, replace_file
 from thinpipe.system.sanitize import printable_json
 from thinpipe.version import __version__
 
@@ -87,7 +87,7 @@ class Record:
     def write(self, path: Path) -> None:
         """Write the record atomically."""
         text = self.to_json()
-        with written_whole(path) as temporary:
+        with replace_file(path) as temporary:
             temporary.write_text(text)
 
     @classmethod

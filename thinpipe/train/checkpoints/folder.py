@@ -26,7 +26,7 @@ from typing import Literal
 from torch import Tensor
 
 from thinpipe.options import OptionError
-from thinpipe.system.files import make_folder, read_folder, written_whole
+from thinpipe.system.files import make_folder, read_folder, replace_file
 from thinpipe.train.checkpoints.manifest import NAME, Manifest, read_manifest
 from thinpipe.train.checkpoints.part import DamagedError, read_part, verify_part
 from thinpipe.train.engines.world import World
@@ -34,7 +34,7 @@ from thinpipe.train.engines.world import World
 PARTIAL = ".partial"
 LOCK = ".lock"
 COMPANIONS = "tokenizer"
-_WORD = ".word-"
+_PROBE = ".word-"  # prefix of files that show whether all workers see the folder
 # Errors of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
@@ -75,22 +75,20 @@ def newest(path: Path) -> Path:
 
 def newest_manifest(path: Path) -> tuple[Path, Manifest]:
     """Return the newest checkpoint with an undamaged manifest, and the manifest; raise ValueError if there is none."""
-    damages: list[tuple[Path, str]] = []
-    for each in candidates(path):
-        try:
-            return each, read_manifest(each)
-        except DamagedError as error:
-            damages.append((each, str(error)))
-    raise ValueError(all_damaged(path, damages))
+    found, manifest, _ = newest_undamaged(path, verify=False)
+    return found, manifest
 
 
-def newest_whole(path: Path) -> tuple[Path, Manifest, list[tuple[Path, str]]]:
-    """Return the newest undamaged checkpoint, and the damage of later ones; raise ValueError if all are damaged."""
+def newest_undamaged(path: Path, *, verify: bool = True) -> tuple[Path, Manifest, list[tuple[Path, str]]]:
+    """Return the newest undamaged checkpoint, and the damage of later ones; raise ValueError if all are damaged.
+
+    ``verify``: read the parts, too, and compare them with their hashes.
+    """
     damages: list[tuple[Path, str]] = []
     for each in candidates(path):
         try:
             manifest = read_manifest(each)
-            for part in manifest.parts:
+            for part in manifest.parts if verify else ():
                 verify_part(each, part)
             return each, manifest, damages
         except DamagedError as error:
@@ -129,7 +127,7 @@ def keep_companions(directory: Path, files: Mapping[str, bytes]) -> None:
         return
     for name, content in files.items():
         make_folder((kept / name).parent)
-        with written_whole(kept / name) as temporary:
+        with replace_file(kept / name) as temporary:
             temporary.write_bytes(content)
     for other in kept.rglob("*"):
         if other.is_file() and str(other.relative_to(kept)) not in files:
@@ -207,7 +205,7 @@ def sweep(directory: Path) -> None:
     """Remove incomplete files of interrupted runs. The caller must hold the lock."""
     for left in directory.glob(f"step-*{PARTIAL}"):
         shutil.rmtree(left, ignore_errors=True)
-    for left in directory.glob(f"{_WORD}*"):
+    for left in directory.glob(f"{_PROBE}*"):
         left.unlink(missing_ok=True)
 
 
@@ -243,19 +241,19 @@ def check_save_folder(directory: Path, resume: Path | None) -> None:
 
 def check_shared(directory: Path, world: World) -> None:
     """Raise ValueError on all workers if one does not see what the client writes to the folder. A collective."""
-    word, problem = secrets.token_hex(16), None
-    file = directory / f"{_WORD}{secrets.token_hex(8)}"  # a new name: file systems may cache missing names
+    content, problem = secrets.token_hex(16), None
+    file = directory / f"{_PROBE}{secrets.token_hex(8)}"  # a new name: file systems may cache missing names
     if world.is_client:
         try:
-            file.write_text(word)
+            file.write_text(content)
         except OSError as error:
             problem = f"{{save}} needs a folder that can be written; {directory}: {error.strerror}"
-    name, word, problem = world.gather([file.name, word, problem])[0]
+    name, content, problem = world.gather([file.name, content, problem])[0]
     try:
         seen = (directory / name).read_text()
     except (OSError, UnicodeDecodeError):
         seen = None
-    blind = [worker for worker, told in enumerate(world.gather(seen)) if told != word]
+    blind = [worker for worker, read in enumerate(world.gather(seen)) if read != content]
     if world.is_client:
         file.unlink(missing_ok=True)
     if problem is not None:

@@ -13,7 +13,7 @@ import torch
 from xxhash import xxh3_128
 
 from thinpipe.options import from_facts
-from thinpipe.system.files import TEXT_BYTES, regular_size, written_whole
+from thinpipe.system.files import TEXT_BYTES, regular_size, replace_file
 from thinpipe.train.checkpoints.part import DamagedError, Part
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import METRICS, Metric
@@ -84,7 +84,7 @@ class Manifest:
     """Everything in a checkpoint except the tensors."""
 
     settings: Settings
-    habits: SaveOptions
+    options: SaveOptions
     progress: Progress
     first_units: tuple[int, ...]  # of each stage: where the model was cut
     data: Mapping[str, Any]  # the fingerprint of the samples
@@ -98,13 +98,13 @@ class Manifest:
             "thinpipe": self.thinpipe,
             "torch": self.torch,
             "settings": self.settings.to_json(),
-            "habits": asdict(self.habits),
+            "habits": asdict(self.options),
             "progress": asdict(self.progress),
             "first_units": list(self.first_units),
             "data": self.data,
             "parts": [asdict(part) for part in self.parts],
         }
-        with written_whole(directory / NAME) as temporary:
+        with replace_file(directory / NAME) as temporary:
             temporary.write_text(json.dumps(facts | {_SEAL: seal(facts)}, indent=2))
 
     def versions(self) -> str | None:
@@ -113,7 +113,7 @@ class Manifest:
             return None
         return (
             f"saved by thinpipe {self.thinpipe} with torch {self.torch}, goes on with {__version__} and "
-            f"{torch.__version__}: perhaps not to the bit"
+            f"{torch.__version__}: results may not be bit-identical"
         )
 
 
@@ -143,9 +143,9 @@ def read_facts(path: Path) -> dict[str, Any]:
             f"{path} was saved by thinpipe {facts.get('thinpipe')} in format {number}, this version reads {FORMAT}; "
             "resume with the version that saved it"
         )
-    told = facts.pop(_SEAL, None)
-    if told != seal(facts):
-        raise DamagedError(f"{NAME}: hash {seal(facts)}, and it says {told}; it was changed after it was written")
+    saved = facts.pop(_SEAL, None)
+    if saved != seal(facts):
+        raise DamagedError(f"{NAME}: hash {seal(facts)}, and {saved} was saved; it was changed after it was written")
     return facts
 
 
@@ -162,7 +162,7 @@ def manifest_of(facts: Mapping[str, Any], path: Path) -> Manifest:
             raise ValueError("its parts should be a list of files")
         return Manifest(
             settings=Settings.from_json(facts["settings"]),
-            habits=from_facts(SaveOptions, facts["habits"], "its habits"),
+            options=from_facts(SaveOptions, facts["habits"], "its habits"),
             progress=from_facts(Progress, facts["progress"], "its progress"),
             first_units=tuple(map(int, facts["first_units"])),
             data=dict(facts["data"]),

@@ -1,8 +1,8 @@
 """One worker's part of a checkpoint: named tensors as a safetensors file, with the hash of its bytes.
 
 The file is written as a stream of pieces. So a part needs no memory in addition to the tensors, its hash is that of the
-values in memory, and the same stream is sent to the client if the client keeps all parts (``send_pieces``). Parts are
-read by the safetensors library.
+values in memory, and the same stream is sent to the client if the client keeps all parts. Parts are read by the
+safetensors library.
 """
 
 from __future__ import annotations
@@ -15,19 +15,13 @@ from io import FileIO
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from xxhash import xxh3_128
 
-from thinpipe.codecs.base import as_bytes
-from thinpipe.comm.control import ACTIVITY
-from thinpipe.comm.exchange import needing_peers
+from thinpipe.comm.streams import PIECE, HashedPieces, memory_of, tensor_pieces
 from thinpipe.system.files import regular_size
-from thinpipe.train.engines.world import World
 from thinpipe.train.models.save import TensorFile
-
-PIECE = 4 << 20  # bytes that are written, hashed or sent at a time
 
 
 class DamagedError(ValueError):
@@ -65,59 +59,18 @@ class PartStream:
         yield from tensor_pieces(self._tensors)
 
 
-def tensor_pieces(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the bytes of these tensors as uint8 on the CPU, at most ``PIECE`` each."""
-    for tensor in tensors:
-        if tensor.numel():
-            yield from as_bytes(tensor.detach().cpu().contiguous()).split(PIECE)
-
-
-def filled(tensors: Iterable[Tensor], pieces: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield each CPU tensor once it is filled with bytes from ``pieces``, which may end anywhere in a tensor."""
-    coming, piece = iter(pieces), torch.empty(0, dtype=torch.uint8)
-    for tensor in tensors:
-        room = as_bytes(tensor) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-        while room.numel():
-            piece = piece if piece.numel() else next(coming)
-            taken = min(piece.numel(), room.numel())
-            room[:taken] = piece[:taken]
-            room, piece = room[taken:], piece[taken:]
-        yield tensor
-
-
-class HashedPieces:
-    """An iterable of pieces that are counted and hashed as they pass."""
-
-    def __init__(self, pieces: Iterable[Tensor]) -> None:
-        self._pieces, self._hash, self.bytes = pieces, xxh3_128(), 0
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for piece in self._pieces:
-            self._hash.update(_memory(piece))
-            self.bytes += piece.numel()
-            ACTIVITY.done += 1  # progress: a slow disk is not a stall
-            yield piece
-
-    def hexdigest(self) -> str:
-        return str(self._hash.hexdigest())
-
-
 def write_pieces(path: Path, pieces: Iterable[Tensor]) -> Part:
     """Write pieces to a new file, synced to disk on return; remove the file after an error."""
     hashed = HashedPieces(pieces)
     try:
         with path.open("xb", buffering=0) as file:  # a buffer would retry the write that a full disk rejected
             for piece in hashed:
-                _write_all(file, _memory(piece))
+                _write_all(file, memory_of(piece))
             os.fsync(file.fileno())
     except OSError as error:
         path.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
     return Part(name=path.name, bytes=hashed.bytes, xxh3_128=hashed.hexdigest())
-
-
-def _memory(piece: Tensor) -> memoryview:
-    return memoryview(piece.numpy())  # type: ignore[arg-type]
 
 
 def _write_all(file: FileIO, data: memoryview) -> None:
@@ -165,33 +118,3 @@ def _check_size(path: Path, part: Part) -> None:
         raise DamagedError(f"{part.name}: {error.strerror or error}") from None
     if size != part.bytes:
         raise DamagedError(f"{part.name} has {size} bytes, and {part.bytes} were saved")
-
-
-def send_pieces(pieces: Iterable[Tensor], worker: int, world: World) -> None:
-    """Send bytes to a worker, which receives as many. ``pieces`` of any length are sent as pieces of full size."""
-    buffer, filled = torch.empty(PIECE, dtype=torch.uint8), 0
-    for piece in pieces:
-        while piece.numel():
-            taken = min(PIECE - filled, piece.numel())
-            buffer[filled : filled + taken] = piece[:taken]
-            filled, piece = filled + taken, piece[taken:]
-            if filled == PIECE:
-                _send(buffer, worker, world)
-                filled = 0
-    if filled:
-        _send(buffer[:filled], worker, world)
-
-
-def _send(piece: Tensor, worker: int, world: World) -> None:
-    with needing_peers(f"sending tensors to worker {worker}"):
-        dist.send(piece, group=world.control_group, group_dst=worker)
-
-
-def receive_pieces(count: int, worker: int, world: World) -> Iterator[Tensor]:
-    """Yield ``count`` bytes from a worker, piece by piece; each piece is overwritten by the next."""
-    buffer = torch.empty(min(count, PIECE), dtype=torch.uint8)
-    for start in range(0, count, PIECE):
-        piece = buffer[: min(PIECE, count - start)]
-        with needing_peers(f"receiving tensors from worker {worker}"):
-            dist.recv(piece, group=world.control_group, group_src=worker)
-        yield piece

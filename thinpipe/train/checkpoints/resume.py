@@ -19,19 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinpipe.comm.streams import HashedPieces, fill_tensors, tensor_pieces
 from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, named
-from thinpipe.train.checkpoints.folder import all_damaged, candidates, is_complete, load, newest_whole
+from thinpipe.system.tensors import empty_tensor, spec_bytes, specs_of
+from thinpipe.train.checkpoints.folder import all_damaged, candidates, is_complete, load, newest_undamaged
 from thinpipe.train.checkpoints.manifest import Manifest, Progress, manifest_of, read_facts
-from thinpipe.train.checkpoints.part import (
-    DamagedError,
-    HashedPieces,
-    filled,
-    read_part,
-    receive_pieces,
-    send_pieces,
-    tensor_pieces,
-)
+from thinpipe.train.checkpoints.part import DamagedError, read_part
 from thinpipe.train.checkpoints.state import Cuts, belongs_here, frozen_hash, load_model_state, load_worker_state
 from thinpipe.train.data import difference
 from thinpipe.train.engines.engine import Engine
@@ -55,12 +49,12 @@ def adopt_client_settings(settings: Settings, running: RunOptions, world: World)
     """Return the client's settings, and whether it resumes, if it alone has the checkpoints. A collective."""
     if not running.save_local or world.workers == 1:
         return settings, running
-    told, goes_on = world.gather([settings.to_json(), running.resume is not None])[0]
-    if not goes_on:
+    client_settings, resumes = world.gather([settings.to_json(), running.resume is not None])[0]
+    if not resumes:
         return settings, replace(running, resume=None)
     # The client does not have this machine's file paths.
     own = {name: value for name in per_machine_settings() if (value := getattr(settings, name)) is not None}
-    settings = replace(Settings.from_json(told), **own)
+    settings = replace(Settings.from_json(client_settings), **own)
     return settings, running if running.resume else replace(running, resume=running.save)
 
 
@@ -79,7 +73,7 @@ def resume(
     assert running.resume is not None
     world = engine.world
     damages: list[tuple[Path, str]] = []
-    for path, facts, damage in _offers(running.resume, world):
+    for path, facts, damage in _candidates(running.resume, world):
         if damage is None:
             manifest = manifest_of(facts, path)
             _check_same_run(manifest, settings, data, path)
@@ -105,7 +99,7 @@ def load_newest(run: Path, engine: Engine) -> None:
     def newest() -> str | None:
         if not world.is_client:
             return None
-        path, manifest, _ = newest_whole(run)
+        path, manifest, _ = newest_undamaged(run)
         check_frozen(manifest, frozen)
         return path.name
 
@@ -126,7 +120,7 @@ def load_newest(run: Path, engine: Engine) -> None:
         engine.load_codec_state(remembered)
 
 
-def _offers(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
+def _candidates(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
     """Yield the checkpoints to try, newest first, as the client sees them: path, manifest, damage of the manifest."""
     names: list[str] = []
     problem = None
@@ -191,9 +185,9 @@ def _read_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> t
     return state, _first_damage(world.gather(damage))
 
 
-def _first_damage(told: list[str | None]) -> str | None:
+def _first_damage(damages: list[str | None]) -> str | None:
     """Return the first worker's damage, with its number unless it is the client; None if there is none."""
-    for worker, damage in enumerate(told):
+    for worker, damage in enumerate(damages):
         if damage is not None:
             return f"{damage} (worker {worker})" if worker else damage
     return None
@@ -202,6 +196,7 @@ def _first_damage(told: list[str | None]) -> str | None:
 def _receive_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> tuple[State, str | None]:
     """Like ``_read_state`` if the client has all parts: it verifies them, and sends every worker its tensors."""
     world, damage = engine.world, None
+    servers = range(1, world.workers)
     everything: State = {}
     if world.is_client:
         try:
@@ -209,48 +204,26 @@ def _receive_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -
                 everything |= read_part(path, part, lambda name: True)
         except DamagedError as error:
             damage = str(error)
-    described = {
-        name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in everything.items()
-    }
-    described, damage = world.gather([described, damage])[0]
+    specs, damage = world.gather([specs_of(everything), damage])[0]
     if damage is not None:
         return {}, damage
-    mine = [name for name in described if belongs_here(engine, cuts.moved(name))]
-    asked = world.gather(mine)
+    mine = [name for name in specs if belongs_here(engine, cuts.moved(name))]
+    requested = world.gather(mine)
     if world.is_client:
-        theirs = [[everything[name] for name in asked[worker]] for worker in _servers(world)]
-        hashes = [_send_state(tensors, worker, world) for worker, tensors in enumerate(theirs, start=1)]
+        tensors = [[everything[name] for name in names] for names in requested]
+        hashes = [world.control.send_pieces(tensor_pieces(tensors[worker]), worker) for worker in servers]
         state = {name: everything[name] for name in mine}
     else:
-        state = {name: _empty(*described[name]) for name in mine}
-        hashes = [_fill(list(state.values()), world)]
-    told = world.gather(hashes)
-    changed = [worker for worker in _servers(world) if told[worker] != [told[0][worker - 1]]]
+        state = {name: empty_tensor(specs[name]) for name in mine}
+        pieces = HashedPieces(world.control.receive_pieces(sum(spec_bytes(specs[name]) for name in mine), 0))
+        for _ in fill_tensors(state.values(), pieces):
+            pass
+        hashes = [pieces.hexdigest()]
+    sent, *received = world.gather(hashes)
+    changed = [worker for worker in servers if received[worker - 1] != [sent[worker - 1]]]
     if changed:
         raise ValueError(f"the tensors of worker {changed[0]} were changed on their way from the client; try again")
     return {cuts.moved(name): tensor for name, tensor in state.items()}, None
-
-
-def _servers(world: World) -> range:
-    return range(1, world.workers)
-
-
-def _empty(shape: list[int], dtype: str) -> Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype))
-
-
-def _send_state(tensors: list[Tensor], worker: int, world: World) -> str:
-    pieces = HashedPieces(tensor_pieces(tensors))
-    send_pieces(pieces, worker, world)
-    return pieces.hexdigest()
-
-
-def _fill(tensors: list[Tensor], world: World) -> str:
-    """Fill tensors, in order, with the bytes that the client sends; return their hash."""
-    pieces = HashedPieces(receive_pieces(sum(each.numel() * each.element_size() for each in tensors), 0, world))
-    for _ in filled(tensors, pieces):
-        pass
-    return pieces.hexdigest()
 
 
 def first_units(engine: Engine) -> tuple[int, ...]:
@@ -274,5 +247,5 @@ def _notices(
         lost[-1] += " " + ", ".join(map(str, range(now, before)))
     if before != now or cuts.saved != cuts.here:
         moved = "the model is cut elsewhere" if before == now else f"saved with {before} workers, goes on with {now}"
-        lines.append(f"{moved}: the end will not be the same to the bit; dropped: {', '.join(lost) or 'nothing'}")
+        lines.append(f"{moved}: results will not be bit-identical; dropped: {', '.join(lost) or 'nothing'}")
     return lines

@@ -31,15 +31,7 @@ from thinpipe.train.checkpoints.folder import (
     keep_companions,
 )
 from thinpipe.train.checkpoints.manifest import Manifest, Progress, SaveOptions
-from thinpipe.train.checkpoints.part import (
-    HashedPieces,
-    Part,
-    PartStream,
-    part_name,
-    receive_pieces,
-    send_pieces,
-    write_pieces,
-)
+from thinpipe.train.checkpoints.part import Part, PartStream, part_name, write_pieces
 from thinpipe.train.engines.world import World
 from thinpipe.train.settings import Settings
 
@@ -67,14 +59,14 @@ class Saver:
         world: World,
         *,
         settings: Settings,
-        habits: SaveOptions,
+        options: SaveOptions,
         first_units: tuple[int, ...],
         data: Mapping[str, Any],
         expected_bytes: list[int],  # estimate for each worker's part
         companions: Mapping[str, bytes],  # of the client's data
     ) -> None:
         self.directory, self.world = directory, world
-        self.settings, self.habits, self.first_units, self.data = settings, habits, first_units, data
+        self.settings, self.options, self.first_units, self.data = settings, options, first_units, data
         self.expected_bytes, self.companions = expected_bytes, companions
 
     def save(self, progress: Progress, state: dict[str, Tensor], *, is_best: bool = False) -> Saved:
@@ -88,7 +80,7 @@ class Saver:
         partial = path.with_name(path.name + PARTIAL)
         problems = self._on_client(lambda: _make_fresh(partial))
         if not problems:
-            parts, problems = (self._collect if self.habits.save_local else self._write)(partial, state)
+            parts, problems = (self._collect if self.options.save_local else self._write)(partial, state)
         if not problems:
             problems = self._on_client(lambda: self._complete(path, partial, progress, parts))
         if problems and self.world.is_client:
@@ -109,21 +101,18 @@ class Saver:
             try:
                 function()
             except OSError as error:
-                problem = self._words(error)
-        return _heard(self.world.gather(problem))
+                problem = self._line(error)
+        return _errors(self.world.gather(problem))
 
     def _write(self, partial: Path, state: dict[str, Tensor]) -> tuple[list[Part], list[str]]:
         part, problem = None, None
         try:
-            part = write_pieces(partial / part_name(self.world.worker), PartStream(state).pieces())
+            part = asdict(write_pieces(partial / part_name(self.world.worker), PartStream(state).pieces()))
         except OSError as error:
-            problem = self._words(error)
-        return self._told(part, problem)
-
-    def _told(self, part: Part | None, problem: str | None) -> tuple[list[Part], list[str]]:
-        told = self.world.gather([None if part is None else asdict(part), problem])
-        problems = _heard([problem for _, problem in told])
-        return [] if problems else [Part(**each) for each, _ in told], problems
+            problem = self._line(error)
+        results = self.world.gather([part, problem])
+        problems = _errors([problem for _, problem in results])
+        return [] if problems else [Part(**part) for part, _ in results], problems
 
     def _collect(self, partial: Path, state: dict[str, Tensor]) -> tuple[list[Part], list[str]]:
         """Like ``_write``, but the client writes all files."""
@@ -137,27 +126,24 @@ class Saver:
         if problems:
             return [], problems
         if not world.is_client:
-            hashed = HashedPieces(stream.pieces())
-            send_pieces(hashed, 0, world)
-            return self._compared([], hashed.hexdigest(), None)
+            return self._compare([], world.control.send_pieces(stream.pieces(), 0), None)
         files, problem = [], None
         for worker, size in enumerate(sizes):
-            pieces = stream.pieces() if worker == 0 else receive_pieces(size, worker, world)
+            pieces = stream.pieces() if worker == 0 else world.control.receive_pieces(size, worker)
             try:
                 files.append(write_pieces(partial / part_name(worker), pieces))
             except OSError as error:
-                problem = problem or self._words(error)
+                problem = problem or self._line(error)
                 for _ in pieces:  # drain: the worker keeps sending after an error
                     pass
-        return self._compared(files, None, problem)
+        return self._compare(files, None, problem)
 
-    def _compared(self, files: list[Part], sent: str | None, problem: str | None) -> tuple[list[Part], list[str]]:
+    def _compare(self, files: list[Part], sent: str | None, problem: str | None) -> tuple[list[Part], list[str]]:
         """Return the parts that the client has written, and a problem for each that differs from what was sent."""
-        told = self.world.gather([[file.xxh3_128 for file in files], sent, problem])
-        written, _, problem = told[0]
+        (written, _, problem), *senders = self.world.gather([[file.xxh3_128 for file in files], sent, problem])
         if problem is not None:
             return [], [problem]
-        changed = [worker for worker in range(1, len(told)) if told[worker][1] != written[worker]]
+        changed = [worker for worker, (_, sent, _) in enumerate(senders, start=1) if sent != written[worker]]
         return files, [f"the part of worker {worker} was changed on its way to the client" for worker in changed]
 
     def _complete(self, path: Path, partial: Path, progress: Progress, parts: list[Part]) -> None:
@@ -168,7 +154,7 @@ class Saver:
         keep_companions(self.directory, self.companions)
         Manifest(
             settings=self.settings,
-            habits=self.habits,
+            options=self.options,
             progress=progress,
             first_units=self.first_units,
             data=self.data,
@@ -184,12 +170,12 @@ class Saver:
         found = checkpoints(self.directory)
         here = found.index(path)
         # Later ones exist if the run was resumed from before them: it will save these steps again.
-        for other in found[: max(here + 1 - self.habits.keep, 0)] + found[here + 1 :]:
+        for other in found[: max(here + 1 - self.options.keep, 0)] + found[here + 1 :]:
             if other != best:
                 with suppress(OSError):  # the new checkpoint is saved, and the next save retries
                     delete(other)
 
-    def _words(self, error: OSError) -> str:
+    def _line(self, error: OSError) -> str:
         where = self.directory if error.filename is None else error.filename
         return f"worker {self.world.worker}: {where}: {error.strerror or error}"
 
@@ -199,5 +185,5 @@ def _make_fresh(partial: Path) -> None:
     partial.mkdir(parents=True)
 
 
-def _heard(problems: list[str | None]) -> list[str]:
+def _errors(problems: list[str | None]) -> list[str]:
     return [problem for problem in problems if problem is not None]

@@ -139,8 +139,8 @@ def frozen_hash(engine: Engine) -> str | None:
         if name in frozen and tensor.numel()
     }
     everyone = {name: each for known in engine.world.gather(mine) for name, each in known.items()}
-    told = "".join(f"{name} {everyone[name]}\n" for name in sorted(everyone))
-    return xxh3_128(told.encode()).hexdigest() if everyone else None
+    lines = "".join(f"{name} {everyone[name]}\n" for name in sorted(everyone))
+    return xxh3_128(lines.encode()).hexdigest() if everyone else None
 
 
 def _sha256(tensor: Tensor) -> str:

@@ -14,9 +14,9 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import pipelining
 
 from thinpipe.options import named
+from thinpipe.pipeline.shaped_stage import TorchStage
 from thinpipe.pipeline.stage import PipelineStage
 
 
@@ -66,7 +66,7 @@ def _error(step: int, loss: float, where: str) -> NotFiniteError:
     )
 
 
-class Checked(pipelining.PipelineStage):
+class Checked(TorchStage):
     """A stage that sums each chunk's outputs and input gradients, and runs under autocast with ``amp``.
 
     This costs one cheap read, and does not synchronize with the device. A sum is finite unless one of its terms is not,

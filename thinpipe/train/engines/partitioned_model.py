@@ -10,16 +10,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from thinpipe.comm.shaping import Shaping
 from thinpipe.links.slot import Slot
 from thinpipe.options import OptionError
-from thinpipe.pipeline.latency_model import choose_order
 from thinpipe.pipeline.order import Order, make_order
 from thinpipe.pipeline.partition import Layout, UnitCost, choose_cuts, cut_units
 from thinpipe.system.sizes import size_text
+from thinpipe.train.engines.latency_model import choose_order
 from thinpipe.train.engines.plan import LinkPlan, holdings_of, kept_bytes, peak_activation_bytes, plan_link
 from thinpipe.train.engines.units import Meta, Units, check_private, check_shared, costs_of
 from thinpipe.train.engines.world import World
+from thinpipe.train.shaping import Shaping
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ class PipelineEngine(Engine):
         units.load_own(mine.values())
         self.stages = {index: NamedModule.of(module, units.model) for index, module in mine.items()}
         for module in mine.values():
-            world.hold(module)
+            world.to_device(module)
         if units.outputs is not None:
             units.buffers_to(world.device)
         self._side_input_names = {name for module in mine.values() for name in module.asks}

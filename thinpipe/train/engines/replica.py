@@ -76,7 +76,7 @@ class ReplicaEngine(Engine):
         (module,) = cut_units(cut.units, ())
         cut.load_own([module])
         self.stages = {0: NamedModule.of(module, cut.model)}
-        self._module = world.hold(module)
+        self._module = world.to_device(module)
         if cut.outputs is not None:
             cut.buffers_to(world.device)
         self._statistics = DeferredStatistics(module)

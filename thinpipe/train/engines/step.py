@@ -74,8 +74,8 @@ def train_step(
     outcome = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
     signal = interrupted()
     flags = not math.isfinite(loss), bool(signal), save_due
-    statistics.tell([*squares, *flags, engine.sent_bytes() - sent, *outcome])
-    totals = statistics.heard()
+    statistics.send([*squares, *flags, engine.sent_bytes() - sent, *outcome])
+    totals = statistics.result()
     waited_s = time.perf_counter() - began
     squares, (bad_loss, stop, save, wire_bytes, *outcomes) = totals[:stages], totals[stages:]
     if not engine.client_has_outcome:

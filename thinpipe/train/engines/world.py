@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from thinpipe.comm.backend import CPU, host_group
-from thinpipe.comm.exchange import Sum, add_up, gather
+from thinpipe.comm.group import Group, PendingSum, ProcessGroup
 from thinpipe.comm.membership import member
 from thinpipe.system.sanitize import printable
 
@@ -29,15 +28,15 @@ class World:
     worker: int
     workers: int
     device: torch.device
-    group: dist.ProcessGroup | None = None  # carries tensors on the device; None: the default group
-    control_group: dist.ProcessGroup | None = None  # carries statistics and JSON on the CPU; None: the default group
+    group: ProcessGroup | None = None  # carries tensors on the device; None: the default group
+    control: Group  # carries statistics, JSON and streams of bytes, in host memory
     machine: int = 0  # number of this machine, if machines are numbered
 
     @property
     def is_client(self) -> bool:
         return self.worker == 0
 
-    def hold(self, module: nn.Module) -> nn.Module:
+    def to_device(self, module: nn.Module) -> nn.Module:
         """Move a module to the device. On a CPU, convert it to channels-last, which makes convolutions faster."""
         if self.device.type == "cpu":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -45,20 +44,18 @@ class World:
 
     def sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Add up a tensor on the CPU over all workers, in place. A collective."""
-        if self.workers > 1:
-            add_up(numbers, self.control_group)
-        return numbers
+        return self.control.sum(numbers)
 
-    def expect_sum(self, count: int) -> Sum:
+    def expect_sum(self, count: int) -> PendingSum:
         """Return a pending sum of numbers that are not known yet; does not wait until other workers can receive."""
-        return Sum(count, worker=self.worker, workers=self.workers, group=self.control_group)
+        return self.control.expect_sum(count)
 
     def gather(self, facts: Any) -> list[Any]:
         """Return the facts (JSON) of every worker, on all workers. A collective."""
-        return gather(facts, self.control_group, CPU) if self.workers > 1 else [facts]
+        return self.control.gather(facts)
 
     def barrier(self) -> None:
-        self.sum(torch.zeros(1))
+        self.control.barrier()
 
     def together(self, function: Callable[[], Result]) -> Result:
         """Call a function on all workers; a ValueError on one raises SetupError on all, so that none keeps waiting."""
@@ -87,18 +84,19 @@ def join_world(devices: str | Sequence[str], *, threads: int | None = None) -> W
     assert me is not None
     if threads is not None:
         torch.set_num_threads(threads)
-    control_group = host_group()
+    host = host_group()
+    control = Group.of(host)
     kinds = {devices} if isinstance(devices, str) else set(devices)
-    device = devices if isinstance(devices, str) else devices[dist.get_rank()]
+    device = devices if isinstance(devices, str) else devices[control.rank]
     where = CPU
     if device == "cuda":
         where = torch.device("cuda", me.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(where)
     return World(
-        worker=dist.get_rank(),
-        workers=dist.get_world_size(),
+        worker=control.rank,
+        workers=control.size,
         device=where,
-        group=None if kinds == {"cuda"} else control_group,
-        control_group=control_group,
+        group=None if kinds == {"cuda"} else host,
+        control=control,
         machine=me.machine,
     )

@@ -12,7 +12,6 @@ from torch import nn
 
 from thinpipe.codecs.recipes import directions
 from thinpipe.comm.membership import PATIENCE_S, member
-from thinpipe.comm.shaping import Shaping
 from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, above, between, check, like, option, shared_values
 from thinpipe.train.checkpoints.folder import check_exported
@@ -21,6 +20,7 @@ from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.models.weights import LoadWeights
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
+from thinpipe.train.shaping import Shaping
 from thinpipe.train.tasks.options import Source
 from thinpipe.train.tasks.panels import LINKS, MACHINES, OUT, WHERE, link_option, stage_option
 from thinpipe.train.tasks.sources import chosen_model

@@ -13,18 +13,17 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from thinpipe.codecs.base import Codec, as_bytes
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.comm.errors import ChecksumError
-from thinpipe.comm.exchange import needing_peers
+from thinpipe.comm.group import Work, link_errors
 from thinpipe.links.link_codec import WireFormat
 from thinpipe.links.message import CHECKSUM_BYTES, is_intact, seal
 from thinpipe.links.slot import Slot
@@ -32,7 +31,7 @@ from thinpipe.train.engines.world import World
 from thinpipe.train.models.decoding import Step
 
 _NUMBERS = struct.Struct("<7I")
-WORD_BYTES = _NUMBERS.size + CHECKSUM_BYTES
+CONTROL_BYTES = _NUMBERS.size + CHECKSUM_BYTES  # of a control message
 _TAG = 1 << 29  # distinct from the tags of links, which have bit 30, and of users, which are small
 
 
@@ -45,9 +44,9 @@ class Kind(IntEnum):
     QUIT = 4  # control message: there are no more batches
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Head:
-    """The header of a message."""
+    """The header of a message: its fields are sent in this order."""
 
     kind: Kind
     number: int = 0  # sequence number of the message in its batch
@@ -58,22 +57,12 @@ class Head:
     encoded: bool = False  # True: states are encoded by the codec
 
     def write(self, message: Tensor) -> None:
-        fields = self.kind, self.number, self.texts, self.tokens, self.has_mask, self.has_positions, self.encoded
-        _NUMBERS.pack_into(message.numpy().data, 0, *fields)
+        _NUMBERS.pack_into(message.numpy().data, 0, *astuple(self))
 
     @staticmethod
     def read(message: Tensor) -> Head:
-        kind, number, texts, tokens, *flags = _NUMBERS.unpack_from(message.numpy().data)
-        has_mask, has_positions, encoded = map(bool, flags)
-        return Head(
-            kind=Kind(kind),
-            number=number,
-            texts=texts,
-            tokens=tokens,
-            has_mask=has_mask,
-            has_positions=has_positions,
-            encoded=encoded,
-        )
+        kind, *numbers = _NUMBERS.unpack_from(message.numpy().data)
+        return Head(Kind(kind), *numbers[:3], *map(bool, numbers[3:]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,26 +152,24 @@ class Ring:
     """This worker's position in the ring: it receives from the preceding worker and sends to the next one."""
 
     def __init__(self, world: World, limits: Limits) -> None:
-        self._group, self._me, self._limits = world.control_group, world.worker, limits
+        self._group, self._limits = world.control, limits
         self._before, self._next = (world.worker - 1) % world.workers, (world.worker + 1) % world.workers
-        self._coming: tuple[Tensor, dist.Work] | None = None
-        self._going: tuple[Tensor, dist.Work] | None = None
+        self._incoming: tuple[Tensor, Work] | None = None
+        self._outgoing: tuple[Tensor, Work] | None = None
         self.sent_bytes = 0
         self.busy_s = [0.0, 0.0]  # this server's compute time, for prompts and for the tokens that follow
 
     def post(self, size: int) -> None:
         """Post a receive for a message of ``size`` bytes."""
         buffer = torch.empty(size, dtype=torch.uint8)
-        work = dist.irecv(buffer, group=self._group, group_src=self._before, tag=_TAG)
-        assert work is not None  # torch returns None to workers outside the group
-        self._coming = buffer, work
+        self._incoming = buffer, self._group.irecv(buffer, self._before, _TAG)
 
     def take(self) -> tuple[Head, Tensor]:
         """Wait for the posted message; raise ChecksumError for one that is damaged or too large."""
-        assert self._coming is not None
-        message, work = self._coming
-        self._coming = None
-        with needing_peers(f"receiving from worker {self._before}"):
+        assert self._incoming is not None
+        message, work = self._incoming
+        self._incoming = None
+        with link_errors(f"receiving from worker {self._before}"):
             work.wait()
         head = Head.read(message) if is_intact(message, 0, 0, self._before) else None
         if head is None:
@@ -196,31 +183,28 @@ class Ring:
     def send(self, message: Tensor) -> None:
         """Send a message when the preceding send is complete."""
         self.flush()
-        seal(message, 0, 0, self._me)
-        with needing_peers(f"sending to worker {self._next}"):
-            work = dist.isend(message, group=self._group, group_dst=self._next, tag=_TAG)
-        assert work is not None
-        self._going = message, work
+        seal(message, 0, 0, self._group.rank)
+        self._outgoing = message, self._group.isend(message, self._next, _TAG)
         self.sent_bytes += message.numel()
 
-    def say(self, head: Head) -> None:
+    def send_control(self, head: Head) -> None:
         """Send a control message."""
-        message = torch.zeros(WORD_BYTES, dtype=torch.uint8)
+        message = torch.zeros(CONTROL_BYTES, dtype=torch.uint8)
         head.write(message)
         self.send(message)
 
     def flush(self) -> None:
-        if self._going is not None:
-            with needing_peers(f"sending to worker {self._next}"):
-                self._going[1].wait()
-            self._going = None
+        if self._outgoing is not None:
+            with link_errors(f"sending to worker {self._next}"):
+                self._outgoing[1].wait()
+            self._outgoing = None
 
 
 class Servers:
     """The client's view of all servers: a callable that sends states and returns the results."""
 
-    def __init__(self, ring: Ring, going: Packing, coming: Packing, device: torch.device) -> None:
-        self._ring, self._going, self._coming, self._device = ring, going, coming, device
+    def __init__(self, ring: Ring, outgoing: Packing, incoming: Packing, device: torch.device) -> None:
+        self._ring, self._outgoing, self._incoming, self._device = ring, outgoing, incoming, device
         self._head = Head(kind=Kind.LAST)
         self.wait_s = [0.0, 0.0]  # time until states return, for prompts and for the tokens that follow
 
@@ -232,7 +216,7 @@ class Servers:
         texts, tokens = step.states[0].shape[:2]
         head = replace(self._head, texts=texts, tokens=tokens)
         if head.kind is Kind.BEGIN:
-            self._ring.say(head)
+            self._ring.send_control(head)
         else:
             assert tokens == 1, "a key-value cache is continued token by token"
         head = replace(
@@ -243,19 +227,19 @@ class Servers:
             has_positions=step.positions is not None,
         )
         self._head = head
-        self._ring.post(self._coming.size(head))
-        self._ring.send(self._going.pack(head, step))
+        self._ring.post(self._incoming.size(head))
+        self._ring.send(self._outgoing.pack(head, step))
         began = time.perf_counter()
         _, message = self._ring.take()
         self.wait_s[head.number > 1] += time.perf_counter() - began
-        return self._coming.unpack(message, head, self._device).states
+        return self._incoming.unpack(message, head, self._device).states
 
     def end(self) -> None:
         """Mark the end of the batch and notify the servers."""
         if self._head.kind is Kind.STATES:
-            self._ring.send(self._going.pack(replace(self._head, kind=Kind.LAST, tokens=1), None))
+            self._ring.send(self._outgoing.pack(replace(self._head, kind=Kind.LAST, tokens=1), None))
         self._head = Head(kind=Kind.LAST)
 
     def quit(self) -> None:
-        self._ring.say(Head(kind=Kind.QUIT))
+        self._ring.send_control(Head(kind=Kind.QUIT))
         self._ring.flush()

@@ -14,8 +14,8 @@ from torch import nn
 from thinpipe.codecs.spec import codec
 from thinpipe.comm.backend import CPU
 from thinpipe.comm.control import ACTIVITY
-from thinpipe.comm.exchange import DisagreementError, agree
-from thinpipe.comm.membership import say_remote
+from thinpipe.comm.group import DisagreementError
+from thinpipe.comm.membership import print_remote
 from thinpipe.links.link_codec import warm_codec
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
@@ -24,7 +24,7 @@ from thinpipe.train.engines.units import Meta, costs_of, cut_model
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.generation.prompts import Prompt, padded, positions_of
 from thinpipe.train.generation.settings import GenerationSettings
-from thinpipe.train.generation.wire import WORD_BYTES, Kind, Limits, Packing, Ring, Servers
+from thinpipe.train.generation.wire import CONTROL_BYTES, Kind, Limits, Packing, Ring, Servers
 from thinpipe.train.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, check_states
 from thinpipe.train.models.forward import takes
 from thinpipe.train.models.pretrained import PretrainedModel, quiet
@@ -87,7 +87,7 @@ def generate(
             }
             if prompts is not None:
                 facts |= {"prompts": len(prompts), "longest": max(len(prompt.tokens) for prompt in prompts)}
-            facts = agree(settings.shared() | facts, world.control_group, CPU)
+            facts = world.control.agree(settings.shared() | facts)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
         check_same_files({"model": settings.model}, partial(identity, source=settings.source), world)
@@ -98,7 +98,7 @@ def generate(
         assert prompts is not None
         return [_Client(model, pretrained, settings, prompts, world.device).run(show, make_streamer)]
     part = world.together(lambda: _Part(settings, world))
-    say_remote(f"worker {world.worker} holds blocks {part.blocks[0]} to {part.blocks[-1]}")
+    print_remote(f"worker {world.worker} holds blocks {part.blocks[0]} to {part.blocks[-1]}")
     limits = Limits.of(facts, batch_size=settings.batch_size, max_tokens=positions_of(pretrained))
     ring, runs = Ring(world, limits), list[GenerationRun]()
     for encoded in [True, False] if settings.compare else [settings.compress != "none"]:
@@ -157,7 +157,7 @@ class _Part:
         mine = stages_of(me, world.workers, "client-server")
         cut.load_own(modules[index] for index in mine)
         for index in mine:
-            world.hold(modules[index])
+            world.to_device(modules[index])
         cut.buffers_to(world.device)
 
         def packing(worker: int) -> Packing:
@@ -173,7 +173,7 @@ class _Part:
         """Serve batch after batch, until the client has no more."""
         served = ServedBlocks(self.cut, self.blocks)
         while True:
-            ring.post(WORD_BYTES)
+            ring.post(CONTROL_BYTES)
             head, word = ring.take()
             if not self._before_client:
                 ring.send(word)

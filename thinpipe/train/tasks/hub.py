@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
+from thinpipe.comm.membership import member
 from thinpipe.options import OptionError
 from thinpipe.system.files import check_folder, check_regular, errors_named
 from thinpipe.system.sanitize import first_line
@@ -73,7 +74,7 @@ def fetch_model(name: str, option: str, *, weights: bool, code: bool, task: str 
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
-    if torch.distributed.is_initialized():
+    if member() is not None:
         disable_progress_bars()  # every worker would show them
     patterns = [*_DESCRIBING, *(["*.safetensors"] if weights else []), *(["*.py"] if code else [])]
     # Subfolders of the repository are for other programs.

@@ -2,7 +2,6 @@
 
 import pytest
 
-from thinpipe.comm.shaping import parse_link, shaping_of
 from thinpipe.lab.bench.link.link_columns import LinkColumns, make_row, with_lines
 from thinpipe.lab.bench.link.link_options import LinkBenchOptions, parse_sizes
 from thinpipe.lab.bench.link.link_tables import plot_times, rate_text, result_tables, row_line
@@ -10,6 +9,7 @@ from thinpipe.lab.bench.link.probe import Probed, check_probed
 from thinpipe.lab.records.record import columns_of
 from thinpipe.lab.records.report import plain_text
 from thinpipe.links.counters import Counters, LinkEnd, Stamp
+from thinpipe.train.shaping import parse_link, shaping_of
 
 WIRE = 1_000_000
 PROBED = Probed(round_trip_ms=150.0, packets=10, loss_down=0.1, loss_up=0.0, down_mbit_per_s=99.0, up_mbit_per_s=9.0)

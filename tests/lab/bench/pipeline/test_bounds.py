@@ -3,7 +3,6 @@
 import pytest
 
 from tests.lab.bench.pipeline.made_links import link
-from thinpipe.comm.shaping import Shape, Shaping, parse_link, shaping_of
 from thinpipe.lab.bench.pipeline.bounds import (
     Busy,
     Hop,
@@ -12,6 +11,7 @@ from thinpipe.lab.bench.pipeline.bounds import (
     hops_of,
     ring_bytes,
 )
+from thinpipe.train.shaping import Shape, Shaping, parse_link, shaping_of
 
 IDLE = Busy(0.0, 0.0)
 MB = 1_000_000  # 80 ms at 100 Mbit/s

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.lab.bench.pipeline.made_links import link
-from thinpipe.comm.shaping import shaping_of
 from thinpipe.lab.bench.models import Shapes
 from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, WorkerMeasurements, compare, make_row
 from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant
 from thinpipe.lab.bench.pipeline.pipeline_tables import describe, plot_speed, result_tables, row_line
+from thinpipe.train.shaping import shaping_of
 
 STEPS, BATCH = 2, 16
 PIPELINE = Variant(

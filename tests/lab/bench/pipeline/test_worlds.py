@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from thinpipe.comm.shaping import parse_link, shaping_of
 from thinpipe.lab.bench.pipeline.pipeline_options import Variant
 from thinpipe.lab.bench.pipeline.worlds import make_worlds, networks_of, place
 from thinpipe.lab.netem.network import INTERFACE, missing_for_networks
 from thinpipe.launch.workers import run_workers
 from thinpipe.train.engines.world import join_world
+from thinpipe.train.shaping import parse_link, shaping_of
 
 BYTES = 200_000
 RUNS = [Variant(workers=workers, link=link, parallel="data") for workers in (2, 3) for link in (shaping_of(50), None)]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thinpipe.codecs import Codec, codec
 from thinpipe.codecs.base import KernelCodec
+from thinpipe.lab.bench import meter
 from thinpipe.lab.bench.codecs.baselines import OfflinePCA
 from thinpipe.lab.bench.codecs.codec_columns import CodecColumns, CodecTimes, measure_losses
 from thinpipe.lab.bench.codecs.codec_options import CodecBenchOptions
@@ -20,7 +21,6 @@ from thinpipe.lab.bench.codecs.synthetic import Case
 from thinpipe.lab.bench.codecs.verify import NOTE, verify_codecs
 from thinpipe.lab.bench.outcome import Outcome, Print
 from thinpipe.lab.records.record import Record, Row, columns_of, row_of
-from thinpipe.system import meter
 
 
 def measure(options: CodecBenchOptions, on_row: Print, on_progress: Print) -> Outcome:

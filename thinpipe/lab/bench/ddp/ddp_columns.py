@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch.distributed as dist
 
+from thinpipe.comm.backend import new_group
+from thinpipe.comm.group import ProcessGroup
 from thinpipe.lab.records.record import Row, columns_of, figure, row_of
 
 NO_DDP = "no ddp"
@@ -60,7 +61,7 @@ class ReplicaGroup:
     name: str  # number of machines and of replicas on each, as in 2M/8G
     size: int
     ddp: bool
-    process_group: dist.ProcessGroup | None = None  # None without DDP
+    process_group: ProcessGroup | None = None  # None without DDP
 
 
 def group_sizes(world: int) -> list[int]:
@@ -77,7 +78,7 @@ def make_groups(machines: Sequence[int], backend: str, letter: str) -> list[Repl
     """Create all groups from the machine of each replica. A collective: in the same order on all replicas."""
     groups = [ReplicaGroup(name=NO_DDP, size=1, ddp=False)]
     for size in group_sizes(len(machines)):
-        made = dist.new_group(list(range(size)), backend=backend)
+        made = new_group(range(size), backend=backend)
         groups.append(ReplicaGroup(name=group_name(machines[:size], letter), size=size, ddp=True, process_group=made))
     return groups
 

@@ -10,12 +10,12 @@ import torch
 
 from thinpipe.codecs.spec import codec
 from thinpipe.comm.membership import member
-from thinpipe.comm.shaping import Shaping, parse_link
 from thinpipe.lab.bench.inputs import COUNT, HOW, WHAT, find_device, shared
 from thinpipe.lab.bench.models import MODELS, Shapes, check_model, least_bytes
 from thinpipe.lab.netem.network import check_links
 from thinpipe.options import OptionError, above, between, check, option
 from thinpipe.system.sizes import check_fits
+from thinpipe.train.shaping import Shaping, parse_link
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOST_BUCKET_MB = 1_000_000  # torch counts bucket bytes in a 64-bit integer

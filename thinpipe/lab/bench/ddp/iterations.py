@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from thinpipe.comm.shaping import link_facts
-from thinpipe.ddp import DDPState
-from thinpipe.lab.bench.barrier import Barrier
+from thinpipe.comm.backend import default_backend
+from thinpipe.comm.group import Group
+from thinpipe.ddp import DDPState, torch_hook
+from thinpipe.lab.bench.barrier import barrier_group
 from thinpipe.lab.bench.ddp.ddp_columns import COLUMNS, KIND, ReplicaGroup, ReplicaTimes, make_groups, make_row
 from thinpipe.lab.bench.ddp.ddp_options import DTYPES, POWERSGD_START, DDPBenchOptions
 from thinpipe.lab.bench.ddp.ddp_tables import plot_speed, result_tables, row_line
+from thinpipe.lab.bench.meter import time_iterations
 from thinpipe.lab.bench.models import Shapes, Workload, build, check_model
 from thinpipe.lab.bench.outcome import Outcome, Print
 from thinpipe.lab.netem.network import thin_network
 from thinpipe.lab.records.environment import environment, gpu_topology
 from thinpipe.lab.records.record import Record, Row
 from thinpipe.launch.workers import run_workers
-from thinpipe.system.meter import time_iterations
 from thinpipe.train.engines.replica import replicate
 from thinpipe.train.engines.step import bare_step
 from thinpipe.train.engines.world import World, join_world
-
-_TORCH_HOOKS: dict[str, Callable[[dist.ProcessGroup | None], tuple[Any, Any]]] = {
-    "fp16": lambda group: (group, default_hooks.fp16_compress_hook),
-    "bf16": lambda group: (group, default_hooks.bf16_compress_hook),
-    "powersgd": lambda group: (PowerSGDState(group, start_powerSGD_iter=POWERSGD_START), powerSGD_hook),
-}
+from thinpipe.train.shaping import link_facts
 
 
 def measure(options: DDPBenchOptions, on_row: Print, on_progress: Print) -> Outcome | None:
@@ -51,10 +42,9 @@ def measure_iterations(options: DDPBenchOptions, on_row: Print) -> Record | None
     """Measure on this replica and return the record on the first one, None on the others. A collective."""
     device = options.found_device.type
     world = join_world(device)
-    # The default backend is NCCL where each worker has its own GPU.
-    backend = options.backend or (dist.get_backend() if device == "cuda" else "gloo")
-    barrier = Barrier()
-    machines = barrier.gather(world.machine)
+    backend = options.backend or default_backend(world.device)  # NCCL where each worker has its own GPU
+    everyone = barrier_group()
+    machines = everyone.gather(world.machine)
     groups = make_groups(machines, backend, "G" if device == "cuda" else "C")
     first = world.is_client
     config = {
@@ -75,7 +65,7 @@ def measure_iterations(options: DDPBenchOptions, on_row: Print) -> Record | None
     for model in options.models:
         for group in groups:
             mine = _measure_group(model, options, group, world) if world.worker < group.size else None
-            gathered = barrier.gather(None if mine is None else asdict(mine))  # the other replicas wait here
+            gathered = everyone.gather(None if mine is None else asdict(mine))  # the other replicas wait here
             if first:
                 times = [ReplicaTimes(**each) for each in gathered[: group.size]]
                 rows.append(make_row(model, group, options.batch_size, device, times))
@@ -97,7 +87,7 @@ def _measure_group(model: str, options: DDPBenchOptions, group: ReplicaGroup, wo
     for _ in range(options.warmup):
         iterate()
     if group.ddp:
-        dist.barrier(group.process_group, device_ids=None if device.index is None else [device.index])
+        Group.of(group.process_group, device).barrier()
     times = time_iterations(iterate, iterations=options.iterations, device=device)
     return ReplicaTimes(
         samples_s=tuple(sample / 1e3 for sample in times.samples_ms),
@@ -118,5 +108,5 @@ def _wrap(
         gradient_as_bucket_view=options.gradient_as_bucket_view,
     )
     if options.hook is not None:
-        parallel.register_comm_hook(*_TORCH_HOOKS[options.hook](group.process_group))
+        parallel.register_comm_hook(*torch_hook(options.hook, group.process_group, powersgd_start=POWERSGD_START))
     return parallel, state

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from thinpipe.comm.shaping import Shaping, link_text
 from thinpipe.lab.bench.link.probe import Probed
+from thinpipe.lab.bench.meter import Times
 from thinpipe.lab.records.record import Row, figure, row_of
 from thinpipe.links.counters import LinkEnd
 from thinpipe.pipeline.report import match, transfer_s
-from thinpipe.system.meter import Times
+from thinpipe.train.shaping import Shaping, link_text
 
 
 @dataclass(frozen=True)

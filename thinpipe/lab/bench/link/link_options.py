@@ -8,11 +8,11 @@ import torch
 
 from thinpipe.codecs.recipes import RECIPES
 from thinpipe.comm.membership import member
-from thinpipe.comm.shaping import Shaping
 from thinpipe.lab.bench.inputs import HOW, SECONDS, WHAT, find_device, parse_codecs, shared
 from thinpipe.lab.netem.network import check_launch
 from thinpipe.options import OptionError, Rule, check, option
 from thinpipe.system.sizes import check_fits, parse_size, size_text
+from thinpipe.train.shaping import Shaping
 
 WORKERS = 2
 DEFAULT_SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"

@@ -19,13 +19,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import torch.distributed as dist
-
-from thinpipe.comm.backend import CPU
-from thinpipe.comm.exchange import gather
+from thinpipe.comm.group import Group
 from thinpipe.comm.membership import own_address
-from thinpipe.comm.shaping import Shaping
 from thinpipe.lab.records.record import Check, figure
+from thinpipe.train.shaping import Shaping
 
 _PACKET = struct.Struct("!QQd84x")  # run id, sequence number, time of sending
 _WIRE_BYTES = _PACKET.size + 28  # with UDP and IP headers
@@ -53,7 +50,7 @@ class Probed:
     up_mbit_per_s: float | None = figure("up\nMbit/s", format=".1f", better="higher", default=None)
 
 
-def probe(link: Shaping | None, seconds: float, between: Any) -> Probed:
+def probe(link: Shaping | None, seconds: float, between: Group) -> Probed:
     """Run (1) and (2) with ``seconds`` for each of the three measurements; 0 measures nothing. A collective."""
     if not seconds:
         return Probed()
@@ -67,7 +64,7 @@ def probe(link: Shaping | None, seconds: float, between: Any) -> Probed:
 class _Packets:
     """Step (1): round-trip time and losses by UDP packets."""
 
-    def __init__(self, link: Shaping | None, seconds: float, between: Any) -> None:
+    def __init__(self, link: Shaping | None, seconds: float, between: Group) -> None:
         self._between, self._seconds = between, seconds
         ways = {} if link is None else link.ways(2)
         rates = [queue.mbit_per_s for way in ways.values() for queue in way.queues if queue.mbit_per_s is not None]
@@ -78,26 +75,26 @@ class _Packets:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         self._socket.bind((address, 0))
         self._run = time.monotonic_ns()  # filters packets of other senders and of earlier runs
-        places = gather([*self._socket.getsockname()[:2], self._run], between, CPU)
-        (*self._peer, _), self._run = places[1 - dist.get_rank()], places[0][2]
+        places = between.gather([*self._socket.getsockname()[:2], self._run])
+        (*self._peer, _), self._run = places[1 - between.rank], places[0][2]
 
     def measure(self) -> dict[str, Any]:
         """Return the measurements on both workers; empty if no packet came back."""
         over = threading.Event()
         with self._socket:
-            if dist.get_rank() == 0:
+            if self._between.rank == 0:
                 sent, trips = self._send()
-                gather(None, self._between, CPU)
+                self._between.gather(None)
                 mine = {"sent": sent, "came": len(trips), "trip_ms": median(trips) * 1e3 if trips else None}
             else:
                 arrived: set[int] = set()
                 answering = threading.Thread(target=self._answer, args=(over, arrived), daemon=True)
                 answering.start()
-                gather(None, self._between, CPU)  # worker 0 has received all echoes
+                self._between.gather(None)  # worker 0 has received all echoes
                 over.set()
                 answering.join()
                 mine = {"came": len(arrived)}
-        client, server = gather(mine, self._between, CPU)
+        client, server = self._between.gather(mine)
         if not client["came"]:
             return {}
         return {
@@ -172,12 +169,12 @@ def check_probed(link: Shaping, probed: Mapping[str, Any]) -> Iterator[Check]:
         )
 
 
-def _stream(source: int, seconds: float, between: Any) -> float:
+def _stream(source: int, seconds: float, between: Group) -> float:
     """Step (2): return the rate of one direction in Mbit/s, on both workers."""
-    address, me = own_address(), dist.get_rank()
+    address, me = own_address(), between.rank
     rate = None
     with socket.create_server((address, 0), family=_family(address)) as listener:
-        places = gather(list(listener.getsockname()[:2]), between, CPU)
+        places = between.gather(list(listener.getsockname()[:2]))
         if me == source:
             with socket.create_connection(tuple(places[1 - source])) as connection:
                 ends = time.monotonic() + seconds
@@ -187,7 +184,7 @@ def _stream(source: int, seconds: float, between: Any) -> float:
             connection, _ = listener.accept()
             with connection:
                 rate = _received_mbit_per_s(connection)
-        rates: list[Any] = gather(rate, between, CPU)
+        rates: list[Any] = between.gather(rate)
     return float(rates[1 - source])
 
 

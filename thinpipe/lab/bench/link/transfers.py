@@ -8,16 +8,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from thinpipe.codecs import codec
-from thinpipe.comm.backend import CPU
-from thinpipe.comm.exchange import gather
-from thinpipe.comm.shaping import Shaping, link_text, list_facts
+from thinpipe.comm.backend import new_group
+from thinpipe.comm.group import Group
 from thinpipe.lab.bench.codecs.synthetic import laplace
 from thinpipe.lab.bench.link.link_columns import KIND, LinkColumns, make_row, with_lines
 from thinpipe.lab.bench.link.link_options import WORKERS, LinkBenchOptions
@@ -36,6 +33,7 @@ from thinpipe.links.send import SendLink
 from thinpipe.links.slot import Route, Slot
 from thinpipe.pipeline.report import gather_links
 from thinpipe.train.engines.world import join_world
+from thinpipe.train.shaping import Shaping, link_text, list_facts
 
 _ROW = 250  # values in a row of a tensor, 1 kB: low-rank codecs need matrices
 _WAIT = timedelta(hours=1)  # timeout of one message: 100 MB take 15 minutes at 1 Mbit/s
@@ -70,7 +68,7 @@ def _exchange(options: LinkBenchOptions, link: Shaping | None, backend: str, on_
     """Measure one link on both workers; return the rows on the first, None on the other. A collective."""
     world = join_world(options.found_device.type, threads=max(1, (os.cpu_count() or 1) // WORKERS))
     worker, device = world.worker, world.device
-    between = dist.new_group(backend="gloo", timeout=_WAIT)  # for synchronization, whatever backend messages use
+    between = Group.of(new_group(timeout=_WAIT))  # for synchronization, whatever backend messages use
     # NCCL may bypass the network.
     probed = probe(link, options.probe_s if backend == "gloo" else 0.0, between)
     links, rows = list(map(link_text, options.links)), []
@@ -99,15 +97,15 @@ def _directions(link: Shaping | None, both_ways: bool, ends: list[LinkEnd]) -> I
 class _Ends:
     """This worker's ends of one link, or of both its directions."""
 
-    def __init__(self, spec: str, size: int, both_ways: bool, device: torch.device, between: Any) -> None:
-        worker = dist.get_rank()
+    def __init__(self, spec: str, size: int, both_ways: bool, device: torch.device, between: Group) -> None:
+        worker = between.rank
         self._between, self._device = between, device
         self._tensor = _content(size).to(device)
         self.tensor_bytes = self._tensor.numel() * self._tensor.element_size()
         self._links: list[Link] = []
         for source in (0, 1) if both_ways else (0,):
             kind = SendLink if worker == source else RecvLink
-            route = Route(source, 1 - source, worker == source, device, dist.group.WORLD, peer=1 - worker)
+            route = Route(source, 1 - source, worker == source, device, None, peer=1 - worker)
             end = kind(link_codec(spec), route, [])
             end.configure([Slot.of(self._tensor)], 1)
             if both_ways and isinstance(end, RecvLink):
@@ -117,20 +115,20 @@ class _Ends:
 
     def measure(self, options: LinkBenchOptions) -> list[LinkEnd]:
         """Return the counters and timestamps of both workers for the timed messages. A collective."""
-        dist.barrier(self._between)  # the other worker may still compile its codec
+        self._between.barrier()  # the other worker may still compile its codec
         began = time.perf_counter()
         self._send_and_receive(0, options.sender_delay_s)
         took_s = time.perf_counter() - began
         # The first message is a warm-up and not counted, unless it alone exceeds the budget.
         repeat = max(1, min(options.repeat, math.floor(options.budget_s / took_s)))
-        repeat = min(gather(repeat, self._between, CPU))
-        outlasts = max(gather(took_s, self._between, CPU)) > options.budget_s
+        repeat = min(self._between.gather(repeat))
+        outlasts = max(self._between.gather(took_s)) > options.budget_s
         if not outlasts:
             for link in self._links:
                 link.reset_counters()
             for step in range(1, repeat + 1):
                 self._send_and_receive(step, options.sender_delay_s)
-        return gather_links(self._links, self._between, CPU)
+        return gather_links(self._links, self._between)
 
     def _send_and_receive(self, step: int, sender_delay_s: float) -> None:
         sends = [link for link in self._links if isinstance(link, SendLink)]
@@ -141,7 +139,7 @@ class _Ends:
             link.events.clear()
         for receive in receives:
             receive.post()
-        dist.barrier(self._between)
+        self._between.barrier()
         for send in sends:
             if send.source == 0:
                 time.sleep(sender_delay_s)

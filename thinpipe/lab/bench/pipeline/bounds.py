@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from thinpipe.comm.shaping import Queue, Shape, Shaping
 from thinpipe.lab.records.record import figure
 from thinpipe.pipeline.report import LinkReport
+from thinpipe.train.shaping import Queue, Shape, Shaping
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import pipelining
 
 from thinpipe.codecs.recipes import directions
 from thinpipe.comm.membership import member
-from thinpipe.comm.shaping import list_facts
-from thinpipe.lab.bench.barrier import Barrier
+from thinpipe.lab.bench.barrier import barrier_group
+from thinpipe.lab.bench.meter import elapsed_ms, peak_extra_bytes
 from thinpipe.lab.bench.models import build_cuttable, build_named
 from thinpipe.lab.bench.outcome import Outcome, Print
 from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, KIND, WorkerMeasurements, compare, make_row
@@ -39,7 +38,7 @@ from thinpipe.links.registry import link_codec
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline.partition import StageModule, UnitCost, measure_units
 from thinpipe.pipeline.report import LinkReport
-from thinpipe.system.meter import elapsed_ms, peak_extra_bytes
+from thinpipe.pipeline.shaped_stage import TorchStage
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.finite import Checked
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
@@ -48,6 +47,7 @@ from thinpipe.train.engines.step import train_step
 from thinpipe.train.engines.units import Units, cut_model, meta_of
 from thinpipe.train.engines.world import World, join_world
 from thinpipe.train.models.sequential import units_of
+from thinpipe.train.shaping import list_facts
 from thinpipe.train.tasks.task import Batch
 
 _STEPS_PER_TURN = 2  # the last one is timed
@@ -76,7 +76,7 @@ def measure_variants(
 ) -> list[Row] | None:
     """Measure on this worker and return the rows on the first one, None on the others. A collective."""
     world, variants = join_world(options.found_device.type, threads=options.threads), options.variants()
-    worlds, barrier = make_worlds(world, variants, networks), Barrier()
+    worlds, everyone = make_worlds(world, variants, networks), barrier_group()
     # A user's model may be too large for one worker: the engine estimates its costs by counting operations.
     is_measured = options.source is None and any(variant.parallel == "pipeline" for variant in variants)
     costs = _measure_costs(options, world) if is_measured else None
@@ -87,18 +87,18 @@ def measure_variants(
         gc.collect()  # stages and schedules are reference cycles: those of the previous rows would stay in memory
         trainers: list[_Trainer | None] = []
         for number, variant in enumerate(together, start + 1):
-            barrier.wait()  # workers without a part in this row wait here, however long it takes
+            everyone.barrier()  # workers without a part in this row wait here, however long it takes
             mine = world.worker < variant.workers
             trainers.append(_Trainer(variant, options, worlds[place(variant)], costs) if mine else None)
             progress.note(f"{number} of {len(variants)} rows have taken their first steps")
         for step in range(options.steps):
             for index in random.Random(step).sample(range(len(together)), len(together)):
-                barrier.wait()
+                everyone.barrier()
                 if (trainer := trainers[index]) is not None:
                     trainer.turn()
             progress.note(f"timed step {step + 1} of {options.steps} of rows {start + 1} to {start + len(together)}")
         for variant, trainer in zip(together, trainers, strict=True):
-            gathered = barrier.gather(None if trainer is None else trainer.measured().to_json())
+            gathered = everyone.gather(None if trainer is None else trainer.measured().to_json())
             if world.is_client:
                 workers = [WorkerMeasurements.from_json(each) for each in gathered[: variant.workers]]
                 rows.append(make_row(options, variant, workers))
@@ -271,7 +271,7 @@ def _warm_codecs(variant: Variant, device: torch.device) -> None:
         link_codec(spec).warm_up(Slot(torch.Size((64, 1024)), torch.float32), variant.chunks or 1, device)
 
 
-class _Timed(pipelining.PipelineStage):
+class _Timed(TorchStage):
     """torch's stage with the timers and attributes of ours, and without links: torch sends tensors uncompressed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

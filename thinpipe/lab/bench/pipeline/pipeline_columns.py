@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from thinpipe.comm.shaping import link_text
 from thinpipe.lab.bench.pipeline.bounds import Bound, Busy, bound_of_pipeline, bound_of_replicas, hops_of, ring_bytes
 from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant
 from thinpipe.lab.records.record import Row, columns_of, figure, row_of
 from thinpipe.lab.records.step_times import StepTimes, step_times
-from thinpipe.pipeline.latency_model import link_costs, makespan
 from thinpipe.pipeline.order import Action, Order, in_flight, make_order
 from thinpipe.pipeline.report import LinkReport
+from thinpipe.train.engines.latency_model import link_costs, makespan
+from thinpipe.train.shaping import link_text
 
 KIND = "bench pipeline"
 

@@ -11,7 +11,6 @@ import torch
 from thinpipe.codecs import Codec
 from thinpipe.codecs.recipes import RECIPES, directions
 from thinpipe.codecs.spec import split_specs
-from thinpipe.comm.shaping import Shaping
 from thinpipe.lab.bench.inputs import COUNT, HOW, MOST_REPEATS, WHAT, find_device, shared
 from thinpipe.lab.bench.models import CUTTABLE, Shapes, check_named, least_bytes
 from thinpipe.lab.netem.network import check_launch
@@ -20,6 +19,7 @@ from thinpipe.options import OptionError, Rule, check, option, pair
 from thinpipe.pipeline.order import ORDERS, Order, is_order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.system.sizes import check_fits
+from thinpipe.train.shaping import Shaping
 from thinpipe.train.tasks.task import Source
 
 Parallel = Literal["none", "data", "pipeline"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from thinpipe.comm.shaping import parse_link
 from thinpipe.lab.bench.pipeline.pipeline_columns import COLUMNS, PARTS
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row
 from thinpipe.lab.records.report import Table
+from thinpipe.train.shaping import parse_link
 
 _ONE_RATE = re.compile(r"none|[\d.]+[kmg]bit")
 _BY_NAME = {column.name: column for column in COLUMNS}

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-import torch.distributed as dist
-
-from thinpipe.comm.shaping import Shaping
+from thinpipe.comm.backend import new_group
+from thinpipe.comm.group import Group
 from thinpipe.lab.bench.pipeline.pipeline_options import Variant
 from thinpipe.lab.netem.network import Network, thin_network
 from thinpipe.train.engines.world import World
+from thinpipe.train.shaping import Shaping
 
 Place = tuple[int, Shaping | None]  # a number of workers and the link between them
 
@@ -70,6 +70,6 @@ def make_worlds(world: World, variants: Sequence[Variant], networks: Networks | 
         network = None if networks is None else networks.by_place.get(each)
         takes_part = network is not None and world.worker < workers
         with network.visit(world.worker) if network is not None and takes_part else nullcontext():
-            group = dist.new_group(list(range(workers)), backend="gloo")
-        found[each] = replace(world, workers=workers, group=group, control_group=group)
+            group = new_group(range(workers))
+        found[each] = replace(world, workers=workers, group=group, control=Group.of(group))
     return found

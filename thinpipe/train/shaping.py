@@ -189,7 +189,7 @@ def list_facts(several: Sequence[Shaping | None]) -> list[Any]:
 def _parse_group(parts: Sequence[str]) -> Shaping | None:
     if parts[0].endswith(".toml"):
         if len(parts) > 1:
-            raise OptionError(f"{{link}} {parts[0]} says all of its links: write {', '.join(parts[1:])} into the file")
+            raise OptionError(f"{{link}} {parts[0]} has all of its links: write {', '.join(parts[1:])} into the file")
         return _read_file(parts[0])
     shape = _parse_shape(",".join(parts))
     return None if shape == Shape() else Shaping(shape)
@@ -220,23 +220,23 @@ def _parse_shape(text: str) -> Shape:
     return shape
 
 
-def _parse_rate(text: str, whole: str) -> float:
+def _parse_rate(text: str, link: str) -> float:
     match = _RATE.fullmatch(text.strip())
     rate = float(match[1]) * _MBIT[match[2] or "mbit"] if match else 0.0
     if not _LEAST_MBIT <= rate <= _MOST_MBIT:
-        raise _not_a_link(whole)
+        raise _not_a_link(link)
     return rate
 
 
 def _read_file(name: str) -> Shaping:
-    told = read_toml(Path(name), "links of pairs of workers")
-    shapes = dict(_file_entries(name, told))
+    entries = read_toml(Path(name), "links of pairs of workers")
+    shapes = dict(_file_entries(name, entries))
     default = shapes.pop((), Shape())
     return Shaping(default, tuple(sorted(shapes.items())), file=name)  # type: ignore[arg-type]
 
 
-def _file_entries(name: str, told: dict[str, Any]) -> Iterator[tuple[tuple[int, ...], Shape]]:
-    for key, value in told.items():
+def _file_entries(name: str, entries: dict[str, Any]) -> Iterator[tuple[tuple[int, ...], Shape]]:
+    for key, value in entries.items():
         pair = re.fullmatch(r"(\d{1,4})-(\d{1,4})", key)
         if not isinstance(value, str) or (key != "default" and (pair is None or int(pair[1]) >= int(pair[2]))):
             raise OptionError(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from thinpipe.comm.shaping import Queue, parse_link
-from thinpipe.pipeline.latency_model import LinkCost, choose_order, makespan
 from thinpipe.pipeline.order import Action, in_flight, make_order
+from thinpipe.train.engines.latency_model import LinkCost, choose_order, makespan
+from thinpipe.train.shaping import Queue, parse_link
 
 MB = 1_000_000  # 80 ms at 100 Mbit/s
 WAN = parse_link("100mbit/20mbit,25ms,0.1%")

@@ -1,4 +1,4 @@
-"""What links are asked to be: read from text and from files, written back, and turned into the queues of every pair."""
+"""Link shaping: read from text and from files, written back, and turned into the queues of every pair."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinpipe.comm.shaping import (
+from thinpipe.train.shaping import (
     Shape,
     Shaping,
     link_facts,
@@ -61,7 +61,7 @@ def test_delays_losses_and_two_rates(text: str, shape: Shape) -> None:
         *("10mbit,11s", "10mbit,30-20ms", "10mbit,-5ms", "10mbit,40 ms", "10mbit/none"),
     ],
 )
-def test_what_is_no_link_is_an_error_that_says_what_is(text: str) -> None:
+def test_what_is_no_link_is_an_error_with_the_rule(text: str) -> None:
     with pytest.raises(ValueError, match="link is a rate from 1kbit to 600gbit"):
         parse_links(text)
 
@@ -79,9 +79,9 @@ def test_a_file_has_a_link_for_every_pair(tmp_path: Path) -> None:
     links = parse_link(str(path))
     assert links is not None
     assert (links.plain_mbit_per_s, link_text(links)) == (None, str(path))
-    told = {"file": str(path), "default": "1gbit,5ms", "0-1": "100mbit/20mbit,40ms,0.1%", "1-2": "none"}
-    assert list_facts([links, None, shaping_of(10.0)]) == [told, None, 10.0]
-    assert link_facts(links) == {"link_mbit_per_s": None, "link": told}
+    facts = {"file": str(path), "default": "1gbit,5ms", "0-1": "100mbit/20mbit,40ms,0.1%", "1-2": "none"}
+    assert list_facts([links, None, shaping_of(10.0)]) == [facts, None, 10.0]
+    assert link_facts(links) == {"link_mbit_per_s": None, "link": facts}
     ways = links.ways(3)
     facts = {
         pair: (way.queues[0].mbit_per_s, way.shape.delay_ms, way.shape.loss, way.mtu) for pair, way in ways.items()
@@ -106,7 +106,7 @@ def test_a_file_has_a_link_for_every_pair(tmp_path: Path) -> None:
         ('"0-1" =', "cannot be read as links of pairs of workers"),
     ],
 )
-def test_a_file_that_says_something_else_is_named(content: str, message: str, tmp_path: Path) -> None:
+def test_a_file_with_other_content_is_named(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "links.toml"
     path.write_text(content)
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*{re.escape(message)}"):

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from thinpipe.system.meter import Times, peak_extra_bytes, time_calls, time_iterations
+from thinpipe.lab.bench.meter import Times, peak_extra_bytes, time_calls, time_iterations
 
 
 def test_percentiles_of_known_samples():

@@ -11,8 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from thinpipe.comm.shaping import Queue, Shape, Shaping
 from thinpipe.pipeline.order import Action, Order, make_order
+from thinpipe.train.shaping import Queue, Shape, Shaping
 
 Hop = tuple[int, int]  # from a stage to its neighbour
 _TOLERANCE = 1.01  # the smallest number of chunks within 1 % of the best time is taken, to save memory

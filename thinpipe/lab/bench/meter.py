@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from thinpipe.system.sizes import status_bytes
+
 _CPU = torch.device("cpu")
 
 # glibc's mallopt: blocks from the threshold on are mapped one by one, and go back to the system when freed.
@@ -136,19 +138,9 @@ def peak_extra_bytes(call: Callable[[], object], *, device: torch.device = _CPU)
     resident = _reset_peak_bytes()
     try:
         call()
-        return None if resident is None else max(0, _status_bytes("VmHWM") - resident)
+        return None if resident is None else max(0, status_bytes("VmHWM") - resident)
     finally:
         _set_mmap_threshold(_MMAP_THRESHOLD_CEILING)
-
-
-def peak_bytes(device: torch.device = _CPU) -> int | None:
-    """Return the peak memory of this process so far, on the GPU or resident; None if it cannot be measured."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        return _status_bytes("VmHWM")
-    except (OSError, LookupError):
-        return None
 
 
 def elapsed_ms(call: Callable[[], object], *, device: torch.device = _CPU) -> float:
@@ -175,7 +167,7 @@ def _reset_peak_bytes() -> int | None:
         ctypes.CDLL(None).malloc_trim(0)
         with open("/proc/self/clear_refs", "w") as clear_refs:
             clear_refs.write("5")  # the kernel's code to reset VmHWM to VmRSS
-        return _status_bytes("VmRSS")
+        return status_bytes("VmRSS")
     except (AttributeError, OSError, LookupError):  # not glibc; not Linux; a kernel without these counters
         return None
 
@@ -185,11 +177,3 @@ def _set_mmap_threshold(threshold_bytes: int) -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, threshold_bytes)
         mallopt(_M_TRIM_THRESHOLD, 2 * threshold_bytes)
-
-
-def _status_bytes(name: str) -> int:
-    with open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith(name + ":"):
-                return 1024 * int(line.split()[1])
-    raise LookupError(name)
