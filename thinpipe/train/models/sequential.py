@@ -34,7 +34,9 @@ def units_of(model: nn.Module) -> list[nn.Module]:
         return list(model)
     name = type(model).__name__
     if name not in _PATHS:
-        raise ValueError(f"models that can be cut are nn.Sequential, {', '.join(_PATHS)}; got {name}")
+        raise ValueError(
+            f"models that can be cut are nn.Sequential, {', '.join(_PATHS)}; got {name}. Make it an nn.Sequential"
+        )
     units = [
         modules[0] if len(modules) == 1 else nn.Sequential(*modules)
         for path in _PATHS[name]

@@ -18,7 +18,7 @@ from thinpipe.codecs.kernels.cpu.loops.largest import (
     place_by_mask,
 )
 from thinpipe.codecs.kernels.cpu.loops.pack import look_up
-from thinpipe.codecs.kernels.cpu.loops.pca import decode_planes, encode_planes
+from thinpipe.codecs.kernels.cpu.loops.pca_rows import decode_planes, encode_planes
 from thinpipe.codecs.kernels.cpu.loops.tiles import decode_tiles, encode_tiles
 from thinpipe.codecs.kernels.cpu.order import extent, key_floats, order_statistics
 from thinpipe.codecs.kernels.cpu.rotated_blocks import decode_coded as decode_coded
