@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Extra of pyproject.toml -> modules that it brings and that the library itself does without.
 EXTRAS = {
-    "train": ("typer", "rich", "transformers", "peft", "sklearn", "tensorboard"),
+    "train": ("typer", "rich", "transformers", "peft", "sklearn", "tensorboard", "cryptography"),
     "all": ("datasets", "matplotlib", "scipy"),
 }
 
