@@ -112,8 +112,8 @@ def test_captured_tensors_are_kept_apart_and_shown_together(tmp_path):
     assert {row["content"] for row in Record.read(tmp_path / "r.json").rows} == set(names)
     lines = result.stdout.splitlines()
     assert [line for line in lines if line.startswith("4x50")] == [
-        "4x50, 0.8 kB: size and error",
-        "4x50, 0.8 kB: bias and zeros",
+        "4x50, 0.8 kB, backward/1-0: size and error",
+        "4x50, 0.8 kB, forward/0-1: size and error",
         "4x50, 0.8 kB: costs, the slowest of 40 tensors",
     ]
     assert max(map(len, lines[1:])) <= 80
@@ -176,7 +176,7 @@ def test_only_a_broken_promise_fails_the_run(measured, required, exit_code, monk
 def test_runs_as_a_program(tmp_path):
     command = [sys.executable, "-m", "thinpipe", *SMALL, "--json", str(tmp_path / "r.json")]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}, check=True)
-    assert done.stdout.count("size and error") == 1
+    assert done.stdout.count("size and error") == done.stdout.count("costs") * 3
     assert done.stderr == f"wrote {tmp_path / 'r.json'}\n"
     assert Record.read(tmp_path / "r.json").config["command"][1:3] == ["bench", "codecs"]
 

@@ -1,15 +1,15 @@
-"""The verification catches codecs that break their promises."""
+"""The verification detects kernels that break a guarantee."""
 
 import math
 
 import pytest
 import torch
 
-from thinpipe.codecs import base, codec
+from thinpipe.codecs import base
 from thinpipe.codecs.kernels import reference
 from thinpipe.lab.bench.codecs import verify
 from thinpipe.lab.bench.codecs.synthetic import Case, made_cases
-from thinpipe.lab.bench.codecs.verify import roundings_apart, steps_apart, verify_codecs
+from thinpipe.lab.bench.codecs.verify import roundings_apart, verify_codecs
 
 CPU = torch.device("cpu")
 
@@ -33,10 +33,9 @@ def test_roundings_are_those_of_the_bucket():
 def test_every_promise_is_kept(content):
     checks = run(content=content)
     assert [check for check in checks.values() if check.required and not check.passed] == []
-    assert len(checks) == 9
-    assert [claim for claim in checks if claim.startswith("tile:8..tile:2/64")] == [
-        f"tile:8..tile:2/64, {content}: bytes unlike the algorithm's",
-        f"tile:8..tile:2/64, {content}: decoded, off",
+    assert [claim.partition(",")[0] for claim in checks] == [
+        *("sort:6+0..4", "sort:6+0..4", "fast:6+0..4", "fast:6+0..4", "kmeans:1..8"),
+        *("tile:8..tile:2/64", "gauss:5+coded..gauss:4"),
     ]
 
 
@@ -47,23 +46,8 @@ def test_tensors_that_hold_nan_or_next_to_nothing_are_no_obstacle():
     ]
     checks = list(verify_codecs(cases, CPU))
     assert not any("nan" in check.claim for check in checks)
-    assert sum("three" in check.claim for check in checks) == 8
+    assert sum("three" in check.claim for check in checks) == 7
     assert all(check.passed for check in checks if check.required)
-
-
-def test_ratios_are_checked_on_large_tensors():
-    checks = list(verify._wire_ratios(made_cases([(2, 32, 64, 64)], ["relu6"])))
-    bits, recipes = checks[:4], checks[4:]
-    assert [check.claim.split()[0] for check in bits] == ["16", "12", "8", "4"]
-    assert all(check.passed and 0 < check.measured < 1 for check in bits)
-    assert {check.claim.split(",")[0]: round(check.measured, 2) for check in recipes} == {
-        "8bit": 8.12,
-        "4bit": 4.27,
-        "3bit": 3.15,
-        "2bit": 2.36,
-        "1bit": 1.55,
-    }
-    assert all(check.passed for check in recipes)
 
 
 def with_kernels(monkeypatch, name, broken):
@@ -95,26 +79,12 @@ def test_tiles_of_another_step_are_caught(monkeypatch):
 
     with_kernels(monkeypatch, "encode_tile", encode_tile)
     tiles = [check for claim, check in run().items() if claim.startswith("tile")]
-    assert len(tiles) == 2
-    assert not any(check.passed for check in tiles)
-
-
-def test_errors_of_tiles_are_counted_in_their_steps():
-    tile = codec("tile:8/16")
-    x = torch.cat([torch.linspace(0, 255, 16), torch.linspace(0, 2550, 8)])  # steps of 1 and of 10
-    wire = tile.encode(x)
-    assert steps_apart(tile, wire, x, x) == 0
-    off = x.clone()
-    off[3] += 0.25
-    off[20] += 1.0
-    assert steps_apart(tile, wire, x, off) == pytest.approx(0.25, rel=0.01)
-    assert steps_apart(tile, tile.encode(torch.ones(16)), torch.ones(16), torch.full((16,), 1.5)) == math.inf
+    assert [check.passed for check in tiles] == [False]
 
 
 def test_a_codebook_that_is_not_the_best_is_caught(monkeypatch):
-    monkeypatch.setattr(reference, "LLOYD_STEPS", 1)
-    with_kernels(monkeypatch, "encode_kmeans", reference.encode_kmeans)
-    assert not run()["kmeans:1..4, relu6: error / scikit-learn's"].passed
+    with_kernels(monkeypatch, "encode_kmeans", lambda x, *arguments: reference.encode_kmeans(x * 1.1, *arguments))
+    assert not run()["kmeans:1..8, relu6: error / the algorithm's, sort's or uniform's"].passed
 
 
 def test_nan_is_never_a_pass():

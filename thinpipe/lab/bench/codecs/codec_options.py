@@ -73,8 +73,8 @@ class CodecBenchOptions:
         default=None,
     )
     verify: bool = option(
-        "Also compare the codecs with the reference implementations and scikit-learn; adds minutes. Exit code 1 if a "
-        "promise is broken.",
+        "Also compare the codecs with the reference implementations; adds minutes. Exit code 1 if a guarantee does not "
+        "hold.",
         panel=WHAT,
         default=False,
     )

@@ -13,8 +13,6 @@ from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Column, Row, columns_of
 from thinpipe.lab.records.report import Table
 
-CONTENTS_ABREAST = 3  # the number that fits into 80 columns
-
 _BY_NAME = {column.name: column for column in columns_of(CodecColumns)}
 _COSTS = (
     *("encode_ms", "decode_ms", "encode_gb_per_s", "decode_gb_per_s", "encode_copies", "decode_copies"),
@@ -26,13 +24,14 @@ _GPU_COSTS = (
 )
 _GPU_FORMATS = dict.fromkeys(("encode_ms", "decode_ms", "copy_ms"), ".3f")
 
-# By column name; columns of losses have the content's name in front.
+_LOSSES = ("codec", "wire_ratio", "bits_per_value", "relative_error", "snr_db", "bias", "zero_error")
+
 _EXPLAINED = {
     "wire_ratio": "wire: bytes sent / bytes of float32.",
     "bits_per_value": "bits: sent per value, header included.",
     "relative_error": "error: squared error / squared size.",
     "bias": "bias: mean error in standard errors of that mean; beyond 3 it is hardly chance.",
-    "zero_error": "zeros: how many there are, and root mean square of what they decode to / of all.",
+    "zero_error": "zeros: root mean square of the decoded zeros / of all values.",
     "encode_copies": "copies: multiples of the time of a plain copy of the tensor.",
     "encode_speedup": "times faster: than encoding by the literal algorithm.",
     "encode_extra_ratio": "extra memory: while encoding, in tensors.",
@@ -52,7 +51,7 @@ _CAPTURED = re.compile(r"(forward|backward)/(\d+-\d+)/.+")  # followed by tensor
 
 
 def result_tables(rows: Sequence[Row], device: str = "cpu", by_bits: bool = False) -> list[Table]:
-    """Return tables per shape: errors and zeros, which depend on the content, and costs.
+    """Return tables per shape: errors of each content, and costs.
 
     Columns are explained only under the tables of the first shape. ``by_bits`` sorts rows by bits per value.
     """
@@ -68,17 +67,17 @@ def result_tables(rows: Sequence[Row], device: str = "cpu", by_bits: bool = Fals
 
 
 def _loss_tables(rows: Sequence[Row], explained: Mapping[str, str]) -> Iterator[Table]:
-    """Yield the tables of errors and of zeros, for CONTENTS_ABREAST contents each."""
-    means, tensor = mean_over_steps(rows), _tensor_text(rows)
+    """Yield a table of errors per content."""
+    means = mean_over_steps(rows)
     contents = _distinct(means, "content")
     note = MEANS_NOTE if explained and len(contents) < len(_distinct(rows, "content")) else ""
-    for start in range(0, len(contents), CONTENTS_ABREAST):
-        some = [row for row in means if row["content"] in contents[start : start + CONTENTS_ABREAST]]
-        merged = [_merged(codec_rows) for codec_rows in _by_codec(some)]
-        for title, columns in (("size and error", _loss_columns(some)), ("bias and zeros", _zeros_columns(some))):
-            # A column's name may begin with that of a content.
-            notes = {column.name: explained.get(column.name.split()[-1], "") for column in columns}
-            yield Table(title=f"{tensor}: {title}", columns=columns, rows=merged, note=note, explained=notes)
+    for content in contents:
+        of_content = [row for row in means if row["content"] == content]
+        zeros = f", {100 * of_content[0]['zero_fraction']:.3g}% zeros" if of_content[0]["zero_fraction"] else ""
+        title = f"{_tensor_text(rows)}, {content}{zeros}: size and error"
+        columns = [_BY_NAME[name] for name in _LOSSES]
+        yield Table(title=title, columns=columns, rows=of_content, note=note, explained=explained)
+        note, explained = "", {}
 
 
 def _cost_table(rows: Sequence[Row], device: str, explained: Mapping[str, str]) -> Table:
@@ -126,40 +125,6 @@ def _means(rows: Sequence[Row]) -> Row:
         values = [row[column.name] for row in rows if row[column.name] is not None]
         means[column.name] = fmean(values) if values else None
     return {**means, "snr_db": decibels(means["relative_error"])}
-
-
-def _loss_columns(rows: Sequence[Row]) -> list[Column]:
-    columns = [_BY_NAME["codec"], _BY_NAME["wire_ratio"], _BY_NAME["bits_per_value"]]
-    for content in _distinct(rows, "content"):
-        columns += [_of_content(content, "relative_error", f"{_lines(content)}\nerror"), _of_content(content, "snr_db")]
-    return columns
-
-
-def _zeros_columns(rows: Sequence[Row]) -> list[Column]:
-    columns = [_BY_NAME["codec"], _BY_NAME["bits_per_value"]]
-    for content in _distinct(rows, "content"):
-        part = next(row["zero_fraction"] for row in rows if row["content"] == content)
-        zeros = "zeros" if part is None else f"zeros\n{100 * part:.3g}%"
-        columns += [_of_content(content, "bias", f"{_lines(content)}\nbias"), _of_content(content, "zero_error", zeros)]
-    return columns
-
-
-def _of_content(content: str, name: str, heading: str | None = None) -> Column:
-    """Return a column of one content, with the content in its name."""
-    return replace(_BY_NAME[name], name=f"{content} {name}", heading=heading or _BY_NAME[name].heading)
-
-
-def _lines(content: str) -> str:
-    """Return the name of a direction and link on several lines, to head a narrow column."""
-    return content.replace("/", "\n")
-
-
-def _merged(rows: Sequence[Row]) -> Row:
-    """Merge the rows of one codec into one, with the content in the names of the losses."""
-    merged = dict(rows[0])
-    for row in rows:
-        merged |= {f"{row['content']} {column.name}": row[column.name] for column in columns_of(Losses)}
-    return merged
 
 
 def _family(spec: str) -> str:
