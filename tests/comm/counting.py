@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import _world
 from tests.train.toy import Ears, ToyTask, settings_for
 from thinpipe.comm.backend import Capabilities, new_group, register_backend
 from thinpipe.train.engines.world import World, join_world
-from thinpipe.train.evaluation import evaluate_model
+from thinpipe.train.evaluation import evaluate_on_worker
 from thinpipe.train.generation.prompts import Prompt
 from thinpipe.train.generation.settings import GenerationSettings
 from thinpipe.train.generation.worker import generate
@@ -116,7 +116,7 @@ def _train(world: World, folder: Path) -> str:
 
 def _evaluate(world: World, folder: Path) -> float:
     settings = settings_for(ToyTask(), None, workers=2)
-    return evaluate_model(ToyTask(), settings, world, run=folder / "run" / "0", part="validation").found.loss
+    return evaluate_on_worker(world, settings, folder / "run" / "0", None, "validation", ToyTask()).found.loss
 
 
 def _generate(world: World, folder: Path) -> list[list[int]]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.pool import Pool
 from tests.train.tasks.written import write_language_model
 from tests.train.toy import Ears, run_toy, world_in
-from thinpipe.train.evaluation import EvaluationResult, Part, evaluate_model
+from thinpipe.train.evaluation import EvaluationResult, Part, evaluate_on_worker
 from thinpipe.train.resolve import resolve_evaluation
 from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import task
@@ -29,7 +29,7 @@ def assess_here(
     group: dist.ProcessGroup | None, folder: Path, given: dict[str, Any], part: Part = "validation"
 ) -> EvaluationResult:
     settings = resolve_evaluation(folder / "run", {"compress": None, "workers": world_in(group).workers, **given})
-    return evaluate_model(task(settings.task), settings, world_in(group), run=folder / "run", part=part)
+    return evaluate_on_worker(world_in(group), settings, folder / "run", None, part)
 
 
 def test_of_a_run(pool: Pool, tmp_path: Path) -> None:

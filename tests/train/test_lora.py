@@ -21,7 +21,7 @@ from tests.train.toy import run_toy, world_in
 from thinpipe.cli.app import app
 from thinpipe.train.checkpoints.folder import newest
 from thinpipe.train.data import check_possible
-from thinpipe.train.evaluation import evaluate_model
+from thinpipe.train.evaluation import evaluate_on_worker
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.resolve import resolve_evaluation
 from thinpipe.train.running import RunOptions
@@ -195,7 +195,7 @@ def test_the_head_of_a_classifier_is_trained_and_saved(tmp_path: Path) -> None:
     adapter = SavedAdapter(tmp_path / "out")
     settings = resolve_evaluation(None, chosen, adapter)
     check_possible(task("texts"), settings, adapter)
-    found = evaluate_model(task("texts"), settings, world_in(None), run=None, adapter=adapter, part="validation").found
+    found = evaluate_on_worker(world_in(None), settings, None, adapter, "validation").found
     assert found.loss == pytest.approx(end.validation_loss, rel=1e-6)
 
 

@@ -33,20 +33,19 @@ class EvaluationResult:
 
 
 def evaluate_on_worker(
-    world: World, settings: Settings, run: Path | None, adapter: SavedAdapter | None, part: Part
-) -> EvaluationResult:
-    """Evaluate as a worker that ``thinpipe evaluate`` has started."""
-    task = world.together(lambda: find_task(settings.task))  # a user's own may not be importable everywhere
-    return evaluate_model(task, settings, world, run=run, adapter=adapter, part=part)
-
-
-def evaluate_model(
-    task: Task, settings: Settings, world: World, *, run: Path | None, adapter: SavedAdapter | None = None, part: Part
+    world: World,
+    settings: Settings,
+    run: Path | None,
+    adapter: SavedAdapter | None,
+    part: Part,
+    task: Task | None = None,  # None: the one that the settings name
 ) -> EvaluationResult:
     """Evaluate a model as one worker: as it is, from the newest checkpoint of a run, or with adapters.
 
     The result is valid on the client only. The folder of a run must be visible to all workers.
     """
+    # A user's own task may not be importable everywhere.
+    task = task or world.together(lambda: find_task(settings.task))
     if world.workers > 1:
         digest = world.together(lambda: None if adapter is None else adapter.digest())
         check_agreement(settings.shared() | {"run": run is not None, "adapter": digest, "part": part}, world)
@@ -60,7 +59,7 @@ def evaluate_model(
         load_newest(run, engine)
     split = None if data is None else getattr(data, part)
     samples = facts.validation_samples if part == "validation" else facts.train_samples
-    world.barrier()
+    world.control.barrier()
     ACTIVITY.note("evaluation")
     began = time.perf_counter()
     found = evaluate(engine, split, samples, settings.batch_size // settings.replicas, task.metric)

@@ -23,7 +23,7 @@ from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.step import stop_request, train_step
 from thinpipe.train.events import Epoch, Finished, LinkUse, Listener, Plan, Step, WorkerUse
 from thinpipe.train.metrics import evaluate
-from thinpipe.train.optimize import learning_rate, set_learning_rate
+from thinpipe.train.optimize import learning_rate
 from thinpipe.train.settings import Settings
 from thinpipe.train.watchers import StepWatcher
 
@@ -116,7 +116,8 @@ class Loop:
         lr = learning_rate(
             number, steps=self.progress.steps, peak=settings.lr, schedule=settings.lr_schedule, warmup=settings.warmup
         )
-        set_learning_rate(self.optimizer, lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         watching = [watcher for watcher in self.watchers if watcher.begin(number + 1)]
         training = self.samples.training
         batches = [None] * settings.accumulate if training is None else training.step(epoch, position)

@@ -52,7 +52,7 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
         engine.set_training(True)
     if not engine.client_has_outcome:
         for outcome in (predictions, labels, loss):
-            engine.world.sum(outcome)
+            engine.world.control.sum(outcome)
     counts = labels != IGNORED
     mean = float(loss) / int(counts.sum())
     predictions, labels = predictions[counts], labels[counts]

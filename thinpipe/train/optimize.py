@@ -176,8 +176,3 @@ def optimizer_bytes(parameters: Iterable[nn.Parameter], name: Optimizer) -> int:
     return sum(
         each.numel() * max(each.element_size(), 4) * (averages + (each.dtype == torch.bfloat16)) for each in parameters
     )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr

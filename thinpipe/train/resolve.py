@@ -41,7 +41,7 @@ def resolve_run(given: Mapping[str, Any], *, here: bool = True) -> tuple[Setting
         given = {**given, "task": "lm"}  # the task that needs only a model
     settings, running = _resolve_run(_given_settings(given), read(RunOptions, given) | _capture(given))
     if here:
-        check_devices(settings)
+        check_devices(settings.devices)
     running.check_with(settings)
     return settings, running
 
@@ -66,9 +66,13 @@ def resolve_evaluation(run: Path | None, given: Mapping[str, Any], adapter: Save
         check_exported(chosen["model"])
         chosen.setdefault("task", "lm")
     settings = _resolve_new(chosen)
-    if settings.parallel == "pipeline" and link_codec(settings.compress_forward).needs_basis:
-        _check_learned(settings.compress_forward, trained_with)
-    check_devices(settings)
+    spec = settings.compress_forward
+    if settings.parallel == "pipeline" and link_codec(spec).needs_basis and spec != trained_with:
+        raise OptionError(
+            f"{spec} learns while a model is trained through it, and this one was not: give {{compress}} a codec "
+            "that learns nothing, as in 4bit or gauss:3"
+        )
+    check_devices(settings.devices)
     return settings
 
 
@@ -195,15 +199,6 @@ def _kept(saved: Settings, chosen: Mapping[str, Any]) -> dict[str, Any]:
         # delta(...) needs samples that were seen before
         kept["compress_forward"] = link_codec(saved.compress_forward).evaluation_spec
     return kept
-
-
-def _check_learned(spec: str, trained_with: str | None) -> None:
-    """Raise OptionError for a codec that learns in training, unless the run was trained with it."""
-    if spec != trained_with:
-        raise OptionError(
-            f"{spec} learns while a model is trained through it, and this one was not: give {{compress}} a codec "
-            "that learns nothing, as in 4bit or gauss:3"
-        )
 
 
 def _check_alone(run: Path | None, chosen: Mapping[str, Any]) -> None:

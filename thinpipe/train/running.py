@@ -272,9 +272,9 @@ class RunOptions:
         return 1 if self.in_process else settings.workers
 
 
-def check_devices(settings: Settings) -> None:
-    """Raise OptionError if the settings need a GPU on this machine and there is none."""
+def check_devices(devices: list[str]) -> None:
+    """Raise OptionError if a worker on this machine needs a GPU and there is none; ``devices`` are of all workers."""
     me = member()
-    here = settings.devices if me is None else [settings.devices[me.rank]]
+    here = devices if me is None else [devices[me.rank]]
     if "cuda" in here and not torch.cuda.is_available():
         raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")

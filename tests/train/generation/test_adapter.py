@@ -21,7 +21,7 @@ from tests.train.test_lora import LORA
 from tests.train.toy import world_in
 from thinpipe.cli.app import app
 from thinpipe.train.engines.world import SetupError
-from thinpipe.train.evaluation import EvaluationResult, evaluate_model
+from thinpipe.train.evaluation import EvaluationResult, evaluate_on_worker
 from thinpipe.train.generation.worker import GenerationRun
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.resolve import resolve_evaluation
@@ -43,7 +43,7 @@ def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[EvaluationResult, 
     train_home(group, folder, RunOptions(export=folder / "adapter"), LORA)
     world, adapter = world_in(group), SavedAdapter(folder / "adapter")
     settings = settings_of(folder, workers=world.workers)
-    assessed = evaluate_model(task("lm"), settings, world, run=None, adapter=adapter, part="validation")
+    assessed = evaluate_on_worker(world, settings, None, adapter, "validation")
     if world.worker:
         shutil.copytree(adapter.folder, folder / "other")
         adapter = SavedAdapter(folder / "other")
@@ -51,7 +51,7 @@ def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[EvaluationResult, 
             file.seek(-1, os.SEEK_END)
             file.write(b"\0")
     with pytest.raises(SetupError, match="these differ:\n  adapter: "):
-        evaluate_model(task("lm"), settings, world, run=None, adapter=adapter, part="validation")
+        evaluate_on_worker(world, settings, None, adapter, "validation")
     return assessed, work(group, folder / "model", {"adapter": str(folder / "adapter")})
 
 
@@ -81,9 +81,7 @@ def test_two_workers_do_what_peft_does(pool: Pool, home: Path, tmp_path: Path, k
     with adapted.disable_adapter():
         assert assessed.found.loss != pytest.approx(loss(), rel=1e-3)
     alone = settings_of(tmp_path, parallel="none")
-    found = evaluate_model(
-        task("lm"), alone, world_in(None), run=None, adapter=SavedAdapter(adapter), part="validation"
-    )
+    found = evaluate_on_worker(world_in(None), alone, None, SavedAdapter(adapter), "validation")
     assert found.found.loss == pytest.approx(assessed.found.loss, rel=1e-5)
 
 

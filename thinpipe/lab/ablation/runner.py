@@ -66,7 +66,7 @@ def check_possible(plan: Path, runs: Sequence[Run]) -> None:
             continue
         checked.add(requirements)
         try:
-            check_devices(settings)
+            check_devices(settings.devices)
             data.check_possible(task(settings.task), settings)
         except ValueError as error:
             raise ValueError(f"{plan}: the run {run.name!r}: {error}") from None

@@ -26,11 +26,10 @@ def _interval_s(interval: int | str | None) -> float | None:
     return None if match is None else float(match[1]) * _UNITS[match[2]]
 
 
-def _is_interval(interval: int | str) -> bool:
-    return 0 < interval <= 1_000_000_000 if isinstance(interval, int) else bool(_interval_s(interval))
-
-
-INTERVAL = Rule("a number of steps, or a time as in 30s, 10min or 2h", _is_interval)
+INTERVAL = Rule(
+    "a number of steps, or a time as in 30s, 10min or 2h",
+    lambda given: 0 < given <= 1_000_000_000 if isinstance(given, int) else bool(_interval_s(given)),
+)
 
 
 class SaveTimer:

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
 import torch
@@ -65,17 +64,14 @@ def write_pieces(path: Path, pieces: Iterable[Tensor]) -> Part:
     try:
         with path.open("xb", buffering=0) as file:  # a buffer would retry the write that a full disk rejected
             for piece in hashed:
-                _write_all(file, memory_of(piece))
+                data = memory_of(piece)
+                while data:
+                    data = data[file.write(data) :]
             os.fsync(file.fileno())
     except OSError as error:
         path.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
     return Part(name=path.name, bytes=hashed.bytes, xxh3_128=hashed.hexdigest())
-
-
-def _write_all(file: FileIO, data: memoryview) -> None:
-    while data:
-        data = data[file.write(data) :]
 
 
 def read_part(directory: Path, part: Part, wanted: Callable[[str], bool]) -> dict[str, Tensor]:

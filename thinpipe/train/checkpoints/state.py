@@ -10,7 +10,7 @@ Names are unique over all workers, so that one checkpoint holds them all.
 
 from __future__ import annotations
 
-import hashlib
+from hashlib import sha256
 
 import torch
 from torch import Tensor, nn
@@ -125,9 +125,10 @@ def state_bytes(engine: Engine, settings: Settings) -> int:
 
 def digest(engine: Engine) -> str:
     """Return one SHA-256 of all parameters and buffers of the full model, over all workers. A collective."""
-    mine = {name: _sha256(tensor) for name, tensor in model_tensors(engine).items()} if engine.owns_state else {}
+    held = model_tensors(engine) if engine.owns_state else {}
+    mine = {name: sha256(_bytes(tensor).numpy().tobytes()).hexdigest() for name, tensor in held.items()}
     everyone = {name: sha for known in engine.world.gather(mine) for name, sha in known.items()}
-    return hashlib.sha256("".join(f"{name} {everyone[name]}\n" for name in sorted(everyone)).encode()).hexdigest()
+    return sha256("".join(f"{name} {everyone[name]}\n" for name in sorted(everyone)).encode()).hexdigest()
 
 
 def frozen_hash(engine: Engine) -> str | None:
@@ -141,10 +142,6 @@ def frozen_hash(engine: Engine) -> str | None:
     everyone = {name: each for known in engine.world.gather(mine) for name, each in known.items()}
     lines = "".join(f"{name} {everyone[name]}\n" for name in sorted(everyone))
     return xxh3_128(lines.encode()).hexdigest() if everyone else None
-
-
-def _sha256(tensor: Tensor) -> str:
-    return hashlib.sha256(_bytes(tensor).numpy().tobytes()).hexdigest()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ class ReplicaEngine(Engine):
         labels = torch.cat([batch.labels for batch in given])
         labelled = count_labelled(labels)
         if labels.dim() > 1:  # texts: the number of labelled positions may differ between replicas
-            labelled = int(self.world.sum(torch.tensor([labelled])))
+            labelled = int(self.world.control.sum(torch.tensor([labelled])))
         else:
             labelled *= self.world.workers
         self.loss.begin(labels, self._chunks * len(given), labelled, self.world.workers)

@@ -62,7 +62,7 @@ def train_step(
         another: True if another step follows directly, so that its receives may be posted.
     """
     world, stages, sent = engine.world, engine.stage_count, engine.sent_bytes()
-    statistics = world.expect_sum(stages + 6)
+    statistics = world.control.expect_sum(stages + 6)
     loss, correct = engine.compute(*batches)
     if another:
         engine.expect_step()

@@ -5,7 +5,7 @@ Every worker computes the same result independently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,8 +19,7 @@ from thinpipe.train.engines.loss import Deferred
 from thinpipe.train.models.cut import CutModel
 from thinpipe.train.models.sequential import is_sequential, unit_names, units_of
 from thinpipe.train.models.unit_modules import TailUnit, cut_into_units
-
-LoadWeights = Callable[[nn.Module, Iterable[str]], None]  # loads the values of the parameters of these names
+from thinpipe.train.models.weights import LoadWeights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from thinpipe.comm.backend import CPU, host_group
-from thinpipe.comm.group import Group, PendingSum, ProcessGroup
+from thinpipe.comm.group import Group, ProcessGroup
 from thinpipe.comm.membership import member
 from thinpipe.system.sanitize import printable
 
@@ -42,20 +42,9 @@ class World:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
 
-    def sum(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Add up a tensor on the CPU over all workers, in place. A collective."""
-        return self.control.sum(numbers)
-
-    def expect_sum(self, count: int) -> PendingSum:
-        """Return a pending sum of numbers that are not known yet; does not wait until other workers can receive."""
-        return self.control.expect_sum(count)
-
     def gather(self, facts: Any) -> list[Any]:
         """Return the facts (JSON) of every worker, on all workers. A collective."""
         return self.control.gather(facts)
-
-    def barrier(self) -> None:
-        self.control.barrier()
 
     def together(self, function: Callable[[], Result]) -> Result:
         """Call a function on all workers; a ValueError on one raises SetupError on all, so that none keeps waiting."""

@@ -13,12 +13,12 @@ from torch import nn
 from thinpipe.codecs.recipes import directions
 from thinpipe.comm.membership import PATIENCE_S, member
 from thinpipe.links.registry import link_codec
-from thinpipe.options import OptionError, above, between, check, like, option, shared_values
+from thinpipe.options import OptionError, above, between, check, like, option
 from thinpipe.train.checkpoints.folder import check_exported
 from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.models.weights import LoadWeights
-from thinpipe.train.running import RunOptions
+from thinpipe.train.running import RunOptions, check_devices
 from thinpipe.train.settings import Settings
 from thinpipe.train.shaping import Shaping
 from thinpipe.train.tasks.options import Source
@@ -148,7 +148,7 @@ class GenerationSettings:
         if "model" not in given:
             raise OptionError("which model? Name a folder of transformers with {model}")
         settings = GenerationSettings(**given)
-        settings.check_here()
+        check_devices(settings.devices)
         check_exported(settings.model)
         return settings
 
@@ -157,17 +157,6 @@ class GenerationSettings:
         self.pretrained.check_weights()
         if self.adapter is not None:
             self.built()
-
-    def check_here(self) -> None:
-        """Raise OptionError for settings that this machine cannot satisfy."""
-        me = member()
-        here = self.devices if me is None else [self.devices[me.rank]]
-        if "cuda" in here and not torch.cuda.is_available():
-            raise OptionError("{device} cuda needs a GPU that torch can use, and there is none; take {device} cpu")
-
-    def shared(self) -> dict[str, Any]:
-        """Return the settings that have to be equal on all workers; where the model is stored may differ."""
-        return shared_values(self)
 
     @property
     def source(self) -> Source:

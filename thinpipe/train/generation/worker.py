@@ -18,6 +18,7 @@ from thinpipe.comm.group import DisagreementError
 from thinpipe.comm.membership import print_remote
 from thinpipe.links.link_codec import warm_codec
 from thinpipe.links.slot import Slot
+from thinpipe.options import shared_values
 from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.train.engines.same_files import check_same_files
 from thinpipe.train.engines.units import Meta, costs_of, cut_model
@@ -87,7 +88,7 @@ def generate(
             }
             if prompts is not None:
                 facts |= {"prompts": len(prompts), "longest": max(len(prompt.tokens) for prompt in prompts)}
-            facts = world.control.agree(settings.shared() | facts)
+            facts = world.control.agree(shared_values(settings) | facts)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
         check_same_files({"model": settings.model}, partial(identity, source=settings.source), world)
@@ -110,17 +111,14 @@ def generate(
             client = _Client(part.cut.model, pretrained, settings, prompts, world.device, servers)
             with blocks_elsewhere(part.cut, part.blocks, servers):
                 # Of two runs only the first is shown: the one that the user requested.
-                first = not runs
-                run = client.run(show if first else _show_nothing, make_streamer if first else None, encoded=encoded)
+                shown = (lambda *_: None, None) if runs else (show, make_streamer)
+                run = client.run(*shown, encoded=encoded)
             servers.quit()
             runs.append(run)
         totals = world.gather([ring.sent_bytes, ring.busy_s[1]])
         sent, busy = sum(sent for sent, _ in totals), sum(busy for _, busy in totals)
         runs[-1:] = [replace(run, wire_bytes=sent, servers_s=busy) for run in runs[-1:]]
     return runs
-
-
-def _show_nothing(number: int, text: str, tokens: list[int]) -> None: ...
 
 
 def _complete_model(settings: GenerationSettings, world: World) -> nn.Module:

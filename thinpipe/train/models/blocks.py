@@ -71,7 +71,8 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
         if not isinstance(holder, nn.ModuleList | nn.Sequential) or any(path.startswith(f"{name}.") for name in found):
             continue
         for name, item in holder.named_children():
-            if type(item).__name__ in named or _is_checkpointing(item):
+            kinds = {each.__name__ for each in type(item).__mro__}
+            if type(item).__name__ in named or "GradientCheckpointingLayer" in kinds:
                 found[f"{path}.{name}"] = item
     return found or _most_in_lists(model)
 
@@ -112,7 +113,3 @@ def _named_classes(model: nn.Module) -> set[str]:
                 names.add(kind.__name__)
         names |= set(getattr(module, "_no_split_modules", None) or ())
     return names
-
-
-def _is_checkpointing(module: nn.Module) -> bool:
-    return any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)

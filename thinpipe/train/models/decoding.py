@@ -16,7 +16,7 @@ hold placeholders that only count tokens, from which the model's code derives th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -207,7 +207,8 @@ def check_generates(model: nn.Module) -> None:
             kept = {id(each) for number in blocks for each in alone.blocks[number].parameters()}
             drop_weights(alone.model, kept)
             servers.append(ServedBlocks(alone, blocks))
-        drop_weights(cut.model, {id(each) for each in cut.model.parameters()} - _ids(cut.blocks))
+        in_blocks = {id(each) for block in cut.blocks for each in block.parameters()}
+        drop_weights(cut.model, {id(each) for each in cut.model.parameters()} - in_blocks)
 
         def elsewhere(step: Step) -> tuple[Tensor, ...]:
             for server in servers:
@@ -223,10 +224,6 @@ def check_generates(model: nn.Module) -> None:
     if not torch.equal(found, wanted):
         step = int((found != wanted).flatten(1).any(1).nonzero()[0]) + 1 if found.shape == wanted.shape else 1
         raise UncuttableError(f"{name} does not generate in pieces what it does uncut: token {step} differs")
-
-
-def _ids(modules: Iterable[nn.Module]) -> set[int]:
-    return {id(each) for module in modules for each in module.parameters()}
 
 
 def _logits(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:

@@ -121,7 +121,9 @@ def propagate(func: Any, args: Any, kwargs: Any, device: torch.device | None = N
     requested = kwargs.get("device")
     if isinstance(requested, torch.device):
         claimed = requested
-    key = (func, structure, tuple(map(_described, leaves)))
+    # Numbers with their type, since 1 == 1.0 == True.
+    described = (_Shape.of(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
+    key = (func, structure, tuple(described))
     known = _results.get(key)
     if known is not None:
         return pytree.tree_map(lambda each: each.made(claimed) if isinstance(each, _Shape) else each, known)
@@ -171,11 +173,6 @@ class _Shape:
 # to infer them in Python, and every chunk runs the same hundreds. Cleared when full: growing texts add new entries.
 _results: dict[Any, Any] = {}
 _MOST_RESULTS = 10_000
-
-
-def _described(leaf: Any) -> Any:
-    """Return the cache key of an argument; numbers with their type, since 1 == 1.0 == True."""
-    return _Shape.of(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf)
 
 
 def _without_masks(indices: Any) -> list[Any]:

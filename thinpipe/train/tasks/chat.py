@@ -23,7 +23,7 @@ from thinpipe.system.files import read_jsonl, read_text
 from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.tasks.corpus import HELD_OUT
-from thinpipe.train.tasks.lm import LanguageModel, Made, Model
+from thinpipe.train.tasks.lm import LanguageModel, Model, Splits
 from thinpipe.train.tasks.sources import MODEL_OPTIONS, data_file
 from thinpipe.train.tasks.task import IGNORED, Batch, Source
 
@@ -71,7 +71,9 @@ class Chat(LanguageModel):
         """Return the lines of the data, and those of the validation file if one was given."""
         return [_read(path) for _, path in _files(source)]
 
-    def splits(self, source: Source, read: list[list[Line]], tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
+    def splits(
+        self, source: Source, read: list[list[Line]], tokenizer: Any, tokens: int, *, takes_masks: bool
+    ) -> Splits:
         found, kept = [], []
         for (option, path), lines in zip(_files(source), read, strict=True):
             encoded = [Encoded.of(_text_of(path, line, tokenizer), tokenizer, tokens) for line in lines]
@@ -90,7 +92,7 @@ class Chat(LanguageModel):
         length = max(len(each.ids) for part in kept for each in part)
         fill = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id  # is masked, any will do
         made = [Examples(part, length, fill, takes_masks) for part in kept]
-        return Made(made[0], made[1], notices=_notices(list(chain(*found)), list(chain(*kept)), tokens, length))
+        return made[0], made[1], _notices(list(chain(*found)), list(chain(*kept)), tokens, length)
 
 
 @dataclass(frozen=True)

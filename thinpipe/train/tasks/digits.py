@@ -53,7 +53,8 @@ class Digits(Task):
             read=images.__getitem__,
             labels=labels,
             prepare=partial(to_model, size=size),
-            augment=partial(_moved, pixels=max(1, round(SHIFT * size / IMAGE_SIZE))),
+            # No flip: a mirrored digit is not a digit.
+            augment=lambda images, random: pad_and_crop(images, max(1, round(SHIFT * size / IMAGE_SIZE)), random),
         )
         data = Data(
             train=at_most(Part(whole=all_images, indices=train), source.samples),
@@ -78,10 +79,6 @@ class Digits(Task):
         size = positive("image_size", source.image_size, IMAGE_SIZE, least=LEAST_SIZE)
         check_fits(f"{{image_size}} {size}: the data, {COUNT} images,", COUNT * 4 * size**2, "take a smaller one")
         return size
-
-
-def _moved(images: Tensor, random: torch.Generator, *, pixels: int) -> Tensor:
-    return pad_and_crop(images, pixels, random)  # no flip: a mirrored digit is not a digit
 
 
 def digits() -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from thinpipe.train.tasks.classifier import ImageFormat
 from thinpipe.train.tasks.hub import PublicData
 from thinpipe.train.tasks.pictures import tiny_images
 from thinpipe.train.tasks.splits import Images, at_most
-from thinpipe.train.tasks.task import Data, Shape, Source, TaskDefaults
-from thinpipe.train.tasks.vision import PublicImages
+from thinpipe.train.tasks.task import Data, Shape, Source
+from thinpipe.train.tasks.vision import DEFAULTS, PublicImages
 
 CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
@@ -36,16 +36,7 @@ class FashionMnist(PublicImages):
 
     checkpoint = None
     usual_size = PADDED
-    defaults = TaskDefaults(
-        batch_size=128,
-        chunks=4,
-        epochs=8,
-        optimizer="sgd",
-        lr=0.05,
-        lr_schedule="cosine",
-        warmup=0.1,
-        weight_decay=5e-4,
-    )
+    defaults = replace(DEFAULTS, batch_size=128, chunks=4, epochs=8, lr=0.05, warmup=0.1, weight_decay=5e-4)
 
     def preflight(self, source: Source) -> int | None:
         folder = _idx_folder(source.data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,13 +23,7 @@ VOCABULARY = 8192  # of a trained tokenizer
 END = "<|endoftext|>"
 
 
-@dataclass(frozen=True)
-class Made:
-    """Splits of a task's data."""
-
-    train: Split
-    validation: Split
-    notices: Sequence[str] = ()
+Splits = tuple[Split, Split, Sequence[str]]  # to train, to validate, and lines about the data for the user
 
 
 class LanguageModel(ModelTask):
@@ -78,14 +72,14 @@ class LanguageModel(ModelTask):
             tokenizer = train_tokenizer(read[0], source.vocabulary or VOCABULARY)
             model = model.fitted_to(tokenizer)
         vocabulary, takes_masks = self._check_model(model, len(tokenizer), tokens)
-        made = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks)
+        train, validation, notices = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks)
         follows = isinstance(model, PretrainedModel) and model.follows_tokenizer
         data = Data(
-            train=at_most(made.train, source.samples),
-            validation=made.validation,
+            train=at_most(train, source.samples),
+            validation=validation,
             classes=vocabulary,
             companions=saved_files(tokenizer.save_pretrained) if follows else {},
-            notices=made.notices,
+            notices=notices,
         )
         special = special_tokens(tokenizer) if follows else None
         return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
@@ -106,7 +100,7 @@ class LanguageModel(ModelTask):
         assert source.data is not None
         return read_texts(source.data, source.validation)
 
-    def splits(self, source: Source, read: Any, tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
+    def splits(self, source: Source, read: Any, tokenizer: Any, tokens: int, *, takes_masks: bool) -> Splits:
         """Return samples of at most ``tokens`` tokens; ``takes_masks``: the model takes attention masks."""
         windows = [Windows.of(part, tokenizer, tokens) for part in read]
         for name, part in zip(("training", "validation"), windows, strict=True):
@@ -119,7 +113,7 @@ class LanguageModel(ModelTask):
                     f"{where} has {len(part.stream)} tokens, fewer than the {tokens + 1} of one sample; bring more "
                     "text, or take fewer {tokens}"
                 )
-        return Made(windows[0], windows[1])
+        return windows[0], windows[1], ()
 
     def companions(self, source: Source) -> Mapping[str, bytes]:
         model = self.model(source)

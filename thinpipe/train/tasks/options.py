@@ -19,10 +19,6 @@ Dtype = Literal["float32", "bfloat16"]
 LrSchedule = Literal["constant", "cosine", "linear"]
 
 
-def _absolute(path: Path) -> Path:
-    return path if str(path).startswith(HUB) else path.resolve()
-
-
 def _absolute_if_there(text: str) -> str:
     """Return the absolute path of text that exists or can only be a path; otherwise the text, a name of the hub."""
     path = Path(text)
@@ -38,7 +34,11 @@ def _changes(text: str) -> str:
 
 # Keyword arguments of options that name files: a path; a path or a name of the hub.
 _FILES: dict[str, Any] = {"movable": True, "per_machine": True, "default": None}
-_ON_DISK: dict[str, Any] = {"kind": Path, "parse": _absolute, **_FILES}
+_ON_DISK: dict[str, Any] = {
+    "kind": Path,
+    "parse": lambda path: path if str(path).startswith(HUB) else path.resolve(),
+    **_FILES,
+}
 _NAMED: dict[str, Any] = {"parse": _absolute_if_there, **_FILES}
 
 

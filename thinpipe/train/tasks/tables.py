@@ -19,7 +19,7 @@ from thinpipe.system.files import read_data, read_jsonl
 from thinpipe.train.tasks.roberta import SMALL
 from thinpipe.train.tasks.sources import data_file
 from thinpipe.train.tasks.splits import split_fifth
-from thinpipe.train.tasks.task import Data, Metric, Shape, Source, TaskDefaults
+from thinpipe.train.tasks.task import Data, Metric, Shape, Source
 from thinpipe.train.tasks.text import DEFAULTS, TextTask
 
 # Names of the columns that hold texts: the first entry that a file has.
@@ -51,18 +51,8 @@ class TextTable(TextTask):
     metric: Metric = "accuracy"
     checkpoint = None
     size = SMALL
-    defaults = TaskDefaults(
-        batch_size=32,
-        chunks=4,
-        epochs=10,
-        optimizer="adamw",
-        lr=5e-4,
-        lr_schedule="linear",
-        warmup=0.1,
-        weight_decay=0.01,
-        clip_norm=1.0,
-    )
     model_defaults = replace(DEFAULTS, epochs=5, clip_norm=1.0, client_layers=(1, 1))
+    defaults = replace(model_defaults, epochs=10, lr=5e-4, warmup=0.1, weight_decay=0.01)  # from scratch
 
     places = ("data", "validation")
 
@@ -73,10 +63,10 @@ class TextTable(TextTask):
         return super().preflight(source)
 
     def load(self, source: Source) -> tuple[Data, Shape]:
-        """Return rows as tokens; the classes are the different labels of the data, in order."""
+        """Return rows as tokens; the classes are the labels of the data: numbers by value, then others by name."""
         self.check_options(source)
         table = _read_table(source.data, "data")
-        names = sorted({label for *_, label in table.cells}, key=_label_order)
+        names = sorted({label for *_, label in table.cells}, key=lambda label: (_number(label, math.inf), label))
         _check_labels(source.data, names, len(table.cells))
         if source.validation is None:
             train, validation = ([table.cells[n] for n in part.tolist()] for part in split_fifth(len(table.cells)))
@@ -214,11 +204,6 @@ def _check_labels(path: Path | None, names: list[str], rows: int) -> None:
             f"{path}: labels are classes, each of several rows; all {rows} rows have a label of their own, "
             f"as {names[0][:_SHOWN]!r}"
         )
-
-
-def _label_order(label: str) -> tuple[float, str]:
-    """Return a sort key: numbers by value, then other labels alphabetically."""
-    return _number(label, math.inf), label
 
 
 def _number(label: str, default: float) -> float:

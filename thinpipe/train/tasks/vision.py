@@ -168,14 +168,12 @@ CIFAR10 = PublicImages(
     validation="test",
     pixels=32,
 )
-CIFAR100 = PublicImages(
+CIFAR100 = replace(
+    CIFAR10,
     name="cifar100",
     summary="CIFAR-100, 60000 pictures of 100 kinds; MobileNetV2 from public weights, 224 pixels",
     data=PublicData(repository="uoft-cs/cifar100"),
-    picture="img",
     label="fine_label",
-    validation="test",
-    pixels=32,
 )
 FOOD101 = PublicImages(
     name="food101",
