@@ -103,7 +103,7 @@ def train(model: Path, text: Path, steps: int) -> None:
 
 
 def measure(folder: Path, steps: int, mapped: bool) -> dict[str, int]:
-    """One worker's figures, in bytes."""
+    """One worker's measurements, in bytes."""
     from thinpipe.lab.bench.meter import peak_extra_bytes
     from thinpipe.system.sizes import peak_bytes
 
@@ -165,11 +165,11 @@ def main() -> None:
         kept = run_workers(measure, Path(name), steps, False, workers=WORKERS)
     print("| worker | weights | gradients | optimizer | activations | needed | peak | ratio | glibc's rules | ratio |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
-    for worker, (figures, default) in enumerate(zip(found, kept, strict=True)):
-        weights, state, activations = (figures[name] for name in ("weights", "state", "activations"))
+    for worker, (measured, default) in enumerate(zip(found, kept, strict=True)):
+        weights, state, activations = (measured[name] for name in ("weights", "state", "activations"))
         needed = 2 * weights + state + activations
-        cells = [weights, weights, state, activations, needed, figures["peak"]]
-        shown = [f"{cell / MIB:.0f}" for cell in cells] + [f"{figures['peak'] / needed:.2f}"]
+        cells = [weights, weights, state, activations, needed, measured["peak"]]
+        shown = [f"{cell / MIB:.0f}" for cell in cells] + [f"{measured['peak'] / needed:.2f}"]
         shown += [f"{default['peak'] / MIB:.0f}", f"{default['peak'] / needed:.2f}"]
         print(f"| {worker}{', client' * (worker == 0)} | " + " | ".join(shown) + " |")
 

@@ -1,4 +1,4 @@
-"""One step as a picture: when each worker computed, encoded, waited, and what was on its way meanwhile.
+"""One step as a picture: when each worker computed, encoded, waited, and which messages were in transit.
 
 python examples/trace_a_step.py OUTPUT_DIRECTORY    # writes step.png, and step.json for chrome://tracing or Perfetto
 """

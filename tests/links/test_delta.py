@@ -342,7 +342,7 @@ def test_a_directory_without_room_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"copies of samples need 0\.0 MB in .*file.*name another place"):
         SampleCopies(KEPT, tmp_path / "file").reserve(0, KEPT_SHAPE)
-    with pytest.raises(ValueError, match="Make room"):
+    with pytest.raises(ValueError, match="Free some space"):
         SampleCopies(1 << 20, tmp_path).reserve(0, (1 << 30,))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

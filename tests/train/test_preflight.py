@@ -105,7 +105,7 @@ def test_checkpoints_that_do_not_fit_are_an_error(tmp_path):
     rule = r"--save and --capture will need .* MB in .*, where .* MB are free\. .*keep fewer checkpoints"
     with flags_in_errors(), pytest.raises(ValueError, match=rule) as error:
         check_space(outputs, sizes)
-    assert "Make room" in str(error.value)
+    assert "Free some space" in str(error.value)
     check_space({**outputs, "save": None}, sizes)
     assert everything(tmp_path) == []
 

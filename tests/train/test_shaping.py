@@ -82,15 +82,13 @@ def test_a_file_has_a_link_for_every_pair(tmp_path: Path) -> None:
     facts = {"file": str(path), "default": "1gbit,5ms", "0-1": "100mbit/20mbit,40ms,0.1%", "1-2": "none"}
     assert list_facts([links, None, shaping_of(10.0)]) == [facts, None, 10.0]
     assert link_facts(links) == {"link_mbit_per_s": None, "link": facts}
-    ways = links.ways(3)
-    facts = {
-        pair: (way.queues[0].mbit_per_s, way.shape.delay_ms, way.shape.loss, way.mtu) for pair, way in ways.items()
-    }
+    paths = links.paths(3)
+    facts = {pair: (p.queues[0].mbit_per_s, p.shape.delay_ms, p.shape.loss, p.mtu) for pair, p in paths.items()}
     assert facts == {
         (0, 1): (20, 40, 0.001, 1500), (1, 0): (100, 40, 0.001, 1500), (0, 2): (1000, 5, 0, 9000),
         (2, 0): (1000, 5, 0, 9000), (1, 2): (None, 0, 0, 9000), (2, 1): (None, 0, 0, 9000),
     }  # fmt: skip
-    assert len({queue for way in ways.values() for queue in way.queues}) == 6
+    assert len({queue for path in paths.values() for queue in path.queues}) == 6
     links.check(3)
     with pytest.raises(ValueError, match=r"has a link of the pair 1-2, and workers are numbered from 0 to 1"):
         links.check(2)
@@ -114,18 +112,18 @@ def test_a_file_with_other_content_is_named(content: str, message: str, tmp_path
 
 
 def test_workers_share_their_interface_where_all_links_are_alike() -> None:
-    ways = Shaping(Shape(100, 20, 40)).ways(3)
-    names = {pair: [(queue.name, queue.mbit_per_s) for queue in way.queues] for pair, way in ways.items()}
+    paths = Shaping(Shape(100, 20, 40)).paths(3)
+    names = {pair: [(queue.name, queue.mbit_per_s) for queue in path.queues] for pair, path in paths.items()}
     assert names[0, 1] == [("0 sends", 20), ("1 receives", 100)]
     assert names[0, 2] == [("0 sends", 20), ("2 receives", 100)]
     assert names[2, 0] == [("2 sends", 100), ("0 receives", 100)]
     assert names[1, 2] == [("1 sends", 100), ("2 receives", 100)]
-    two = Shaping(Shape(100, 20, 40)).ways(2)
+    two = Shaping(Shape(100, 20, 40)).paths(2)
     assert [queue.mbit_per_s for queue in two[0, 1].queues] == [20]
     assert [queue.mbit_per_s for queue in two[1, 0].queues] == [100]
 
 
 def test_queues_hold_100_ms_or_a_round_trip_or_a_few_packets() -> None:
-    for shape, room_s in ((Shape(100, 100, 20), 0.1), (Shape(100, 100, 200), 0.4), (Shape(0.1, 0.1, 20), 1.92)):
-        way = Shaping(shape).ways(2)[0, 1]
-        assert way.room_s(way.queues[0]) == pytest.approx(room_s)
+    for shape, max_wait_s in ((Shape(100, 100, 20), 0.1), (Shape(100, 100, 200), 0.4), (Shape(0.1, 0.1, 20), 1.92)):
+        path = Shaping(shape).paths(2)[0, 1]
+        assert path.max_wait_s(path.queues[0]) == pytest.approx(max_wait_s)

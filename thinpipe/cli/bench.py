@@ -1,4 +1,4 @@
-"""thinpipe bench: the benchmarks of codecs, DistributedDataParallel, links and pipelines, all run in the same way.
+"""thinpipe bench: the benchmarks of codecs, DistributedDataParallel, links and pipelines, all run alike.
 
 Each command reads its options, joins the other machines if there are any, measures, shows tables, and writes the output
 files. Rows are printed as soon as they are measured, because a run may take hours.

@@ -53,21 +53,21 @@ class Terminal(Listener):
             self._bar.update(self._bar.task_ids[0], completed=step.step, **self._bar_fields())
         elif time.monotonic() - self._printed_at >= self.line_every_s:
             pace = self.pace
-            self._print(f"{pace.epoch_text()}  step {step.step}/{pace.total}  {pace.figures()}  {pace.left()} left")
+            self._print(f"{pace.epoch_text()}  step {step.step}/{pace.total}  {pace.metrics()}  {pace.left()} left")
 
     def evaluated(self, epoch: Epoch) -> None:
         narrow = self.console.is_terminal and self.console.width < WIDE
         metric = metric_text(self.plan.metric, epoch.validation_metric)
         if epoch.bits_per_byte is not None:
             bits = "" if narrow else f"  {epoch.bits_per_byte:.3f} bits/byte"
-            figures = f"{self.plan.metric} {metric}{bits}"
+            metrics = f"{self.plan.metric} {metric}{bits}"
         else:
             accuracy = "" if narrow else f"accuracy {epoch.train_accuracy:>6.1%}  "
-            figures = f"{accuracy}validation {metric:>6}"
+            metrics = f"{accuracy}validation {metric:>6}"
         within = f"  step {epoch.step}" if epoch.step % self.plan.steps_per_epoch else ""
         self._print(
             f"epoch {epoch.epoch:>{len(str(self.plan.epochs))}}/{self.plan.epochs}{within}  loss {epoch.train_loss:.4f}"
-            f"  {figures}  {epoch.samples_per_s:.0f}/s  {epoch.seconds:.1f} s"
+            f"  {metrics}  {epoch.samples_per_s:.0f}/s  {epoch.seconds:.1f} s"
         )
 
     def noticed(self, line: str) -> None:
@@ -114,11 +114,11 @@ class Terminal(Listener):
 
     def _start_bar(self) -> Progress:
         # Epoch, metrics and time take 64 columns; the bar gets the rest, and is omitted if that is too narrow.
-        room = min(24, self.console.width - 64)
+        width = min(24, self.console.width - 64)
         bar = Progress(
             TextColumn("{task.fields[epoch]}", markup=False),
-            *([BarColumn(bar_width=room)] if room >= 4 else []),
-            TextColumn("{task.fields[figures]}", markup=False),
+            *([BarColumn(bar_width=width)] if width >= 4 else []),
+            TextColumn("{task.fields[metrics]}", markup=False),
             TextColumn("{task.fields[left]}", markup=False),
             console=self.console,
             transient=True,
@@ -129,7 +129,7 @@ class Terminal(Listener):
         return bar
 
     def _bar_fields(self) -> dict[str, Any]:
-        return {"epoch": self.pace.epoch_text(), "figures": self.pace.figures(), "left": f"{self.pace.left()} left"}
+        return {"epoch": self.pace.epoch_text(), "metrics": self.pace.metrics(), "left": f"{self.pace.left()} left"}
 
     def _stop_bar(self) -> None:
         if self._bar is not None:
@@ -163,7 +163,7 @@ class Pace:
     def epoch_text(self) -> str:
         return f"epoch {self.epoch:>{len(str(self.plan.epochs))}}/{self.plan.epochs}"
 
-    def figures(self) -> str:
+    def metrics(self) -> str:
         """Return loss, accuracy, samples/s and MB sent in one line of constant layout."""
         if not self._samples:
             return "the first step"

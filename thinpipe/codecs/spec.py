@@ -180,7 +180,7 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
 
 
 def needs_link(spec: str) -> bool:
-    """Return True if a spec names a stateful way to send activations over a link, not a codec."""
+    """Return True if a spec names a link codec with state, not a codec."""
     return spec.strip().startswith(("axes:", "delta("))
 
 

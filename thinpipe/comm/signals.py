@@ -131,7 +131,7 @@ def _watch(pipe: int, launched: bool) -> int:
             return number
         if not announced and now - began > REPEAT_S:
             announced = True
-            print_line(f"stopping after the step under way; {SECOND}")
+            print_line(f"stopping after the current step; {SECOND}")
         if stops_after_step and ACTIVITY.done != finished:
             finished, finished_at = ACTIVITY.done, now
         patience_s = max(STUCK_S, STUCK_STEPS * ACTIVITY.longest_step_s) if stops_after_step else GRACE_S

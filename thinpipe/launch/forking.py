@@ -18,7 +18,7 @@ from thinpipe.comm.signals import signals_blocked
 
 LAUNCHER = "THINPIPE_LAUNCHER"  # the process id of the launcher, for the server that forks workers
 _PREFIX = "thinpipe-"  # of temporary folders
-_LONGEST = 50  # characters of a path that leaves room for a socket's name below it
+_LONGEST = 50  # characters of a path that leaves space for a socket's name below it
 
 
 @cache

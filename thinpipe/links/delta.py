@@ -63,9 +63,9 @@ class Delta(LinkCodec):
     def check_direction(self, direction: str) -> None:
         if direction == "backward":
             raise ValueError(
-                f"{self.spec} is for activations, which settle as training goes on. The gradient of a sample is no "
-                "prediction of its next one, so their difference is no smaller than they are. Give gradients another "
-                f"codec, as in {self.change.spec}"
+                f"{self.spec} is for activations, which change less as training goes on. The gradient of a sample is "
+                "no prediction of its next one, so their difference is no smaller than they are. Give gradients "
+                f"another codec, as in {self.change.spec}"
             )
 
     def wire_formats(self, slot: Slot, chunks: int = 1) -> tuple[WireFormat, ...]:

@@ -104,7 +104,7 @@ class SampleCopies:
         except OSError as error:
             raise ValueError(
                 f"copies of samples need {shape.numel() * COPY_DTYPE.itemsize / 1e6:.1f} MB in {self.directory}: "
-                f"{error.strerror}. Make room, or name another place"
+                f"{error.strerror}. Free some space, or name another place"
             ) from None
 
 

@@ -19,7 +19,7 @@ from thinpipe.links.slot import Slot
 class SendLink(Link):
     """A link end that encodes into reused buffers."""
 
-    warns = True  # warn if nothing is compressed; False if it is reported in another way
+    warns = True  # warn if nothing is compressed; False if it is reported elsewhere
     window = 4  # chunks in transit before the worker waits for the oldest, whose wire takes memory
 
     def drop_buffers(self) -> None:

@@ -128,12 +128,12 @@ class Direct(Transport):
 
     def __init__(self, route: Route, memory: InPlace, ledger: Ledger) -> None:
         super().__init__(route, memory, ledger)
-        self._under_way: deque[list[Message]] = deque()  # by chunk
+        self._in_flight: deque[list[Message]] = deque()  # by chunk
         self._threads: ThreadPoolExecutor | None = None
 
     def send(self, messages: list[Message]) -> list[dist.P2POp]:
         self.start_sends(messages)
-        self._under_way.append(messages)
+        self._in_flight.append(messages)
         return []
 
     def start_sends(self, messages: list[Message]) -> None:
@@ -142,8 +142,8 @@ class Direct(Transport):
             self.start(message)
 
     def await_sends(self, but: int = 0) -> None:
-        while len(self._under_way) > but:
-            messages = self._under_way.popleft()
+        while len(self._in_flight) > but:
+            messages = self._in_flight.popleft()
             began = now()
             for message in messages:
                 if message.pending is not None:
@@ -182,7 +182,7 @@ class Staged(Direct):
         started = self.threads(1).submit(self._send_loaded, messages, self.memory.loaded())
         for message in messages:
             message.pending = started
-        self._under_way.append(messages)
+        self._in_flight.append(messages)
         return []
 
     def post(self, messages: Iterable[Message], trace: bool) -> None:

@@ -28,7 +28,7 @@ class Expected:
 
     shape: torch.Size
     dtype: torch.dtype
-    gradient: bool  # a gradient is sent the other way, or this is a gradient
+    gradient: bool  # a gradient is sent back, or this is a gradient
 
     @staticmethod
     def of(info: Any, trained: bool) -> Expected:

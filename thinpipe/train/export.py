@@ -253,9 +253,9 @@ class Exporter:
 def _results(settings: Settings, progress: Progress, parameters: int) -> dict[str, str]:
     results = {
         "steps": f"{progress.step} of {progress.steps}",
-        "validation loss": _figure(progress.validation_loss),
-        f"validation {progress.metric_name}": _figure(progress.metric),
-        "train loss": _figure(progress.train_loss),
+        "validation loss": _metric_text(progress.validation_loss),
+        f"validation {progress.metric_name}": _metric_text(progress.metric),
+        "train loss": _metric_text(progress.train_loss),
         "parameters": f"{parameters:,}",
     }
     if settings.parallel != "none":
@@ -271,7 +271,7 @@ def _bare(text: str) -> str:
     return Path(text).name if Path(text).is_absolute() else text
 
 
-def _figure(value: float) -> str:
+def _metric_text(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "not evaluated"
 
 

@@ -111,7 +111,7 @@ def _try_writing(option: str, directory: Path) -> None:
     except OSError as error:
         raise ValueError(
             f"{option} needs a directory that can be written; {directory}: {error.strerror}. "
-            f"Change its permissions, make room, or name another place"
+            f"Change its permissions, free some space, or name another place"
         ) from None
 
 
@@ -127,5 +127,5 @@ def _check_space(outputs: Iterable[Output]) -> None:
             options = " and ".join(each.option for each in together)
             raise ValueError(
                 f"{options} will need {needed / 1e6:.1f} MB in {together[0].directory}, where {free / 1e6:.1f} MB are "
-                "free. Make room, name another place, or keep fewer checkpoints or captured steps"
+                "free. Free some space, name another place, or keep fewer checkpoints or captured steps"
             )

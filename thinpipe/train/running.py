@@ -234,7 +234,7 @@ class RunOptions:
         if self.capture is not None:
             raise OptionError(f"{{capture}} keeps what crosses the links {leave_out}")
         if self.memory_limit is not None:
-            raise OptionError(f"{{memory_limit}} is for chunks on their way through the stages {leave_out}")
+            raise OptionError(f"{{memory_limit}} limits the chunks in flight {leave_out}")
 
     def check_with(self, settings: Settings) -> None:
         """Raise OptionError unless these options fit a run with these settings."""

@@ -30,7 +30,7 @@ _LOSS = re.compile(r"(\d+(?:\.\d+)?)%")
 # MTU of links that one Python process forwards: that of Ethernet, and above this rate a larger one so it keeps up.
 _FAST_MBIT, _MTU, _FAST_MTU = 300.0, 1500, 9000
 # A router's queue: 100 ms, or a round trip if that is longer; and at least an initial burst of packets.
-_ROOM_S, _ROOM_PACKETS = 0.1, 16
+_MAX_WAIT_S, _MIN_PACKETS = 0.1, 16
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Way:
+class LinkPath:
     """The queues and shape of the path from one worker to another."""
 
     queues: tuple[Queue, ...]
@@ -81,11 +81,11 @@ class Way:
         rates = (self.shape.down_mbit_per_s, self.shape.up_mbit_per_s)
         return _FAST_MTU if any(rate is None or rate >= _FAST_MBIT for rate in rates) else _MTU
 
-    def room_s(self, queue: Queue) -> float:
+    def max_wait_s(self, queue: Queue) -> float:
         """Return the longest time that a packet may wait in a queue, in seconds."""
         assert queue.mbit_per_s is not None
-        packets_s = _ROOM_PACKETS * self.mtu * 8 / (queue.mbit_per_s * 1e6)
-        return max(_ROOM_S, 2e-3 * self.shape.delay_ms, packets_s)
+        packets_s = _MIN_PACKETS * self.mtu * 8 / (queue.mbit_per_s * 1e6)
+        return max(_MAX_WAIT_S, 2e-3 * self.shape.delay_ms, packets_s)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Shaping:
                     f"{workers - 1}: leave the pair out, or start more workers"
                 )
 
-    def ways(self, workers: int) -> dict[tuple[int, int], Way]:
+    def paths(self, workers: int) -> dict[tuple[int, int], LinkPath]:
         """Return the path of each pair of workers, by sender and receiver.
 
         With two workers, or with a file, every pair has its own link. Otherwise each worker has one interface for all
@@ -142,7 +142,7 @@ class Shaping:
             else:
                 rate = shape.down_mbit_per_s if target < source else shape.up_mbit_per_s
                 queues = (Queue(f"{source} to {target}", rate),)
-            found[source, target] = Way(queues, shape)
+            found[source, target] = LinkPath(queues, shape)
         return found
 
 

@@ -24,7 +24,7 @@ def result_of(run: Run, metric: float | None = 0.9) -> Result:
         wall_s=1.0,
         threads=1,
         jobs=1,
-        figures=None if metric is None else {"metric": metric},
+        row=None if metric is None else {"metric": metric},
         error="it broke" if metric is None else None,
     )
 

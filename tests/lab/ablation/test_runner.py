@@ -14,13 +14,13 @@ from thinpipe.lab.ablation.runner import carry_out, last_error, processes_of, th
 pytestmark = pytest.mark.timeout(150)
 
 
-def test_figures_come_with_what_the_metric_is_and_where_it_was_measured(tmp_path: Path, fake_log: Path) -> None:
+def test_metrics_come_with_name_and_environment(tmp_path: Path, fake_log: Path) -> None:
     runs = make_plan(tmp_path, 'compress = ["sort:8"]\nseed = [2]').runs
     (result,) = carry_out(runs, train=FAKE_TRAIN)
     assert result.settings == runs[0].settings
-    assert result.figures is not None
-    assert result.figures["metric"] == pytest.approx(0.92)
-    assert "epochs" not in result.figures
+    assert result.row is not None
+    assert result.row["metric"] == pytest.approx(0.92)
+    assert "epochs" not in result.row
     assert (result.metric, result.metric_format) == ("accuracy", ".1%")
     assert result.environment is not None
     assert result.environment["cpu"] == "a processor"

@@ -48,7 +48,7 @@ def test_encode_and_decode_times_are_costs_and_earlier_results_lack_them(tmp_pat
     assert text.splitlines()[3].split()[-2:] == ["3.00", "2.00"]
     times = ("encode_ms_per_step", "decode_ms_per_step")
     earlier = tuple(
-        replace(each, figures={name: value for name, value in (each.figures or {}).items() if name not in times})
+        replace(each, row={name: value for name, value in (each.row or {}).items() if name not in times})
         for each in method.results
     )
     older = replace(method, results=earlier)
@@ -78,7 +78,7 @@ def test_methods_are_held_against_the_uncompressed_one(tmp_path: Path, store: St
     assert last["minus_none"] == pytest.approx(0)
     assert last["p_value"] == 1.0
     assert last["loss_added"] == pytest.approx(0)
-    worse = replace(store.get(_runs(tmp_path)[-2]), figures={"metric": 0.9, "validation_loss": 7.0})
+    worse = replace(store.get(_runs(tmp_path)[-2]), row={"metric": 0.9, "validation_loss": 7.0})
     store.append(worse)
     found = methods(_runs(tmp_path), store)
     assert rows_of(found)[-1]["loss_added"] > 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from thinpipe.lab.netem import forwarder
-from thinpipe.lab.netem.forwarder import Forwarder, Queue, Way
+from thinpipe.lab.netem.forwarder import Forwarder, LinkPath, Queue
 
 SIZE = 1500
 ADDRESSES = ["10.213.0.1", "10.213.0.2", "10.213.0.3"]
@@ -31,11 +31,11 @@ class Lab:
         monkeypatch.setattr(forwarder, "monotonic", lambda: self.now)
         self.now = 100.0
 
-    def start(self, queues: dict[str, Any], ways: list[dict[str, Any]]) -> None:
+    def start(self, queues: dict[str, Any], paths: list[dict[str, Any]]) -> None:
         names = [str(worker) for worker in range(len(self.ends))]
         usual = {"delay_s": 0.0, "jitter_s": 0.0, "loss": 0.0, "seed": "any"}
         config = {"namespaces": names, "interface": "any", "addresses": ADDRESSES, "queues": queues}
-        self.forwarder = Forwarder(config | {"ways": [usual | way for way in ways]})
+        self.forwarder = Forwarder(config | {"paths": [usual | way for way in paths]})
 
     def send(self, source: int, target: int, number: int, size: int = SIZE) -> None:
         address = bytes(map(int, ADDRESSES[target].split(".")))
@@ -43,7 +43,7 @@ class Lab:
         assert self.forwarder.read(self.forwarder.devices[source])
 
     def arrivals(self) -> list[tuple[float, int, int]]:
-        """When, where and which, until nothing is under way."""
+        """When, where and which, until nothing is under path."""
         found, began = [], self.now
         while (left := self.forwarder.move_due()) is not None:
             self.now += left
@@ -72,8 +72,8 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     made.close()
 
 
-def mbit(rate: float, room_s: float = 0.1) -> dict[str, float]:
-    return {"bytes_per_s": rate * 1e6 / 8, "room_s": room_s}
+def mbit(rate: float, max_wait_s: float = 0.1) -> dict[str, float]:
+    return {"bytes_per_s": rate * 1e6 / 8, "max_wait_s": max_wait_s}
 
 
 def test_every_direction_has_its_rate_and_all_the_delay(lab: Lab) -> None:
@@ -93,7 +93,7 @@ def test_every_direction_has_its_rate_and_all_the_delay(lab: Lab) -> None:
 
 
 def test_a_full_queue_drops_what_comes_last(lab: Lab) -> None:
-    lab.start({"up": mbit(12, room_s=0.0041)}, [{"source": 0, "target": 1, "queues": ["up"]}])
+    lab.start({"up": mbit(12, max_wait_s=0.0041)}, [{"source": 0, "target": 1, "queues": ["up"]}])
     for number in range(8):
         lab.send(0, 1, number)
     assert [number for _, _, number in lab.arrivals()] == [0, 1, 2, 3, 4]  # the fifth waits for 4 ms
@@ -137,8 +137,8 @@ def test_jitter_keeps_the_order(lab: Lab) -> None:
 
 def test_losses_are_as_often_as_configured_and_the_same_every_time() -> None:
     def lost(seed: str, loss: float, packets: int = 100_000) -> list[int]:
-        way = Way({"queues": [], "delay_s": 0, "jitter_s": 0, "loss": loss, "seed": seed}, {}, -1)
-        return [number for number in range(packets) if way.loses()]
+        path = LinkPath({"queues": [], "delay_s": 0, "jitter_s": 0, "loss": loss, "seed": seed}, {}, -1)
+        return [number for number in range(packets) if path.loses()]
 
     first = lost("0 to 1", 0.01)
     assert first == lost("0 to 1", 0.01) != lost("1 to 0", 0.01)

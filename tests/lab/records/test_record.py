@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from thinpipe.lab.records.record import FORMAT, Check, Column, Record, columns_of, figure, row_of
+from thinpipe.lab.records.record import FORMAT, Check, Column, Record, column, columns_of, row_of
 from thinpipe.system.files import check_writable
 from thinpipe.version import __version__
 
@@ -164,14 +164,14 @@ def test_writable_paths_are_checked_without_touching_them(tmp_path):
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
-    wait_ms: float = figure("wait\nms", format=".1f", better="lower")
+    wait_ms: float = column("wait\nms", format=".1f", better="lower")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
-    name: str = figure("name", key=True)
+    name: str = column("name", key=True)
     inner: Inner
-    seen: int | None = figure("seen", format="d", default=None)
+    seen: int | None = column("seen", format="d", default=None)
     details: list[int]
 
 

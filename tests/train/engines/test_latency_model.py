@@ -1,4 +1,4 @@
-"""How long orders take where links do, and how many chunks 1f1b has on their way there."""
+"""How long orders take where links do, and how many chunks 1f1b has on their path there."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_a_message_waits_for_the_one_before_it_and_not_for_its_delay():
     link = Queue("0 to 1", 8)  # 1 ms for 1 kB
     orders = {0: [Action(0, "F", 0), Action(0, "F", 1)], 1: [Action(1, "F", 0), Action(1, "F", 1)]}
     costs = {(0, 1): LinkCost((link,), 10_000, 25.0)}
-    # 1 to compute, 10 for each message, 25 on its way, 1 to compute.
+    # 1 to compute, 10 for each message, 25 on its path, 1 to compute.
     assert makespan(orders, lambda action: 1.0, costs) == 1 + 10 + 10 + 25 + 1
     twice = LinkCost((link, Queue("1 receives", 4)), 10_000, 25.0)  # the slower of two counts
     assert makespan(orders, lambda action: 1.0, {(0, 1): twice}) == 1 + 20 + 20 + 25 + 1
@@ -46,9 +46,9 @@ def test_a_message_waits_for_the_one_before_it_and_not_for_its_delay():
 def test_gradients_between_activations_keep_a_server_busy():
     """RoBERTa with 8 bits over 20 Mbit/s, measured: compute and bytes take about 1700 ms, and the bound is 1754 ms."""
     placement, wire_bytes, _ = ROUND
-    ways = WAN.ways(2)
+    paths = WAN.paths(2)
     costs = {
-        (source, target): LinkCost(ways[placement[source], placement[target]].queues, size, 25.0)
+        (source, target): LinkCost(paths[placement[source], placement[target]].queues, size, 25.0)
         for (source, target), size in wire_bytes.items()
     }
     cost = {(1, "F"): 35.0, (1, "B"): 70.0}

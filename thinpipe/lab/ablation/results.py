@@ -18,12 +18,13 @@ from statistics import mean, stdev
 from typing import Any, Literal
 
 from thinpipe.lab.ablation.plan import Run, identity
-from thinpipe.lab.records.record import Column, Record, Row, columns_of, figure, is_number_format, row_of
+from thinpipe.lab.records.record import Column, Record, Row, column, columns_of, is_number_format, row_of
 from thinpipe.options import OptionError
 from thinpipe.system.files import read_bytes
 
 FORMAT = 1  # incremented when a reader of the old lines would misread the new ones
 KIND = "ablate"
+_ROW = "figures"  # the name of ``Result.row`` in the file, as in version 0.2
 
 KEYS = (Column(name="task", heading="task", key=True), Column(name="codec", heading="codec", key=True))
 
@@ -32,27 +33,27 @@ KEYS = (Column(name="task", heading="task", key=True), Column(name="codec", head
 class Against:
     """Differences between a method and the uncompressed one, over the seeds that both have."""
 
-    minus_none: float | None = figure("minus\nnone", format="+.4f", default=None)
-    p_value: float | None = figure("p", format=".2f", default=None)
-    loss_added: float | None = figure("loss\nadded", format="+.4f", better="lower", default=None)  # validation, nats
-    loss_added_std: float | None = figure("std", format=".4f", default=None)
+    minus_none: float | None = column("minus\nnone", format="+.4f", default=None)
+    p_value: float | None = column("p", format=".2f", default=None)
+    loss_added: float | None = column("loss\nadded", format="+.4f", better="lower", default=None)  # validation, nats
+    loss_added_std: float | None = column("std", format=".4f", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """Means over the seeds that finished, with the number of seeds, of finished and of failed ones."""
 
-    wire_ratio: float | None = figure("wire\nratio", format=".3f", better="lower", default=None)
-    bits_per_value: float | None = figure("bits per\nvalue", format=".2f", default=None)
-    samples_per_s: float | None = figure("samples/s", format=".0f", better="higher", default=None)
-    wire_mb_per_step: float | None = figure("wire\nMB/step", format=".3f", better="lower", default=None)
+    wire_ratio: float | None = column("wire\nratio", format=".3f", better="lower", default=None)
+    bits_per_value: float | None = column("bits per\nvalue", format=".2f", default=None)
+    samples_per_s: float | None = column("samples/s", format=".0f", better="higher", default=None)
+    wire_mb_per_step: float | None = column("wire\nMB/step", format=".3f", better="lower", default=None)
     # Sums over all workers and links; None for results from before they were recorded, and without links.
-    encode_ms_per_step: float | None = figure("encode\nms/step", format=".2f", better="lower", default=None)
-    decode_ms_per_step: float | None = figure("decode\nms/step", format=".2f", better="lower", default=None)
-    seconds: float | None = figure("seconds", format=".0f", better="lower", default=None)
-    seeds: int = figure("seeds", format="d")
-    seeds_done: int = figure("done", format="d", better="higher")
-    seeds_failed: int = figure("failed", format="d", better="lower")
+    encode_ms_per_step: float | None = column("encode\nms/step", format=".2f", better="lower", default=None)
+    decode_ms_per_step: float | None = column("decode\nms/step", format=".2f", better="lower", default=None)
+    seconds: float | None = column("seconds", format=".0f", better="lower", default=None)
+    seeds: int = column("seeds", format="d")
+    seeds_done: int = column("done", format="d", better="higher")
+    seeds_failed: int = column("failed", format="d", better="lower")
 
 
 COLUMNS = {column.name: column for kind in (Against, Costs) for column in columns_of(kind)}
@@ -68,8 +69,8 @@ class Result:
     wall_s: float  # wall time of the process, startup included
     threads: int  # per worker
     jobs: int  # number of concurrent runs
-    figures: Mapping[str, Any] | None = None  # the row of the run's record; None if it failed
-    metric: str = ""  # name of figures["metric"]
+    row: Mapping[str, Any] | None = None  # the row of the run's record; None if it failed
+    metric: str = ""  # name of row["metric"]
     metric_format: str = ""
     metric_better: Literal["higher", "lower"] = "higher"  # the default is for results from before there was a choice
     environment: Mapping[str, Any] | None = None
@@ -78,14 +79,14 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        return self.figures is None
+        return self.row is None
 
     @property
     def outcome(self) -> str:
         """The metric and the wall time, or the error, as text."""
-        if self.figures is None:
+        if self.row is None:
             return f"failed: {self.error}"
-        return f"{self.metric} {format(self.figures['metric'], self.metric_format)}, {self.wall_s:.0f} s"
+        return f"{self.metric} {format(self.row['metric'], self.metric_format)}, {self.wall_s:.0f} s"
 
 
 class Store:
@@ -107,7 +108,8 @@ class Store:
 
     def append(self, result: Result) -> None:
         """Append a result in one write; it is on disk when this returns."""
-        line = json.dumps({"format": FORMAT, **asdict(result)}).encode() + b"\n"
+        facts = {name if name != "row" else _ROW: value for name, value in asdict(result).items()}
+        line = json.dumps({"format": FORMAT, **facts}).encode() + b"\n"
         with self.path.open("ab+", buffering=0) as file:
             if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
                 line = b"\n" + line  # after a torn line
@@ -154,10 +156,10 @@ def _result(data: Any) -> Result | None:
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT or not isinstance(data.get("settings"), dict):
         return None
     try:
-        result = Result(**data)
+        result = Result(row=data.pop(_ROW, None), **data)
     except TypeError:  # a field is missing or misnamed
         return None
-    has_metrics = result.figures is None or isinstance(result.figures, dict)
+    has_metrics = result.row is None or isinstance(result.row, dict)
     return result if has_metrics and is_number_format(result.metric_format) else None
 
 
@@ -174,7 +176,7 @@ class Method:
 
     def by_seed(self, name: str) -> dict[int, float]:
         """Return a metric by seed, of the runs that finished."""
-        return {result.settings["seed"]: result.figures[name] for result in self.done if result.figures}
+        return {result.settings["seed"]: result.row[name] for result in self.done if result.row}
 
     @property
     def failed(self) -> list[Result]:
@@ -259,7 +261,7 @@ def _costs(method: Method) -> Costs:
 
 def _metric_values(done: Sequence[Result]) -> dict[str, Any]:
     """Return the values of the columns of ``metric_columns``."""
-    metrics = [result.figures["metric"] for result in done if result.figures]
+    metrics = [result.row["metric"] for result in done if result.row]
     worst, best = (min, max) if done[0].metric_better == "higher" else (max, min)
     spread = stdev(metrics) if len(metrics) > 1 else None
     names = (column.name for column in metric_columns(done[0]))
@@ -318,7 +320,7 @@ def places(found: Sequence[Method]) -> Counter[str]:
 
 
 def _mean(done: Sequence[Result], name: str) -> float | None:
-    values = [result.figures[name] for result in done if result.figures and result.figures.get(name) is not None]
+    values = [result.row[name] for result in done if result.row and result.row.get(name) is not None]
     return math.fsum(values) / len(values) if values else None
 
 

@@ -212,7 +212,7 @@ def metrics_of(record: Path) -> dict[str, Any]:
     if metric is None:
         return {}
     return {
-        "figures": {name: value for name, value in row.items() if name not in _DETAILS},
+        "row": {name: value for name, value in row.items() if name not in _DETAILS},
         "metric": metric.heading,
         "metric_format": metric.format,
         "metric_better": metric.better or "higher",

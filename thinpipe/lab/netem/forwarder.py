@@ -6,7 +6,7 @@
 A packet from worker a to worker b:
 
     (1)  is read from a's TUN device, and dropped with the probability of loss
-    (2)  passes the queues on its way, one after the other: a queue forwards packets in order at its rate, and drops
+    (2)  passes the queues on its path, one after the other: a queue forwards packets in order at its rate, and drops
          packets when it is full, as a router does
     (3)  is written to b's TUN device after the delay, never before a packet that was sent earlier
 
@@ -42,21 +42,21 @@ _TICK_S = 0.3e-3
 class Queue:
     """A FIFO queue of limited length that forwards packets at a rate."""
 
-    def __init__(self, bytes_per_s: float, room_s: float) -> None:
-        self.bytes_per_s, self.room_s = bytes_per_s, room_s
+    def __init__(self, bytes_per_s: float, max_wait_s: float) -> None:
+        self.bytes_per_s, self.max_wait_s = bytes_per_s, max_wait_s
         self.free_at = 0.0
 
     def leave_at(self, now: float, size: int) -> float | None:
         """Return the time at which a packet that arrives now has left; None if the queue is full."""
         begins = max(self.free_at, now)
-        if begins - now > self.room_s:
+        if begins - now > self.max_wait_s:
             return None
         self.free_at = begins + size / self.bytes_per_s
         return self.free_at
 
 
-class Way:
-    """The one-way path from one worker to another: queues, delay, jitter and loss."""
+class LinkPath:
+    """The one-path path from one worker to another: queues, delay, jitter and loss."""
 
     def __init__(self, config: dict[str, Any], queues: dict[str, Queue], device: int) -> None:
         self.queues = [queues[name] for name in config["queues"]]
@@ -91,11 +91,11 @@ class Forwarder:
         queues = {name: Queue(**facts) for name, facts in config["queues"].items()}
         addresses = [bytes(map(int, address.split("."))) for address in config["addresses"]]
         # By source device and target address.
-        self._ways: dict[int, dict[bytes, Way]] = {device: {} for device in self.devices}
-        for way in config["ways"]:
-            source, target = self.devices[way["source"]], self.devices[way["target"]]
-            self._ways[source][addresses[way["target"]]] = Way(way, queues, target)
-        self._due: list[tuple[float, int, Way, int, bytes]] = []  # time, order of arrival, way, queues passed
+        self._paths: dict[int, dict[bytes, LinkPath]] = {device: {} for device in self.devices}
+        for path in config["paths"]:
+            source, target = self.devices[path["source"]], self.devices[path["target"]]
+            self._paths[source][addresses[path["target"]]] = LinkPath(path, queues, target)
+        self._due: list[tuple[float, int, LinkPath, int, bytes]] = []  # time, order of arrival, path, queues passed
         self._count = 0
 
     def move_due(self) -> float | None:
@@ -103,17 +103,17 @@ class Forwarder:
         due, now = self._due, monotonic()
         soon = now + _TICK_S / 2  # packets are early as often as late
         while due and due[0][0] <= soon:
-            at, _, way, passed, packet = heappop(due)
-            if passed < len(way.queues):
-                self._enter(at, way, passed, packet)
+            at, _, path, passed, packet = heappop(due)
+            if passed < len(path.queues):
+                self._enter(at, path, passed, packet)
             else:
                 with suppress(OSError):  # the device is down, like an unplugged cable
-                    os.write(way.device, packet)
+                    os.write(path.device, packet)
         return max(due[0][0] - now, 0.0) if due else None
 
     def read(self, device: int) -> bool:
         """Do (1) for the packets that wait at a device; return False if the device is gone."""
-        ways = self._ways[device]
+        paths = self._paths[device]
         for _ in range(_BATCH):
             try:
                 packet = os.read(device, _PACKET_BYTES)
@@ -121,18 +121,18 @@ class Forwarder:
                 break
             except OSError:
                 return False
-            way = ways.get(packet[16:20]) if packet[0] >> 4 == 4 else None  # the kernel also solicits IPv6 routers
-            if way is not None and not way.loses():
-                self._enter(monotonic(), way, 0, packet)
+            path = paths.get(packet[16:20]) if packet[0] >> 4 == 4 else None  # the kernel also solicits IPv6 routers
+            if path is not None and not path.loses():
+                self._enter(monotonic(), path, 0, packet)
         return True
 
-    def _enter(self, now: float, way: Way, passed: int, packet: bytes) -> None:
-        """Put a packet into the next queue on its way, or schedule its arrival after the last one."""
-        left_at = way.queues[passed].leave_at(now, len(packet)) if passed < len(way.queues) else now
+    def _enter(self, now: float, path: LinkPath, passed: int, packet: bytes) -> None:
+        """Put a packet into the next queue on its path, or schedule its arrival after the last one."""
+        left_at = path.queues[passed].leave_at(now, len(packet)) if passed < len(path.queues) else now
         if left_at is not None:
-            at = way.arrive_at(left_at) if passed + 1 >= len(way.queues) else left_at
+            at = path.arrive_at(left_at) if passed + 1 >= len(path.queues) else left_at
             self._count += 1
-            heappush(self._due, (at, self._count, way, passed + 1, packet))
+            heappush(self._due, (at, self._count, path, passed + 1, packet))
 
 
 def open_tun(namespace: str, interface: str) -> int:

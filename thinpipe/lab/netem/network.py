@@ -40,7 +40,7 @@ from thinpipe.comm.signals import signals_blocked
 from thinpipe.lab.netem import forwarder
 from thinpipe.lab.netem.forwarder import CLONE_NEWNET, NAMESPACES
 from thinpipe.options import OptionError
-from thinpipe.train.shaping import Shaping, Way, shaping_of
+from thinpipe.train.shaping import LinkPath, Shaping, shaping_of
 
 INTERFACE = "thinpipe"  # interface of each worker, the only one in its namespace apart from loopback
 _TUN = Path("/dev/net/tun")
@@ -151,13 +151,13 @@ def thin_network(links: Shaping | float | None, workers: int) -> Iterator[Networ
             _run("ip", "-n", name, "link", "set", "lo", "up")
         rate = links.plain_mbit_per_s
         if rate is None:
-            _forward(keeper, names, links.ways(workers))
+            _forward(keeper, names, links.paths(workers))
         else:
             _cable(prefix, names, rate)
         for worker, name in enumerate(names if workers > 1 else []):
             _run("ip", "-n", name, "address", "add", f"{_address(worker)}/16", "dev", INTERFACE)
         if rate is None:
-            _route(names, links.ways(workers))
+            _route(names, links.paths(workers))
         assert keeper.stdout is not None
         yield Network(tuple(names), None if rate is not None else keeper.stdout.fileno())
 
@@ -195,12 +195,12 @@ def _cable(prefix: str, names: Sequence[str], mbit_per_s: float) -> None:
             _run("ip", "-n", hub, "link", "set", f"port{worker}", "master", "bridge")
 
 
-def _forward(keeper: subprocess.Popen[str], names: Sequence[str], ways: dict[tuple[int, int], Way]) -> None:
+def _forward(keeper: subprocess.Popen[str], names: Sequence[str], paths: dict[tuple[int, int], LinkPath]) -> None:
     """Create a TUN device per worker and start forwarding between them."""
     queues = {
-        queue.name: {"bytes_per_s": queue.mbit_per_s * 1e6 / 8, "room_s": way.room_s(queue)}
-        for way in ways.values()
-        for queue in way.queues
+        queue.name: {"bytes_per_s": queue.mbit_per_s * 1e6 / 8, "max_wait_s": path.max_wait_s(queue)}
+        for path in paths.values()
+        for queue in path.queues
         if queue.mbit_per_s is not None
     }
     config: dict[str, Any] = {
@@ -208,17 +208,17 @@ def _forward(keeper: subprocess.Popen[str], names: Sequence[str], ways: dict[tup
         "namespaces": names,
         "addresses": [_address(worker) for worker in range(len(names))],
         "queues": queues,
-        "ways": [
+        "paths": [
             {
                 "source": source,
                 "target": target,
-                "queues": [queue.name for queue in way.queues if queue.name in queues],
-                "delay_s": way.shape.delay_ms / 1e3,
-                "jitter_s": way.shape.jitter_ms / 1e3,
-                "loss": way.shape.loss,
+                "queues": [queue.name for queue in path.queues if queue.name in queues],
+                "delay_s": path.shape.delay_ms / 1e3,
+                "jitter_s": path.shape.jitter_ms / 1e3,
+                "loss": path.shape.loss,
                 "seed": f"{source} to {target}",  # losses are reproducible
             }
-            for (source, target), way in ways.items()
+            for (source, target), path in paths.items()
         ],
     }
     assert keeper.stdin is not None
@@ -233,19 +233,19 @@ def _forward(keeper: subprocess.Popen[str], names: Sequence[str], ways: dict[tup
             f"{answer or 'the forwarder was killed'}"
         )
     for name in names:
-        _run("ip", "-n", name, "link", "set", INTERFACE, "mtu", _largest(ways), "txqueuelen", _TUN_PACKETS, "up")
+        _run("ip", "-n", name, "link", "set", INTERFACE, "mtu", _largest(paths), "txqueuelen", _TUN_PACKETS, "up")
 
 
-def _route(names: Sequence[str], ways: dict[tuple[int, int], Way]) -> None:
+def _route(names: Sequence[str], paths: dict[tuple[int, int], LinkPath]) -> None:
     """Set the MTU of each pair's route by its rate."""
-    for (source, target), way in ways.items():
-        if str(way.mtu) != _largest(ways):
+    for (source, target), path in paths.items():
+        if str(path.mtu) != _largest(paths):
             to = f"{_address(target)}/32"
-            _run("ip", "-n", names[source], "route", "add", to, "dev", INTERFACE, "mtu", str(way.mtu))
+            _run("ip", "-n", names[source], "route", "add", to, "dev", INTERFACE, "mtu", str(path.mtu))
 
 
-def _largest(ways: dict[tuple[int, int], Way]) -> str:
-    return str(max((way.mtu for way in ways.values()), default=1500))
+def _largest(paths: dict[tuple[int, int], LinkPath]) -> str:
+    return str(max((path.mtu for path in paths.values()), default=1500))
 
 
 def _address(worker: int) -> str:

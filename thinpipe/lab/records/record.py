@@ -4,8 +4,8 @@ A row is a dataclass whose fields declare the columns:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    codec: str = figure("codec", key=True)
-    encode_ms: float = figure("encode\\nms", format=".2f", better="lower")
+    codec: str = column("codec", key=True)
+    encode_ms: float = column("encode\\nms", format=".2f", better="lower")
 
 Record(..., columns=columns_of(Sent), rows=(row_of(Sent(codec="none", encode_ms=1.5)),))
 """
@@ -181,7 +181,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def figure(
+def column(
     heading: str,
     *,
     format: str = "",
@@ -196,7 +196,7 @@ def figure(
 
 
 def columns_of(kind: type) -> tuple[Column, ...]:
-    """Return a column per ``figure`` field, including nested dataclasses; other fields have no column."""
+    """Return a column per ``column`` field, including nested dataclasses; other fields have no column."""
     hints = get_type_hints(kind)
     columns: list[Column] = []
     for each in fields(kind):

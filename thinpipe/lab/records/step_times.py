@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from thinpipe.lab.records.record import figure
+from thinpipe.lab.records.record import column
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """The parts of a step, of one worker, or their sum or mean over workers; None if a part was not measured."""
 
-    compute_ms: float | None = figure("compute\nms", format=".1f", default=None)
-    encode_ms: float | None = figure("encode\nms", format=".1f", default=None)
-    wait_ms: float | None = figure("wait\nms", format=".1f", default=None)  # for a sender that has nothing to send yet
-    transfer_ms: float | None = figure("transfer\nms", format=".1f", default=None)  # not hidden by compute
-    decode_ms: float | None = figure("decode\nms", format=".1f", default=None)
+    compute_ms: float | None = column("compute\nms", format=".1f", default=None)
+    encode_ms: float | None = column("encode\nms", format=".1f", default=None)
+    wait_ms: float | None = column("wait\nms", format=".1f", default=None)  # for a sender that has nothing to send yet
+    transfer_ms: float | None = column("transfer\nms", format=".1f", default=None)  # not hidden by compute
+    decode_ms: float | None = column("decode\nms", format=".1f", default=None)
 
 
 def step_times(compute_ms: float, sent: Iterable[Any], received: Iterable[Any], steps: int) -> StepTimes:

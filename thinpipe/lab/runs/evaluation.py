@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinpipe.lab.records import report
-from thinpipe.lab.records.record import columns_of, figure, row_of
+from thinpipe.lab.records.record import column, columns_of, row_of
 from thinpipe.train.evaluation import EvaluationResult
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import METRICS
@@ -16,17 +16,17 @@ from thinpipe.train.tasks.tasks import task as find_task
 class EvaluationColumns:
     """One evaluation. The codec is not a key, so that evaluations of different codecs can be compared."""
 
-    task: str = figure("task", key=True)
-    part: str = figure("part", key=True)
-    samples: int = figure("samples", format=",d")
-    loss: float = figure("loss\nnats", format=".4f", better="lower")
-    perplexity: float | None = figure("perplexity", format=METRICS["perplexity"].format, better="lower")
-    bits_per_byte: float | None = figure("bits/\nbyte", format=".3f", better="lower")
-    accuracy: float = figure("accuracy", format=METRICS["accuracy"].format, better="higher")
-    matthews: float | None = figure("matthews", format=METRICS["matthews"].format, better="higher")
-    samples_per_s: float = figure("samples/s", format=".1f", better="higher")
-    forward: str | None = figure("codec")
-    wire_bytes: int | None = figure("wire\nbytes", format=",d", better="lower")
+    task: str = column("task", key=True)
+    part: str = column("part", key=True)
+    samples: int = column("samples", format=",d")
+    loss: float = column("loss\nnats", format=".4f", better="lower")
+    perplexity: float | None = column("perplexity", format=METRICS["perplexity"].format, better="lower")
+    bits_per_byte: float | None = column("bits/\nbyte", format=".3f", better="lower")
+    accuracy: float = column("accuracy", format=METRICS["accuracy"].format, better="higher")
+    matthews: float | None = column("matthews", format=METRICS["matthews"].format, better="higher")
+    samples_per_s: float = column("samples/s", format=".1f", better="higher")
+    forward: str | None = column("codec")
+    wire_bytes: int | None = column("wire\nbytes", format=",d", better="lower")
 
     @staticmethod
     def of(settings: Settings, part: str, result: EvaluationResult) -> EvaluationColumns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from thinpipe.lab.records.record import figure
+from thinpipe.lab.records.record import column
 from thinpipe.train.generation.settings import GenerationSettings
 from thinpipe.train.generation.worker import GenerationRun
 
@@ -14,16 +14,16 @@ from thinpipe.train.generation.worker import GenerationRun
 class GenerationColumns:
     """One prompt; speed and bytes are those of all prompts together."""
 
-    prompt: str = figure("prompt", key=True)
-    new_tokens: int = figure("new\ntokens", format="d")
-    tokens_per_s: float = figure("tokens/s", format=".1f", better="higher")
-    wire_bytes_per_token: float = figure("wire\nbytes/token", format=",.0f", better="lower")
-    prefill_s: float = figure("prefill\ns", format=".3f", better="lower")
-    client_ms: float = figure("a step:\nclient ms", format=".2f", better="lower")
-    servers_ms: float = figure("servers\nms", format=".2f", better="lower")
-    network_ms: float = figure("network\nms", format=".2f", better="lower")
-    alike: int | None = figure("tokens\nas with none", format="d", better="higher")
-    alike_first: int | None = figure("of these\nbefore any other", format="d", better="higher")
+    prompt: str = column("prompt", key=True)
+    new_tokens: int = column("new\ntokens", format="d")
+    tokens_per_s: float = column("tokens/s", format=".1f", better="higher")
+    wire_bytes_per_token: float = column("wire\nbytes/token", format=",.0f", better="lower")
+    prefill_s: float = column("prefill\ns", format=".3f", better="lower")
+    client_ms: float = column("a step:\nclient ms", format=".2f", better="lower")
+    servers_ms: float = column("servers\nms", format=".2f", better="lower")
+    network_ms: float = column("network\nms", format=".2f", better="lower")
+    alike: int | None = column("tokens\nas with none", format="d", better="higher")
+    alike_first: int | None = column("of these\nbefore any other", format="d", better="higher")
     text: str
     token_ids: list[int]
     plain_text: str | None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from thinpipe.lab.records.output import write_or_print
-from thinpipe.lab.records.record import Column, Record, columns_of, figure, row_of
+from thinpipe.lab.records.record import Column, Record, column, columns_of, row_of
 from thinpipe.lab.records.step_times import StepTimes, step_times
 from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step, WorkerUse
 from thinpipe.train.tasks.task import METRICS
@@ -20,16 +20,16 @@ KIND = "train"
 class RunResult:
     """The results that the terminal shows. Codec and seed are not keys, so that runs can be compared across them."""
 
-    task: str = figure("task", key=True)
-    metric: float = figure("metric")
-    best_metric: float = figure("best")
-    bits_per_byte: float | None = figure("bits/\nbyte", format=".3f", better="lower")  # of texts
-    validation_loss: float = figure("validation\nloss", format=".4f", better="lower")
-    train_loss: float = figure("train\nloss", format=".4f", better="lower")
-    samples_per_s: float = figure("samples/s", format=".0f", better="higher")
-    tokens_per_s: float | None = figure("tokens/s", format=".0f", better="higher")  # of texts, padding included
-    seconds: float = figure("seconds", format=".1f", better="lower")
-    wire_bytes_per_step: float | None = figure("wire\nbytes/step", format=",.0f", better="lower")
+    task: str = column("task", key=True)
+    metric: float = column("metric")
+    best_metric: float = column("best")
+    bits_per_byte: float | None = column("bits/\nbyte", format=".3f", better="lower")  # of texts
+    validation_loss: float = column("validation\nloss", format=".4f", better="lower")
+    train_loss: float = column("train\nloss", format=".4f", better="lower")
+    samples_per_s: float = column("samples/s", format=".0f", better="higher")
+    tokens_per_s: float | None = column("tokens/s", format=".0f", better="higher")  # of texts, padding included
+    seconds: float = column("seconds", format=".1f", better="lower")
+    wire_bytes_per_step: float | None = column("wire\nbytes/step", format=",.0f", better="lower")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,23 +37,23 @@ class RunColumns:
     """All columns of the record. Times per step are sums over workers and links; memory is the largest worker's."""
 
     result: RunResult
-    parallel: str = figure("parallel")
-    schedule: str | None = figure("schedule")
-    forward: str = figure("forward")
-    backward: str = figure("backward")
-    seed: int = figure("seed", format="d")
-    steps: int = figure("steps", format="d")
-    parameters: int = figure("parameters", format=",d")
-    tensor_bytes_per_step: float | None = figure("tensor\nbytes/step", format=".0f")
-    wire_mb_per_epoch: float | None = figure("wire\nMB/epoch", format=".1f", better="lower")
-    wire_ratio: float | None = figure("wire\nratio", format=".3f", better="lower")
-    parameters_sha256: str | None = figure("parameters\nsha256")
-    peak_mib: float | None = figure("peak\nMiB", format=".0f", better="lower")
-    compute_ms_per_step: float = figure("computing\nms/step", format=".2f", better="lower")
-    encode_ms_per_step: float | None = figure("encoding\nms/step", format=".2f", better="lower")
-    wait_ms_per_step: float | None = figure("waiting\nms/step", format=".2f", better="lower")
-    transfer_ms_per_step: float | None = figure("transfer\nms/step", format=".2f", better="lower")
-    decode_ms_per_step: float | None = figure("decoding\nms/step", format=".2f", better="lower")
+    parallel: str = column("parallel")
+    schedule: str | None = column("schedule")
+    forward: str = column("forward")
+    backward: str = column("backward")
+    seed: int = column("seed", format="d")
+    steps: int = column("steps", format="d")
+    parameters: int = column("parameters", format=",d")
+    tensor_bytes_per_step: float | None = column("tensor\nbytes/step", format=".0f")
+    wire_mb_per_epoch: float | None = column("wire\nMB/epoch", format=".1f", better="lower")
+    wire_ratio: float | None = column("wire\nratio", format=".3f", better="lower")
+    parameters_sha256: str | None = column("parameters\nsha256")
+    peak_mib: float | None = column("peak\nMiB", format=".0f", better="lower")
+    compute_ms_per_step: float = column("computing\nms/step", format=".2f", better="lower")
+    encode_ms_per_step: float | None = column("encoding\nms/step", format=".2f", better="lower")
+    wait_ms_per_step: float | None = column("waiting\nms/step", format=".2f", better="lower")
+    transfer_ms_per_step: float | None = column("transfer\nms/step", format=".2f", better="lower")
+    decode_ms_per_step: float | None = column("decoding\nms/step", format=".2f", better="lower")
     metric_name: str
     first_step: int
     epochs: Sequence[Mapping[str, Any]]

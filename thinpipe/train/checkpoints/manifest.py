@@ -162,7 +162,7 @@ def manifest_of(facts: Mapping[str, Any], path: Path) -> Manifest:
             raise ValueError("its parts should be a list of files")
         return Manifest(
             settings=Settings.from_json(facts["settings"]),
-            options=from_facts(SaveOptions, facts["habits"], "its habits"),
+            options=from_facts(SaveOptions, facts["habits"], "its options for saving"),
             progress=from_facts(Progress, facts["progress"], "its progress"),
             first_units=tuple(map(int, facts["first_units"])),
             data=dict(facts["data"]),

@@ -117,14 +117,14 @@ def link_costs(
 
     TCP retransmits a lost packet one round trip later, and later packets wait for it.
     """
-    ways = (links or Shaping(Shape())).ways(max(placement) + 1)
+    paths = (links or Shaping(Shape())).paths(max(placement) + 1)
     found = {}
     for (source, target), size in wire_bytes.items():
-        way = ways[placement[source], placement[target]]
-        delay_ms = way.shape.delay_ms
+        path = paths[placement[source], placement[target]]
+        delay_ms = path.shape.delay_ms
         if patient:
-            delay_ms = (delay_ms + way.shape.jitter_ms) * (3 if way.shape.loss else 1)
-        found[source, target] = LinkCost(way.queues, size, delay_ms)
+            delay_ms = (delay_ms + path.shape.jitter_ms) * (3 if path.shape.loss else 1)
+        found[source, target] = LinkCost(path.queues, size, delay_ms)
     return found
 
 

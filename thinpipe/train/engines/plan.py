@@ -91,7 +91,7 @@ class LinkPlan:
     first_steps: int = 0  # that send ``first_wire_bytes`` since PCA axes are not known yet
     first_bits: int = 0  # per value in those steps
     uncompressed: str | None = None  # why nothing is compressed although there is a codec
-    settled_after: int = 0  # steps; afterwards axes are sent at their final, lowest rate
+    steady_after: int = 0  # steps; afterwards axes are sent at their final, lowest rate
     learned_bytes: int = 0  # part of ``wire_bytes``: axes, sent every few steps; mean per step
 
 
@@ -127,7 +127,7 @@ def plan_link(
         first_steps=max((each.first_steps for each in schedules), default=0),
         first_bits=max((each.first_bits for each in schedules), default=0),
         uncompressed=codec.why_uncompressed(slots, chunks),
-        settled_after=max((each.first_steps + each.every for each in schedules if each.step_bytes), default=0),
+        steady_after=max((each.first_steps + each.every for each in schedules if each.step_bytes), default=0),
         learned_bytes=learned_bytes,
     )
 

@@ -27,7 +27,7 @@ def generate_on_worker(
         return generate(settings, world, prompts, printer, None if as_json else _make_streamer)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the buffer
-        raise WorkerError("nobody reads stdout any more", _SIGPIPE) from None
+        raise WorkerError("stdout was closed by its reader", _SIGPIPE) from None
 
 
 class _Printer:

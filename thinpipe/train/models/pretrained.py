@@ -272,7 +272,7 @@ def read_tokenizer(folder: Path, *, trusted: bool) -> Any:
 
 @lru_cache(maxsize=8)
 def _read_facts(file: Path, version: tuple[int, ...], *, trusted: bool) -> Mapping[str, Any]:
-    """Return the contents of a config.json; ``version`` tells the contents of one path apart."""
+    """Return the contents of a config.json; ``version`` distinguishes the contents of one path."""
     check_folder(file.parent, "a model")
     return read_description(file, trusted=trusted)
 

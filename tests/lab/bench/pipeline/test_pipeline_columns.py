@@ -52,7 +52,7 @@ def test_how_many_chunks_are_on_their_way():
     workers = [replace(measured(stage_ms={index: (1.0, 2.0)}), order="1f1b:2") for index in range(2)]
     row = make_row(settings(), replace(PIPELINE, layout="linear", schedule="1f1b"), workers)
     assert (row["schedule"], row["in_flight"]) == ("1f1b", 2)
-    assert "1f1b, 2 over none, 4 chunks, 2 on their way, " in describe(row)
+    assert "1f1b, 2 over none, 4 chunks, 2 in flight, " in describe(row)
 
 
 def test_what_the_order_takes_on_its_links():

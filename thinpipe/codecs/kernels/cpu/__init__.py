@@ -75,7 +75,7 @@ def encode_sort(x: Tensor, wire: Tensor, level_bits: int, split_bits: int, zero:
     )
 
 
-encode_fast = encode_sort  # Algorithm 2 finds the same buckets as Algorithm 1 in another way
+encode_fast = encode_sort  # Algorithm 2 finds the same buckets as Algorithm 1, by other means
 
 
 def decode_buckets(wire: Tensor, out: Tensor, level_bits: int, split_bits: int) -> None:

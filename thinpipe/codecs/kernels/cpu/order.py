@@ -58,8 +58,8 @@ def read(
     sorted tensor, the read is repeated with buffers large enough for all keys in every share.
     """
     parts = shares(x)
-    for room in (expected // len(parts) * 5 // 4 + BLOCK, 2 * expected + BLOCK):
-        gathered = np.empty((len(parts), room), np.int32)
+    for capacity in (expected // len(parts) * 5 // 4 + BLOCK, 2 * expected + BLOCK):
+        gathered = np.empty((len(parts), capacity), np.int32)
         below = np.zeros((len(parts), len(bounds)), np.int64)
         results = parallel(
             lambda i, first, last, below, gathered: count_and_gather(

@@ -28,10 +28,10 @@ def encode_kmeans(x: Tensor, wire: Tensor, bits: int, zero: bool = False) -> Non
     n, (programs, options) = x.numel(), all_at_once(x)
     counters = torch.zeros(codebook.COUNTERS, dtype=torch.int32, device=x.device)
     scratch = torch.empty(codebook.scratch_doubles(n, programs), dtype=torch.float64, device=x.device)
-    room = codebook.slots_per_column(n, programs)
+    capacity = codebook.slots_per_column(n, programs)
     parameters = scratch.view(torch.float32)[2 * codebook.PARAMETERS.value :]
     launch(
-        Launch(codebook.points_kernel, programs, (x, n, counters, scratch, room), (), options),
+        Launch(codebook.points_kernel, programs, (x, n, counters, scratch, capacity), (), options),
         Launch(codebook.centres_kernel, 1, (wire, scratch), (bits, zero), SIXTEEN_WARPS),
         *_encode(x, wire, parameters, header_bytes(1 << bits), bits, 0),
     )

@@ -23,7 +23,7 @@ FEW_THRESHOLDS = tl.constexpr(3)  # of four buckets
 NOTHING = tl.constexpr(-0x80000000)  # bits of the least difference, -0, which no value has: see ``negative``
 
 
-def room_for_all(n: int, programs: int) -> int:
+def capacity_for_all(n: int, programs: int) -> int:
     """Return the slots of a column that hold all values which its thread reads."""
     return (n // SPAN.value // programs + 2) * EACH.value
 
@@ -218,7 +218,7 @@ def _keep(values, index, table, columns, held, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def read(x, n, table, thresholds, columns, room, totals, INTERVALS: tl.constexpr, MAGNITUDE: tl.constexpr):
+def read(x, n, table, thresholds, columns, capacity, totals, INTERVALS: tl.constexpr, MAGNITUDE: tl.constexpr):
     """Read this program's full spans; return the fill of columns, which of them lost values, and minimum and maximum.
 
     INTERVALS: 8, 16 or 32, more than there are thresholds; or FEW_THRESHOLDS + 1, where they ``are_few``.
@@ -242,7 +242,7 @@ def read(x, n, table, thresholds, columns, room, totals, INTERVALS: tl.constexpr
             values = plain(following, MAGNITUDE)
             following, after = after, _load_span(x, tl.minimum(span + 2 * programs, last))
             low, high = lesser(low, _least(values, VECTOR)), greater(high, _greatest(values, VECTOR))
-            held, lost = _with_room(held, lost, room)
+            held, lost = _within_capacity(held, lost, capacity)
             if ONE_BY_ONE:
                 counts, held = _count_few(values, few, limits, counts, columns, held, VECTOR)
             else:
@@ -257,7 +257,7 @@ def read(x, n, table, thresholds, columns, room, totals, INTERVALS: tl.constexpr
 
 
 @triton.jit
-def read_rest(x, n, table, thresholds, columns, room, totals, extents, so_far, MAGNITUDE: tl.constexpr):
+def read_rest(x, n, table, thresholds, columns, capacity, totals, extents, so_far, MAGNITUDE: tl.constexpr):
     """Read the remainder after full spans, and store the minimum and maximum of all values of this program.
 
     ``so_far`` is the result of ``read``; returns its first two parts, updated.
@@ -275,16 +275,16 @@ def read_rest(x, n, table, thresholds, columns, room, totals, extents, so_far, M
         index = _interval_of(values, table, thresholds, 8)  # linear search: any number of thresholds
         tl.atomic_add(totals + index, tl.full([SPAN], 1, tl.int64), mask=places < n, sem="relaxed")
         values = tl.where(places < n, values, float("nan"))  # NaN is not kept
-        held, lost = _with_room(held, lost, room)
+        held, lost = _within_capacity(held, lost, capacity)
         held = _keep(values, index, table, columns, held, VECTOR)
     store_extent(extents, low, high, there)
     return held, lost
 
 
 @triton.jit
-def _with_room(held, lost, room):
+def _within_capacity(held, lost, capacity):
     """Empty the columns that might overflow, and mark their values as lost."""
-    full = held > room - EACH
+    full = held > capacity - EACH
     return tl.where(full, 0, held), lost | full.to(tl.int32)
 
 

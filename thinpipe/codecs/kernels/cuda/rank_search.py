@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.codecs.kernels.cuda import offsets
-from thinpipe.codecs.kernels.cuda.counting import EACH, THREADS, room_for_all
+from thinpipe.codecs.kernels.cuda.counting import EACH, THREADS, capacity_for_all
 from thinpipe.codecs.kernels.cuda.launch import INTERPRETED, Launch
 from thinpipe.codecs.kernels.cuda.sample import PART, SMALL_PART, thresholds_kernel
 from thinpipe.codecs.kernels.cuda.select import extent_kernel, header_number, read_kernel, select_kernel
@@ -38,7 +38,7 @@ def _processors(index: int | None) -> int:
 
 def slots_per_column(n: int, programs: int, cuts: int) -> int:
     """Return the slots for kept values: all of a small tensor, else twice the expected number and a margin."""
-    most = room_for_all(n, programs)
+    most = capacity_for_all(n, programs)
     return min(most, 48 + most * (2 + cuts) // 80)
 
 
@@ -53,8 +53,8 @@ def order_statistics(
     """
     n, (programs, options) = x.numel(), all_at_once(x)
     sampled = n > DIRECT
-    room = slots_per_column(n, programs, min(cuts, MOST_CUTS)) if sampled else EACH.value
-    floats = offsets.KEPT.value + room * THREADS.value * programs
+    capacity = slots_per_column(n, programs, min(cuts, MOST_CUTS)) if sampled else EACH.value
+    floats = offsets.KEPT.value + capacity * THREADS.value * programs
     scratch = torch.empty(floats, dtype=torch.float32, device=x.device)
     launches = []
     for first in range(0, cuts, MOST_CUTS):
@@ -66,8 +66,8 @@ def order_statistics(
         if sampled:
             constants = (*magnitude, SMALL_PART if n < offsets.LARGE.value else PART)
             launches.append(Launch(thresholds_kernel, programs, (*tensor, *cut), constants, options))
-        launches.append(Launch(read_kernel, programs, (*tensor, room, int(sampled)), magnitude, READING))
-        arguments = (x, n, wire, counters, scratch, *cut, header, room)
+        launches.append(Launch(read_kernel, programs, (*tensor, capacity, int(sampled)), magnitude, READING))
+        arguments = (x, n, wire, counters, scratch, *cut, header, capacity)
         launches.append(Launch(select_kernel, programs, arguments, magnitude, options))
     return scratch, launches
 

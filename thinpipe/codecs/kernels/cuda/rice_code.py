@@ -232,15 +232,15 @@ def _padded(blocks):
 
 
 @triton.jit
-def _load_rest(wire, room, present, bits):
+def _load_rest(wire, capacity, present, bits):
     """Decode the unary codes of the values that are present: the inverse of _store_rest.
 
-    Places from ``bits`` or ``room`` on read as zeros.
+    Places from ``bits`` or ``capacity`` on read as zeros.
     """
     more, count, read, turn = tl.zeros([TILE], tl.int32), tl.sum(present, axis=0), 0, 0
     while (count > 0) & (turn < MOST_STEPS):
         place = read + tl.cumsum(present, 0) - 1
-        there = (present > 0) & (place < bits) & (place >> 3 < room)
+        there = (present > 0) & (place < bits) & (place >> 3 < capacity)
         byte = tl.load(wire + (place >> 3), mask=there, other=0).to(tl.int32)
         read += count
         present = (byte >> (place & 7)) & 1
@@ -259,19 +259,19 @@ def decode_coded_kernel(wire, out, n, means, sizes, starts, forms, budget, chann
     block, blocks = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     low, high, rest, _ = _form(forms, tl.load(sizes + block))
     first = 4 * tl.load(starts + block)
-    room = 4 * tl.cast(budget, tl.int64) - first
+    capacity = 4 * tl.cast(budget, tl.int64) - first
     payload = wire + header_size(channels, blocks) + _padded(blocks) + first
     at = tl.arange(0, PIECE)[None, :]
     pieces = tl.zeros([8, PIECE], tl.int32)
     for bit in tl.static_range(MOST_PLANES):
         if bit <= low + high:
-            plane = tl.load(payload + bit * PIECE + at, mask=bit * PIECE + at < room, other=0).to(tl.int32)
+            plane = tl.load(payload + bit * PIECE + at, mask=bit * PIECE + at < capacity, other=0).to(tl.int32)
             pieces |= ((plane >> tl.arange(0, 8)[:, None]) & 1) << bit
     codes = tl.reshape(pieces, [TILE])
     negative, magnitudes = codes >> (low + high), codes & ((1 << (low + high)) - 1)
     behind = (low + high + 1) * PIECE
     present = ((rest > 0) & (magnitudes >> low == (1 << high) - 1)).to(tl.int32)
-    magnitudes += _load_rest(payload + behind, room - behind, present, 32 * rest) << low
+    magnitudes += _load_rest(payload + behind, capacity - behind, present, 32 * rest) << low
     scale = (load_16_bits(wire + 2 * channels, block, block < blocks) << 16).to(tl.float32, bitcast=True)
     rows = (2 * magnitudes + 1).to(tl.float32) * tl.where(negative > 0, -scale, scale)
     start = block * TILE

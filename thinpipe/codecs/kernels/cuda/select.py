@@ -38,27 +38,27 @@ from thinpipe.codecs.kernels.cuda.radix_select import narrow, open_all, open_win
 LAST = tl.constexpr(MOST_BUCKETS)  # offset from the first values of buckets to the last ones
 
 
-@triton.jit(do_not_specialize=["n", "room", "sampled"])
-def read_kernel(x, n, counters, scratch, room, sampled, MAGNITUDE: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "capacity", "sampled"])
+def read_kernel(x, n, counters, scratch, capacity, sampled, MAGNITUDE: tl.constexpr):
     """Run the one pass over the tensor. Without a sample only its minimum and maximum are used."""
     program = tl.program_id(0)
     table = scratch + TABLE
     thresholds = tl.load(counters + THRESHOLDS)
-    columns = scratch + KEPT + program.to(tl.int64) * room * THREADS + tl.arange(0, THREADS)
+    columns = scratch + KEPT + program.to(tl.int64) * capacity * THREADS + tl.arange(0, THREADS)
     totals = (counters + INTERVAL_COUNTS).to(tl.pointer_type(tl.int64))
     if (sampled == 0) | (thresholds < 0):
         thresholds = tl.zeros([], tl.int32)
-        room = EACH  # columns start anew with every span
+        capacity = EACH  # columns start anew with every span
         tl.store(counters + FAILED, 1)
     if are_few(table, thresholds):
-        so_far = read(x, n, table, thresholds, columns, room, totals, FEW_THRESHOLDS + 1, MAGNITUDE)
+        so_far = read(x, n, table, thresholds, columns, capacity, totals, FEW_THRESHOLDS + 1, MAGNITUDE)
     elif MAGNITUDE | (thresholds < 8):  # of magnitudes there is one cut, with five thresholds at most
-        so_far = read(x, n, table, thresholds, columns, room, totals, 8, MAGNITUDE)
+        so_far = read(x, n, table, thresholds, columns, capacity, totals, 8, MAGNITUDE)
     elif thresholds < 16:
-        so_far = read(x, n, table, thresholds, columns, room, totals, 16, MAGNITUDE)
+        so_far = read(x, n, table, thresholds, columns, capacity, totals, 16, MAGNITUDE)
     else:
-        so_far = read(x, n, table, thresholds, columns, room, totals, 32, MAGNITUDE)
-    held, lost = read_rest(x, n, table, thresholds, columns, room, totals, scratch + EXTENTS, so_far, MAGNITUDE)
+        so_far = read(x, n, table, thresholds, columns, capacity, totals, 32, MAGNITUDE)
+    held, lost = read_rest(x, n, table, thresholds, columns, capacity, totals, scratch + EXTENTS, so_far, MAGNITUDE)
     if tl.max(lost, axis=0) > 0:
         tl.store(counters + FAILED, 1)
     tl.store((scratch + HELD).to(tl.pointer_type(tl.int32)) + program * THREADS + tl.arange(0, THREADS), held)
@@ -69,13 +69,15 @@ def header_number(buckets: int, level_bits: int, zero: bool) -> int:
     return buckets << 8 | level_bits << 1 | int(zero)
 
 
-@triton.jit(do_not_specialize=["n", "small", "larger", "first_cut", "cuts", "header", "room"])
-def select_kernel(x, n, wire, counters, scratch, small, larger, first_cut, cuts, header, room, MAGNITUDE: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "small", "larger", "first_cut", "cuts", "header", "capacity"])
+def select_kernel(
+    x, n, wire, counters, scratch, small, larger, first_cut, cuts, header, capacity, MAGNITUDE: tl.constexpr
+):
     """Store the values at and after the ranks of cuts in the edges; write the header of the wire, if there is one."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
     held = tl.load((scratch + HELD).to(tl.pointer_type(tl.int32)) + program * THREADS + tl.arange(0, THREADS))
-    columns = scratch + KEPT + program.to(tl.int64) * room * THREADS + tl.arange(0, THREADS)
+    columns = scratch + KEPT + program.to(tl.int64) * capacity * THREADS + tl.arange(0, THREADS)
     ranks = rank_of_target(tl.arange(0, TARGETS), n, small, larger, first_cut)
     use_kept = tl.load(counters + FAILED) == 0
     retry, arrivals = programs > 0, programs

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from thinpipe.lab.records.record import figure
+from thinpipe.lab.records.record import column
 
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
     """Squared error, bias, and error of zeros."""
 
-    relative_error: float | None = figure("error", format=".1e", better="lower")
-    snr_db: float | None = figure("SNR\ndB", format=".1f", better="higher")
-    bias: float | None = figure("bias", format="+.1f")
-    zero_error: float | None = figure("zeros", format=".1e", better="lower")
-    zero_fraction: float = figure("zero\nvalues", format=".3f")
+    relative_error: float | None = column("error", format=".1e", better="lower")
+    snr_db: float | None = column("SNR\ndB", format=".1f", better="higher")
+    bias: float | None = column("bias", format="+.1f")
+    zero_error: float | None = column("zeros", format=".1e", better="lower")
+    zero_fraction: float = column("zero\nvalues", format=".3f")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,40 +28,40 @@ class CodecTimes:
     On a GPU caches are flushed before each call; the resident times are without flushing.
     """
 
-    copy_ms: float = figure("copy\nms", format=".2f")
-    encode_ms: float = figure("encode\nms", format=".2f", better="lower")
-    encode_p95_ms: float = figure("encode\np95 ms", format=".2f", better="lower")
-    decode_ms: float = figure("decode\nms", format=".2f", better="lower")
-    decode_p95_ms: float = figure("decode\np95 ms", format=".2f", better="lower")
-    encode_gb_per_s: float = figure("encode\nGB/s", format=".2f", better="higher")
-    decode_gb_per_s: float = figure("decode\nGB/s", format=".2f", better="higher")
-    encode_copies: float = figure("encode\ncopies", format=".1f", better="lower")
-    decode_copies: float = figure("decode\ncopies", format=".1f", better="lower")
-    encode_resident_ms: float | None = figure("encode\nresident", format=".3f", better="lower")
-    decode_resident_ms: float | None = figure("decode\nresident", format=".3f", better="lower")
-    encode_launch_ms: float | None = figure("encode\nlaunch", format=".3f", better="lower")
-    first_encode_ms: float = figure("first\nms", format=".0f")
-    encode_floors: float = figure("encode\nfloors", format=".1f", better="lower")
-    decode_floors: float = figure("decode\nfloors", format=".1f", better="lower")
-    reference_encode_ms: float | None = figure("literal\nms", format=".0f")
-    encode_speedup: float | None = figure("times\nfaster", format=".0f", better="higher")
+    copy_ms: float = column("copy\nms", format=".2f")
+    encode_ms: float = column("encode\nms", format=".2f", better="lower")
+    encode_p95_ms: float = column("encode\np95 ms", format=".2f", better="lower")
+    decode_ms: float = column("decode\nms", format=".2f", better="lower")
+    decode_p95_ms: float = column("decode\np95 ms", format=".2f", better="lower")
+    encode_gb_per_s: float = column("encode\nGB/s", format=".2f", better="higher")
+    decode_gb_per_s: float = column("decode\nGB/s", format=".2f", better="higher")
+    encode_copies: float = column("encode\ncopies", format=".1f", better="lower")
+    decode_copies: float = column("decode\ncopies", format=".1f", better="lower")
+    encode_resident_ms: float | None = column("encode\nresident", format=".3f", better="lower")
+    decode_resident_ms: float | None = column("decode\nresident", format=".3f", better="lower")
+    encode_launch_ms: float | None = column("encode\nlaunch", format=".3f", better="lower")
+    first_encode_ms: float = column("first\nms", format=".0f")
+    encode_floors: float = column("encode\nfloors", format=".1f", better="lower")
+    decode_floors: float = column("decode\nfloors", format=".1f", better="lower")
+    reference_encode_ms: float | None = column("literal\nms", format=".0f")
+    encode_speedup: float | None = column("times\nfaster", format=".0f", better="higher")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodecColumns:
     """The measurements of one codec on one tensor."""
 
-    shape: str = figure("shape", key=True)
-    content: str = figure("content", key=True)
-    codec: str = figure("codec", key=True)
-    tensor_bytes: int = figure("tensor\nbytes", format="d")
-    wire_bytes: int = figure("wire\nbytes", format="d", better="lower")
-    wire_ratio: float = figure("wire", format=".3f", better="lower")
-    bits_per_value: float = figure("bits", format=".2f", better="lower")
+    shape: str = column("shape", key=True)
+    content: str = column("content", key=True)
+    codec: str = column("codec", key=True)
+    tensor_bytes: int = column("tensor\nbytes", format="d")
+    wire_bytes: int = column("wire\nbytes", format="d", better="lower")
+    wire_ratio: float = column("wire", format=".3f", better="lower")
+    bits_per_value: float = column("bits", format=".2f", better="lower")
     losses: Losses
     times: CodecTimes
-    encode_extra_bytes: int | None = figure("extra\nbytes", format="d", better="lower")
-    encode_extra_ratio: float | None = figure("extra\nmemory", format=".3f", better="lower")
+    encode_extra_bytes: int | None = column("extra\nbytes", format="d", better="lower")
+    encode_extra_ratio: float | None = column("extra\nmemory", format=".3f", better="lower")
 
 
 def measure_losses(x: Tensor, decoded: Tensor) -> Losses:
@@ -109,5 +109,5 @@ def zero_error(x: Tensor, decoded: Tensor, zero: Tensor) -> float | None:
     return _finite(decoded[zero].double().square().mean().sqrt().item() / size)
 
 
-def _finite(figure: float) -> float | None:
-    return figure if math.isfinite(figure) else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

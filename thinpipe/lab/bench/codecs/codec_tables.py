@@ -38,7 +38,7 @@ _EXPLAINED = {
 }
 _GPU_EXPLAINED = _EXPLAINED | {
     "encode_ms": "encode, decode, copy: on the GPU's clock, launches hidden, caches flushed before each call.",
-    "encode_floors": "floors: multiples of the time to read the tensor and write the wire, or the other way round, at "
+    "encode_floors": "floors: multiples of the time to read the tensor and write the wire, or the reverse, at "
     "the speed of the copy.",
     "encode_resident_ms": "resident: caches hold what the call before left there, and launches count where they take "
     "longer.",

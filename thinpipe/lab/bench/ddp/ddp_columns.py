@@ -14,7 +14,7 @@ import numpy as np
 
 from thinpipe.comm.backend import new_group
 from thinpipe.comm.group import ProcessGroup
-from thinpipe.lab.records.record import Row, columns_of, figure, row_of
+from thinpipe.lab.records.record import Row, column, columns_of, row_of
 
 NO_DDP = "no ddp"
 KIND = "bench ddp"
@@ -24,29 +24,29 @@ KIND = "bench ddp"
 class Percentiles:
     """Percentiles of the iteration time, and the throughput at each."""
 
-    p50_s: float = figure("p50\nsec/iter", format=".4f", better="lower")
-    p50_examples_per_s: float = figure("p50\nex/sec", format=".0f", better="higher")
-    p75_s: float = figure("p75\nsec/iter", format=".4f", better="lower")
-    p75_examples_per_s: float = figure("p75\nex/sec", format=".0f", better="higher")
-    p90_s: float = figure("p90\nsec/iter", format=".4f", better="lower")
-    p90_examples_per_s: float = figure("p90\nex/sec", format=".0f", better="higher")
-    p95_s: float = figure("p95\nsec/iter", format=".4f", better="lower")
-    p95_examples_per_s: float = figure("p95\nex/sec", format=".0f", better="higher")
+    p50_s: float = column("p50\nsec/iter", format=".4f", better="lower")
+    p50_examples_per_s: float = column("p50\nex/sec", format=".0f", better="higher")
+    p75_s: float = column("p75\nsec/iter", format=".4f", better="lower")
+    p75_examples_per_s: float = column("p75\nex/sec", format=".0f", better="higher")
+    p90_s: float = column("p90\nsec/iter", format=".4f", better="lower")
+    p90_examples_per_s: float = column("p90\nex/sec", format=".0f", better="higher")
+    p95_s: float = column("p95\nsec/iter", format=".4f", better="lower")
+    p95_examples_per_s: float = column("p95\nex/sec", format=".0f", better="higher")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DDPColumns:
     """A row of the benchmark: one model on one group."""
 
-    model: str = figure("model", key=True)
-    ddp: str = figure("ddp", key=True)
-    replicas: int = figure("replicas", key=True)
-    group: str = figure("group")
-    device: str = figure("device")
-    batch_size: int = figure("batch\nsize", format="d")
+    model: str = column("model", key=True)
+    ddp: str = column("ddp", key=True)
+    replicas: int = column("replicas", key=True)
+    group: str = column("group")
+    device: str = column("device")
+    batch_size: int = column("batch\nsize", format="d")
     percentiles: Percentiles
-    gradient_bytes: int = figure("gradient\nbytes", format="d")
-    wire_bytes: int | None = figure("wire\nbytes", format="d", better="lower")
+    gradient_bytes: int = column("gradient\nbytes", format="d")
+    wire_bytes: int | None = column("wire\nbytes", format="d", better="lower")
     samples_s: Sequence[float]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from thinpipe.lab.bench.link.probe import Probed
 from thinpipe.lab.bench.meter import Times
-from thinpipe.lab.records.record import Row, figure, row_of
+from thinpipe.lab.records.record import Row, column, row_of
 from thinpipe.links.counters import LinkEnd
 from thinpipe.pipeline.report import match, transfer_s
 from thinpipe.train.shaping import Shaping, link_text
@@ -67,32 +67,32 @@ LINE = ("link", "codec", "ways")  # rows that differ only in size are fitted by 
 class LinkColumns:
     """Messages of one size over one link; ``with_lines`` adds the columns that follow from all sizes."""
 
-    link: str = figure("link", key=True)
-    codec: str = figure("codec", key=True)
-    ways: str = figure("ways", key=True)
-    tensor_bytes: int = figure("tensor\nbytes", key=True, format="d")
-    backend: str = figure("backend")
-    messages: int = figure("messages", format="d")
-    wire_bytes: int = figure("wire\nbytes", format="d", better="lower")
-    p50_ms: float = figure("p50\nms", format=".3f", better="lower")
-    p95_ms: float = figure("p95\nms", format=".3f", better="lower")
-    gb_per_s: float = figure("GB/s", format=".4f", better="higher")
-    recv_ms: float = figure("recv\ntime ms", format=".3f")
-    recv_gb_per_s: float = figure("recv bytes /\nrecv time GB/s", format=".4f")
-    late_ms: float = figure("sender\nlate ms", format=".3f")
-    encode_ms: float | None = figure("encode\nms", format=".3f", better="lower")
-    decode_ms: float | None = figure("decode\nms", format=".3f", better="lower")
-    effective_gb_per_s: float = figure("effective\nGB/s", format=".4f", better="higher")
-    of_uncompressed: float | None = figure("times un-\ncompressed", format=".2f", better="higher", default=None)
-    pays_below_mbit_per_s: float | None = figure("pays below\nMbit/s", format=".0f", better="higher")
-    latency_ms: float | None = figure("latency\nms", format=".3f", better="lower", default=None)
-    bandwidth_mbit_per_s: float | None = figure("bandwidth\nMbit/s", format=".1f", better="higher", default=None)
-    nominal_mbit_per_s: float | None = figure("nominal\nMbit/s", format="g")  # None if there is no single rate
-    of_nominal: float | None = figure("of\nnominal", format=".3f", default=None)
-    chunks_to_hide: int | None = figure("chunks that\nhide delay", format="d", better="lower", default=None)
+    link: str = column("link", key=True)
+    codec: str = column("codec", key=True)
+    ways: str = column("ways", key=True)
+    tensor_bytes: int = column("tensor\nbytes", key=True, format="d")
+    backend: str = column("backend")
+    messages: int = column("messages", format="d")
+    wire_bytes: int = column("wire\nbytes", format="d", better="lower")
+    p50_ms: float = column("p50\nms", format=".3f", better="lower")
+    p95_ms: float = column("p95\nms", format=".3f", better="lower")
+    gb_per_s: float = column("GB/s", format=".4f", better="higher")
+    recv_ms: float = column("recv\ntime ms", format=".3f")
+    recv_gb_per_s: float = column("recv bytes /\nrecv time GB/s", format=".4f")
+    late_ms: float = column("sender\nlate ms", format=".3f")
+    encode_ms: float | None = column("encode\nms", format=".3f", better="lower")
+    decode_ms: float | None = column("decode\nms", format=".3f", better="lower")
+    effective_gb_per_s: float = column("effective\nGB/s", format=".4f", better="higher")
+    of_uncompressed: float | None = column("times un-\ncompressed", format=".2f", better="higher", default=None)
+    pays_below_mbit_per_s: float | None = column("pays below\nMbit/s", format=".0f", better="higher")
+    latency_ms: float | None = column("latency\nms", format=".3f", better="lower", default=None)
+    bandwidth_mbit_per_s: float | None = column("bandwidth\nMbit/s", format=".1f", better="higher", default=None)
+    nominal_mbit_per_s: float | None = column("nominal\nMbit/s", format="g")  # None if there is no single rate
+    of_nominal: float | None = column("of\nnominal", format=".3f", default=None)
+    chunks_to_hide: int | None = column("chunks that\nhide delay", format="d", better="lower", default=None)
     probed: Probed
-    line_ms: float | None = figure("line\nms", format=".3f", default=None)
-    residual: float | None = figure("off the\nline", format="+.1%", default=None)
+    line_ms: float | None = column("line\nms", format=".3f", default=None)
+    residual: float | None = column("off the\nline", format="+.1%", default=None)
 
 
 def make_row(
@@ -172,7 +172,7 @@ def _gb_per_s(size: int, ms: float) -> float:
 
 def _nominal(link: Shaping | None, sends: Sequence[LinkEnd]) -> float | None:
     """Return the link's rate in the direction of these ends; None if they have different rates."""
-    rates = set() if link is None else {link.ways(2)[end.source, end.target].queues[0].mbit_per_s for end in sends}
+    rates = set() if link is None else {link.paths(2)[end.source, end.target].queues[0].mbit_per_s for end in sends}
     return rates.pop() if len(rates) == 1 else None
 
 

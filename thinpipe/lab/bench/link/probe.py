@@ -21,7 +21,7 @@ from typing import Any
 
 from thinpipe.comm.group import Group
 from thinpipe.comm.membership import own_address
-from thinpipe.lab.records.record import Check, figure
+from thinpipe.lab.records.record import Check, column
 from thinpipe.train.shaping import Shaping
 
 _PACKET = struct.Struct("!QQd84x")  # run id, sequence number, time of sending
@@ -42,12 +42,12 @@ _TRIPS = 40  # minimum length of a stream in round trips: TCP's slow start doubl
 class Probed:
     """The measurements of one link; down is from worker 1 to worker 0, up is the reverse."""
 
-    round_trip_ms: float | None = figure("round\ntrip ms", format=".2f", better="lower", default=None)
-    packets: int | None = figure("packets\neach way", format="d", default=None)
-    loss_down: float | None = figure("loss\ndown", format=".3%", better="lower", default=None)
-    loss_up: float | None = figure("loss\nup", format=".3%", better="lower", default=None)
-    down_mbit_per_s: float | None = figure("down\nMbit/s", format=".1f", better="higher", default=None)
-    up_mbit_per_s: float | None = figure("up\nMbit/s", format=".1f", better="higher", default=None)
+    round_trip_ms: float | None = column("round\ntrip ms", format=".2f", better="lower", default=None)
+    packets: int | None = column("packets\neach way", format="d", default=None)
+    loss_down: float | None = column("loss\ndown", format=".3%", better="lower", default=None)
+    loss_up: float | None = column("loss\nup", format=".3%", better="lower", default=None)
+    down_mbit_per_s: float | None = column("down\nMbit/s", format=".1f", better="higher", default=None)
+    up_mbit_per_s: float | None = column("up\nMbit/s", format=".1f", better="higher", default=None)
 
 
 def probe(link: Shaping | None, seconds: float, between: Group) -> Probed:
@@ -66,8 +66,8 @@ class _Packets:
 
     def __init__(self, link: Shaping | None, seconds: float, between: Group) -> None:
         self._between, self._seconds = between, seconds
-        ways = {} if link is None else link.ways(2)
-        rates = [queue.mbit_per_s for way in ways.values() for queue in way.queues if queue.mbit_per_s is not None]
+        paths = {} if link is None else link.paths(2)
+        rates = [queue.mbit_per_s for path in paths.values() for queue in path.queues if queue.mbit_per_s is not None]
         most = min(rates, default=float("inf")) * 1e6 / 8 * _SHARE / _WIRE_BYTES
         self._gap_s = 1 / min(most, _MOST_PER_S)
         address = own_address()
@@ -145,11 +145,11 @@ class _Packets:
 
 def check_probed(link: Shaping, probed: Mapping[str, Any]) -> Iterator[Check]:
     """Yield checks that a link between two workers has the configured rates, delay and loss."""
-    down, up = link.ways(2)[1, 0], link.ways(2)[0, 1]
+    down, up = link.paths(2)[1, 0], link.paths(2)[0, 1]
     least_ms = 0.0
-    for name, way in (("down", down), ("up", up)):
-        rate = way.queues[0].mbit_per_s
-        least_ms += way.shape.delay_ms
+    for name, path in (("down", down), ("up", up)):
+        rate = path.queues[0].mbit_per_s
+        least_ms += path.shape.delay_ms
         if rate is not None:
             least_ms += _WIRE_BYTES * 8e-3 / rate
             off = probed[f"{name}_mbit_per_s"] / rate - 1

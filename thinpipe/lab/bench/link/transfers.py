@@ -87,7 +87,7 @@ def _directions(link: Shaping | None, both_ways: bool, ends: list[LinkEnd]) -> I
     """Yield the measured link ends, by direction if their rates differ; worker 0 sends up."""
     if not both_ways:
         yield "one way", ends
-    elif link is None or link.ways(2)[0, 1].queues[0].mbit_per_s == link.ways(2)[1, 0].queues[0].mbit_per_s:
+    elif link is None or link.paths(2)[0, 1].queues[0].mbit_per_s == link.paths(2)[1, 0].queues[0].mbit_per_s:
         yield "both ways", ends
     else:
         for source, name in enumerate(("up", "down")):

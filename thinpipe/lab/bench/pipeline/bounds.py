@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from thinpipe.lab.records.record import figure
+from thinpipe.lab.records.record import column
 from thinpipe.pipeline.report import LinkReport
 from thinpipe.train.shaping import Queue, Shape, Shaping
 
 
 @dataclass(frozen=True)
 class Hop:
-    """The traffic of one hop of a chunk's way, per step."""
+    """The traffic of one hop on a chunk's path, per step."""
 
     source: int
     target: int
@@ -42,11 +42,11 @@ class Busy:
 class Bound:
     """The least time of a step, and its components."""
 
-    busiest_compute_ms: float = figure("busiest\nworker ms", format=".1f")
-    busiest_wire_ms: float = figure("busiest\nlink ms", format=".1f")  # of a queue of a link, at its rate
-    busiest_wire_bytes: int = figure("busiest\nbytes", format="d", better="lower")  # of that queue
-    delay_ms: float = figure("delays\nms", format=".1f")  # sum over all hops of a chunk
-    bound_ms: float = figure("bound\nms", format=".1f")
+    busiest_compute_ms: float = column("busiest\nworker ms", format=".1f")
+    busiest_wire_ms: float = column("busiest\nlink ms", format=".1f")  # of a queue of a link, at its rate
+    busiest_wire_bytes: int = column("busiest\nbytes", format="d", better="lower")  # of that queue
+    delay_ms: float = column("delays\nms", format=".1f")  # sum over all hops of a chunk
+    bound_ms: float = column("bound\nms", format=".1f")
 
 
 def hops_of(links: Sequence[LinkReport], steps: int) -> list[Hop]:
@@ -58,14 +58,14 @@ def hops_of(links: Sequence[LinkReport], steps: int) -> list[Hop]:
 
 def bound_of_pipeline(link: Shaping | None, hops: Sequence[Hop], workers: Sequence[Busy]) -> Bound:
     """Return the bound of a pipeline: the busy time of each worker and queue, plus the delays before and after."""
-    ways = (link or Shaping(Shape())).ways(len(workers))
-    delays = [ways[hop.source, hop.target].shape.delay_ms for hop in hops]
-    before = [0.0, *accumulate(delays)]  # delay of the hops up to each place of a chunk's way
+    paths = (link or Shaping(Shape())).paths(len(workers))
+    delays = [paths[hop.source, hop.target].shape.delay_ms for hop in hops]
+    before = [0.0, *accumulate(delays)]  # delay of the hops up to each place on a chunk's path
     after = [before[-1] - passed for passed in before]
     wire_bytes: dict[Queue, int] = {}
     least = [before[-1]]
-    for queue in dict.fromkeys(queue for hop in hops for queue in ways[hop.source, hop.target].queues):
-        places = [place for place, hop in enumerate(hops) if queue in ways[hop.source, hop.target].queues]
+    for queue in dict.fromkeys(queue for hop in hops for queue in paths[hop.source, hop.target].queues):
+        places = [place for place, hop in enumerate(hops) if queue in paths[hop.source, hop.target].queues]
         wire_bytes[queue] = sum(hops[place].wire_bytes for place in places)
         least.append(before[places[0]] + queue.wire_ms(wire_bytes[queue]) + after[places[-1]])
     for worker, busy in enumerate(workers):
@@ -78,13 +78,13 @@ def bound_of_pipeline(link: Shaping | None, hops: Sequence[Hop], workers: Sequen
 def bound_of_replicas(link: Shaping | None, parameter_bytes: int, workers: Sequence[Busy]) -> Bound:
     """Return the bound of data-parallel training: a ring all-reduce of gradients, and one delay."""
     size = len(workers)
-    ways = (link or Shaping(Shape())).ways(size)
+    paths = (link or Shaping(Shape())).paths(size)
     wire_bytes: dict[Queue, int] = {}
     delay_ms = 0.0
     for source in range(size if size > 1 else 0):
-        way = ways[source, (source + 1) % size]
-        wire_bytes |= dict.fromkeys(way.queues, ring_bytes(parameter_bytes, size))
-        delay_ms = max(delay_ms, way.shape.delay_ms)
+        path = paths[source, (source + 1) % size]
+        wire_bytes |= dict.fromkeys(path.queues, ring_bytes(parameter_bytes, size))
+        delay_ms = max(delay_ms, path.shape.delay_ms)
     wires = [queue.wire_ms(size) for queue, size in wire_bytes.items()]
     return _bound(workers, wire_bytes, delay_ms, max(wires, default=0.0) + delay_ms)
 

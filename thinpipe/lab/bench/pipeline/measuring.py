@@ -145,8 +145,8 @@ class _Trainer:
             self._batch = Batch(inputs=tuple(mine[:-1]), labels=mine[-1])
             self._optimizer = torch.optim.SGD(self._engine.parameters(), lr=1e-3)
             self._engine.warm_up()
-            settled_after = max((each.settled_after for each in self._engine.link_plans()), default=0)
-            for left in reversed(range(max(options.warmup, settled_after))):
+            steady_after = max((each.steady_after for each in self._engine.link_plans()), default=0)
+            for left in reversed(range(max(options.warmup, steady_after))):
                 self._step(another=left > 0)
 
         self._peak_bytes = peak_extra_bytes(first_steps, device=world.device)

@@ -10,7 +10,7 @@ import numpy as np
 
 from thinpipe.lab.bench.pipeline.bounds import Bound, Busy, bound_of_pipeline, bound_of_replicas, hops_of, ring_bytes
 from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant
-from thinpipe.lab.records.record import Row, columns_of, figure, row_of
+from thinpipe.lab.records.record import Row, column, columns_of, row_of
 from thinpipe.lab.records.step_times import StepTimes, step_times
 from thinpipe.pipeline.order import Action, Order, in_flight, make_order
 from thinpipe.pipeline.report import LinkReport
@@ -24,35 +24,35 @@ KIND = "bench pipeline"
 class PipelineColumns:
     """A row; columns that do not apply to data-parallel training are None there."""
 
-    link: str = figure("link", key=True)
-    workers: int = figure("workers", key=True, format="d")
-    parallel: str = figure("parallel", key=True)
-    layout: str | None = figure("layout", key=True)
-    schedule: str | None = figure("schedule", key=True)
-    chunks: int | None = figure("chunks", key=True, format="d")
-    codec: str | None = figure("codec", key=True)
-    stage: str | None = figure("stage", key=True)  # torch, or None for thinpipe's
-    threads: int = figure("threads\neach", format="d")
-    in_flight: int | None = figure("chunks on\ntheir way", format="d")
-    samples_per_s: float = figure("samples\nper s", format=".1f", better="higher")
-    of_data_parallel: float | None = figure("of data-\nparallel", format=".2f", better="higher", default=None)
-    of_uncompressed: float | None = figure("of un-\ncompressed", format=".2f", better="higher", default=None)
-    of_torch: float | None = figure("of torch's\nstage", format=".2f", better="higher", default=None)
-    step_p25_ms: float = figure("step\np25 ms", format=".1f")
-    step_ms: float = figure("step\nms", format=".1f", better="lower")
-    step_p75_ms: float = figure("step\np75 ms", format=".1f")
-    step_p95_ms: float = figure("step\np95 ms", format=".1f", better="lower")
-    busiest_compute_p25_ms: float = figure("busiest\np25 ms", format=".1f")
-    busiest_compute_p75_ms: float = figure("busiest\np75 ms", format=".1f")
+    link: str = column("link", key=True)
+    workers: int = column("workers", key=True, format="d")
+    parallel: str = column("parallel", key=True)
+    layout: str | None = column("layout", key=True)
+    schedule: str | None = column("schedule", key=True)
+    chunks: int | None = column("chunks", key=True, format="d")
+    codec: str | None = column("codec", key=True)
+    stage: str | None = column("stage", key=True)  # torch, or None for thinpipe's
+    threads: int = column("threads\neach", format="d")
+    in_flight: int | None = column("chunks\nin flight", format="d")
+    samples_per_s: float = column("samples\nper s", format=".1f", better="higher")
+    of_data_parallel: float | None = column("of data-\nparallel", format=".2f", better="higher", default=None)
+    of_uncompressed: float | None = column("of un-\ncompressed", format=".2f", better="higher", default=None)
+    of_torch: float | None = column("of torch's\nstage", format=".2f", better="higher", default=None)
+    step_p25_ms: float = column("step\np25 ms", format=".1f")
+    step_ms: float = column("step\nms", format=".1f", better="lower")
+    step_p75_ms: float = column("step\np75 ms", format=".1f")
+    step_p95_ms: float = column("step\np95 ms", format=".1f", better="lower")
+    busiest_compute_p25_ms: float = column("busiest\np25 ms", format=".1f")
+    busiest_compute_p75_ms: float = column("busiest\np75 ms", format=".1f")
     bound: Bound
-    order_ms: float | None = figure("order\nms", format=".1f", default=None)
-    of_bound: float = figure("bound /\nstep", format=".2f", better="higher")
-    tensor_bytes: int = figure("tensor\nbytes", format="d")
-    wire_bytes: int = figure("wire\nbytes", format="d", better="lower")
-    peak_mib: float | None = figure("peak MiB\nper worker", format=".0f", better="lower")
+    order_ms: float | None = column("order\nms", format=".1f", default=None)
+    of_bound: float = column("bound /\nstep", format=".2f", better="higher")
+    tensor_bytes: int = column("tensor\nbytes", format="d")
+    wire_bytes: int = column("wire\nbytes", format="d", better="lower")
+    peak_mib: float | None = column("peak MiB\nper worker", format=".0f", better="lower")
     times: StepTimes = field(default_factory=StepTimes)
-    bubble: float | None = figure("bubble", format=".2f", better="lower", default=None)
-    bubble_theory: float | None = figure("bubble\nin theory", format=".2f", default=None)
+    bubble: float | None = column("bubble", format=".2f", better="lower", default=None)
+    bubble_theory: float | None = column("bubble\nin theory", format=".2f", default=None)
     samples_ms: tuple[float, ...]
     cuts: tuple[int, ...]
     per_worker: Sequence[Mapping[str, Any]]

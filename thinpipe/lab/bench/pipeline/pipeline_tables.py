@@ -77,8 +77,8 @@ def describe(row: Row) -> str:
     if row["parallel"] != "pipeline":
         return f"{ {'none': 'single process', 'data': 'data-parallel'}[row['parallel']] }, {row['workers']}{link}"
     how = f"{row['layout']} {row['schedule']}, {row['workers']}{link}"
-    under_way = "" if row["in_flight"] in (None, row["chunks"]) else f", {row['in_flight']} on their way"
-    return f"{how}, {row['chunks']} chunks{under_way}, {_sender(row)}"
+    in_flight = "" if row["in_flight"] in (None, row["chunks"]) else f", {row['in_flight']} in flight"
+    return f"{how}, {row['chunks']} chunks{in_flight}, {_sender(row)}"
 
 
 def result_tables(rows: Sequence[Row]) -> list[Table]:

@@ -47,7 +47,7 @@ from thinpipe.codecs.kernels.cuda.codebook.offsets import (
     TOTALS,
 )
 from thinpipe.codecs.kernels.cuda.codebook.points import axis_of, sum_points, total_copies
-from thinpipe.codecs.kernels.cuda.counting import THREADS, read, read_rest, room_for_all
+from thinpipe.codecs.kernels.cuda.counting import THREADS, capacity_for_all, read, read_rest
 from thinpipe.codecs.kernels.cuda.device import bucket_affine, reduce_extents, wait_for_all
 from thinpipe.codecs.kernels.cuda.offsets import INTERVALS
 
@@ -56,7 +56,7 @@ __all__ = ["COUNTERS", "PARAMETERS", "centres_kernel", "points_kernel", "scratch
 
 def slots_per_column(n: int, programs: int) -> int:
     """Return the slots for values of the tails: all of a small tensor, else ten times the expected number."""
-    most = room_for_all(n, programs)
+    most = capacity_for_all(n, programs)
     return min(most, 32 + most // 50)
 
 
@@ -64,8 +64,8 @@ def scratch_doubles(n: int, programs: int) -> int:
     return KEPT.value + slots_per_column(n, programs) * THREADS.value * programs // 2
 
 
-@triton.jit(do_not_specialize=["n", "room"])
-def points_kernel(x, n, counters, scratch, room):
+@triton.jit(do_not_specialize=["n", "capacity"])
+def points_kernel(x, n, counters, scratch, capacity):
     """Run steps 1 to 3: store the points, their prefix sums and the parameters of centres_kernel."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     arrived = counters + ARRIVED
@@ -73,7 +73,7 @@ def points_kernel(x, n, counters, scratch, room):
     draw_sample(x, n, drawn)
     wait_for_all(arrived, programs)
     left, right = find_middle(n, drawn)
-    _count(x, n, counters, scratch, room, drawn, left, right)
+    _count(x, n, counters, scratch, capacity, drawn, left, right)
     wait_for_all(arrived, 3 * programs)
     low, high, odd = reduce_extents((scratch + EXTENTS).to(tl.pointer_type(tl.float32)))
     low, high = low.to(tl.float64), high.to(tl.float64)
@@ -86,20 +86,20 @@ def points_kernel(x, n, counters, scratch, room):
 
 
 @triton.jit
-def _count(x, n, counters, scratch, room, drawn, left, right):
+def _count(x, n, counters, scratch, capacity, drawn, left, right):
     """Run step 2: count this program's part of the middle and of the tails."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     affine = bucket_affine(left, right, MIDDLE)
     note_greatest(n, drawn, counters, left, right, affine)
     count_middle(x, n, counters, left, right, affine)
-    columns = (scratch + KEPT).to(tl.pointer_type(tl.float32)) + program.to(tl.int64) * room * THREADS
+    columns = (scratch + KEPT).to(tl.pointer_type(tl.float32)) + program.to(tl.int64) * capacity * THREADS
     columns += tl.arange(0, THREADS)
     table = (scratch + TABLES).to(tl.pointer_type(tl.float32)) + program * (2 * INTERVALS)
     part_off_tails(table, left, right)
     extents = (scratch + EXTENTS).to(tl.pointer_type(tl.float32))
     totals = (counters + INTERVAL_COUNTS).to(tl.pointer_type(tl.int64))
-    so_far = read(x, n, table, 2, columns, room, totals, 8, False)
-    held, lost = read_rest(x, n, table, 2, columns, room, totals, extents, so_far, False)
+    so_far = read(x, n, table, 2, columns, capacity, totals, 8, False)
+    held, lost = read_rest(x, n, table, 2, columns, capacity, totals, extents, so_far, False)
     if tl.max(lost, axis=0) > 0:
         tl.store(counters + LOST, 1)
     wait_for_all(counters + ARRIVED, 2 * programs)
