@@ -35,7 +35,7 @@ Benchmark = CodecBenchOptions | DDPBenchOptions | LinkBenchOptions | PipelineBen
 def bench_codecs(**given: Any) -> None:
     """Measure size, error and time of each codec on this machine.
 
-    Times are compared with a plain copy of the same tensor and with the literal algorithm.
+    Times are compared with a plain copy of the same tensor and with the reference implementation.
     Without options: the presets and every family of codecs on twelve tensors, two minutes on two cores.
 
     Example: thinpipe bench codecs --compress 8bit,uniform:8 --shape 8,128,768

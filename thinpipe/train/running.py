@@ -106,7 +106,7 @@ class RunOptions:
         "Emulate links in network namespaces: a rate, as in 100mbit; 100mbit/20mbit,40ms,0.1% for rates to and from "
         "the client, one-way delay and loss; FILE.toml for a link per pair. Needs root.",
         metavar="LINK",
-        shown="as the machine is",
+        shown="not emulated",
         parse=_one_link,
         per_machine=True,
         default=None,

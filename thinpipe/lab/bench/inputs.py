@@ -30,8 +30,8 @@ _SHARED: dict[str, dict[str, Any]] = {
     "compress": {"panel": WHAT, "metavar": "SPEC,..."},
     "link": {
         "help": "Emulate links in network namespaces: rates, as in 10mbit,100mbit,1gbit; 100mbit/20mbit,40ms,0.1% for "
-        "rates to and from the client, one-way delay and loss; FILE.toml for a link per pair; none for the machine's "
-        "own. Needs root.",
+        "rates to and from the client, one-way delay and loss; FILE.toml for a link per pair; none: not "
+        "emulated. Needs root.",
         "panel": WHAT,
         "metavar": "LINK,...",
         "parse": lambda text: tuple(parse_links(text)),

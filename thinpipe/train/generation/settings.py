@@ -49,7 +49,7 @@ class GenerationSettings:
         Settings, "model", help="Causal language model: a folder of transformers, or a name of the hub.", panel=WHAT
     )
     adapter: str | None = option(
-        "LoRA adapters: a folder of peft, as {export} writes it. Names the {model} too, unless that is given.",
+        "LoRA adapters: a folder of peft, as {export} writes it. Also sets {model}, unless that is given.",
         panel=WHAT,
         metavar="DIR",
         kind=Path,
@@ -93,7 +93,7 @@ class GenerationSettings:
         "Stages of the model on several workers, or one process.", default="pipeline"
     )
     workers: int | None = like(Settings, "workers", default=None)
-    client_layers: tuple[int, int] | None = like(Settings, "client_layers", default=(1, 1))
+    client_layers: tuple[int, int] | None = like(Settings, "client_layers", shown=None, default=(1, 1))
     device: str | None = like(Settings, "device", per_machine=True, default=None)
     threads: int | None = like(Settings, "threads", default=None)
     compress: str = link_option(

@@ -103,9 +103,16 @@ class Source:
         "Start from pretrained or from random weights.", negative=True, advanced=True, default=True
     )
     image_size: int | None = model_option(
-        "Width and height of images.", metavar="PIXELS", rule=between(1, 1_000_000), advanced=True, default=None
+        "Width and height of images.",
+        metavar="PIXELS",
+        shown="the model's or the task's",
+        rule=between(1, 1_000_000),
+        advanced=True,
+        default=None,
     )
-    tokens: int | None = model_option("Tokens per text.", metavar="N", rule=between(1, 1_000_000), default=None)
+    tokens: int | None = model_option(
+        "Tokens per text.", metavar="N", shown="the task's", rule=between(1, 1_000_000), default=None
+    )
     width: float | None = model_option(
         "Width multiplier of the task's model.", metavar="X", rule=above(0, 1e6), advanced=True, default=None
     )

@@ -43,7 +43,7 @@ class CodecTimes:
     first_encode_ms: float = column("first\nms", format=".0f")
     encode_floors: float = column("encode\nfloors", format=".1f", better="lower")
     decode_floors: float = column("decode\nfloors", format=".1f", better="lower")
-    reference_encode_ms: float | None = column("literal\nms", format=".0f")
+    reference_encode_ms: float | None = column("reference\nms", format=".0f")
     encode_speedup: float | None = column("times\nfaster", format=".0f", better="higher")
 
 

@@ -33,7 +33,7 @@ _EXPLAINED = {
     "bias": "bias: mean error in standard errors of that mean; beyond 3 it is hardly chance.",
     "zero_error": "zeros: root mean square of the decoded zeros / of all values.",
     "encode_copies": "copies: multiples of the time of a plain copy of the tensor.",
-    "encode_speedup": "times faster: than encoding by the literal algorithm.",
+    "encode_speedup": "times faster: than encoding by the reference implementation.",
     "encode_extra_ratio": "extra memory: while encoding, in tensors.",
 }
 _GPU_EXPLAINED = _EXPLAINED | {

@@ -64,7 +64,7 @@ class DDPBenchOptions:
         "Between machines: the link that there is, for the record.",
         metavar="LINK",
         parse=parse_link,
-        shown="as it is",
+        shown="not emulated",
         default=None,
     )
     bucket_cap_mb: float = option(

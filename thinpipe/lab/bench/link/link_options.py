@@ -57,7 +57,7 @@ class LinkBenchOptions:
     )
     compress: tuple[str, ...] = shared(
         "compress",
-        f"Codecs in addition to none, as in tile:8,kmeans:4; a preset, {', '.join(RECIPES)}, is its two codecs.",
+        f"Codecs in addition to none, as in tile:8,kmeans:4; a preset, {', '.join(RECIPES)}, counts as its two codecs.",
         parse=_specs,
         shown="only none",
         default=(),
@@ -67,7 +67,7 @@ class LinkBenchOptions:
     repeat: int = shared("repeat", "Largest number of messages per size.", default=50)
     budget_s: float = shared("budget", "Time per message size.", default=2.0)
     verify: bool = option(
-        "Check rate, delay and loss of emulated links; exit code 1 if they are off.",
+        "Check rate, delay and loss of emulated links; exit code 1 if they deviate.",
         panel=WHAT,
         default=False,
     )
