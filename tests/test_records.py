@@ -257,3 +257,25 @@ def test_the_speed_table_of_the_readme() -> None:
     for row in table.rows:
         link = row[0].replace(" Mbit/s", "mbit")
         assert row[1:] == [f"{speeds[link, heading.strip('`')]:,.0f}" for heading in table.heads[1:]]
+
+
+def test_the_prose_of_the_readme_has_numbers_of_the_records_it_cites() -> None:
+    """Large and fractional numbers: small whole ones count machines, layers and bits."""
+    text = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    checked = 0
+    for sentence in re.split(r"(?<=[.:])\s", text):
+        for folder in re.findall(r"\[record\]\(benchmarks/(\w+)/README\.md", sentence):
+            recorded = {value for value, _ in numbers((RECORDS / folder / "README.md").read_text())}
+            given = [each for each in numbers(re.sub(r"\]\(.*?\)", "]", sentence)) if each[0] >= 100 or each[0] % 1]
+            assert not [value for value, tolerance in given if not contains(recorded, value, tolerance)], sentence
+            checked += len(given)
+    assert checked >= 4
+
+
+def test_the_readme_has_the_bits_of_the_speed_table_and_the_number_of_model_types() -> None:
+    text = (ROOT / "README.md").read_text()
+    rows = load("pipeline_lm/record.json")["rows"]
+    bits = {row["codec"]: f"{32 * row['wire_bytes'] / row['tensor_bytes']:.2f}" for row in rows if row["wire_bytes"]}
+    assert f"they send {bits['3bit']}, {bits['2bit']} and {bits['1bit']} bits in the speed table" in text
+    verified = json.loads((ROOT / "thinpipe" / "train" / "models" / "verified.json").read_text())["rows"]
+    assert f"{len({row['type'] for row in verified if row['outcome'] == 'exact'})} model types" in text
