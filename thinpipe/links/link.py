@@ -28,6 +28,7 @@ class Link:
         self.source, self.target, self.direction = route.source, route.target, route.direction
         codec.attach(route)
         self.slots: list[Slot] = []
+        self.integers: dict[Slot, torch.dtype] = {}  # the dtypes of slots whose tensors are sent as packed integers
         self.chunks = self.step = 0
         self.events = events  # the stage's
         self.ledger = Ledger()
@@ -41,6 +42,9 @@ class Link:
             self.drop_buffers()
         self.route.check_limits(chunks, len(slots))
         self.slots, self.chunks = slots, chunks
+        stays = self.route.handover is not None
+        packed = [] if stays else [slot for slot in slots if is_packed(slot.dtype, self.route.group, self.device)]
+        self.integers = {slot: slot.dtype for slot in packed}
         self.codec.configure(slots, chunks)
 
     def all_messages(self) -> Iterator[tuple[int, int]]:
@@ -60,11 +64,6 @@ class Link:
 
     def cancel_prefetch(self) -> None:
         """Cancel the step that was expected: all senders first, then all receivers."""
-
-    def integers(self, slot: Slot) -> torch.dtype | None:
-        """Return the dtype of a slot whose tensors are sent as packed integers; None for other slots."""
-        stays = self.route.handover is not None
-        return slot.dtype if not stays and is_packed(slot.dtype, self.route.group, self.device) else None
 
     def counters(self) -> Counters:
         """Return the sums so far. On a GPU this synchronizes with pending work, so call it between steps."""

@@ -93,7 +93,7 @@ class RecvLink(Link):
         """Return the message of a chunk and slot for any step, with a receive buffer."""
         memory, message = self.transport.memory, self._messages.get((chunk, index))
         if message is None:
-            integers = self.integers(self.slots[index])
+            integers = self.integers.get(self.slots[index])
             message = self._messages[chunk, index] = Message(self.step, chunk, index, integers=integers)
             if self.route.handover is None:  # otherwise the sender's memory is used
                 most = memory.max_bytes(self.codec.max_bytes(index), packed=integers is not None)

@@ -73,7 +73,7 @@ class SendLink(Link):
             slot.tensor_bytes,
             wire_format.wire_bytes,
             wire_format.raw,
-            integers=self.integers(slot),
+            integers=self.integers.get(slot),
         )
         if wire_format.raw:
             wire = as_bytes(tensor.detach().contiguous())

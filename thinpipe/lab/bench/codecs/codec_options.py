@@ -39,7 +39,7 @@ class CodecBenchOptions:
 
     compress: str = shared(
         "compress",
-        f"Codecs by their specs, separated by commas; a preset, {', '.join(RECIPES)}, counts as its two codecs. Families: "
+        f"Codecs by their specs, separated by commas; a preset, {', '.join(RECIPES)}, counts as two. Families: "
         f"{', '.join(FAMILIES)}; axes, learned from the tensor of the step before. Baselines: "
         f"{', '.join(BASELINES)} of bitsandbytes, if installed.",
         shown="the presets, and several of each family",

@@ -57,7 +57,7 @@ class LinkBenchOptions:
     )
     compress: tuple[str, ...] = shared(
         "compress",
-        f"Codecs in addition to none, as in tile:8,kmeans:4; a preset, {', '.join(RECIPES)}, counts as its two codecs.",
+        f"Codecs in addition to none, as in tile:8,kmeans:4; a preset, {', '.join(RECIPES)}, counts as two.",
         parse=_specs,
         shown="only none",
         default=(),
