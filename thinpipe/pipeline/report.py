@@ -13,7 +13,7 @@ only from complete transfers: those that the receiver waited for from their star
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,10 @@ from thinpipe.links.counters import LinkEnd, Stamp, now
 from thinpipe.links.link import Link
 from thinpipe.pipeline.stage import PipelineStage
 
+_TOTALS = (
+    *("messages", "tensor_bytes", "wire_bytes"),
+    *("encode_ms", "decode_ms", "blocked_ms", "wait_ms", "transfer_ms"),
+)
 _PINGS = 8  # per worker; the one with the shortest round trip gives the clock offset
 
 
@@ -44,6 +48,11 @@ class LinkReport:
     wait_ms: float  # of that, the sender had nothing to send yet
     transfer_ms: float  # of that, the message was in transit
     link_mb_per_s: float | None  # over complete transfers; None if all were hidden behind compute
+
+    def plus(self, more: LinkReport) -> LinkReport:
+        """Return the sum with a later report of the same link, without a rate."""
+        sums = {name: getattr(self, name) + getattr(more, name) for name in _TOTALS}
+        return replace(self, **sums, link_mb_per_s=None)
 
     @property
     def blocked_mb_per_s(self) -> float:

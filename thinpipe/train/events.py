@@ -6,9 +6,10 @@ listener never changes the run.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Literal
 
+from thinpipe.pipeline.report import LinkReport
 from thinpipe.train.engines.plan import Holding, LinkPlan
 from thinpipe.train.tasks.task import Metric
 
@@ -72,27 +73,6 @@ class Epoch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkUse:
-    """Totals of one direction of one link over the run's training steps."""
-
-    source: int
-    target: int
-    direction: Literal["forward", "backward"]
-    spec: str
-    tensor_bytes: int = 0
-    wire_bytes: int = 0
-    encode_ms: float = 0.0
-    decode_ms: float = 0.0
-    wait_ms: float = 0.0  # the receiver was idle because the sender had nothing to send yet
-    transfer_ms: float = 0.0  # the receiver was idle because the message was in flight
-
-    def plus(self, more: object) -> LinkUse:
-        """Return the sum with a later report of the same link, whose totals have the same names."""
-        totals = [each.name for each in fields(self) if each.default is not MISSING]
-        return replace(self, **{name: getattr(self, name) + getattr(more, name) for name in totals})
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorkerUse:
     """Totals of one worker over the run's training steps."""
 
@@ -114,7 +94,7 @@ class Finished:
     samples_per_s: float
     seconds: float
     workers: tuple[WorkerUse, ...]
-    links: tuple[LinkUse, ...]
+    links: tuple[LinkReport, ...]  # over the run's training steps
     bits_per_byte: float | None = None  # of the last evaluation, where it was of text
     parameters_sha256: str = ""  # of all parameters and buffers: equal if two runs ended bit-identical
     best_step: int | None = None  # of the checkpoint that is kept as the best

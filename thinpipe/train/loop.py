@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import torch
 
@@ -12,6 +11,7 @@ from thinpipe.comm.control import ACTIVITY
 from thinpipe.comm.errors import StoppedTogether
 from thinpipe.comm.signals import Noted
 from thinpipe.links.counters import STAMPS
+from thinpipe.pipeline.report import LinkReport
 from thinpipe.system.sizes import peak_bytes
 from thinpipe.train.batches import Samples
 from thinpipe.train.checkpoints.best import improves
@@ -21,7 +21,7 @@ from thinpipe.train.checkpoints.saving import Saver
 from thinpipe.train.checkpoints.state import digest, worker_state
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.step import stop_request, train_step
-from thinpipe.train.events import Epoch, Finished, LinkUse, Listener, Plan, Step, WorkerUse
+from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step, WorkerUse
 from thinpipe.train.metrics import evaluate
 from thinpipe.train.optimize import learning_rate
 from thinpipe.train.settings import Settings
@@ -49,14 +49,8 @@ class Loop:
         self.listener: Listener | None = None
         self.unsaved: str | None = None  # why there is no checkpoint of the last step
         self._timer = None if saver is None else SaveTimer(saver.options.save_every, plan.steps_per_epoch)
-        self.usage = Usage(
-            engine,
-            forward=settings.compress_forward,
-            backward=settings.compress_backward,
-            messages_per_step=messages_per_step(
-                [link.shapes for link in plan.links], settings.chunks * settings.accumulate
-            ),
-        )
+        shapes = [link.shapes for link in plan.links]
+        self.usage = Usage(engine, messages_per_step(shapes, settings.chunks * settings.accumulate))
         self._seconds = self._epoch_seconds = 0.0  # of training steps
         self._samples = self._epoch_samples = 0  # seen by this process, not by the run
 
@@ -218,10 +212,9 @@ class Loop:
 class Usage:
     """Time and traffic of the steps, summed by link and worker. ``collect`` and ``workers`` are collectives."""
 
-    def __init__(self, engine: Engine, *, forward: str, backward: str, messages_per_step: int) -> None:
+    def __init__(self, engine: Engine, messages_per_step: int) -> None:
         self._engine = engine
-        self._specs = {"forward": forward, "backward": backward}
-        self._links: dict[tuple[int, int], LinkUse] = {}
+        self._links: dict[tuple[int, int], LinkReport] = {}
         self._steps_ms = self._elsewhere_ms = 0.0
         # Links keep timestamps of STAMPS messages at most; without them waiting and transfer cannot be separated.
         self._collect_every = max(1, STAMPS // max(messages_per_step, 1))
@@ -240,9 +233,9 @@ class Usage:
         self._uncollected = 0
         for report in reports:
             ends = report.source, report.target
-            self._links[ends] = self._links.get(ends, self._unused(*ends)).plus(report)
+            self._links[ends] = self._links[ends].plus(report) if ends in self._links else report
 
-    def links(self) -> tuple[LinkUse, ...]:
+    def links(self) -> tuple[LinkReport, ...]:
         return tuple(self._links.values())
 
     def workers(self) -> tuple[WorkerUse, ...]:
@@ -253,10 +246,6 @@ class Usage:
             WorkerUse(worker=worker, stages=tuple(stages), compute_ms=compute_ms, peak_mib=peak)
             for worker, (stages, compute_ms, peak) in enumerate(engine.world.gather(mine))
         )
-
-    def _unused(self, source: int, target: int) -> LinkUse:
-        direction: Literal["forward", "backward"] = "forward" if target > source else "backward"
-        return LinkUse(source=source, target=target, direction=direction, spec=self._specs[direction])
 
 
 def messages_per_step(shapes: Iterable[tuple[tuple[int, ...], ...]], chunks: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from thinpipe.lab.runs.summary import RecordFile
-from thinpipe.train.events import Epoch, Finished, Holding, LinkPlan, LinkUse, Listener, Plan, Step, WorkerUse
+from thinpipe.pipeline.report import LinkReport
+from thinpipe.train.events import Epoch, Finished, Holding, LinkPlan, Listener, Plan, Step, WorkerUse
 
 EPOCHS, STEPS = 3, 4  # epochs, steps per epoch
 SHAPES = {0: (8, 16, 16, 16), 1: (8, 320, 2, 2)}  # of what leaves each stage, per chunk
@@ -106,17 +107,21 @@ def make_epoch(epoch: int) -> Epoch:
 
 def make_end(parallel: str = "pipeline", *, steps: int = EPOCHS * STEPS) -> Finished:
     links = tuple(
-        LinkUse(
+        LinkReport(
             source=source,
             target=target,
+            source_worker=source % 2,
+            target_worker=target % 2,
             direction=direction,
-            spec="sort:6+2",
+            messages=4 * steps,
             tensor_bytes=steps * TENSOR_BYTES[min(source, target)],
             wire_bytes=steps * WIRE_BYTES[min(source, target)],
             encode_ms=steps * 2.0,
             decode_ms=steps * 1.0,
             wait_ms=steps * 10.0 * target,
             transfer_ms=steps * 0.5,
+            blocked_ms=steps * 10.5,
+            link_mb_per_s=None,
         )
         for source, target, direction in DIRECTIONS
     )

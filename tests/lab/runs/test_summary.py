@@ -11,16 +11,16 @@ from thinpipe.cli.app import app
 from thinpipe.lab.records.record import Record
 from thinpipe.lab.records.step_times import StepTimes
 from thinpipe.lab.runs.summary import run_step_times
-from thinpipe.train.events import LinkUse, WorkerUse
+from thinpipe.train.events import WorkerUse
 
 
 def test_encoding_is_the_senders_and_the_rest_the_receivers():
     sent, received = (
-        LinkUse(
+        replace(
+            make_end().links[0],
             source=source,
             target=1 - source,
             direction=direction,
-            spec="none",
             encode_ms=1.0 * k,
             wait_ms=10.0 * k,
             transfer_ms=100.0 * k,

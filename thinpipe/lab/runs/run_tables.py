@@ -8,7 +8,8 @@ from thinpipe.lab.records.record import Column, Row, columns_of, row_of
 from thinpipe.lab.records.report import Table
 from thinpipe.lab.records.step_times import StepTimes
 from thinpipe.lab.runs.summary import columns, make_result, run_step_times
-from thinpipe.train.events import Finished, Holding, LinkPlan, LinkUse, Plan
+from thinpipe.pipeline.report import LinkReport
+from thinpipe.train.events import Finished, Holding, LinkPlan, Plan
 
 SHORT_RUN = 4  # runs of at most this many times the steps before the PCA basis is known get a note on those steps
 _WORKER = Column(name="worker", heading="worker", key=True)
@@ -54,7 +55,7 @@ def plan_tables(plan: Plan) -> list[Table]:
     columns = (*_HOLDING_COLUMNS, _TRAINED_COLUMN) if frozen else _HOLDING_COLUMNS
     tables = [Table(title=_title(plan), columns=columns, rows=rows)]
     if plan.links:
-        links = [_link_row(link) | {"tensors": _shapes_text(link)} for link in plan.links]
+        links = [_link_row(plan, link) | {"tensors": _shapes_text(link)} for link in plan.links]
         tables.append(
             Table(title=f"Traffic per {_per(plan)}", columns=_LINK_COLUMNS, rows=links, note=_plan_notes(plan))
         )
@@ -66,7 +67,7 @@ def end_tables(plan: Plan, end: Finished, wire_bytes: int) -> list[Table]:
     result = make_result(plan, end, wire_bytes=wire_bytes)
     tables = [Table(title="Result", columns=columns(result, plan), rows=[row_of(result)])]
     if end.links:
-        links = [*(_link_row(link, steps=end.steps) for link in end.links), *_sums(end)]
+        links = [*(_link_row(plan, link, steps=end.steps) for link in end.links), *_sums(end)]
         tables.append(Table(title="Traffic per step, measured", columns=_LINK_COLUMNS, rows=links))
     tables.append(
         Table(
@@ -171,11 +172,11 @@ def _first_steps_notes(plan: Plan, first_steps: int, bits: int) -> list[str]:
     return [f"The activations of {first} are sent at {bits} bits, before the basis is learned."]
 
 
-def _link_row(link: LinkPlan | LinkUse, steps: int = 1) -> dict[str, object]:
+def _link_row(plan: Plan, link: LinkPlan | LinkReport, steps: int = 1) -> dict[str, object]:
     return {
         "link": f"{link.source} to {link.target}",
         "direction": link.direction,
-        "codec": link.spec,
+        "codec": next(each.spec for each in plan.links if each.direction == link.direction),
         **_traffic(link.tensor_bytes, link.wire_bytes, steps),
     }
 
@@ -190,7 +191,7 @@ def _sums(end: Finished) -> list[Row]:
     return sums
 
 
-def _total(links: Sequence[LinkUse], steps: int) -> dict[str, float | None]:
+def _total(links: Sequence[LinkReport], steps: int) -> dict[str, float | None]:
     return _traffic(sum(link.tensor_bytes for link in links), sum(link.wire_bytes for link in links), steps)
 
 

@@ -143,6 +143,6 @@ class RecordFile(Listener):
             metric_name=self.plan.metric,
             first_step=self.plan.first_step,
             epochs=self.epochs,
-            links=[asdict(link) for link in end.links],
+            links=[asdict(link) | {"spec": self.settings[link.direction]} for link in end.links],
             workers=[asdict(worker) for worker in end.workers],
         )
