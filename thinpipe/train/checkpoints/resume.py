@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinpipe.comm.membership import is_served
 from thinpipe.comm.streams import HashedPieces, fill_tensors, tensor_pieces
 from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, named
@@ -47,7 +48,7 @@ class Resumed:
 
 def adopt_client_settings(settings: Settings, running: RunOptions, world: World) -> tuple[Settings, RunOptions]:
     """Return the client's settings, and whether it resumes, if it alone has the checkpoints. A collective."""
-    if not running.save_local or world.workers == 1:
+    if not running.save_local or world.workers == 1 or is_served():  # then servers have them already
         return settings, running
     client_settings, resumes = world.gather([settings.to_json(), running.resume is not None])[0]
     if not resumes:
