@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from thinpipe.comm.addresses import address_and_port, address_of, address_towards, interface_with
 from thinpipe.comm.backend import is_preconnected
-from thinpipe.comm.control import ACTIVITY, Control
+from thinpipe.comm.control import ACTIVITY, GRACE_S, Control
 from thinpipe.comm.errors import LinkError, note_cause
 from thinpipe.comm.group import link_errors
 from thinpipe.comm.rendezvous import MasterStore, Patience, bounded, connect_control, make_store, own_address_towards
@@ -163,7 +163,7 @@ def joined_mesh(mesh: Mesh, *, patience_s: float = PATIENCE_S, end: Callable[[st
     _take_devices(me)
 
     def leave(cause: str) -> None:
-        mesh.close()  # sends the cause first
+        mesh.close(GRACE_S)  # sends the cause first
         end(cause)
 
     control = Control(me.rank, mesh.control_sockets(), patience_s=patience_s, report=print_line, end=leave)
@@ -175,7 +175,7 @@ def joined_mesh(mesh: Mesh, *, patience_s: float = PATIENCE_S, end: Callable[[st
         with _announced(control):
             yield control
     except BaseException:
-        mesh.close()
+        mesh.close(GRACE_S)
         raise
     dist.destroy_process_group()
     control.close()

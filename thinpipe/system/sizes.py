@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -40,10 +41,8 @@ def memory_bytes(device: str = "cpu") -> int:
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[1])
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
+    with suppress(OSError, ValueError):  # no such limit, or "max"
         machine = min(machine, int(_CONTAINER.read_text()))
-    except (OSError, ValueError):  # no such limit, or "max"
-        pass
     return min([machine, *_limits])
 
 

@@ -6,8 +6,8 @@ The client asks and the server answers, whoever has dialled. Every message is an
     {"facts": version of this protocol}      {"facts": ServerFacts}
     {"wait": true}                           none: keeps the connection alive while the client waits for other servers
     {"offer": Offer}                         {"accept": true}
-    {"probe": [[worker, host, port], ...]}   {"reached": [worker, ...]}
-    {"start": {"1-2": dialling worker}}      {"end": {"cause": ..., "code": ...}}, when its worker has ended
+    {"probe": [worker, ...]}                 {"reached": [worker, ...]}: those that it can connect to
+    {"start": {"1-2": worker that dials}}    {"end": {"cause": ..., "code": ...}}, when its worker has ended
     {"cancel": reason}                       none
 
 In place of any answer: {"reject": one line}. Nothing is unpickled, and every field is checked on arrival.
@@ -65,10 +65,10 @@ class Offer:
     torch: str
     transformers: str | None  # None: the run needs none
     patience_s: float
-    settings: dict  # type: ignore[type-arg]
-    options: dict  # type: ignore[type-arg]
-    files: dict  # type: ignore[type-arg]
-    roster: list  # type: ignore[type-arg]
+    settings: dict
+    options: dict
+    files: dict
+    roster: list
 
     def __post_init__(self) -> None:
         if not 1 <= self.worker < len(self.roster) <= 4096:

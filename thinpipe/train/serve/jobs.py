@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinpipe.comm.membership import PATIENCE_S
 from thinpipe.options import OptionError, from_facts, options_of
 from thinpipe.system.imports import is_object_name
 from thinpipe.train.data import several_read
@@ -26,6 +24,7 @@ from thinpipe.train.worker import Main, train_on_worker
 
 AnySettings = Settings | GenerationSettings
 _NAMES = ("model", "config")  # options whose value may be no file: a name of the hub, a model type
+_OWN_MODELS = ("digits",)  # tasks
 _FOLDER = "folder"  # what a server gets in place of a client's folder
 
 
@@ -50,10 +49,9 @@ class Job(NamedTuple):
         return generate_on_worker
 
     @property
-    def model_type(self) -> str | None:
-        """What of transformers the run needs; None: nothing."""
-        settings = self.settings
-        return settings.model or getattr(settings, "config", None)
+    def needs_transformers(self) -> bool:
+        """True unless the model is one of thinpipe's own."""
+        return isinstance(self.settings, GenerationSettings) or self.settings.task not in _OWN_MODELS
 
     def check(self) -> None:
         """Raise OptionError for a run that servers without data and code of the client cannot take part in."""
@@ -92,7 +90,7 @@ class Job(NamedTuple):
         if self.verb == "evaluate":
             run, adapter, part = self.arguments
             return shared, {"run": run is not None, "adapter": adapter is not None, "part": part}
-        return shared | {"adapter": None, "link": None}, {"adapter": settings.adapter is not None}  # type: ignore[union-attr]
+        return shared, {"adapter": getattr(settings, "adapter", None) is not None}
 
 
 def rebuild(offer: Offer, *, place: Path, threads: int | None) -> Job:
@@ -109,13 +107,13 @@ def rebuild(offer: Offer, *, place: Path, threads: int | None) -> Job:
         options = offer.options
         arguments: Sequence[Any]
         if offer.verb == "generate":
-            settings = from_facts(GenerationSettings, facts | {"patience_s": offer.patience_s}, "settings of the client")
+            settings = from_facts(GenerationSettings, facts, "settings of the client")
             arguments = (False,)
         else:
             settings = Settings.from_json(facts)
             find_task(settings.task)
             if offer.verb == "train":
-                arguments = (_run_options(options, place, offer.patience_s), Listener, find_task)
+                arguments = (_run_options(options, place), Listener, find_task)
             elif offer.verb == "evaluate":
                 arguments = (place / "run" if options.get("run") else None, None, str(options["part"]))
             else:
@@ -127,17 +125,22 @@ def rebuild(offer: Offer, *, place: Path, threads: int | None) -> Job:
         raise Rejected(f"the offer of the client is not a run of this version: {error}") from None
 
 
-def _run_options(shared: Mapping[str, Any], place: Path, patience_s: float) -> RunOptions:
+def _run_options(shared: Mapping[str, Any], place: Path) -> RunOptions:
     """Return the options of one execution: where the client has a file, a path in the run's folder here."""
     facts = {name: value for name, value in shared.items() if name != "capture"}
     for name, declared in options_of(RunOptions).items():
         if declared.per_machine == "presence":
             suffix = ".json" if name == "trace" else ""
             facts[name] = str(place / f"{name}{suffix}") if facts.get(name) else None
-    facts |= {"patience_s": patience_s, "from_client": True}
     capture = None
     if shared.get("capture") is not None:
-        steps, chunks, limit = shared["capture"]
-        captured = {"path": str(place / "capture.safetensors"), "steps": steps, "chunks": chunks, "limit": limit}
-        capture = from_facts(Capture, captured | {"path": captured["path"]}, "options of a capture")
+        captured = dict(zip(("steps", "chunks", "limit"), shared["capture"], strict=True))
+        captured["path"] = str(place / "capture.safetensors")
+        capture = from_facts(Capture, captured, "options of a capture")
     return replace(from_facts(RunOptions, facts, "options of the client"), capture=capture)
+
+
+def verb_of(main: Main) -> str:
+    return {"train_on_worker": "train", "evaluate_on_worker": "evaluate", "generate_on_worker": "generate"}[
+        main.__name__
+    ]

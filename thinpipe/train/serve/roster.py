@@ -52,13 +52,13 @@ class Roster:
         """Return all pairs of servers, the lower number first."""
         return list(combinations(range(1, len(self.entries)), 2))
 
-    def to_probe(self, worker: int) -> list[list[Any]]:
-        """Return the other servers with an address, as worker, host and port."""
-        return [
-            [other, each.host, each.port]
+    def to_probe(self, worker: int) -> dict[int, tuple[str, int]]:
+        """Return the addresses of the other servers, of those that have one."""
+        return {
+            other: (each.host, each.port)
             for other, each in enumerate(self.entries)
             if other not in (0, worker) and each.host is not None
-        ]
+        }
 
     def dialers(self, reached: Mapping[int, Iterable[int]]) -> Dialers:
         """Return who dials in each pair of servers, given the servers that each has reached: the higher if it can."""

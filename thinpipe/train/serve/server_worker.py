@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from thinpipe.comm.errors import Interrupted, debugging, leave, noted_cause
-from thinpipe.comm.membership import become_served, joined_mesh
+from thinpipe.comm.membership import become_served, joined_mesh, print_line
 from thinpipe.comm.secure.handshake import HandshakeError
 from thinpipe.comm.secure.identity import own_identity
 from thinpipe.comm.secure.mesh import Mesh
@@ -115,7 +114,7 @@ def _run(assignment: Assignment, report: _Report) -> Outcome:
     arrivals = _Arrivals(report.pipe, report.leave)
     report.pipe.send(ready=True)
     become_served(offer.worker, len(roster.entries))
-    mesh = Mesh(offer.worker, len(roster.entries), patience_s=offer.patience_s, report=print_quietly)
+    mesh = Mesh(offer.worker, len(roster.entries), patience_s=offer.patience_s, report=print_line)
     peering = Peering(roster, offer.worker, own_identity(), mesh)
     peering.add_pairs(arrivals.wait_for_start(roster), assignment.client)
     arrivals.give_to(peering.arrived)
@@ -126,10 +125,6 @@ def _run(assignment: Assignment, report: _Report) -> Outcome:
 
     with joined_mesh(mesh, patience_s=offer.patience_s, end=end):
         return run_on_worker(job.main, job.settings, *job.arguments)
-
-
-def print_quietly(line: str) -> None:
-    print(f"thinpipe: {line}", file=sys.stderr, flush=True)
 
 
 def _limit(memory: int) -> None:
@@ -167,7 +162,9 @@ class _Arrivals:
                 self._started.set()
             elif raw is not None and self._busy.acquire(blocking=False):
                 arguments = (bytes.fromhex(message["route"]), raw)
-                threading.Thread(target=self._authenticate, args=arguments, name="thinpipe-arrival", daemon=True).start()
+                threading.Thread(
+                    target=self._authenticate, args=arguments, name="thinpipe-arrival", daemon=True
+                ).start()
             elif raw is not None:
                 raw.close()
         os.kill(os.getpid(), signal.SIGTERM)  # the supervisor has ended
@@ -179,7 +176,7 @@ class _Arrivals:
             if not self._take(route, raw):
                 raw.close()
         except (HandshakeError, OSError) as error:
-            print_quietly(f"a connection of another worker was rejected: {error}")
+            print_line(f"a connection of another worker was rejected: {error}")
         finally:
             self._busy.release()
 
