@@ -6,6 +6,8 @@ import os
 import socket
 import ssl
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +74,7 @@ def test_what_follows_the_handshake_at_once_is_not_lost(keys: list[Identity]) ->
 def reject(keys: list[Identity], whom: Any, secret: bytes | None, dialler: int = 1) -> tuple[str, bool]:
     """Let a dialler be rejected; return what it is told, and whether that is final."""
     listener = keys[0]
-    rejected, error = meet(
-        accepting(listener, whom), dialling(keys[dialler], listener.fingerprint, secret=secret)
-    )
+    rejected, error = meet(accepting(listener, whom), dialling(keys[dialler], listener.fingerprint, secret=secret))
     assert isinstance(rejected, HandshakeError)
     assert isinstance(error, HandshakeError)
     return str(error), error.final
@@ -123,15 +123,22 @@ def test_a_damaged_list_of_peers_admits_nobody_and_the_dialler_may_try_again(
 
 
 def test_a_listener_with_another_key_gets_no_byte(keys: list[Identity]) -> None:
-    def impostor(raw: socket.socket) -> bytes:
-        channel = tls_server(raw, keys[2])
-        channel.sendall(handshake._LABEL + bytes(32))  # invites a proof
-        return received_after(channel)
+    def listening_with(identity: Identity) -> Callable[[socket.socket], bytes]:
+        def run(raw: socket.socket) -> bytes:
+            with tls_server(raw, identity) as channel, suppress(OSError):  # the dialler may be gone
+                channel.sendall(handshake._LABEL + bytes(32))  # invites a proof
+                return receive(channel, PROOF)
+            return b""
 
-    received, error = meet(impostor, dialling(keys[1], keys[0].fingerprint, secret=bytes(16)))
+        return run
+
+    received, error = meet(listening_with(keys[2]), dialling(keys[1], keys[0].fingerprint, secret=bytes(range(16))))
     assert received == b""
     assert error.final
     assert "another machine answers there, or its key was replaced" in str(error)
+    received, _ = meet(listening_with(keys[0]), dialling(keys[1], keys[0].fingerprint, secret=bytes(range(16))))
+    assert len(received) == PROOF
+    assert bytes(range(16)) not in received  # the secret itself is never sent
 
 
 def test_a_listener_with_another_kind_of_key_is_rejected(keys: list[Identity], tmp_path: Path) -> None:
