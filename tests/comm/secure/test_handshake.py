@@ -368,7 +368,7 @@ def test_a_host_that_does_not_answer_or_has_no_name_may_be_tried_again() -> None
     with pytest.raises(HandshakeError, match=rf"127\.0\.0\.1:{port} does not answer \(Connection refused\)") as refused:
         connect("127.0.0.1", port, DESK, timeout_s=20)
     for name in ("nowhere.invalid", "a" * 70 + ".example", "..", ""):
-        with pytest.raises(HandshakeError, match=r"does not answer|cannot be resolved") as unknown:
+        with pytest.raises(HandshakeError, match="does not answer") as unknown:
             connect(name, port, DESK, timeout_s=20)
         assert not refused.value.final
         assert not unknown.value.final

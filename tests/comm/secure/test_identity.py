@@ -14,7 +14,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from thinpipe.comm.secure.identity import (
     fingerprint_bytes,
@@ -87,7 +93,7 @@ def test_what_a_killed_process_left_is_no_key(tmp_path: Path) -> None:
 
 DAMAGES = (
     *("empty", "half", "text", "binary", "no certificate", "no key", "another's certificate", "another kind of key"),
-    "too long",
+    *("encrypted", "too long"),
 )
 
 
@@ -96,7 +102,11 @@ def damage(path: Path, how: str) -> None:
     key, certificate = content.split(b"-----BEGIN CERTIFICATE-----")
     other = own_identity(path.parent / "other").path.read_bytes().split(b"-----BEGIN CERTIFICATE-----")[1]
     curve = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    encrypted = load_pem_private_key(key, None).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"passphrase")
+    )
     damaged = {
+        "encrypted": encrypted + b"-----BEGIN CERTIFICATE-----" + certificate,
         "empty": b"",
         "half": content[: len(content) // 2],
         "text": b"hello\n",
