@@ -24,6 +24,7 @@ VERBS = {
     "export": ("thinpipe.cli.export:export", "Write the model of a run as a folder of transformers."),
     "diff": ("thinpipe.cli.diff:diff", "Compare two records of the same kind, written with --json."),
     "models": ("thinpipe.cli.models:models", "List the models of transformers that can be cut into units."),
+    "peers": ("thinpipe.cli.peers:peers", "List the machines that may connect to this one."),
     "bench codecs": (
         "thinpipe.cli.bench:bench_codecs",
         "Measure size, error and time of each codec on this machine.",

@@ -43,7 +43,6 @@ _CHALLENGE_BYTES, _KEY_BYTES, _SIGNATURE_BYTES, _MAC_BYTES = 32, 32, 64, 32
 _PROOF_BYTES = len(_LABEL) + _KEY_BYTES + _SIGNATURE_BYTES + _MAC_BYTES
 _NO_SECRET = bytes(_MAC_BYTES)  # in place of the HMAC
 _PATIENCE_S = 60.0  # for keep-alive, as the default of --patience
-_LEAST_S = 0.001  # a timeout of 0 would mean a non-blocking socket
 _NOT_TLS = {"HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG"}
 _OLD_TLS = {"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "WRONG_SSL_VERSION"}
 _REASONS = {
@@ -68,29 +67,20 @@ class HandshakeError(ConnectionError):
 
 
 def connect(host: str, port: int, route: bytes, *, timeout_s: float, patience_s: float = _PATIENCE_S) -> socket.socket:
-    """Return a connection to the first address of a host that answers, with the route sent, (1)."""
+    """Return a connection to a listener, with the route sent, (1); each address of the host has ``timeout_s``."""
     assert len(route) == ROUTE_BYTES
-    where, until = address_and_port(host, port), time.monotonic() + timeout_s
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        problem = getattr(error, "strerror", None) or "not a valid name"
-        raise HandshakeError(f"the name {host} cannot be resolved ({problem}): correct it, or try again") from None
-    for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
-        raw = None
-        try:
-            raw = socket.socket(family, kind, protocol)
-            tune(raw, patience_s)  # before it connects: the first packets follow the congestion control, too
-            raw.settimeout(max(until - time.monotonic(), _LEAST_S) / left)
-            raw.connect(address)
-            raw.sendall(route)
-            raw.settimeout(None)
-            return raw
-        except OSError as error:
-            problem = error.strerror or str(error)
-            if raw is not None:
-                raw.close()
-    raise HandshakeError(f"{where} does not answer ({problem}): look at the address, the firewall and that machine")
+        raw = socket.create_connection((host, port), timeout_s)
+    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
+        where, problem = address_and_port(host, port), getattr(error, "strerror", None) or error
+        raise HandshakeError(
+            f"{where} does not answer ({problem}): look at the address, the firewall and that machine"
+        ) from None
+    with _handshake(raw, timeout_s) as handshake:
+        tune(raw, patience_s)
+        handshake.send(route)
+        raw.settimeout(None)
+        return raw
 
 
 def tune(raw: socket.socket, patience_s: float = _PATIENCE_S) -> None:
