@@ -22,12 +22,10 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from thinpipe.comm.group import LARGEST
 from thinpipe.options import OptionError
 from thinpipe.system.files import read_text
-from thinpipe.system.tensors import Spec, dtype_name, dtype_named, spec_bytes
+from thinpipe.system.tensors import Spec, dtype_name, spec_bytes
 from thinpipe.train.models.adapters import ADAPTER_FILE
 from thinpipe.train.models.identity import folder_identity
 from thinpipe.train.models.pretrained import ADAPTER
@@ -45,6 +43,7 @@ _FILE_BYTES = 4 << 20  # of a small file; the largest configs, with names of 20,
 _MOST_TENSORS = 200_000  # DeepSeek-V3 has 91,000
 _MOST_BYTES = 1 << 46  # of all tensors: 64 TiB; the limit of the cache is far below
 _TENSOR = re.compile(r"(?!__metadata__$)[!-~]{1,512}")  # a name in a safetensors file
+_DTYPE_NAMES = {short: dtype_name(dtype) for dtype, short in DTYPES.items()}  # of safetensors -> of torch
 _HASH = re.compile(r"[0-9a-f]{16,64}")
 
 
@@ -104,16 +103,15 @@ def describe_folder(name: str, folder: Path, *, weights: bool) -> FolderFiles:
 
 
 def _specs(file: Path) -> dict[str, Spec]:
-    specs = {}
+    specs: dict[str, Spec] = {}
     with open_tensors(file) as tensors:
         for name in tensors.keys():  # noqa: SIM118, it is no dict
             each = tensors.get_slice(name)
-            short = each.get_dtype()
-            if short not in DTYPES.values() or not _TENSOR.fullmatch(name):
-                what = f"a tensor {ascii(name)[:80]} of type {short}"
+            dtype = _DTYPE_NAMES.get(each.get_dtype())
+            if dtype is None or not _TENSOR.fullmatch(name):
+                what = f"a tensor {ascii(name)[:80]} of type {each.get_dtype()}"
                 raise ValueError(f"{file} has {what}, which servers do not take: copy the folder to them")
-            dtype = next(dtype for dtype, known in DTYPES.items() if known == short)
-            specs[name] = [list(each.get_shape()), dtype_name(dtype)]
+            specs[name] = [list(each.get_shape()), dtype]
     return specs
 
 
@@ -164,10 +162,9 @@ def _check_spec(name: str, spec: Any) -> None:
     is_pair = isinstance(spec, list) and len(spec) == 2 and isinstance(spec[0], list) and len(spec[0]) <= 8
     shape, dtype = spec if is_pair else ([], None)
     sizes = all(type(size) is int and 0 <= size <= _MOST_BYTES for size in shape)
-    known = isinstance(dtype, str) and getattr(torch, dtype, None) in DTYPES
+    known = isinstance(dtype, str) and dtype in _DTYPE_NAMES.values()
     if not (is_pair and sizes and known and _TENSOR.fullmatch(name)) or spec_bytes(spec) > _MOST_BYTES:
         raise ValueError(f"the manifest has a tensor {ascii(name)[:80]}: {ascii(spec)[:80]}, which is none")
-    assert dtype_named(dtype) in DTYPES
 
 
 def _fields(given: Any, what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Servers without files of their own: what they need to hold their layers comes from the client."""
