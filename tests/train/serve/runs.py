@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.train.toy import Ears, world_in
+from thinpipe.system.tensors import spec_bytes
 from thinpipe.train.engines.world import World
 from thinpipe.train.evaluation import EvaluationResult, evaluate_model
 from thinpipe.train.generation.prompts import Prompt
@@ -17,7 +18,6 @@ from thinpipe.train.generation.worker import GenerationRun, generate
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.resolve import resolve, resolve_evaluation
 from thinpipe.train.running import RunOptions
-from thinpipe.train.serve.file_manifest import from_json
 from thinpipe.train.serve.model_cache import ModelCache
 from thinpipe.train.serve.model_files import (
     describe_files,
@@ -28,6 +28,7 @@ from thinpipe.train.serve.model_files import (
     serve_files,
 )
 from thinpipe.train.settings import Settings
+from thinpipe.train.tasks.options import Source
 from thinpipe.train.tasks.tasks import task
 from thinpipe.train.worker import train
 
@@ -42,6 +43,9 @@ class Offer:
     caches: Path | None
     own: tuple[Path, ...] = ()
     limit_bytes: int = 1 << 30
+
+
+FILES = Offer(caches=None)
 
 
 @dataclass
@@ -136,16 +140,8 @@ def generate_with(group: Any, offer: Offer, given: Mapping[str, Any]) -> Seen:
     return seen
 
 
-def layer_bytes(folder: Path, layers: Sequence[int], worker: int = 1) -> int:
+def layer_bytes(folder: Path, layers: Sequence[int]) -> int:
     """The bytes of these layers in a model's folder, as its files have them."""
-    files = from_json(describe_files(_source(folder)).manifest())["model"]
-    from thinpipe.system.tensors import spec_bytes
-
-    marks = tuple(f".{layer}." for layer in layers)
-    return sum(spec_bytes(spec) for name, spec in files.tensors.items() if any(mark in name for mark in marks))
-
-
-def _source(folder: Path) -> Any:
-    from thinpipe.train.tasks.options import Source
-
-    return Source(model=str(folder))
+    tensors = describe_files(Source(model=str(folder))).folders["model"][1].tensors
+    marks = [f".{layer}." for layer in layers]
+    return sum(spec_bytes(spec) for name, spec in tensors.items() if any(mark in name for mark in marks))
