@@ -130,7 +130,7 @@ class FileService:
     def _checked(self, request: Any) -> tuple[str, list[tuple[str, int, bool]]]:
         """Return folder and blocks of a request; raise ValueError unless the manifest has all of them."""
         try:
-            name, total = str(request["folder"]), int(request["total"])
+            name, total = request["folder"], request["total"]
             files = self._folders[name][1]
             asked = [(str(tensor), number, bool(flag)) for tensor, number, flag in request["blocks"]]
             sizes = [_block_bytes(files, tensor, number) for tensor, number, _ in asked]
@@ -141,7 +141,7 @@ class FileService:
         self._left -= sum(sizes)
         if self._left < 0 or sum(size for size, (*_, flag) in zip(sizes, asked, strict=True) if flag) > _MOST_SENT:
             raise ValueError(f"worker {self._server} asked for more tensors than it can need")
-        if 0 < total <= files.bytes and name not in self._announced:
+        if type(total) is int and 0 < total <= files.bytes and name not in self._announced:
             self._announced[name] = total
             self._report(f"worker {self._server} needs {size_text(total)} of weights of the {name}: sending them")
         return name, asked
