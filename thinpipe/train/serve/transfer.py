@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from thinpipe.comm.control import ACTIVITY, waiting
+from thinpipe.comm.errors import LinkError
 from thinpipe.comm.group import FILE_TAG, Group
 from thinpipe.comm.streams import bytes_of, fill_tensors, memory_of
-from thinpipe.system.sanitize import one_line
+from thinpipe.system.sanitize import first_line, one_line
 from thinpipe.system.sizes import size_text
 from thinpipe.system.tensors import spec_bytes
 from thinpipe.train.models.adapters import ADAPTER_FILE
@@ -100,8 +101,10 @@ class FileService:
                 readers: dict[str, ReadBlock] = {}
                 while (request := self._group.receive_json(self._server, tag=FILE_TAG)) != {"done": True}:
                     self._answer(request, readers, opened)
-        except Exception as error:  # raised by ``wait``, in the main thread
+        except LinkError as error:  # raised by ``wait``, in the main thread
             self._error = error
+        except Exception as error:  # of a message that is no JSON, or nested too deeply
+            self._error = ValueError(f"worker {self._server} sent no request for tensors: {first_line(error)}")
         finally:
             self._ended.set()
 
