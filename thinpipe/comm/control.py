@@ -81,12 +81,15 @@ ACTIVITY = Activity()  # of this process
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Mark this worker as waiting during a call that depends on another worker."""
-    ACTIVITY.waiting = True
+    """Mark this worker as waiting during a call that depends on another worker; in other threads, count progress."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        ACTIVITY.waiting = True
     try:
         yield
     finally:
-        ACTIVITY.waiting = False
+        if is_main:
+            ACTIVITY.waiting = False
         ACTIVITY.done += 1
 
 

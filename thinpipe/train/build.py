@@ -22,6 +22,7 @@ from thinpipe.train.engines.units import Meta, cut_model
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.export import Export, Exporter
 from thinpipe.train.models.adapters import Adapted, adapt
+from thinpipe.train.models.remote import all_loaded
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
@@ -71,6 +72,7 @@ def prepare(
         )
     )
     engine = _make_engine(adapted, task, settings, running, world, facts)
+    world.together(all_loaded)
     print_remote(describe_held(engine.holdings, world.worker))
     if running.export is None:
         return Prepared(engine, None, rebuild)

@@ -108,6 +108,12 @@ class Channel:
                 self._push()
         return operation
 
+    def fail(self, error: str) -> None:
+        """End the pair: its peer has ended, as is known from elsewhere."""
+        with self._lock:
+            self.session.fail(error)
+            self._alarm()
+
     def leave(self) -> None:
         """Say goodbye after all sends and what the control channel holds."""
         with self._lock:

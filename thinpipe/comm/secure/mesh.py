@@ -41,6 +41,10 @@ class Mesh:
             if error is not None:
                 raise LinkError(error)
 
+    def fail(self, peer: int, error: str) -> None:
+        """End the pair with a peer that has ended, as is known from elsewhere."""
+        self._channels[peer].fail(error)
+
     def channel(self, peer: int) -> Channel:
         return self._channels[peer]
 

@@ -28,6 +28,7 @@ from thinpipe.train.generation.wire import CONTROL_BYTES, Kind, Limits, Packing,
 from thinpipe.train.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, check_states
 from thinpipe.train.models.forward import takes
 from thinpipe.train.models.pretrained import PretrainedModel, quiet
+from thinpipe.train.models.remote import all_loaded
 from thinpipe.train.models.unit_modules import HeadUnit
 from thinpipe.train.tasks.sources import identity
 from thinpipe.version import __version__
@@ -98,6 +99,7 @@ def generate(
         assert prompts is not None
         return [_Client(model, pretrained, settings, prompts, world.device).run(show, make_streamer)]
     part = world.together(lambda: _Part(settings, world))
+    world.together(all_loaded)
     print_remote(f"worker {world.worker} holds blocks {part.blocks[0]} to {part.blocks[-1]}")
     limits = Limits.of(facts, batch_size=settings.batch_size, max_tokens=positions_of(pretrained))
     ring, runs = Ring(world, limits), list[GenerationRun]()
