@@ -136,10 +136,10 @@ def start(
     from thinpipe.train.worker import run_on_worker
 
     if _servers:
-        from thinpipe.train.serve.jobs import Job, verb_of
+        from thinpipe.train.serve.jobs import Job
 
-        with _servers[-1].joined(Job(verb_of(main), settings, args), running.patience_s) as (mesh, job):
-            arguments = (run_on_worker, main, job.settings, *args)
+        with _servers[-1].joined(Job(main, settings, args), running.patience_s) as (mesh, job):
+            arguments = (run_on_worker, job.main, job.settings, *job.arguments)
             return run_workers(*arguments, patience_s=running.patience_s, end=end, private=private, mesh=mesh)[0]
     workers = processes if member() is None else None
     with thin_network(running.link, processes) as network:

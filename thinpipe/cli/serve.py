@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,63 +19,80 @@ from thinpipe.comm.errors import Interrupted, ended_by
 from thinpipe.options import OptionError, between, option, read
 from thinpipe.system.sizes import parse_size
 
-PANELS = ("Connection", "Limits", "Run")
-connection_option, limit_option, run_option = (partial(option, panel=panel) for panel in PANELS)
+PANELS = CONNECTION, LIMITS, RUN = "Connection", "Limits", "Run"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """What the owner of a server chooses."""
 
-    listen: str | None = connection_option(
+    listen: str | None = option(
         "Listen here for clients, and print a ticket for them; port 7000 if left out. With a TICKET: where other "
         "servers of the run may connect.",
+        panel=CONNECTION,
         metavar="HOST:PORT",
         default=None,
     )
-    address: str | None = connection_option(
-        "Name or address for the ticket, if it is not that of this machine.", metavar="HOST[:PORT]", default=None
+    address: str | None = option(
+        "Name or address for the ticket, if it is not that of this machine.",
+        panel=CONNECTION,
+        metavar="HOST[:PORT]",
+        default=None,
     )
-    name: str | None = connection_option(
-        "Name of this server in messages.", metavar="NAME", shown="the host name", default=None
+    name: str | None = option(
+        "Name of this server in messages.", panel=CONNECTION, metavar="NAME", shown="the host name", default=None
     )
-    allow: tuple[str, ...] = connection_option(
+    allow: tuple[str, ...] = option(
         "Fingerprint of a client's key; only those are admitted. Repeatable.",
+        panel=CONNECTION,
         metavar="KEY",
         kind=list[str],
         parse=lambda keys: tuple(keys) or None,
         shown="every client with a ticket",
         default=(),
     )
-    memory: int | None = limit_option(
+    memory: int | None = option(
         "Memory that a run may allocate; more ends the run. Not counted: GPU memory.",
+        panel=LIMITS,
         metavar="SIZE",
         shown="what is free when it starts",
         parse=parse_size,
         default=None,
     )
-    threads: int | None = limit_option(
-        "Threads that a run may use.", metavar="N", shown="the client's choice", rule=between(1, 1024), default=None
+    threads: int | None = option(
+        "Threads that a run may use.",
+        panel=LIMITS,
+        metavar="N",
+        shown="the client's choice",
+        rule=between(1, 1024),
+        default=None,
     )
-    disk: int = limit_option(
-        "Size of the cache of model files.", metavar="SIZE", shown="50GB", parse=parse_size, default=50 * 10**9
+    disk: int = option(
+        "Size of the cache of model files.",
+        panel=LIMITS,
+        metavar="SIZE",
+        shown="50GB",
+        parse=parse_size,
+        default=50 * 10**9,
     )
-    cache: Path | None = limit_option(
+    cache: Path | None = option(
         "Folder of the cache, the only one that runs read and write.",
+        panel=LIMITS,
         metavar="DIR",
         shown="~/.cache/thinpipe",
         default=None,
     )
-    models: Path | None = limit_option(
-        "Folder with folders of models, which runs may read.", metavar="DIR", shown="none", default=None
+    models: Path | None = option(
+        "Folder with folders of models, which runs may read.", panel=LIMITS, metavar="DIR", shown="none", default=None
     )
-    runs: int = limit_option("Runs at a time.", metavar="N", rule=between(1, 64), default=1)
-    device: Literal["auto", "cpu", "cuda"] = run_option(
-        "Device that runs compute on.", shown="auto: cuda if there is one", default="auto"
+    runs: int = option("Runs at a time.", panel=LIMITS, metavar="N", rule=between(1, 64), default=1)
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "Device that runs compute on.", panel=RUN, shown="auto: cuda if there is one", default="auto"
     )
-    once: bool = run_option("Exit after one run, with its exit code.", default=False)
-    patience_s: float = run_option(
+    once: bool = option("Exit after one run, with its exit code.", panel=RUN, default=False)
+    patience_s: float = option(
         "Seconds after which a silent client is gone.",
+        panel=RUN,
         name="patience",
         metavar="S",
         rule=between(2, 1_000_000),
@@ -158,9 +174,18 @@ def owner_of(options: ServeOptions, where: tuple[str, int] | None) -> Any:
         memory=options.memory,
         threads=options.threads,
         cache=cache.absolute(),
+        disk=options.disk,
+        models=(*([] if options.models is None else [options.models.absolute()]), *hub_folders()),
         runs=options.runs,
         patience_s=options.patience_s,
     )
+
+
+def hub_folders() -> list[Path]:
+    """Return the folders of models in the hub's cache of this user."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return sorted(Path(HF_HUB_CACHE).glob("models--*/snapshots"))
 
 
 class _Server:

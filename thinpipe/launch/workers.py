@@ -105,13 +105,12 @@ def run_workers(
 ) -> list[Any]:
     """Call ``function(*args)`` on every worker, inside a process group; return the results of the local workers.
 
-    If this process is already a worker (torchrun, ``become_member``) it joins the others; ``end`` is then called with
-    the cause to terminate it when another worker is silent for longer than ``patience_s``. Otherwise ``workers`` local
-    workers are started, and ``function`` must be importable: defined at the top level of a module. ``private`` is an
-    additional argument for worker 0 only. In a ``network`` each worker starts in its own place and counts as a machine.
-    ``backend``: as in ``joined``; ``mesh``: this worker joins as in ``joined_mesh``. Ctrl-C ends all workers and raises
-    KeyboardInterrupt here once they have ended; SIGTERM and SIGHUP raise ``Terminated``; a worker that fails raises
-    ``WorkerError``.
+    If this process is already a worker (torchrun, ``become_member``) it joins the others, as in ``joined``, or over a
+    ``mesh``; ``end`` is then called with the cause to terminate it when another worker is silent for longer than
+    ``patience_s``. Otherwise ``workers`` local workers are started, and ``function`` must be importable: defined at the
+    top level of a module. ``private`` is an additional argument for worker 0 only. In a ``network`` each worker starts
+    in its own place and counts as a machine. Ctrl-C ends all workers and raises KeyboardInterrupt here once they have
+    ended; SIGTERM and SIGHUP raise ``Terminated``; a worker that fails raises ``WorkerError``.
     """
     me = member()
     if me is not None:
@@ -119,9 +118,9 @@ def run_workers(
             raise ValueError(f"this is one of {me.size} workers, but {workers} were requested; leave one of them out")
         if network is not None:
             raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
-        mine = _arguments(args, private, me.rank)
         join = partial(joined, backend) if mesh is None else partial(joined_mesh, mesh)
-        return [_join(function, mine, me.rank, join(patience_s=patience_s, end=end or _end_here))]
+        membership = join(patience_s=patience_s, end=end or _end_here)
+        return [_join(function, _arguments(args, private, me.rank), me.rank, membership)]
     if workers is None or workers < 1:
         raise ValueError(f"the number of workers is 1 or more, got {workers}; give it, or start this under torchrun")
     import_ahead()

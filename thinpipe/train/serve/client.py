@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from thinpipe.comm.addresses import address_and_port
@@ -40,8 +41,9 @@ from thinpipe.train.serve.desk import (
     parse_facts,
     version_difference,
 )
-from thinpipe.train.serve.jobs import Job
+from thinpipe.train.serve.jobs import Job, run_with_files
 from thinpipe.train.serve.lobby import JOIN, Lobby, parse_address
+from thinpipe.train.serve.model_files import ClientFiles, check_settings, serve_files
 from thinpipe.train.serve.peering import CONNECT_S, Peering
 from thinpipe.train.serve.relay import Relay
 from thinpipe.train.serve.roster import Dialers, Roster, RosterEntry, dialers_json
@@ -74,11 +76,12 @@ class Servers:
 
     @contextmanager
     def joined(self, job: Job, patience_s: float) -> Iterator[tuple[Mesh, Job]]:
-        """Agree with all servers on a run; yield its mesh, which has started, and the job with its devices."""
+        """Agree with all servers on a run; yield its mesh, which has started, and the job of this worker."""
         with flags_in_errors(), ExitStack() as stack:
             try:
-                job.check()
-            except OptionError as error:
+                check_settings(dict(vars(job.settings)))
+                files = job.files()
+            except ValueError as error:
                 raise WorkerError(str(error), code=2) from None
             if self._lobby is not None:
                 stack.callback(self._lobby.close)
@@ -89,7 +92,7 @@ class Servers:
                 stack.callback(each.desk.close)
             try:
                 job = self._with_devices(job, servers)
-                roster, dialers = self._offer(job, servers, patience_s)
+                roster, dialers = self._offer(job, files, servers, patience_s)
                 mesh = Mesh(0, len(servers) + 1, patience_s=patience_s, report=print_line)
                 peering = Peering(roster, 0, self._identity, mesh)
                 peering.add_pairs(dialers, None, dials_servers=self._lobby is None)
@@ -104,7 +107,8 @@ class Servers:
             watch = _Watch(servers, mesh)
             stack.callback(watch.close)
             mesh.start()
-            yield mesh, job
+            exchange = partial(serve_files, files)
+            yield mesh, Job(run_with_files, job.settings, (job.main, exchange, *job.arguments))
 
     def _invite(self, ticket: Ticket) -> None:
         times = "once" if self.count == 1 else f"on each of {self.count} machines"
@@ -164,7 +168,9 @@ class Servers:
                 )
         return job._replace(settings=settings)
 
-    def _offer(self, job: Job, servers: Sequence[_Server], patience_s: float) -> tuple[Roster, Dialers]:
+    def _offer(
+        self, job: Job, files: ClientFiles, servers: Sequence[_Server], patience_s: float
+    ) -> tuple[Roster, Dialers]:
         """Offer the run to all servers; return its roster and who dials whom. Raise Rejected if one rejects it."""
         here, run = versions(), secrets.token_hex(16)
         entries = [RosterEntry(name=socket.gethostname(), fingerprint=self._identity.fingerprint.hex())]
@@ -185,7 +191,7 @@ class Servers:
                 patience_s=patience_s,
                 settings=settings,
                 options=options,
-                files={},
+                files=files.manifest(),
                 roster=roster.to_json(),
             )
             different = version_difference(offer, each.facts)

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from thinpipe.options import flags_in_errors
 from thinpipe.system.imports import forbid_imports
 from thinpipe.system.sizes import limit_memory, size_text
 from thinpipe.train.serve.desk import Offer, Rejected, reason_of
-from thinpipe.train.serve.jobs import rebuild
+from thinpipe.train.serve.jobs import Job, rebuild, run_with_files
+from thinpipe.train.serve.model_cache import ModelCache
+from thinpipe.train.serve.model_files import PlacedFiles, fetch_files, place_files
 from thinpipe.train.serve.peering import Address, Peering
 from thinpipe.train.serve.roster import Dialers, Roster, parse_dialers
 from thinpipe.train.worker import Outcome, run_on_worker
@@ -52,6 +55,9 @@ class Assignment:
     folder: Path  # of this run alone
     memory: int  # bytes
     threads: int | None
+    cache: Path  # of model files
+    disk: int  # bytes, the limit of the cache
+    models: tuple[Path, ...]  # the owner's
     environment: dict[str, str]
     ignored: frozenset[int]  # signals
 
@@ -110,8 +116,8 @@ def _run(assignment: Assignment, report: _Report) -> Outcome:
     forbid_imports("a server runs no code that the client names")
     os.chdir(assignment.folder)
     _limit(assignment.memory)
-    job = rebuild(offer, place=assignment.folder, threads=assignment.threads)
-    arrivals = _Arrivals(report.pipe, report.leave)
+    placed, job = _prepare(assignment)
+    arrivals = _Arrivals(report.pipe)
     report.pipe.send(ready=True)
     become_served(offer.worker, len(roster.entries))
     mesh = Mesh(offer.worker, len(roster.entries), patience_s=offer.patience_s, report=print_line)
@@ -123,8 +129,21 @@ def _run(assignment: Assignment, report: _Report) -> Outcome:
     def end(cause: str) -> None:
         report.failed(cause=cause, code=1)
 
+    exchange = partial(fetch_files, placed)
     with joined_mesh(mesh, patience_s=offer.patience_s, end=end):
-        return run_on_worker(job.main, job.settings, *job.arguments)
+        return run_on_worker(run_with_files, job.settings, job.main, exchange, *job.arguments)
+
+
+def _prepare(assignment: Assignment) -> tuple[PlacedFiles, Job]:
+    """Return the folders and the job of this server; raise Rejected, in one line, for an offer that is not possible."""
+    offer = assignment.offer
+    try:
+        cache = ModelCache(assignment.cache, assignment.disk)
+        placed = place_files(offer.files, cache, assignment.models, worker=offer.worker)
+        return placed, rebuild(offer.verb, offer.settings, offer.options, placed, assignment.threads)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        what = "" if isinstance(error, ValueError) else f"not a run of this version: {type(error).__name__} "
+        raise Rejected(f"{what}{error}") from None
 
 
 def _limit(memory: int) -> None:
@@ -137,8 +156,8 @@ def _limit(memory: int) -> None:
 class _Arrivals:
     """What the supervisor sends: the start of the run, and connections of other workers."""
 
-    def __init__(self, pipe: Pipe, leave_process: Callable[[int], Any]) -> None:
-        self._pipe, self._leave = pipe, leave_process
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
         self._started = threading.Event()
         self._dialers: Any = None
         self._take: Callable[[bytes, socket.socket], Any] | None = None

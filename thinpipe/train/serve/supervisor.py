@@ -63,6 +63,8 @@ class Owner:
     memory: int | None  # bytes of a run; None: what is free when it starts
     threads: int | None
     cache: Path
+    disk: int  # bytes of model files in the cache
+    models: tuple[Path, ...]  # folders that runs may read, with folders of models
     runs: int
     patience_s: float  # of the desk: a client that is silent for longer is gone
 
@@ -265,6 +267,9 @@ class Supervisor:
             folder=run.folder,
             memory=self._owner.memory or free_bytes(),
             threads=self._owner.threads,
+            cache=self._owner.cache / "models",
+            disk=self._owner.disk,
+            models=self._owner.models,
             environment=dict(os.environ),
             ignored=ignored_signals(),
         )
