@@ -87,7 +87,7 @@ class _Worker:
             self.cause, self.code, self.is_secondary = report
         elif not self.lives:
             self.process.join(GRACE_S)
-            self.cause, self.code = _end_of(self.process.exitcode)
+            self.cause, self.code = exit_text(self.process.exitcode)
             self.cause = f"worker {self.rank}: {self.cause}"
         self.failed_at = time.monotonic()
 
@@ -286,7 +286,7 @@ def _error_of(workers: Sequence[_Worker]) -> WorkerError:
     return WorkerError(f"{first.cause}{also}", first.code)
 
 
-def _end_of(code: int | None) -> tuple[str, int]:
+def exit_text(code: int | None) -> tuple[str, int]:
     """Return the description of an exit code without a message, and the exit code for the run."""
     if code is not None and code < 0:
         return f"killed by signal {-code} ({signal.Signals(-code).name})", 1

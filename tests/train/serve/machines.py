@@ -42,11 +42,19 @@ class Machine:
 class Command:
     """A command that runs, and what it has printed so far."""
 
-    def __init__(self, arguments: list[str], folder: Path, number: int, environment: dict[str, str], **given: Any):
+    def __init__(
+        self,
+        arguments: list[str],
+        folder: Path,
+        number: int,
+        environment: dict[str, str],
+        start: Callable[..., Any] = Program,
+        **given: Any,
+    ) -> None:
         self._out, self._err = folder / f"out-{number}", folder / f"err-{number}"
         with self._out.open("w") as out, self._err.open("w") as err:
             options = {"stdout": out, "stderr": err, "cwd": folder, "env": environment} | given
-            self.process = Program(*arguments, **options)
+            self.process = start(*arguments, **options)
 
     @property
     def out(self) -> str:

@@ -29,6 +29,7 @@ from thinpipe.comm.secure.identity import Identity, fingerprint_text
 from thinpipe.comm.secure.ticket import Admission, Ticket
 from thinpipe.comm.signals import ENDING, ignored_signals
 from thinpipe.launch.forking import ensure_server
+from thinpipe.launch.workers import exit_text
 from thinpipe.options import flags_in_errors
 from thinpipe.system.sanitize import one_line
 from thinpipe.system.sizes import free_bytes
@@ -331,10 +332,9 @@ class Supervisor:
                 is_connected = False
         message = found[0]
         run.process.join(5)
-        code = run.process.exitcode
         if not message:
-            killed = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-            message = {"cause": f"worker {run.offer.worker}: {killed} on {self._owner.facts.name}", "code": 1}
+            how, code = exit_text(run.process.exitcode)
+            message = {"cause": f"worker {run.offer.worker}: {how} on {self._owner.facts.name}", "code": code}
         cause = message.get("cause") or message.get("done") or message.get("reject")
         self._report(f"{run.text} " + (f"has ended: {one_line(str(cause))[:500]}" if cause else "is complete"))
         if is_connected:
