@@ -91,12 +91,12 @@ class ServeOptions:
     )
     once: bool = option("Exit after one run, with its exit code.", panel=RUN, default=False)
     patience_s: float = option(
-        "Seconds after which a silent client is gone.",
-        panel=RUN,
+        "Longest time in seconds that a run may wait for a lost connection, whatever {patience} the client has.",
+        panel=LIMITS,
         name="patience",
         metavar="S",
         rule=between(2, 1_000_000),
-        default=60.0,
+        default=3600.0,
     )
 
 
@@ -152,7 +152,7 @@ def owner_of(options: ServeOptions, where: tuple[str, int] | None) -> Any:
     from thinpipe.system.sizes import free_bytes
     from thinpipe.train.serve.desk import ServerFacts
     from thinpipe.train.serve.supervisor import Owner
-    from thinpipe.train.serve.versions import versions
+    from thinpipe.train.versions import versions
 
     has_gpu = torch.cuda.is_available()
     if options.device == "cuda" and not has_gpu:
@@ -204,7 +204,7 @@ class _Server:
         from thinpipe.comm.secure.ticket import Ticket
         from thinpipe.comm.signals import RaisedSignal, handled_signals
         from thinpipe.launch.forking import import_ahead
-        from thinpipe.train.serve.lobby import JOIN, TICKET_S
+        from thinpipe.train.serve.lobby import JOIN_S, TICKET_S
 
         import_ahead("thinpipe.train.serve.server_worker", "thinpipe.codecs.kernels.cpu", "transformers")
         with handled_signals(RaisedSignal(), lambda handler: handler is not signal.SIG_IGN) as signals:
@@ -213,7 +213,7 @@ class _Server:
                     gate = Gate(listener, self._supervisor.handle, self._log)
                     gate.start()
                 if self._ticket is not None:
-                    patience_s = JOIN * self._options.patience_s if self._options.once else None
+                    patience_s = JOIN_S if self._options.once else None
                     arguments = (self._ticket, patience_s)
                     threading.Thread(target=self._dial, args=arguments, name="thinpipe-dial", daemon=True).start()
                 elif where is not None:

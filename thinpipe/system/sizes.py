@@ -18,6 +18,7 @@ _DIGITS = 30  # more than any real size has, and far below the range of a float
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _CONTAINER = Path("/sys/fs/cgroup/memory.max")  # the memory limit of a container
 _limits: list[int] = []  # of this process
+_STACKS, _LARGE_STACK = 64, 8 << 20  # threads, and bytes of a stack, Linux's default
 
 
 def parse_size(text: str) -> int:
@@ -50,9 +51,11 @@ def limit_memory(size: int) -> None:
     """Let this process allocate at most ``size`` bytes more than it has now: more is an error of the allocation.
 
     The kernel counts memory that can be written, touched or not (RLIMIT_DATA). It does not count GPU memory, files that
-    are mapped, and shared memory.
+    are mapped, and shared memory. Stacks of threads, which it counts in full and which are hardly touched, are allowed
+    for in addition.
     """
-    allowed = status_bytes("VmData") + size
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    allowed = status_bytes("VmData") + size + _STACKS * (stack if 0 < stack < _LARGE_STACK else _LARGE_STACK)
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
     _limits.append(size)
 
@@ -89,5 +92,5 @@ def check_fits(what: str, needed: int, remedy: str, device: str = "cpu") -> None
     """Raise OptionError if ``needed`` bytes, the least that ``what`` takes, exceed the memory of a device."""
     there = memory_bytes(device)
     if needed > there:
-        owner = "this GPU" if device != "cpu" else "this process" if _limits else "this machine"
-        raise OptionError(f"{what} takes {size_text(needed)} or more, and {owner} has {size_text(there)}; {remedy}")
+        owner = "this GPU has" if device != "cpu" else "this process may have" if _limits else "this machine has"
+        raise OptionError(f"{what} takes {size_text(needed)} or more, and {owner} {size_text(there)}; {remedy}")

@@ -27,6 +27,7 @@ from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import Task
+from thinpipe.train.versions import torch_minor
 from thinpipe.version import __version__
 
 
@@ -124,7 +125,7 @@ def _make_engine(
 
 def check_agreement(facts: Mapping[str, Any], world: World) -> dict[str, Any]:
     """Return the facts that any worker has given; raise SetupError if workers, or their versions, differ in one."""
-    versions = {"torch version": torch.__version__, "thinpipe version": __version__}
+    versions = {"torch version": torch_minor(), "thinpipe version": __version__}
     try:
         return world.control.agree({**facts, **versions})
     except DisagreementError as error:

@@ -29,11 +29,11 @@ LACKS = next(
 )
 _NAT = """
 table ip nat {
-  chain out { type nat hook postrouting priority 100; oifname "up" masquerade; }
+  chain out { type nat hook postrouting priority 100; oifname "wan" masquerade; }
 }
 table ip filter {
-  chain in { type filter hook forward priority 0; iifname "up" ct state new drop; }
-  chain own { type filter hook input priority 0; iifname "up" ct state new drop; }
+  chain in { type filter hook forward priority 0; iifname "wan" ct state new drop; }
+  chain own { type filter hook input priority 0; iifname "wan" ct state new drop; }
 }
 """
 _RECORD = """
@@ -62,6 +62,12 @@ class Place(Machine):
         words = ["ip", "netns", "exec", self.namespace, sys.executable, *arguments]
         return subprocess.Popen(words, text=True, start_new_session=True, **given)  # type: ignore[call-overload]
 
+    def let_in(self, address: str) -> None:
+        """Drop new connections of all others."""
+        drop = f'iifname "wan" ct state new ip saddr != {address} drop'
+        rules = f"table ip f {{\n chain i {{\n type filter hook input priority 0;\n {drop};\n }}\n}}\n"
+        _inside(self.namespace, "nft -f -", text=rules)
+
     def listeners(self) -> list[str]:
         """What listens for TCP in this namespace, as ``ss`` lists it."""
         listed = _run("ip", "netns", "exec", self.namespace, "ss", "-Htln")
@@ -89,12 +95,12 @@ def internet(folder: Path, places: Mapping[str, bool]) -> Iterator[tuple[dict[st
                 edge = f"{own}-nat"
                 namespaces.append(edge)
                 _run("ip", "netns", "add", edge)
-                _join(own, "up", edge, "down")
-                _inside(own, f"ip address add 10.0.{number}.2/24 dev up", f"ip route add default via 10.0.{number}.1")
+                _join(own, "wan", edge, "down")
+                _inside(own, f"ip address add 10.0.{number}.2/24 dev wan", f"ip route add default via 10.0.{number}.1")
                 _inside(edge, f"ip address add 10.0.{number}.1/24 dev down", "sysctl -qw net.ipv4.ip_forward=1")
-            _join(edge, "up", cloud, f"port{number}")
+            _join(edge, "wan", cloud, f"port{number}")
             _inside(cloud, f"ip link set port{number} master cloud")
-            _inside(edge, f"ip address add {public}/24 dev up")
+            _inside(edge, f"ip address add {public}/24 dev wan")
             if is_hidden:
                 _inside(edge, "nft -f -", text=_NAT)
             else:
@@ -126,8 +132,8 @@ def _end_all(namespace: str) -> None:
 
 def _join(one: str, name: str, other: str, other_name: str) -> None:
     _run("ip", "link", "add", name, "netns", one, "type", "veth", "peer", "name", other_name, "netns", other)
-    _inside(one, f"ip link set {name} up")
-    _inside(other, f"ip link set {other_name} up")
+    _inside(one, f"ip link set dev {name} up")
+    _inside(other, f"ip link set dev {other_name} up")
 
 
 def _inside(namespace: str, *commands: str, text: str | None = None) -> None:

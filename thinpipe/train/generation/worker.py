@@ -31,6 +31,7 @@ from thinpipe.train.models.pretrained import PretrainedModel, quiet
 from thinpipe.train.models.remote import all_loaded
 from thinpipe.train.models.unit_modules import HeadUnit
 from thinpipe.train.tasks.sources import identity
+from thinpipe.train.versions import torch_minor
 from thinpipe.version import __version__
 
 Show = Callable[[int, str, list[int]], None]  # number, text and tokens of each, when its batch is done
@@ -82,7 +83,7 @@ def generate(
         digest = world.together(lambda: None if adapter is None else adapter.digest())
         try:
             facts: dict[str, Any] = {
-                "torch version": torch.__version__,
+                "torch version": torch_minor(),
                 "thinpipe version": __version__,
                 "adapter": digest,
             }

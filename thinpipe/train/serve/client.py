@@ -47,7 +47,7 @@ from thinpipe.train.serve.model_files import ClientFiles, check_settings, serve_
 from thinpipe.train.serve.peering import CONNECT_S, Peering
 from thinpipe.train.serve.relay import Relay
 from thinpipe.train.serve.roster import Dialers, Roster, RosterEntry, dialers_json
-from thinpipe.train.serve.versions import versions
+from thinpipe.train.versions import versions
 
 _ANSWER_S = 150.0  # for the answer to an offer: the server forks and imports
 _AGAIN_S = 0.5

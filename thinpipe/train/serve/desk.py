@@ -73,8 +73,8 @@ class Offer:
     def __post_init__(self) -> None:
         if not 1 <= self.worker < len(self.roster) <= 4096:
             raise ValueError(f"worker {self.worker} of {len(self.roster)}: a server is one of the workers from 1 on")
-        if len(bytes.fromhex(self.run)) != 16:
-            raise ValueError("the id of a run has 16 bytes")
+        if len(bytes.fromhex(self.run)) != 16 or not 0 < self.patience_s < 1e9:  # false for NaN
+            raise ValueError(f"a run has an id of 16 bytes and a patience in seconds, got {self.patience_s}")
 
 
 class Desk:

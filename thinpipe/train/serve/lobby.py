@@ -19,11 +19,12 @@ from thinpipe.comm.secure.peers import KnownPeers
 from thinpipe.comm.secure.ticket import Admission, Ticket
 from thinpipe.options import OptionError
 from thinpipe.train.serve.desk import Desk, Gone, Rejected
-from thinpipe.train.serve.peering import CONNECT_S
+from thinpipe.train.serve.peering import CONNECT_S, source_of
 
 PORT = 7000  # unless another is given
 TICKET_S = 24 * 3600.0  # for which a ticket admits new peers
-JOIN = 10  # times the patience: how long client and servers wait for each other before a run
+JOIN = 10  # times the patience: how long a client waits for servers that people start by hand
+JOIN_S = 600.0  # how long a server that takes one run waits for its client
 _WAIT_S = 2.0
 
 
@@ -71,7 +72,7 @@ class Lobby:
         if route != DESK:
             return self.take(route, raw)
         channel, fingerprint = accept(raw, self._identity, self._admission, deadline_s=CONNECT_S)
-        desk = Desk(channel, f"the server at {raw_source(channel)}")
+        desk = Desk(channel, f"the server at {source_of(channel)}")
         with self._lock:
             if not self._closed:
                 self._arrived.append((desk, fingerprint))
@@ -108,13 +109,6 @@ def open_listener(host: str, port: int) -> socket.socket:
             f"{{listen}} is an address of this machine and a free port; {address_and_port(host, port)}: "
             f"{error.strerror or error}"
         ) from None
-
-
-def raw_source(channel: socket.socket) -> str:
-    """Return the address of a peer."""
-    with suppress(OSError):
-        return str(channel.getpeername()[0])
-    return "an unknown address"
 
 
 def public_host(host: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 
 from thinpipe.comm.secure.handshake import accept, connect, dial
 from thinpipe.comm.secure.identity import Identity
@@ -14,6 +15,13 @@ from thinpipe.train.serve.roster import Dialers, Roster
 Address = tuple[str, int]
 CONNECT_S = 10.0  # for TCP, and again for the handshake
 _RELAYED_S = 30.0  # for a handshake through the client, which waits for the other server's leg
+
+
+def source_of(channel: socket.socket) -> str:
+    """Return the address of a peer, for messages."""
+    with suppress(OSError):
+        return str(channel.getpeername()[0])
+    return "an unknown address"
 
 
 class Peering:

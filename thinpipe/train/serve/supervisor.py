@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,11 @@ from thinpipe.train.serve.desk import (
     reason_of,
     version_difference,
 )
-from thinpipe.train.serve.peering import CONNECT_S, Address
+from thinpipe.train.serve.peering import CONNECT_S, Address, source_of
 from thinpipe.train.serve.roster import Roster
 from thinpipe.train.serve.server_worker import Assignment, Pipe, serve_run
 
+_SILENT_S = 60.0  # a client that sends nothing for so long before the run is gone
 _READY_S = 120.0  # for a worker to be forked, and to rebuild a run: imports on a busy machine
 _PROBE_S = 3.0
 _POLL_S = 0.2
@@ -67,7 +68,7 @@ class Owner:
     disk: int  # bytes of model files in the cache
     models: tuple[Path, ...]  # folders that runs may read, with folders of models
     runs: int
-    patience_s: float  # of the desk: a client that is silent for longer is gone
+    patience_s: float  # the longest that a run waits for a lost connection, whatever the client asks for
 
 
 @dataclass
@@ -82,6 +83,10 @@ class _Run:
     pipe: Pipe | None = None
     started: bool = False
     began: float = field(default_factory=time.monotonic)
+    routes: dict[bytes, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.routes = self.roster.routes(self.offer.worker)
 
     @property
     def text(self) -> str:
@@ -115,15 +120,16 @@ class Supervisor:
             if not self._desks.acquire(blocking=False):
                 channel.close()
                 return True
+            self._report(f"client {fingerprint_text(fingerprint)[:12]} has connected from {source_of(channel)}")
             threading.Thread(target=self._receive_client, args=(channel, fingerprint), daemon=True).start()
             return True
         with self._lock:
-            run = next((each for each in self._runs.values() if route in each.roster.routes(each.offer.worker)), None)
+            run = next((each for each in self._runs.values() if route in each.routes), None)
         if run is None or run.pipe is None:
             return False
         if not run.started:  # a probe: it is enough that it arrives
-            peer = run.roster.routes(run.offer.worker)[route]
-            accept(raw, self._identity, run.roster.fingerprint(peer), route=route, deadline_s=CONNECT_S)[0].close()
+            key = run.roster.fingerprint(run.routes[route])
+            accept(raw, self._identity, key, route=route, deadline_s=CONNECT_S)[0].close()
             return True
         run.pipe.send(raw, route=route.hex())
         raw.close()
@@ -198,7 +204,7 @@ class Supervisor:
         run: _Run | None = None
         try:
             while True:
-                message = desk.receive(self._owner.patience_s)
+                message = desk.receive(_SILENT_S)
                 if "facts" in message:
                     if message["facts"] != PROTOCOL:
                         raise Rejected(
@@ -262,8 +268,9 @@ class Supervisor:
 
     def _start_worker(self, run: _Run, client: Address | None) -> None:
         run.folder.mkdir(parents=True, mode=0o700)
+        patience_s = min(max(run.offer.patience_s, 2.0), self._owner.patience_s)
         assignment = Assignment(
-            offer=run.offer,
+            offer=replace(run.offer, patience_s=patience_s),
             client=client,
             folder=run.folder,
             memory=self._owner.memory or free_bytes(),

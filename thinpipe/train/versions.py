@@ -1,4 +1,4 @@
-"""Versions of this machine's packages, as client and servers compare them."""
+"""Versions of this machine's packages, as the workers of a run compare them."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def versions() -> dict[str, str]:
         "transformers": metadata.version("transformers"),  # not imported: that takes seconds
         "python": platform.python_version(),
     }
+
+
+def torch_minor() -> str:
+    """Return the version of torch without its last number and its build, as the workers of a run must have it."""
+    return ".".join(str(torch.__version__).split(".")[:2])
