@@ -232,7 +232,7 @@ def test_without_descriptors_the_gate_waits_and_goes_on(
         opened = Gate(listener, desk(keys[0], admission))
         strangers.callback(opened.close)
         flood(port, 100, b"", strangers)  # they wait in the kernel
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard))
         try:
             with suppress(OSError):  # until none is left
                 while True:
