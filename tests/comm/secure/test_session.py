@@ -1,4 +1,4 @@
-"""Sessions: whatever the network loses, every message arrives once and in order; whatever a peer sends, memory is bounded."""
+"""Sessions: whatever is lost, every message arrives once and in order; whatever a peer sends, memory is bounded."""
 
 from __future__ import annotations
 
