@@ -31,7 +31,7 @@ from thinpipe.comm.secure.session import Session
 Connect = Callable[[], ssl.SSLSocket]
 
 TICK_S = 1.0  # between PINGs while nothing arrives
-SILENCE_S, SILENCE_TRIPS = 3.0, 4  # a connection is dead after so long without a byte, and so many round trips
+SILENCE_S, SILENCE_TRIPS = 5.0, 4  # a connection is dead after so long without a byte, and so many round trips
 GREETING_S = 10.0  # the same before the first frame: the peer may not have noticed that the last connection is dead
 GOODBYE_S = 5.0  # for the acknowledgement of BYE alone
 REPORT_S = 2.0  # shorter interruptions are not reported
@@ -87,7 +87,7 @@ class Channel:
                 self._attached = connection
             self._alarm()
         if replaced is not None:
-            replaced.close()
+            _close(replaced)
 
     def send(self, stream: int, tag: int, view: memoryview) -> Operation:
         """Start sending a message."""
@@ -176,7 +176,7 @@ class Channel:
                     with self._lock:
                         self._connection = self._failure = None
                         self._idle = self._blocked = False
-                    connection.close()
+                    _close(connection)
         except Exception as error:  # otherwise all who wait for the peer would wait forever
             with self._lock:
                 self.session.fail(f"the connection to {self.name} failed: {describe(error)}")
@@ -363,9 +363,16 @@ class Channel:
             self._deliver_control()
             self._control.close()
             if self._attached is not None:
-                self._attached.close()
+                _close(self._attached)
             os.close(self._wake_read)
             os.close(self._wake_write)
+
+
+def _close(connection: socket.socket) -> None:
+    """Close a connection for the peer, too, if another process has inherited it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def _joined(found: list[memoryview]) -> list[memoryview]:

@@ -19,9 +19,9 @@ Why no receive waits forever while its message was sent and connections come bac
 - A frame in the buffer is delivered: it was charged to credit, or its receive is posted, so the receiver has memory
   for it whatever its program does. Then it is acknowledged. So the buffer never stays full: a send waits for credit.
 - Let a receive wait whose message waits for credit. If the receiver's chunks hold more than half of the window, (5) has
-  announced the receive: its message needs no credit. Otherwise half of the window or more is released, and granted by
-  the next acknowledgement. Then the first message that waits for credit is sent, this one or one before it. Those
-  before it are finitely many, and each of their frames leads to one of the two cases again.
+  announced the receive: its message needs no credit. Otherwise the sender has credit for a quarter of the window, since
+  a released quarter is granted at once, and sends the first message that waits for it, this one or one before it.
+  Those before it are finitely many, and each of their frames leads to one of the two cases again.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Session:
         return self._ack_bytes > 0
 
     def acknowledge(self) -> None:
-        self._ack_due = self._ack_bytes > 0
+        self._ack_due |= self._ack_bytes > 0
 
     def output(self) -> list[memoryview]:
         """Return the next frames to write, in order; none if there is nothing to send now."""
