@@ -45,7 +45,7 @@ def evaluate_model(
 ) -> EvaluationResult:
     """Evaluate a model as one worker: as it is, from the newest checkpoint of a run, or with adapters.
 
-    The result is valid on the client only. The folder of a run must be visible to all workers.
+    The result is valid on the client only, and it alone needs to see the folder of a run.
     """
     if world.workers > 1:
         digest = world.together(lambda: None if adapter is None else adapter.digest())

@@ -77,6 +77,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "negative": add_tensor("a", [[-1, -5], "int8"]),
     "petabytes": add_tensor("a", [[1 << 40, 1 << 40], "float64"]),
     "petabytes in all": lambda manifest: [add_tensor(f"a{n}", [[1 << 45], "int8"])(manifest) for n in range(3)],
+    "petabytes of nothing": add_tensor("a", [[0, 1 << 46, 1 << 46], "int8"]),
     "true as a size": add_tensor("a", [[True], "int8"]),
     "a fraction as a size": add_tensor("a", [[1.5], "int8"]),
     "a hundred dimensions": add_tensor("a", [[1] * 100, "int8"]),

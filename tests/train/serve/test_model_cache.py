@@ -78,7 +78,10 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         ModelCache(tmp_path, 1).reserve(1, "the model")  # what is in use stays
     assert all(each.folder.is_dir() for each in (first, second, third))
     first.close()
-    assert cache.open(FILES, 1).folder == first.folder
+    again = cache.open(FILES, 1)
+    assert again.folder == first.folder
+    for each in (again, second, third):
+        each.close()
 
 
 def test_links_in_the_cache_are_not_followed(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_a_damaged_list_is_an_empty_one(tmp_path: Path, damage: str) -> None:
     cached.close()
     (cached.folder / model_cache._BLOCKS).write_text(damage)
     again = cache.open(FILES, 1)
-    assert not any(again.present("a"))
+    assert not any(again.present["a"])
     again.close()
 
 

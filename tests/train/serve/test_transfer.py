@@ -191,11 +191,11 @@ def test_blocks_are_kept_only_with_their_list(home: Path, tmp_path: Path) -> Non
     cached.write(NAME, 0, memoryview(bytes(64 * 32 * 4)))
     cached.close()
     again: CachedFolder = cache.open(files, 1)
-    assert not any(again.present(NAME))
+    assert not any(again.present[NAME])
     again.write(NAME, 0, memoryview(bytes(range(256)) * 32))
     again.save()
     again.close()
     last = cache.open(files, 1)
-    assert list(last.present(NAME)) == [1]
+    assert list(last.present[NAME]) == [1]
     assert last.read(NAME, 0) == bytes(range(256)) * 32
     last.close()

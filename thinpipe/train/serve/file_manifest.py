@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from json import dumps
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -129,56 +130,52 @@ def to_json(folders: Folders) -> dict[str, Any]:
 
 def from_json(manifest: Any) -> dict[str, FolderFiles]:
     """Return the folders of a manifest that a client has sent; raise ValueError if it is not one."""
-    facts = _fields(manifest, "the manifest", {"format": int, "folders": dict})
-    if facts["format"] != FORMAT:
-        raise ValueError(f"the manifest has format {facts['format']}, and {FORMAT} is read: use the same version")
-    return {_one_of(name, FOLDERS): _folder_from_json(name, each) for name, each in facts["folders"].items()}
+    facts = _fields(manifest, "the manifest", format=int, folders=dict)
+    _check(facts["format"] == FORMAT, f"the format {FORMAT}: use the same version of thinpipe", facts["format"])
+    return {name: _folder_from_json(name, each) for name, each in facts["folders"].items()}
 
 
 def _folder_from_json(name: str, given: Any) -> FolderFiles:
-    facts = _fields(given, f"{name} in the manifest", {"files": dict, "tensors": dict, "identity": dict, "digest": Any})
+    _check(name in FOLDERS, f"files of {', '.join(FOLDERS)}", name)
+    facts = _fields(given, f"{name} in the manifest", files=dict, tensors=dict, identity=dict, digest=(str, type(None)))
+    files, tensors, hashes = (
+        facts["files"],
+        facts["tensors"],
+        [*facts["identity"].values(), facts["digest"] or "0" * 16],
+    )
     wanted = ADAPTER if name == "adapter" else CONFIG
-    if list(facts["files"]) != [wanted]:
-        raise ValueError(f"{name} in the manifest should have {wanted} alone; got {ascii(list(facts['files']))[:80]}")
-    text = facts["files"][wanted]
-    if not isinstance(text, str) or len(text) > _FILE_BYTES:
-        raise ValueError(f"{wanted} in the manifest should be a text of at most {_FILE_BYTES} characters")
-    if len(facts["tensors"]) > _MOST_TENSORS:
-        raise ValueError(f"{name} in the manifest has {len(facts['tensors'])} tensors, and {_MOST_TENSORS} are allowed")
-    for tensor, spec in facts["tensors"].items():
-        _check_spec(tensor, spec)
-    digest = facts["digest"]
-    for each in (*facts["identity"], *facts["identity"].values(), *([] if digest is None else [digest])):
-        if each not in (CONFIG, "weights") and not (isinstance(each, str) and _HASH.fullmatch(each)):
-            raise ValueError(f"{name} in the manifest has the hash {ascii(each)[:80]}, which is none")
+    _check(list(files) == [wanted], f"{wanted} and no other file of the {name}", list(files))
+    text = files[wanted]
+    _check(isinstance(text, str) and len(text) <= _FILE_BYTES, f"texts of at most {_FILE_BYTES} characters", text)
+    _check(len(tensors) <= _MOST_TENSORS, f"at most {_MOST_TENSORS} tensors", len(tensors))
+    for tensor, spec in tensors.items():
+        _check(_is_spec(tensor, spec), "names, shapes and dtypes of tensors", [tensor, spec])
+    _check(facts["identity"].keys() <= {CONFIG, "weights"}, "an identity of config and weights", facts["identity"])
+    _check(all(isinstance(each, str) and _HASH.fullmatch(each) for each in hashes), "hashes", hashes)
     found = FolderFiles(**facts)
-    if found.bytes > _MOST_BYTES:
-        raise ValueError(f"{name} in the manifest has {found.bytes} bytes of tensors, and {_MOST_BYTES} are allowed")
+    _check(found.bytes <= _MOST_BYTES, f"tensors of at most {_MOST_BYTES} bytes", found.bytes)
     return found
 
 
-def _check_spec(name: str, spec: Any) -> None:
-    """Raise ValueError unless a tensor has a name, a shape and a dtype that a safetensors file can have."""
-    is_pair = isinstance(spec, list) and len(spec) == 2 and isinstance(spec[0], list) and len(spec[0]) <= 8
-    shape, dtype = spec if is_pair else ([], None)
-    sizes = all(type(size) is int and 0 <= size <= _MOST_BYTES for size in shape)
-    known = isinstance(dtype, str) and dtype in _DTYPE_NAMES.values()
-    if not (is_pair and sizes and known and _TENSOR.fullmatch(name)) or spec_bytes(spec) > _MOST_BYTES:
-        raise ValueError(f"the manifest has a tensor {ascii(name)[:80]}: {ascii(spec)[:80]}, which is none")
+def _is_spec(name: str, spec: Any) -> bool:
+    """Return True if a tensor has a name, a shape and a dtype that a safetensors file can have."""
+    if not (_TENSOR.fullmatch(name) and isinstance(spec, list) and len(spec) == 2 and isinstance(spec[0], list)):
+        return False
+    shape, dtype = spec
+    sizes = len(shape) <= 8 and all(type(size) is int and size >= 0 for size in shape)
+    fits = sizes and prod(max(size, 1) for size in shape) <= _MOST_BYTES
+    return fits and isinstance(dtype, str) and dtype in _DTYPE_NAMES.values()
 
 
-def _fields(given: Any, what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with exactly these fields; raise ValueError otherwise."""
-    if not isinstance(given, dict) or given.keys() != kinds.keys():
-        found = ascii(sorted(given))[:80] if isinstance(given, dict) else ascii(given)[:80]
-        raise ValueError(f"{what} should have the fields {', '.join(kinds)}; got {found}")
-    for name, kind in kinds.items():
-        if kind is not Any and type(given[name]) is not kind:
-            raise ValueError(f"{what}: {name} should be of type {kind.__name__}; got {ascii(given[name])[:80]}")
-    return given
+def _fields(given: Any, what: str, **kinds: Any) -> dict[str, Any]:
+    """Return an object with exactly these fields of these types; raise ValueError otherwise."""
+    is_object = isinstance(given, dict) and given.keys() == kinds.keys()
+    if not is_object or not all(isinstance(given[name], kind) for name, kind in kinds.items()):
+        found = {name: type(each).__name__ for name, each in given.items()} if isinstance(given, dict) else given
+        raise ValueError(f"{what} should have the fields {', '.join(kinds)}; got {ascii(found)[:200]}")
+    return dict(given)
 
 
-def _one_of(name: str, allowed: tuple[str, ...]) -> str:
-    if name not in allowed:
-        raise ValueError(f"the manifest has files of {ascii(name)[:80]}, and only {', '.join(allowed)} are read")
-    return name
+def _check(holds: bool, rule: str, got: Any) -> None:
+    if not holds:
+        raise ValueError(f"the manifest of model files has {rule}; got {ascii(got)[:100]}")

@@ -33,6 +33,7 @@ from thinpipe.train.serve.file_manifest import FolderFiles
 BLOCK = 4 << 20  # bytes that are hashed, sent and listed together
 _LOCK, _BLOCKS = "lock", "blocks.json"
 _MOST_FOLDERS = 64  # of one model in use at a time
+_HEADER_BYTES = 256  # of a tensor in the header of its file
 
 
 class ModelCache:
@@ -49,11 +50,8 @@ class ModelCache:
         try:
             yield
         except OSError as error:
-            remedy = (
-                "free some space, or name another folder"
-                if error.errno in (errno.ENOSPC, errno.EDQUOT)
-                else ("name a folder that can be written")
-            )
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "free some space, or name another folder" if is_full else "name a folder that can be written"
             raise ValueError(f"model files are kept in {self.folder}: {error.strerror or error}; {remedy}") from None
 
     def used_bytes(self) -> int:
@@ -87,6 +85,9 @@ class ModelCache:
 
     def open(self, files: FolderFiles, worker: int) -> CachedFolder:
         """Return the folder of a model, locked until it is closed; of several in use the first free one."""
+        self.reserve(
+            sum(map(len, files.files.values())) + _HEADER_BYTES * len(files.tensors), "the model's description"
+        )
         with self.errors_named():
             for number in (worker, *(each for each in range(_MOST_FOLDERS) if each != worker)):
                 folder = self.folder / f"{files.key}-{number}"
@@ -107,10 +108,13 @@ class CachedFolder:
 
     def __init__(self, cache: ModelCache, folder: Path, files: FolderFiles, handle: int) -> None:
         self.cache, self.folder, self.files, self._lock = cache, folder, files, handle
-        specs = {name: torch.empty(spec[0], dtype=dtype_named(spec[1]), device="meta")
-                 for name, spec in files.tensors.items()}  # fmt: skip
-        self._layout = TensorFile(specs, {"format": "pt"})
-        self._present = {name: bytearray(block_count(spec_bytes(spec))) for name, spec in files.tensors.items()}
+        empty = {
+            name: torch.empty(shape, dtype=dtype_named(dtype), device="meta")
+            for name, (shape, dtype) in files.tensors.items()
+        }
+        self._layout = TensorFile(empty, {"format": "pt"})
+        # A flag for each block of a tensor: 1 if it is in the file.
+        self.present = {name: bytearray(block_count(spec_bytes(spec))) for name, spec in files.tensors.items()}
         self._data = -1
         for name, text in files.files.items():
             with replace_file(folder / name) as temporary:
@@ -138,14 +142,10 @@ class CachedFolder:
             listed = {name: bytearray(map("01".index, flags)) for name, flags in found}
         except (ValueError, TypeError, AttributeError):  # damaged, or not written before a crash
             return False
-        if any(len(flags) != len(self._present.get(name, b"")) for name, flags in listed.items()):
+        if any(len(flags) != len(self.present.get(name, b"")) for name, flags in listed.items()):
             return False
-        self._present |= listed
+        self.present |= listed
         return True
-
-    def present(self, name: str) -> bytearray:
-        """Return a flag for each block of a tensor: 1 if it is in the file."""
-        return self._present[name]
 
     def read(self, name: str, block: int) -> bytes:
         start, count = self._place(name, block)
@@ -157,16 +157,13 @@ class CachedFolder:
         assert len(content) == count
         with self.cache.errors_named():
             write_all(self._data, content, start)
-        self._present[name][block] = 1
-
-    def forget(self, name: str, block: int) -> None:
-        self._present[name][block] = 0
+        self.present[name][block] = 1
 
     def save(self) -> None:
         """Sync the blocks, and then their list: what it names is there after a crash."""
         with self.cache.errors_named():
             os.fdatasync(self._data)
-            text = json.dumps({name: "".join(map(str, flags)) for name, flags in self._present.items() if any(flags)})
+            text = json.dumps({name: "".join(map(str, flags)) for name, flags in self.present.items() if any(flags)})
             with replace_file(self.folder / _BLOCKS) as temporary:
                 temporary.write_text(text)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from thinpipe.comm.errors import LinkError
 from thinpipe.comm.group import FILE_TAG, Group
 from thinpipe.comm.membership import print_line
 from thinpipe.options import OptionError
+from thinpipe.system.imports import is_object_name
 from thinpipe.train.models.identity import folder_identity
 from thinpipe.train.models.remote import remote_folders
 from thinpipe.train.running import RunOptions
@@ -37,11 +39,12 @@ from thinpipe.train.serve.transfer import FetchedFolder, FileService, Report
 from thinpipe.train.tasks.sources import is_model_type
 from thinpipe.train.tasks.task import Source, Task
 
-_OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]")  # in a task's, a model's or a codec's name: code to import
-_NAMED = ("task", "model", "config", "tokenizer", "compress", "compress_forward", "compress_backward")
+_OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]")  # in a codec's spec: a class to import
+_NAMES, _SPECS = ("task", "model", "config", "tokenizer"), ("compress", "compress_forward", "compress_backward")
 _PATHS = ("data", "validation", "model", "config", "tokenizer", "chat_template", "weights", "adapter")
 _NOWHERE = Path(os.devnull, "client")  # the place of the client's files on a server: nothing can be there
-_END_S = 5.0  # for a service to end after an error
+_END_S = 5.0  # for all services to end after an error
+_MOST_COMPARED = 2  # own copies of a model that are read in full
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,12 @@ def describe_files(source: Source, task: Task | None = None, adapter: Path | Non
 
 def check_settings(given: Mapping[str, Any]) -> None:
     """Raise OptionError for settings, as JSON, that cannot be those of a run with servers, on either side."""
-    code = next((name for name in _NAMED if _OBJECT.search(str(given.get(name) or ""))), None)
-    if code is not None:
+    code = [name for name in _NAMES if is_object_name(str(given.get(name)))]
+    code += [name for name in _SPECS if _OBJECT.search(str(given.get(name)))]
+    if code:
         raise OptionError(
-            f"servers run no code of a client, and {{{code}}} {given[code]} names some: take one that thinpipe or "
-            "transformers has, or start all workers by hand, with {rank} and {master}"
+            f"servers run no code of a client, and {{{code[0]}}} {given[code[0]]} names some: take one that thinpipe "
+            "or transformers has, or start all workers by hand, with {rank} and {master}"
         )
     if given.get("trust_remote_code"):
         raise OptionError(
@@ -120,7 +124,7 @@ def _same_folders(files: FolderFiles, own_folders: Sequence[Path]) -> list[Path]
             is_same = files.tensors and config.get(CONFIG) == files.identity.get(CONFIG, "")
             if is_same and folder_identity(folder, weights=True) == files.identity:
                 found.append(folder)
-    return found
+    return found[:_MOST_COMPARED]
 
 
 def place_settings(given: Mapping[str, Any], placed: PlacedFiles) -> dict[str, Any]:
@@ -166,8 +170,9 @@ def serve_files(files: ClientFiles, group: Group, report: Report = print_line) -
         try:
             yield services
         finally:
+            deadline = time.monotonic() + _END_S
             for service in services:
-                service.join(_END_S)
+                service.join(max(0.0, deadline - time.monotonic()))
 
 
 @contextmanager

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class FileService:
         self._left = _MOST_ASKED * sum(files.bytes for _, files in folders.values()) + BLOCK
         self._ended = threading.Event()
         self._error: Exception | None = None
-        self._announced: dict[str, int] = {}  # folder -> bytes to send
+        self._announced: set[str] = set()  # folders of which a line was printed
         self.sent_bytes = 0
         self._thread = threading.Thread(target=self._run, name=f"thinpipe-files-{server}", daemon=True)
         self._thread.start()
@@ -145,7 +146,7 @@ class FileService:
         if self._left < 0 or sum(size for size, (*_, flag) in zip(sizes, asked, strict=True) if flag) > _MOST_SENT:
             raise ValueError(f"worker {self._server} asked for more tensors than it can need")
         if type(total) is int and 0 < total <= files.bytes and name not in self._announced:
-            self._announced[name] = total
+            self._announced.add(name)
             self._report(f"worker {self._server} needs {size_text(total)} of weights of the {name}: sending them")
         return name, asked
 
@@ -163,7 +164,6 @@ class FetchedFolder:
     def __init__(self, name: str, cached: CachedFolder, own: list[Path], group: Group, report: Report) -> None:
         self.name, self.digest, self.received_bytes = name, cached.files.digest, 0
         self._cached, self._own, self._group, self._report = cached, own, group, report
-        self._began = self._shown = self._saved = time.monotonic()
         self._request_bytes = BLOCK
 
     def fetch(self, is_wanted: Callable[[str], bool]) -> Path:
@@ -175,7 +175,9 @@ class FetchedFolder:
             if is_wanted(name)
             for number in range(block_count(spec_bytes(spec)))
         ]
-        for folder in self._own if blocks else ():
+        if not blocks:
+            return cached.folder
+        for folder in self._own:
             if self._is_same(folder, blocks):
                 return folder
         try:
@@ -184,99 +186,73 @@ class FetchedFolder:
                 self._report(f"{len(changed)} blocks in {cached.folder} are not the client's: fetching them again")
                 self._receive(changed)
         finally:
-            if blocks:
-                cached.save()
+            cached.save()
         return cached.folder
 
     def _is_same(self, folder: Path, blocks: list[Block]) -> bool:
         """Return True if all these blocks are in a folder of this machine."""
         size = size_text(sum(size for _, _, size in blocks))
         self._report(f"comparing {size} of weights in {folder} with the client's {self.name}")
-        wanted = {name for name, _, _ in blocks}
         with open_blocks(folder, self._cached.files) as read:
             differing = {
                 name
-                for (name, number, _), theirs, _ in self._exchange(blocks, lambda name, number: False, 0)
+                for (name, number, _), theirs, _ in self._exchange([(block, False) for block in blocks])
                 if hash_of(read(name, number)) != theirs
             }
         if differing:
-            self._report(f"{folder} is not used: {len(differing)} of {len(wanted)} tensors differ from the client's")
+            count = len({name for name, _, _ in blocks})
+            self._report(f"{folder} is not used: {len(differing)} of {count} tensors differ from the client's")
         return not differing
 
     def _receive(self, blocks: list[Block]) -> list[Block]:
         """Fetch the blocks that are not in the cache; return those in it that differ from the client's."""
-        cached, changed = self._cached, []
-        missing = [size for name, number, size in blocks if not cached.present(name)[number]]
-        total, done = sum(missing), 0
-        cached.cache.reserve(total, f"the {self.name}")
-        self._began = self._shown = self._saved = time.monotonic()
-        for (name, number, size), theirs, content in self._exchange(
-            blocks, lambda name, number: not cached.present(name)[number], total
-        ):
+        cached, changed, what = self._cached, [], f"the {self.name}"
+        asked = [(block, not cached.present[block[0]][block[1]]) for block in blocks]
+        total, done = sum(block[2] for block, is_missing in asked if is_missing), 0
+        cached.cache.reserve(total, what)
+        began = shown = saved = time.monotonic()
+        for block, theirs, content in self._exchange(asked):
+            name, number, size = block
             if content is None:
                 if hash_of(cached.read(name, number)) != theirs:
-                    cached.forget(name, number)
-                    changed.append((name, number, size))
+                    cached.present[name][number] = 0
+                    changed.append(block)
                 continue
             if hash_of(content) != theirs:
                 raise ValueError(f"{name} was changed on its way from the client; try again")
             cached.write(name, number, memory_of(content))
-            done += size
-            self._note_progress(done, total)
-        if total:
-            self._show(done, total)
+            done, now = done + size, time.monotonic()
+            if now - saved >= _SAVE_S:
+                cached.save()
+                cached.cache.reserve(total - done, what)  # another run may have filled the disk
+                saved = now
+            if now - shown >= _PROGRESS_S or done == total:
+                rate = size_text(int(done / max(now - began, 1e-3)))
+                self._report(f"weights of {what}: {size_text(done)} of {size_text(total)}, {rate}/s")
+                shown = now
         return changed
 
-    def _note_progress(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._saved >= _SAVE_S:
-            self._cached.save()
-            self._cached.cache.reserve(total - done, f"the {self.name}")  # another run may have filled the disk
-            self._saved = now
-        if now - self._shown >= _PROGRESS_S and done < total:
-            self._show(done, total)
-            self._shown = now
-
-    def _show(self, done: int, total: int) -> None:
-        rate = done / max(time.monotonic() - self._began, 1e-3)
-        self._report(f"weights of the {self.name}: {size_text(done)} of {size_text(total)}, {size_text(int(rate))}/s")
-
-    def _exchange(
-        self, blocks: Iterable[Block], is_missing: Callable[[str, int], bool], total: int
-    ) -> Iterator[tuple[Block, str, Tensor | None]]:
-        """Yield blocks with the client's hashes, and with their bytes those that are missing here."""
-        for asked in self._requests(blocks, is_missing):
+    def _exchange(self, asked: list[tuple[Block, bool]]) -> Iterator[tuple[Block, str, Tensor | None]]:
+        """Yield blocks with the client's hashes, and with their bytes if these are asked for."""
+        total = sum(block[2] for block, is_missing in asked if is_missing)
+        while asked:
+            costs = (block[2] if is_missing else block[2] // _COMPARED for block, is_missing in asked[:_MOST_BLOCKS])
+            count = max(1, sum(cost <= self._request_bytes for cost in accumulate(costs)))
+            now, asked = asked[:count], asked[count:]
             ACTIVITY.note("receiving weights")
             began = time.monotonic()
-            named = [[name, number, flag] for (name, number, _), flag in asked]
+            named = [[name, number, is_missing] for (name, number, _), is_missing in now]
             self._group.send_json({"folder": self.name, "total": total, "blocks": named}, 0, tag=FILE_TAG)
-            hashes = self._hashes(len(asked))
-            buffers = [torch.empty(block[2], dtype=torch.uint8) for block, flag in asked if flag]
-            count = sum(buffer.numel() for buffer in buffers)
-            contents = fill_tensors(buffers, self._group.receive_pieces(count, 0, tag=FILE_TAG))
+            hashes = self._hashes(count)
+            buffers = [torch.empty(block[2], dtype=torch.uint8) for block, is_missing in now if is_missing]
+            size = sum(buffer.numel() for buffer in buffers)
+            contents = fill_tensors(buffers, self._group.receive_pieces(size, 0, tag=FILE_TAG))
             received = iter(list(contents))  # all of them, before an error of the disk can leave some unread
-            self.received_bytes += count
+            self.received_bytes += size
             if time.monotonic() - began < _REQUEST_S:
                 self._request_bytes = min(2 * self._request_bytes, _MOST_SENT)
-            for (block, flag), theirs in zip(asked, hashes, strict=True):
-                yield block, theirs, next(received) if flag else None
-
-    def _requests(
-        self, blocks: Iterable[Block], is_missing: Callable[[str, int], bool]
-    ) -> Iterator[list[tuple[Block, bool]]]:
-        """Yield the blocks in groups that cost as much as a request, each with a flag whether its bytes are sent."""
-        asked: list[tuple[Block, bool]] = []
-        cost = 0
-        for block in blocks:
-            flag = is_missing(block[0], block[1])
-            added = block[2] if flag else block[2] // _COMPARED
-            if asked and (cost + added > self._request_bytes or len(asked) == _MOST_BLOCKS):
-                yield asked
-                asked, cost = [], 0
-            asked.append((block, flag))
-            cost += added
-        if asked:
-            yield asked
+            for (block, is_missing), theirs in zip(now, hashes, strict=True):
+                yield block, theirs, next(received) if is_missing else None
 
     def _hashes(self, count: int) -> list[Any]:
         answer = self._group.receive_json(0, tag=FILE_TAG)
