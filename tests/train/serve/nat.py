@@ -39,7 +39,6 @@ table ip filter {
 _RECORD = """
 import socket, sys
 ends = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
-ends.bind(("cloud", 0))
 ends.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
 with open(sys.argv[1], "wb", buffering=0) as file:
     file.write(b"recording ")

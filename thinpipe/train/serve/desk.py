@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import select
+import socket
 import ssl
 import time
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ PROTOCOL = 1  # raised by every incompatible change
 LARGEST = 16 << 20  # bytes of a message
 _LINE = 2000  # characters of a reason
 _HEAD = 4  # bytes of a length
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Rejected(ValueError):
@@ -80,7 +82,7 @@ class Offer:
 class Desk:
     """One end of a desk connection. Not for several threads at once: OpenSSL's connections are not."""
 
-    def __init__(self, channel: ssl.SSLSocket, peer: str) -> None:
+    def __init__(self, channel: socket.socket, peer: str) -> None:
         self.channel, self.peer = channel, peer  # the latter for messages
         self._received = bytearray()
         channel.setblocking(False)
@@ -94,7 +96,7 @@ class Desk:
         while rest:
             try:
                 rest = rest[self.channel.send(rest) :]
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            except _NOT_NOW as error:
                 self._wait(isinstance(error, ssl.SSLWantReadError), until - time.monotonic())
             except OSError as error:
                 raise Gone(f"{self.peer} has closed the connection ({error.strerror or error})") from None
@@ -116,7 +118,7 @@ class Desk:
         while (message := self._complete()) is None:
             try:
                 received = self.channel.recv(1 << 16)
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            except _NOT_NOW:
                 return None
             except OSError as error:
                 raise Gone(f"{self.peer} has closed the connection ({error.strerror or error})") from None
